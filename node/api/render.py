@@ -1,0 +1,212 @@
+"""Draws what the control API tells, for a terminal of about 100 columns."""
+
+from collections import Counter
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from node.api.why import FailedRollout, VerdictFinding, Why
+from node.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts, State
+from node.units import bytes_text, duration_text
+from protocol.types import Role
+
+GOOD, WARN, BAD, DIM = "green", "yellow", "red", "bright_black"
+STATE_STYLES: dict[State, str] = {
+    "joining": WARN,
+    "syncing": WARN,
+    "ready": GOOD,
+    "paused": WARN,
+    "draining": WARN,
+}
+REWARD_BARS = "▁▂▃▄▅▆▇█"
+REWARDS_SHOWN = 48
+ROLLOUTS_SHOWN = 20
+"""Rollouts that ``why`` explains when none is named, the newest ones."""
+
+
+def plain(text: str, characters_max: int = 200) -> str:
+    """Return what another node wrote without what could steer a terminal."""
+    kept = text[:characters_max]
+    return "".join(character if character.isprintable() else "�" for character in kept)
+
+
+def short_peer(peer_id: str) -> str:
+    """Return a peer id as people tell them apart: its random end, after the common beginning."""
+    return peer_id if len(peer_id) <= 16 else f"{peer_id[:8]}…{peer_id[-6:]}"
+
+
+def status_view(status: NodeStatus, now: float) -> RenderableType:
+    """Return the whole of ``prime-node status`` at unix time ``now``."""
+    facts = Table.grid(padding=(0, 3))
+    facts.add_column(style=DIM, min_width=9)
+    facts.add_column()
+    for name, value in (
+        ("peer id", status.peer_id),
+        ("address", "\n".join(status.addresses) or "none yet"),
+        ("run", f"{status.run_name}  {status.run_id[:16]}…  epoch {status.epoch}"),
+        ("up", duration_text(now - status.started_at)),
+        ("swarm", _swarm(status)),
+        ("policy", _policy(status)),
+        ("reward", _reward(status.checkpoints)),
+        ("traffic", _traffic(status)),
+    ):
+        facts.add_row(name, Text(value))
+    return Group(
+        _headline(status),
+        Padding(facts, (1, 0, 1, 2)),
+        Padding(_rollouts(status), (0, 0, 1, 2)),
+        *_hints(status),
+    )
+
+
+def peers_view(status: NodeStatus) -> RenderableType:
+    """Return the roster as a table."""
+    table = Table(box=None, padding=(0, 2, 0, 1), header_style=DIM)
+    for name in ("peer", "roles", "policy", "seen", "software", "standing"):
+        table.add_column(name, no_wrap=True, justify="right" if name == "policy" else "left")
+    for member in sorted(status.members, key=_by_role):
+        ours = member.peer_id == status.peer_id
+        table.add_row(
+            Text(f"{short_peer(member.peer_id)}{' (you)' if ours else ''}"),
+            Text(plain(", ".join(member.roles), 40)),
+            _version(member.policy_version),
+            f"{duration_text(member.age_seconds)} ago",
+            Text(plain(member.software, 24)),
+            Text(member.standing, style=GOOD if member.standing == "good" else BAD),
+        )
+    count = len(status.members)
+    line = f"{count} member{'s' * (count != 1)}, {status.peers_connected} connected to this node"
+    return Group(Text(line), Text(""), table) if status.members else Text(line)
+
+
+def why_view(why: Why, which: str | None = None) -> RenderableType:
+    """Return the explanation of a state and of the rollouts that failed, newest last."""
+    parts: list[RenderableType] = [_state_line(why.state, why.reason)]
+    if why.slashed:
+        parts.append(
+            Text("This node is slashed: a rejected rollout ended its standing in this run.", BAD)
+        )
+    hidden = max(0, len(why.rollouts) - ROLLOUTS_SHOWN)
+    if not why.rollouts:
+        about = f" ({which})" if which else ""
+        parts.append(Text(f"No rollout of this node was rejected or expired{about}.", GOOD))
+    elif hidden:
+        parts.append(Text(f"{hidden} older ones are not shown; name one, or use --json.", DIM))
+    for rollout in why.rollouts[hidden:]:
+        parts.extend((Text(""), _failed_rollout(rollout)))
+    return Group(*parts)
+
+
+def _headline(status: NodeStatus) -> Text:
+    roles = ", ".join(status.roles)
+    line = Text.assemble((roles, "bold"), "  ")
+    return line.append_text(_state_line(status.state, status.reason))
+
+
+def _state_line(state: State, reason: str) -> Text:
+    style = STATE_STYLES[state]
+    return Text.assemble((f"● {state}", style), f"  {plain(reason)}" if reason else "")
+
+
+def _swarm(status: NodeStatus) -> str:
+    counts = Counter(role for member in status.members for role in member.roles)
+    roles = ", ".join(f"{counts[role]} {role}" for role in Role if counts[role])
+    members = f"{len(status.members)} members" + (f" ({roles})" if roles else "")
+    return f"{members}, {status.peers_connected} connected"
+
+
+def _policy(status: NodeStatus) -> str:
+    held, newest = status.policy_version, status.policy_version_newest
+    if newest < 0:
+        return "none published yet"
+    behind = f", {newest - held} behind the newest" if newest > held else ", the newest"
+    return f"version {_version(held)}{behind if held >= 0 else f'; the newest is {newest}'}"
+
+
+def _version(version: int) -> str:
+    return "none" if version < 0 else str(version)
+
+
+def _reward(checkpoints: tuple[CheckpointStatus, ...]) -> str:
+    rewards = [checkpoint.reward_mean for checkpoint in checkpoints if checkpoint.commits]
+    if not rewards:
+        return "no step was trained yet"
+    top = len(REWARD_BARS) - 1
+    bars = "".join(
+        REWARD_BARS[round(min(1.0, max(0.0, reward)) * top)] for reward in rewards[-REWARDS_SHOWN:]
+    )
+    return f"{rewards[-1]:.3f}  {bars}"
+
+
+def _traffic(status: NodeStatus) -> str:
+    traffic = status.traffic
+    return (
+        f"sent {bytes_text(traffic.blobs_sent)}, received {bytes_text(traffic.blobs_received)} "
+        f"(weights {bytes_text(traffic.weights_sent)} and {bytes_text(traffic.weights_received)}); "
+        f"gossip {bytes_text(traffic.gossip_sent)} and {bytes_text(traffic.gossip_received)}"
+    )
+
+
+def _rollouts(status: NodeStatus) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style=DIM)
+    table.add_column("rollouts", style=DIM, min_width=10)
+    for name in ("committed", "certified", "rejected", "expired", "trained"):
+        table.add_column(name, justify="right")
+    table.add_column("rejected for")
+    table.add_row("swarm", *_counts(status.rollouts))
+    if Role.INFERENCE in status.roles:
+        table.add_row("this node", *_counts(status.own_rollouts))
+    return table
+
+
+def _counts(counts: RolloutCounts) -> tuple[Text, ...]:
+    reasons = Counter(counts.rejected_reasons).most_common(3)
+    return (
+        Text(str(counts.committed)),
+        Text(str(counts.certified), style=GOOD if counts.certified else DIM),
+        Text(str(counts.rejected), style=BAD if counts.rejected else DIM),
+        Text(str(counts.expired), style=WARN if counts.expired else DIM),
+        Text(str(counts.trained)),
+        Text(plain(", ".join(f"{reason} {count}" for reason, count in reasons), 60)),
+    )
+
+
+def _hints(status: NodeStatus) -> list[RenderableType]:
+    if status.own_rollouts.rejected or status.own_rollouts.expired:
+        return [Text("prime-node why tells what became of this node's rollouts.", style=DIM)]
+    return []
+
+
+def _by_role(member: MemberStatus) -> tuple[int, str]:
+    ranks = [rank for rank, role in enumerate(Role) if role in member.roles]
+    return (ranks[0] if ranks else len(Role)), member.peer_id
+
+
+def _failed_rollout(rollout: FailedRollout) -> RenderableType:
+    title = Text.assemble(
+        (rollout.commit[:16], "bold"),
+        f"  version {rollout.version}, slot {rollout.slot}, epoch {rollout.epoch}  ",
+        (rollout.state, BAD if rollout.state == "rejected" else WARN),
+        f": {plain(rollout.reason)}",
+    )
+    table = Table.grid(padding=(0, 2))
+    for verdict in rollout.verdicts:
+        table.add_row(
+            Text("accept" if verdict.accept else "reject", GOOD if verdict.accept else BAD),
+            Text(short_peer(verdict.validator)),
+            Text(_findings(verdict)),
+            Text(f"verdict {verdict.evidence[:16]}", style=DIM),
+        )
+    return Group(title, Padding(table, (0, 0, 0, 2)))
+
+
+def _findings(verdict: VerdictFinding) -> str:
+    """Return why it was rejected, if it was, and what was measured."""
+    head = [] if verdict.accept else [verdict.reason, verdict.detail]
+    margins = [
+        f"{name} {margin.value:.4g} (limit {margin.limit:.4g})"
+        for name, margin in sorted(verdict.margins.items())
+    ]
+    return plain("; ".join(part for part in (*head, *margins) if part))

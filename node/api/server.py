@@ -1,0 +1,172 @@
+"""The daemon's side of the control API."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import uvicorn
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from node.datadir import DataDir, store_api_endpoint
+from node.exit_codes import ExitCode, NodeError
+from node.metrics import NodeMetrics
+from node.status import NodeStatus
+
+log = logging.getLogger(__name__)
+
+HOST = "127.0.0.1"
+HOST_NAMES = [HOST, "localhost"]
+"""Accepted in the Host header: a web page that rebinds its name to 127.0.0.1 sends its own."""
+
+START_SECONDS = 10.0
+STOP_SECONDS = 3.0
+REQUESTS_MAX = 64
+"""At once; more are answered 503."""
+
+
+class ControlServer:
+    """Serves the control API from the running loop until ``stop``.
+
+    ``status`` and ``why`` are called in the loop, once per request. ``port`` 0 takes a free one.
+    With ``datadir`` the port is written to its ``api.json``, where the commands look for it.
+    """
+
+    def __init__(
+        self,
+        status: Callable[[], NodeStatus],
+        why: Callable[[], Mapping[str, Any]],
+        port: int = 0,
+        *,
+        datadir: DataDir | None = None,
+    ) -> None:
+        self._port = port
+        self._datadir = datadir
+        self._server = _Server(
+            uvicorn.Config(
+                application(status, why),
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                http="h11",
+                ws="none",
+                limit_concurrency=REQUESTS_MAX,
+                server_header=False,
+                timeout_graceful_shutdown=1,
+            )
+        )
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> int:
+        """Begin to serve and return the port; raises ``NodeError`` when it is taken."""
+        listener = _listen(self._port)
+        port: int = listener.getsockname()[1]
+        self._task = asyncio.create_task(self._server.serve([listener]), name="control-api")
+        async with asyncio.timeout(START_SECONDS):
+            await self._server.listening.wait()
+        if self._datadir is not None:
+            store_api_endpoint(self._datadir, port)
+        log.info("control API on http://%s:%d", HOST, port)
+        return port
+
+    async def stop(self) -> None:
+        """Answer what was asked, then close, within ``STOP_SECONDS``; idempotent."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        if self._datadir is not None:
+            with contextlib.suppress(OSError):
+                self._datadir.api.unlink(missing_ok=True)
+        self._server.should_exit = True
+        _, pending = await asyncio.wait([task], timeout=STOP_SECONDS)
+        if pending:
+            task.cancel()
+            await asyncio.wait([task], timeout=STOP_SECONDS)
+
+
+def application(
+    status: Callable[[], NodeStatus], why: Callable[[], Mapping[str, Any]]
+) -> Starlette:
+    """Return the API as an ASGI application; see the package for its paths."""
+    metrics = NodeMetrics(status)
+
+    async def healthz(_: Request) -> Response:
+        return JSONResponse({"alive": True, "pid": os.getpid()})
+
+    async def readyz(_: Request) -> Response:
+        now = status()
+        ready = now.state == "ready"
+        return JSONResponse(
+            {"ready": ready, "state": now.state, "reason": now.reason},
+            status_code=200 if ready else 503,
+        )
+
+    async def metrics_(_: Request) -> Response:
+        return Response(metrics.exposition(), media_type=CONTENT_TYPE_LATEST)
+
+    async def status_(_: Request) -> Response:
+        return JSONResponse(status().to_json())
+
+    async def peers(_: Request) -> Response:
+        values = status().to_json()
+        return JSONResponse({key: values[key] for key in ("peers_connected", "members")})
+
+    async def why_(_: Request) -> Response:
+        return JSONResponse(dict(why()))
+
+    paths = {
+        "/healthz": healthz,
+        "/readyz": readyz,
+        "/metrics": metrics_,
+        "/status": status_,
+        "/peers": peers,
+        "/why": why_,
+    }
+    return Starlette(
+        routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()],
+        middleware=[
+            Middleware(TrustedHostMiddleware, allowed_hosts=HOST_NAMES, www_redirect=False)
+        ],
+    )
+
+
+class _Server(uvicorn.Server):
+    """uvicorn inside somebody else's process: no signal handlers, and it says when it listens."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.listening = asyncio.Event()
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the daemon."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and tell."""
+        await super().startup(sockets)
+        self.listening.set()
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((HOST, port))
+    except OSError as error:
+        listener.close()
+        raise NodeError(
+            f"cannot open the control API on {HOST}:{port}: {error.strerror}; "
+            "choose another --api-port, or 0 for a free one",
+            ExitCode.CONFIG,
+        ) from None
+    return listener

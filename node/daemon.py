@@ -1,0 +1,252 @@
+"""The daemon: one node of one run, wired from ports.
+
+Nothing here knows hivemind, SQLite, sockets or threads; ``node.run`` gives the live ports, a
+simulation gives its own. Every service is a task of one group: if one fails, the node stops with
+its error, because half a node is worse than none.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import structlog
+
+from node.archive import Archive
+from node.connections import Connections, DiallingTransport
+from node.exchange import BlobExchange, ExchangeLimits
+from node.gossip import Gossip
+from node.manifest_exchange import ManifestServer
+from node.membership import About, Membership
+from node.network import SwarmNetwork
+from node.observer import Observer
+from node.policies import PolicyLibrary
+from node.ports import Behaviour, Engines, Ports
+from node.retention import BodyRetention
+from node.status import NodeStatus
+from node.synchronise import Synchroniser
+from protocol.crypto import Signer, Verifier, verify
+from protocol.manifest import SignedManifest
+from protocol.messages import Certificate, NodeRecord
+from protocol.replica import Received, Replica
+from protocol.types import Fault, PeerId, Relay, Role, Topic
+from roles.flow import Conditions, Pulse, RoleContext
+from roles.inference.flow import InferenceFlow
+from roles.ports import (
+    StorageFullError,
+)
+from roles.trainer.flow import TrainerFlow
+from roles.validator.flow import ValidatorFlow
+
+log = structlog.get_logger()
+
+SYNCHRONISE_EPOCHS = 8
+"""Gossip loses little; this bounds how long the loss lasts."""
+
+STOP_SECONDS = 15.0
+
+
+class Daemon:
+    """One node; ``run`` ends after ``stop``, or with the error of whatever failed."""
+
+    def __init__(
+        self,
+        manifest: SignedManifest,
+        signer: Signer,
+        about: About,
+        ports: Ports,
+        engines: Engines,
+        connections: Connections,
+        *,
+        verifier: Verifier = verify,
+        behaviour: Behaviour | None = None,
+        upload_bytes_per_second: int | None = None,
+        p2pd_pid: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        self._manifest = manifest.manifest
+        self._about = about
+        self._ports = ports
+        self._engines = engines
+        self._behaviour = behaviour
+        self._connections = connections
+        self._stop = asyncio.Event()
+        self._pulse = Pulse()
+        conditions = Conditions()
+        replica = connections.replica = Replica(self._manifest, verifier)
+        self._replica = replica
+        self._archive = Archive(ports.store)
+        self._gossip = Gossip(
+            ports.transport, signer, ports.clock, ports.rng.child("gossip"), verifier=verifier
+        )
+        streams = DiallingTransport(ports.transport, connections)
+        self._exchange = BlobExchange(
+            streams,
+            ports.blobs,
+            ports.clock,
+            prefix=f"/{replica.run_id.hex()[:16]}",
+            limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
+            on_fault=_log_fault,
+        )
+        self._synchroniser = Synchroniser(ports.transport, replica, ports.clock, self._accepted)
+        self._manifest_server = ManifestServer(ports.transport, manifest)
+        self._network = SwarmNetwork(
+            signer,
+            replica,
+            archive=self._archive,
+            gossip=self._gossip,
+            streams=streams,
+            exchange=self._exchange,
+            blobs=ports.blobs,
+            synchroniser=self._synchroniser,
+            clock=ports.clock,
+            accepted=self._accepted,
+            pulse=self._pulse,
+        )
+        self._policies = PolicyLibrary(ports, replica, self._exchange, self._pulse, conditions)
+        self._retention = BodyRetention(replica, ports.blobs)
+        self._membership = Membership(
+            signer,
+            replica,
+            about,
+            transport=ports.transport,
+            directory=ports.directory,
+            gossip=self._gossip,
+            topic=self._network.topic(Topic.ROSTER),
+            clock=ports.clock,
+            rng=ports.rng.child("membership"),
+            policy_version=self._policies.newest_version,
+        )
+        self._context = RoleContext(
+            signer=signer,
+            manifest=self._manifest,
+            replica=replica,
+            clock=ports.clock,
+            blobs=ports.blobs,
+            store=ports.store,
+            network=self._network,
+            policies=self._policies,
+            pulse=self._pulse,
+            conditions=conditions,
+        )
+        self._observer = Observer(
+            peer_id=signer.peer_id,
+            roles=about.roles,
+            replica=replica,
+            clock=ports.clock,
+            connections=connections,
+            gossip=self._gossip,
+            exchange=self._exchange,
+            policies=self._policies,
+            conditions=conditions,
+            synchronised=lambda: self._synchroniser.synchronised,
+            p2pd_pid=p2pd_pid,
+            started_at=ports.clock.now(),
+        )
+
+    @property
+    def replica(self) -> Replica:
+        """What this node has concluded."""
+        return self._replica
+
+    def status(self) -> NodeStatus:
+        """Return what this node says of itself and the swarm."""
+        return self._observer.status()
+
+    def why(self) -> Mapping[str, Any]:
+        """Explain this node's state and its rollouts that failed."""
+        return self._observer.why()
+
+    def stop(self) -> None:
+        """Begin to drain; ``run`` returns when that is done."""
+        self._observer.draining = True
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve and work until ``stop``."""
+        await self._archive.restore(self._replica, self._ports.clock.now())
+        await self._policies.restore()
+        await self._exchange.start()
+        await self._manifest_server.start()
+        await self._synchroniser.start()
+        await self._network.start()
+        await self._gossip.start()
+        self._observer.addresses = tuple(await self._ports.transport.addresses())
+        try:
+            async with asyncio.TaskGroup() as group:
+                services = [
+                    group.create_task(service, name=name)
+                    for name, service in self._services().items()
+                ]
+                await self._stop.wait()
+                for task in services:
+                    task.cancel()
+        finally:
+            await self._leave()
+
+    def _services(self) -> dict[str, Any]:
+        services = {
+            "connections": self._connections.run(),
+            "membership": self._membership.run(),
+            "synchronise": self._synchronise(),
+            "policies": self._policies.run(),
+            "housekeeping": self._keep_house(),
+        }
+        environment = self._engines.environment(self._manifest)
+        if Role.INFERENCE in self._about.roles:
+            engine, task = self._engines.generation(self._manifest), environment
+            if self._behaviour is not None:
+                engine, task = self._behaviour(engine, environment)
+            services["inference"] = InferenceFlow(self._context, engine, task).run()
+        if Role.VALIDATOR in self._about.roles:
+            verification = self._engines.verification(self._manifest)
+            services["validator"] = ValidatorFlow(self._context, verification, environment).run()
+        if Role.TRAINER in self._about.roles:
+            training = self._engines.training(self._manifest)
+            services["trainer"] = TrainerFlow(self._context, training, environment).run()
+        return services
+
+    async def _leave(self) -> None:
+        """Say goodbye and write what is pending, within a deadline."""
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._membership.announce(leaving=True)
+                await self._archive.flush()
+                await asyncio.sleep(0.2)  # lets the goodbye reach the outbound streams
+        except (TimeoutError, StorageFullError) as error:
+            log.warning("left without a goodbye", error=str(error))
+        await self._gossip.stop()
+
+    def _accepted(self, envelope: bytes, received: Received) -> None:
+        """Keep a message that changed the replica, and wake the roles."""
+        message = received.signed.message if received.signed is not None else None
+        if isinstance(message, Certificate) and self._observer.first_certificate_at is None:
+            self._observer.first_certificate_at = self._ports.clock.now()
+        if not isinstance(message, NodeRecord):
+            self._archive.later(envelope)
+        self._pulse.beat()
+
+    async def _synchronise(self) -> None:
+        """Pull from one peer after another: at once when we come, then now and then."""
+        rng = self._ports.rng.child("synchronise")
+        epoch_seconds = self._manifest.epochs.seconds
+        while True:
+            for peer in rng.sample(self._connections.connected, 1):
+                await self._synchroniser.pull(peer)
+            calm = self._synchroniser.synchronised and not self._replica.behind
+            await asyncio.sleep(SYNCHRONISE_EPOCHS * epoch_seconds if calm else epoch_seconds / 2)
+
+    async def _keep_house(self) -> None:
+        """Let time pass in the replica, write in batches, delete what nobody needs."""
+        while True:
+            for signed in self._replica.advance(self._ports.clock.now()):
+                self._accepted(signed.envelope, Received(Relay.ACCEPT, signed))
+            try:
+                await self._archive.flush()
+                self._context.conditions.clear("archive")
+            except StorageFullError as error:
+                self._context.conditions.set("archive", f"disk full: {error}; waiting for room")
+            await self._retention.sweep()
+            await asyncio.sleep(self._manifest.epochs.seconds / 4)
+
+
+def _log_fault(peer: PeerId, fault: Fault) -> None:
+    log.warning("bad blob", peer=peer, fault=str(fault))

@@ -1,0 +1,308 @@
+"""Gossip's streams: one queue and two streams per connected peer, every wait with a deadline.
+
+Each side of a pair writes on its own ``/meshsub/1.1.0`` stream and reads from the other's. A slow
+or dead peer costs its own bounded queue, never the router: the writer task of that peer waits, the
+rest goes on, and what the queue drops is chosen by ``Priority`` and counted.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.gossip.events import Event, PeerConnected, PeerDisconnected, RpcReceived, Send
+from protocol.gossip.frames import Deframer, frame
+from protocol.gossip.outbox import Outbox
+from protocol.types import Fault, PeerId
+from roles.ports import Stream, Transport, TransportError
+
+PROTOCOL = "/meshsub/1.1.0"
+_READ_BYTES = 64 * 1024
+_WRITE_BYTES = 64 * 1024
+"""One write, if it is not one larger frame: what a stall deadline is measured over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GossipLimits:
+    """Deadlines in seconds and sizes of the driver; all are guesses unless a source is named."""
+
+    poll_seconds: float = 1.0
+    """p2pd announces neither connections nor their end, so the list of peers is polled."""
+    call_seconds: float = 10.0
+    """One call of the transport."""
+    stall_seconds: float = 20.0
+    """A write, or the rest of a begun frame; a peer that takes longer is disconnected."""
+    validate_seconds: float = 10.0
+    """An application validator; after that the message is ignored."""
+    retry_seconds: float = 1.0
+    """Before the outbound stream is opened again; doubles up to ``retry_seconds_max``."""
+    retry_seconds_max: float = 60.0
+    publish_wait_seconds: float = 1.0
+    """How long ``publish`` waits at most while most peers' queues are crowded."""
+    outbox_frames_max: int = 4096
+    outbox_bytes_max: int = 4 << 20
+    """Per peer; bodies are shared between the queues."""
+
+
+@dataclass(slots=True)
+class LinkCounters:
+    """What the streams carried since the start."""
+
+    frames_in: int = 0
+    frames_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    frames_dropped: int = 0
+    """By a full outbound queue."""
+    peers_cut: int = 0
+    """Disconnected because they stalled."""
+
+
+@dataclass(slots=True)
+class _Link:
+    """One connected peer: our queue and writer, and its stream to us."""
+
+    peer: PeerId
+    outbox: Outbox
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+    retry: asyncio.Event = field(default_factory=asyncio.Event)
+    inbound: Stream | None = None
+    inbound_seen: bool = False
+    greeted: bool = False
+    """Whether the router was told of the streams as they are."""
+    task: asyncio.Task[None] | None = None
+
+
+class Tasks:
+    """Tasks that end together; one that fails tells the loop's exception handler at once."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` until it ends or ``cancel`` is called."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    async def cancel(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            surface(error)
+
+
+def surface(error: BaseException) -> None:
+    """Give an exception of our own to the loop's handler, for code that must go on."""
+    context = {"message": "gossip met a fault of our own", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
+
+
+class Links:
+    """The peers that ``transport`` is connected to, as far as gossip goes.
+
+    ``apply`` takes the events that the streams cause, ``blame`` what breaks the framing.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        limits: GossipLimits,
+        peers_max: int,
+        apply: Callable[[Event], None],
+        blame: Callable[[PeerId, Fault], None],
+    ) -> None:
+        self._transport = transport
+        self._limits = limits
+        self._peers_max = peers_max
+        self._apply = apply
+        self._blame = blame
+        self._links: dict[PeerId, _Link] = {}
+        self._tasks = Tasks()
+        self._drained = asyncio.Event()
+        self._running = False
+        self.counters = LinkCounters()
+
+    async def start(self) -> None:
+        """Serve the protocol and begin to look for peers; raises ``TransportError``."""
+        self._running = True
+        async with asyncio.timeout(self._limits.call_seconds):
+            await self._transport.handle(PROTOCOL, self._serve)
+        self._tasks.spawn(self._poll())
+
+    async def stop(self) -> None:
+        """End every task and stream; idempotent."""
+        self._running = False
+        await self._tasks.cancel()
+        for link in self._links.values():
+            if link.inbound is not None:
+                await link.inbound.close()
+        self._links.clear()
+
+    def send(self, effect: Send) -> None:
+        """Queue an RPC; never waits, drops the least important when the queue is full."""
+        link = self._links.get(effect.peer)
+        if link is not None:
+            self.counters.frames_dropped += link.outbox.push(effect.rpc, effect.priority)
+            link.filled.set()
+
+    async def wait_for_room(self) -> None:
+        """Wait a little while most queues are crowded, so that one stalled peer delays nobody."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.publish_wait_seconds):
+                while self._crowded():
+                    self._drained.clear()
+                    await self._drained.wait()
+
+    def _crowded(self) -> bool:
+        crowded = [link.outbox.crowded for link in self._links.values() if link.greeted]
+        return 2 * sum(crowded) > len(crowded)
+
+    async def _poll(self) -> None:
+        while True:
+            with suppress(TransportError, TimeoutError):
+                async with asyncio.timeout(self._limits.call_seconds):
+                    peers = await self._transport.peers()
+                self._follow(peers)
+            await asyncio.sleep(self._limits.poll_seconds)
+
+    def _follow(self, peers: list[PeerId]) -> None:
+        """Make the links be those of the connected peers."""
+        connected = dict.fromkeys(peers)
+        for peer, link in list(self._links.items()):
+            if peer not in connected and link.inbound is None:
+                self._unlink(link)
+        for peer in connected:
+            if peer != self._transport.peer_id:
+                self._link(peer)
+
+    def _link(self, peer: PeerId) -> _Link | None:
+        link = self._links.get(peer)
+        if link is None and len(self._links) < self._peers_max:
+            outbox = Outbox(self._limits.outbox_frames_max, self._limits.outbox_bytes_max)
+            link = self._links[peer] = _Link(peer, outbox)
+            link.task = self._tasks.spawn(self._write_for_ever(link))
+        return link
+
+    def _unlink(self, link: _Link) -> None:
+        del self._links[link.peer]
+        if link.task is not None:
+            link.task.cancel()
+        self._apply(PeerDisconnected(link.peer))
+
+    def _greet(self, link: _Link) -> None:
+        """Let the router say hello, once for each new pair of streams."""
+        if not link.greeted:
+            link.greeted = True
+            self._apply(PeerConnected(link.peer))
+
+    async def _write_for_ever(self, link: _Link) -> None:
+        """Keep one outbound stream to a peer, as long as it is connected."""
+        wait_seconds = self._limits.retry_seconds
+        while True:
+            link.retry.clear()
+            try:
+                async with asyncio.timeout(self._limits.call_seconds):
+                    stream = await self._transport.open_stream(link.peer, PROTOCOL)
+            except (TransportError, TimeoutError):
+                if link.inbound is None:
+                    link.greeted = False
+                    self._apply(PeerDisconnected(link.peer))
+                await self._wait_to_retry(link, wait_seconds)
+                wait_seconds = min(2 * wait_seconds, self._limits.retry_seconds_max)
+                continue
+            self._greet(link)
+            await self._use(link, stream)
+            link.greeted = False  # the next stream begins with a new hello
+            wait_seconds = self._limits.retry_seconds
+            await self._wait_to_retry(link, wait_seconds)
+
+    async def _wait_to_retry(self, link: _Link, seconds: float) -> None:
+        """Wait, but not longer than until the peer opens a stream to us."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await link.retry.wait()
+
+    async def _use(self, link: _Link, stream: Stream) -> None:
+        """Write the queue to ``stream`` until it breaks or stalls."""
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._watch(stream))
+                group.create_task(self._write(link, stream))
+        except* TransportError:
+            pass
+        except* TimeoutError:
+            self.counters.peers_cut += 1
+            await self._cut(link.peer)
+        finally:
+            await stream.close()
+
+    async def _watch(self, stream: Stream) -> None:
+        """Notice the end of a stream that we only write to; idle is its normal state."""
+        await stream.read(1)
+        raise TransportError("the peer closed our stream, or wrote on it")
+
+    async def _write(self, link: _Link, stream: Stream) -> None:
+        while True:
+            rpcs = link.outbox.take(_WRITE_BYTES)
+            if not rpcs:
+                link.filled.clear()
+                await link.filled.wait()
+                continue
+            self._drained.set()
+            data = b"".join(map(frame, rpcs))
+            async with asyncio.timeout(self._limits.stall_seconds):
+                await stream.write(data)
+            self.counters.frames_out += len(rpcs)
+            self.counters.bytes_out += len(data)
+
+    async def _cut(self, peer: PeerId) -> None:
+        with suppress(TransportError, TimeoutError):
+            async with asyncio.timeout(self._limits.call_seconds):
+                await self._transport.disconnect(peer)
+
+    async def _serve(self, stream: Stream) -> None:
+        """Read a peer's stream to us; a newer one of the same peer replaces it."""
+        link = self._link(stream.peer) if self._running else None
+        if link is None:
+            return
+        previous, link.inbound = link.inbound, stream
+        if link.inbound_seen:
+            link.greeted = False  # the peer may have forgotten what we told it
+        link.inbound_seen = True
+        self._greet(link)
+        link.retry.set()
+        if previous is not None:
+            await previous.close()
+        with suppress(TransportError, TimeoutError):
+            await self._read(stream)
+        if link.inbound is stream:
+            link.inbound = None
+
+    async def _read(self, stream: Stream) -> None:
+        deframer = Deframer()
+        while True:
+            # Between frames a peer may be silent for as long as it is connected.
+            seconds = self._limits.stall_seconds if deframer.unfinished else None
+            async with asyncio.timeout(seconds):
+                data = await stream.read(_READ_BYTES)
+            self.counters.bytes_in += len(data)
+            frames = deframer.feed(data)
+            if isinstance(frames, Fault):
+                self._blame(stream.peer, frames)
+                return
+            for rpc in frames:
+                self.counters.frames_in += 1
+                self._apply(RpcReceived(stream.peer, rpc))
+            if not data:
+                return
+            await asyncio.sleep(0)  # a busy peer must not keep the loop from the others

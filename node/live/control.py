@@ -1,0 +1,264 @@
+"""Requests to p2pd over its control socket, and the byte streams that they open.
+
+One connection per request, each with a deadline, each closed whatever happens. The messages are
+hivemind's ``p2pd.proto``; an opened stream is the control connection itself, turned into a pipe.
+"""
+
+import asyncio
+import logging
+import math
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import base58
+from hivemind.p2p import P2P
+from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
+from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
+from hivemind.proto import p2pd_pb2
+from hivemind.utils.logging import use_hivemind_log_handler
+from hivemind.utils.multiaddr import Multiaddr
+
+from node.live.p2pd import MESSAGE_BYTES_MAX
+from protocol.crypto import public_key_from_peer_id
+from protocol.types import PeerId
+from roles.ports import TransportError
+
+# hivemind prints to stderr by itself; its warnings go through the daemon's own handlers instead.
+use_hivemind_log_handler("nowhere")
+logging.getLogger("hivemind").setLevel(logging.WARNING)
+
+CONTROL_SECONDS = 5.0
+"""Deadline of a request that p2pd answers by itself; it takes about a millisecond."""
+
+DIAL_SECONDS = 15.0
+"""Deadline of a request that reaches another peer: go-libp2p gives one dial 5 s, and we may need
+an address lookup before."""
+
+STREAM_BUFFER_BYTES = 1 << 18
+"""Reader's limit per stream; reading pauses at twice this, which is what back-pressure rests on."""
+
+CLOSE_SECONDS = 5.0
+KEYS_PER_CALL_MAX = 256
+"""Directory keys in one call: a neighbour hands over a whole storage, searches ask for 16."""
+
+REPLY_BYTES_MAX = MESSAGE_BYTES_MAX - 1024
+_ERROR_CHARACTERS_MAX = 200
+
+
+class AttachedP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
+    """hivemind's view of a p2pd that somebody else owns, for its DHT; holds the persistent link."""
+
+    @classmethod
+    async def attach(cls, control_path: Path, client_path: Path) -> "AttachedP2P":
+        """Connect like ``P2P.replicate``, with our own socket directory and message limit."""
+        self = cls()
+        self._alive = True
+        self._daemon_listen_maddr = Multiaddr(f"/unix{control_path}")
+        self._client_listen_maddr = Multiaddr(f"/unix{client_path}")
+        self._client = await Client.create(
+            self._daemon_listen_maddr,
+            self._client_listen_maddr,
+            persistent_conn_max_msg_size=MESSAGE_BYTES_MAX,
+        )
+        await self._ping_daemon()
+        return self
+
+    async def _add_protobuf_unary_handler(
+        self, name: str, handler: Any, request_type: Any, *, balanced: bool = False
+    ) -> None:
+        """Register a unary handler that refuses what would hurt us; the base class calls this.
+
+        A request for 40000 keys fits into a message and blocks the loop for seconds. A reply above
+        the limit trips hivemind, which then keeps it in memory for ever.
+        """
+
+        async def bounded(request: Any, context: Any) -> Any:
+            if len(getattr(request, "keys", ())) > KEYS_PER_CALL_MAX:
+                raise ValueError("too many keys in one call")
+            reply = await handler(request, context)
+            if reply.ByteSize() > REPLY_BYTES_MAX:
+                raise ValueError("the reply is too large")
+            return reply
+
+        await super()._add_protobuf_unary_handler(name, bounded, request_type, balanced)
+
+
+class P2pStream:
+    """``roles.ports.Stream`` over a pipe to p2pd."""
+
+    def __init__(
+        self, peer: PeerId, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._peer = peer
+        self._reader = reader
+        self._writer = writer
+
+    @property
+    def peer(self) -> PeerId:
+        """The remote end, authenticated by libp2p's handshake."""
+        return self._peer
+
+    async def read(self, bytes_max: int) -> bytes:
+        """Return 1 to ``bytes_max`` bytes, or ``b""`` at the end; raises ``TransportError``."""
+        try:
+            return await self._reader.read(bytes_max)
+        except OSError as error:
+            raise TransportError(f"stream broke: {error}") from error
+
+    async def read_exactly(self, count: int) -> bytes:
+        """Return ``count`` bytes; raises ``TransportError`` when the stream ends before."""
+        try:
+            return await self._reader.readexactly(count)
+        except asyncio.IncompleteReadError as error:
+            got = len(error.partial)
+            raise TransportError(f"stream ended after {got} of {count} bytes") from error
+        except OSError as error:
+            raise TransportError(f"stream broke: {error}") from error
+
+    async def write(self, data: bytes) -> None:
+        """Send ``data`` whole, waiting while the peer does not read; raises ``TransportError``."""
+        if self._writer.is_closing():
+            raise TransportError("stream is closed")
+        try:
+            self._writer.write(data)
+            await self._writer.drain()
+        except (OSError, RuntimeError) as error:  # uvloop: RuntimeError on a handle just closed
+            raise TransportError(f"stream broke: {error}") from error
+
+    async def close(self) -> None:
+        """Flush and close; what a stalled peer has not taken in ``CLOSE_SECONDS`` is dropped."""
+        await close_writer(self._writer)
+
+
+async def close_writer(writer: asyncio.StreamWriter) -> None:
+    """Close within ``CLOSE_SECONDS``, by force if needed; never raises but for cancellation."""
+    try:
+        writer.close()
+        async with asyncio.timeout(CLOSE_SECONDS):
+            await writer.wait_closed()
+    except (OSError, RuntimeError, TimeoutError):
+        pass
+    finally:
+        writer.transport.abort()
+
+
+class Control:
+    """The requests that we make of one p2pd."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    async def connect(self, peer: PeerId, address: str) -> None:
+        """Dial ``peer`` at a multiaddress without its ``/p2p`` part; raises ``TransportError``."""
+        try:
+            address_bytes = Multiaddr(address).to_bytes()
+        except Exception as error:  # multiaddr's codecs raise whatever their parsers raise
+            raise TransportError(f"not a multiaddress: {address}") from error
+        await self._call(
+            p2pd_pb2.Request(
+                type=p2pd_pb2.Request.CONNECT,
+                connect=p2pd_pb2.ConnectRequest(
+                    peer=base58.b58decode(peer), addrs=[address_bytes], timeout=_whole(DIAL_SECONDS)
+                ),
+            ),
+            DIAL_SECONDS,
+        )
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close every connection to ``peer``; raises ``TransportError``."""
+        request = p2pd_pb2.DisconnectRequest(peer=base58.b58decode(peer))
+        await self._call(
+            p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request), CONTROL_SECONDS
+        )
+
+    async def addresses(self) -> list[str]:
+        """Return the multiaddresses that p2pd tells others, without ``/p2p``."""
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.IDENTIFY)
+        response = await self._call(request, CONTROL_SECONDS)
+        return [str(Multiaddr(address)) for address in response.identify.addrs]
+
+    async def peers(self) -> list[PeerId]:
+        """Return the connected peers that have Ed25519 ids, each once."""
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
+        response = await self._call(request, CONTROL_SECONDS)
+        found = dict.fromkeys(peer_id_from_bytes(info.id) for info in response.peers)
+        return [peer for peer in found if peer is not None]
+
+    async def register(self, protocol: str, socket_path: Path) -> None:
+        """Have p2pd connect to ``socket_path`` for each inbound stream of ``protocol``."""
+        request = p2pd_pb2.StreamHandlerRequest(
+            addr=Multiaddr(f"/unix{socket_path}").to_bytes(), proto=[protocol], balanced=False
+        )
+        await self._call(
+            p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=request),
+            CONTROL_SECONDS,
+        )
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> P2pStream:
+        """Open a stream, dialling if needed; raises ``TransportError``, also if unsupported."""
+        request = p2pd_pb2.StreamOpenRequest(
+            peer=base58.b58decode(peer), proto=[protocol], timeout=_whole(DIAL_SECONDS)
+        )
+        _, reader, writer = await self._exchange(
+            p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request), DIAL_SECONDS
+        )
+        return P2pStream(peer, reader, writer)
+
+    async def _call(self, request: Any, seconds: float) -> Any:
+        response, _, writer = await self._exchange(request, seconds)
+        writer.transport.abort()
+        return response
+
+    async def _exchange(
+        self, request: Any, seconds: float
+    ) -> tuple[Any, asyncio.StreamReader, asyncio.StreamWriter]:
+        """Send one request and return the answer with the connection still open."""
+        writer: asyncio.StreamWriter | None = None
+        try:
+            async with asyncio.timeout(seconds):
+                reader, writer = await asyncio.open_unix_connection(
+                    self._path, limit=STREAM_BUFFER_BYTES
+                )
+                await write_pbmsg(writer, request)
+                response = p2pd_pb2.Response()
+                await read_pbmsg_safe(reader, response)
+            _require_ok(response)
+        except BaseException as error:
+            if writer is not None:
+                writer.transport.abort()
+            if isinstance(error, TimeoutError):
+                raise TransportError(f"no answer within {seconds:g} s") from error
+            if isinstance(error, OSError | EOFError):
+                raise TransportError(f"p2pd does not answer: {error}") from error
+            raise
+        return response, reader, writer
+
+
+async def read_stream_header(reader: asyncio.StreamReader) -> tuple[PeerId, str] | None:
+    """Read what p2pd says of an inbound stream: the peer and the protocol.
+
+    None when it breaks off, or when the peer has no Ed25519 id and so cannot be one of us.
+    """
+    header = p2pd_pb2.StreamInfo()
+    with suppress(TimeoutError, OSError, EOFError):
+        async with asyncio.timeout(CONTROL_SECONDS):
+            await read_pbmsg_safe(reader, header)
+        peer = peer_id_from_bytes(header.peer)
+        return None if peer is None else (peer, header.proto)
+    return None
+
+
+def peer_id_from_bytes(raw: bytes) -> PeerId | None:
+    """Return the base58 form of an Ed25519 peer id, or None for any other id."""
+    peer = PeerId(base58.b58encode(raw).decode())
+    return None if public_key_from_peer_id(peer) is None else peer
+
+
+def _require_ok(response: Any) -> None:
+    if response.type == p2pd_pb2.Response.ERROR:
+        raise TransportError(" ".join(response.error.msg.split())[:_ERROR_CHARACTERS_MAX])
+
+
+def _whole(seconds: float) -> int:
+    return math.ceil(seconds)

@@ -1,0 +1,175 @@
+"""The live ``Directory``: hivemind's Kademlia node in our own event loop.
+
+The forked ``hivemind.DHT`` is never used (fork and threads). The node lives on the transport's p2pd
+and is rebuilt when that is restarted; what it stores for others survives. It is a hint for finding
+addresses and nothing more: whoever is admitted is decided elsewhere, from signed records.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from hivemind.dht import DHTNode
+from hivemind.p2p import PeerID
+
+from node.live.clock import SystemClock
+from node.live.hivemind_p2p import HivemindTransport
+from node.live.records import BoundedStorage, RecordValidator, harden, node_id
+from protocol.crypto import Identity
+from protocol.types import PeerId, RunId
+from roles.ports import TransportError
+
+log = logging.getLogger(__name__)
+
+CALL_SECONDS = 10.0
+"""Deadline of one publish or lookup: three hops of ``RPC_SECONDS`` and a little."""
+
+RPC_SECONDS = 3.0
+REPLICAS = 5
+
+
+class HivemindDirectory:
+    """``roles.ports.Directory`` on hivemind's DHT; use ``create`` and ``close``."""
+
+    def __init__(
+        self, transport: HivemindTransport, validator: RecordValidator, keys: Iterable[str]
+    ) -> None:
+        self._transport = transport
+        self._validator = validator
+        self._keys = frozenset(keys)
+        self._storage = BoundedStorage()
+        self._node: Any = None
+        self._closed = False
+
+    @classmethod
+    async def create(
+        cls,
+        transport: HivemindTransport,
+        identity: Identity,
+        run_id: RunId,
+        keys: Iterable[str],
+        *,
+        now: Callable[[], float] | None = None,
+    ) -> "HivemindDirectory":
+        """Join with whoever ``transport`` is connected to; alone is fine, others may come later.
+
+        ``keys`` are all names that may ever be used, each beginning with the run id in hexadecimal
+        and a slash: ``ValueError`` otherwise. Raises ``TransportError`` when p2pd does not answer.
+        """
+        names = tuple(keys)
+        prefix = f"{run_id.hex()}/"
+        for name in names:
+            if not name.startswith(prefix):
+                raise ValueError(f"{name} is outside the run's namespace {prefix}")
+        validator = RecordValidator(identity, run_id, names, now or SystemClock().now)
+        directory = cls(transport, validator, names)
+        await directory._rebuild()
+        transport.on_restart(directory._rebuild)
+        return directory
+
+    @property
+    def neighbours(self) -> int:
+        """How many other directory nodes we know; 0 means that we are alone."""
+        return 0 if self._node is None else len(self._node.protocol.routing_table.uid_to_peer_id)
+
+    async def bootstrap(self, addresses: Iterable[str]) -> int:
+        """Connect to each address and join the directory there; return how many answered.
+
+        May be called at any time, also when this node started alone.
+        """
+        reached = await asyncio.gather(*(self._dial(address) for address in addresses))
+        return await self._join(peer for peer in reached if peer is not None)
+
+    async def publish(self, key: str, value: bytes, expires_at: float) -> bool:
+        """Store our ``value`` under ``key`` and our own peer id; False if nobody took it.
+
+        Newer expiry replaces older; a value that breaks a rule of ``records`` is not taken.
+        """
+        self._require_key(key)
+        with suppress(TimeoutError, TransportError):
+            async with asyncio.timeout(CALL_SECONDS):
+                node = await self._joined()
+                subkey = self._transport.peer_id
+                return bool(await node.store(key, value, float(expires_at), subkey=subkey))
+        return False
+
+    async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
+        """Return what each peer stored under ``key`` and has not expired; empty on failure."""
+        self._require_key(key)
+        found = None
+        with suppress(TimeoutError, TransportError):
+            async with asyncio.timeout(CALL_SECONDS):
+                node = await self._joined()
+                found = await node.get(key, latest=True)
+        if found is None or not isinstance(found.value, dict):
+            return {}
+        return {PeerId(owner): entry.value for owner, entry in sorted(found.value.items())}
+
+    async def close(self) -> None:
+        """Leave the directory; idempotent."""
+        self._closed = True
+        if self._node is not None:
+            node, self._node = self._node, None
+            with suppress(TimeoutError):
+                async with asyncio.timeout(RPC_SECONDS):
+                    await node.shutdown()
+
+    async def _dial(self, address: str) -> PeerId | None:
+        try:
+            return await self._transport.connect(address)
+        except TransportError as error:
+            log.info("bootstrap peer %s: %s", address, error)
+            return None
+
+    def _require_key(self, key: str) -> None:
+        if key not in self._keys:
+            raise ValueError(f"{key} is not a key of this directory")
+
+    async def _joined(self) -> Any:
+        """Return the node, after a try to join whoever is connected if it is alone."""
+        node = self._node
+        if node is None or node.p2p is not self._transport.p2p:
+            raise TransportError("the directory is closed or being rebuilt")
+        if not self.neighbours:
+            await self._join(await self._transport.peers())
+        return node
+
+    async def _rebuild(self) -> None:
+        """Make a node on the present p2pd; the one before died with its own."""
+        if self._closed:
+            return
+        self._node = None
+        try:
+            async with asyncio.timeout(CALL_SECONDS):
+                node = await DHTNode.create(
+                    p2p=self._transport.p2p,
+                    node_id=node_id(self._transport.peer_id),
+                    num_replicas=REPLICAS,
+                    wait_timeout=RPC_SECONDS,
+                    record_validator=self._validator,
+                    cache_locally=False,
+                    cache_nearest=0,
+                    cache_on_store=False,
+                    cache_refresh_before_expiry=0,
+                )
+        except TimeoutError as error:
+            raise TransportError(f"no directory node within {CALL_SECONDS:g} s") from error
+        harden(node.protocol, self._storage, self._validator)
+        self._node = node
+        await self._join(await self._transport.peers())
+
+    async def _join(self, peers: Iterable[PeerId]) -> int:
+        """Greet ``peers``, then look for our own neighbourhood; return how many answered."""
+        node = self._node
+        if node is None:
+            return 0
+        pings = [node.protocol.call_ping(PeerID.from_base58(peer)) for peer in peers]
+        answered = sum(answer is not None for answer in await asyncio.gather(*pings))
+        if answered:
+            await asyncio.sleep(0)  # hivemind enters them into its table in tasks of its own
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CALL_SECONDS):
+                    await node.find_nearest_nodes([node.node_id])
+        return answered

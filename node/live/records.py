@@ -1,0 +1,198 @@
+"""What a directory node accepts from strangers: signed, short-lived, small, and not too many.
+
+hivemind stores everything by default. The validator binds a record to its owner: the sub-key is the
+owner's peer id, whose key signs key, sub-key, value and expiry together, for one run. Keys reach a
+validator as SHA-1 of their name, so the allow-list holds hashes. The storage bounds what valid
+records can cost, because anyone may make a thousand key pairs.
+"""
+
+import heapq
+import math
+from collections.abc import Awaitable, Callable, Collection, Iterable
+from functools import partial
+from typing import Any
+
+from hivemind.dht import DHTID
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.storage import DHTLocalStorage, DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord, RecordValidatorBase
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import ValueWithExpiration
+
+from protocol import codec
+from protocol.crypto import SIGNATURE_BYTES, Signer, digest, signing_bytes, verify
+from protocol.types import PeerId, RunId
+
+RECORD_BYTES_MAX = 4096
+"""A stored value with its signature; a node record takes a tenth of this."""
+
+TTL_SECONDS_MAX = 3600.0
+"""Without a cap a record that expires in a thousand years can never be replaced."""
+
+OWNERS_PER_KEY_MAX = 240
+"""Sub-keys kept per key: times ``RECORD_BYTES_MAX`` this fits the 1 MiB of one p2pd message."""
+
+NEAREST_MAX = 20
+"""Neighbours believed per answer: hivemind's bucket size, so that an honest answer fits."""
+
+_SIGNATURE_KIND = "directory-record"
+_SUBKEY_BYTES_MAX = 64
+_VERIFIED_MAX = 4096
+
+
+def key_id(key: str) -> bytes:
+    """Return the 20 bytes by which the DHT knows ``key``."""
+    return bytes(DHTID.generate(source=key).to_bytes())
+
+
+def node_id(peer: str) -> DHTID:
+    """Return the place of ``peer`` in the DHT; everybody else computes the same."""
+    return DHTID.generate(source=peer)
+
+
+class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is untyped
+    """Signs our records and judges everybody's, for one run."""
+
+    def __init__(
+        self, signer: Signer, run_id: RunId, keys: Iterable[str], now: Callable[[], float]
+    ) -> None:
+        self._signer = signer
+        self._run_id = run_id
+        self._key_ids = frozenset(key_id(key) for key in keys)
+        self._now = now
+        self._verified: dict[bytes, None] = {}
+
+    def validate(self, record: DHTRecord) -> bool:
+        """Tell whether ``record`` may be stored or believed; never raises."""
+        try:
+            return self._is_valid(record)
+        except Exception:  # noqa: BLE001 - a stranger's bytes; whatever they upset is their fault
+            return False
+
+    def sign_value(self, record: DHTRecord) -> bytes:
+        """Return the value with our signature behind it."""
+        signature = self._signer.sign(self._signed_bytes(record, record.value))
+        return bytes(record.value) + signature
+
+    def strip_value(self, record: DHTRecord) -> bytes:
+        """Return the value of a valid record without its signature."""
+        return bytes(record.value[:-SIGNATURE_BYTES])
+
+    def _is_valid(self, record: DHTRecord) -> bool:
+        if record.key not in self._key_ids or not (
+            SIGNATURE_BYTES < len(record.value) <= RECORD_BYTES_MAX
+        ):
+            return False
+        if not record.expiration_time <= self._now() + TTL_SECONDS_MAX:  # NaN is refused too
+            return False
+        owner = codec.decode(record.subkey, bytes_max=_SUBKEY_BYTES_MAX)
+        value, signature = record.value[:-SIGNATURE_BYTES], record.value[-SIGNATURE_BYTES:]
+        content = codec.decode(value, bytes_max=RECORD_BYTES_MAX)
+        if not isinstance(owner, str) or not isinstance(content, bytes):
+            return False
+        return self._verify(PeerId(owner), self._signed_bytes(record, value), signature)
+
+    def _verify(self, owner: PeerId, message: bytes, signature: bytes) -> bool:
+        """Check a signature once: replicas send the same records again with each lookup."""
+        seen = digest(signature + message)  # the message contains the owner
+        if seen not in self._verified:
+            if not verify(owner, message, signature):
+                return False
+            if len(self._verified) >= _VERIFIED_MAX:
+                del self._verified[next(iter(self._verified))]
+            self._verified[seen] = None
+        return True
+
+    def _signed_bytes(self, record: DHTRecord, value: bytes) -> bytes:
+        fields = [record.key, record.subkey, value, float(record.expiration_time)]
+        return signing_bytes(_SIGNATURE_KIND, self._run_id, codec.encode(fields))
+
+
+class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is untyped
+    """hivemind's storage with at most ``OWNERS_PER_KEY_MAX`` sub-keys per key.
+
+    It also keeps three of its habits from hurting: a lookup merges what others say into the stored
+    dictionary itself, a refused store still shortens the life of what is there, and every store
+    leaves an entry in a heap until the record expires.
+    """
+
+    def get(self, key: DHTID) -> ValueWithExpiration | None:
+        """Return a copy, which lookups may merge into."""
+        found = super().get(key)
+        if found is None or not isinstance(found.value, DictionaryDHTValue):
+            return found
+        copy = DictionaryDHTValue()
+        for subkey, (value, expires_at) in found.value.items():
+            copy.store(subkey, value, expires_at)
+        return ValueWithExpiration(copy, found.expiration_time)
+
+    def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
+        """Store one owner's record; False when it is not newer, or when there is no room."""
+        found = super().get(key)
+        entries = DictionaryDHTValue() if found is None else found.value
+        known = entries.get(subkey)
+        if known is None and len(entries) >= OWNERS_PER_KEY_MAX:
+            return False
+        if known is not None and known.expiration_time >= expiration_time:
+            return False
+        if not entries.store(subkey, value, expiration_time):
+            return False
+        if found is None or expiration_time > found.expiration_time:
+            self.store(key, entries, expiration_time)
+        _compact(entries)
+        _compact(self)
+        return True
+
+
+def harden(protocol: DHTProtocol, storage: BoundedStorage, validator: RecordValidator) -> None:
+    """Close the doors that hivemind leaves open to strangers.
+
+    Its cache can hide the storage (one cached record hides a whole key), so both become one. One
+    bad record made it drop the good ones beside it; now only the bad one goes. A peer could enter
+    the routing table, and name others in its answers, under any ids near a victim's; now every peer
+    has the one id that its peer id gives. An answer that claims to expire never ended a search.
+    """
+    protocol.storage = protocol.cache = storage
+    protocol._validate_dictionary = partial(_keep_valid, validator)  # noqa: SLF001 - no public way
+    protocol.update_routing_table = partial(_update_bound, protocol.update_routing_table)
+    protocol.call_find = partial(_find_bound, protocol.call_find)
+
+
+def _keep_valid(validator: RecordValidator, key: bytes, entries: DictionaryDHTValue) -> bool:
+    with entries.freeze():
+        for subkey, (value, expires_at) in list(entries.items()):
+            record = DHTRecord(key, MSGPackSerializer.dumps(subkey), value, expires_at)
+            if not validator.validate(record):
+                del entries[subkey]
+    return True
+
+
+async def _update_bound(
+    update: Callable[[Any, Any, bool], Awaitable[None]],
+    node: DHTID | None,
+    peer: Any,
+    responded: bool = True,  # noqa: FBT002 - hivemind's signature
+) -> None:
+    if node is None or node == node_id(peer.to_base58()):
+        await update(node, peer, responded)
+
+
+async def _find_bound(
+    find: Callable[[Any, Any], Awaitable[Any]], peer: Any, keys: Collection[DHTID]
+) -> Any:
+    answer = await find(peer, keys)
+    if not answer:
+        return answer
+    bounded = {}
+    for key, (found, nearest) in answer.items():
+        value = found if found is not None and math.isfinite(found.expiration_time) else None
+        honest = [(n, p) for n, p in nearest.items() if n == node_id(p.to_base58())]
+        bounded[key] = value, dict(honest[:NEAREST_MAX])
+    return bounded
+
+
+def _compact(storage: DHTLocalStorage | DictionaryDHTValue) -> None:
+    """Drop heap entries whose record was replaced, when they are the majority."""
+    if len(storage.expiration_heap) > 2 * len(storage.key_to_heap) + 16:
+        storage.expiration_heap = list(storage.key_to_heap.values())
+        heapq.heapify(storage.expiration_heap)

@@ -1,0 +1,55 @@
+"""Where the unix sockets between us and p2pd live."""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from contextlib import suppress
+from pathlib import Path
+
+SOCKET_PATH_BYTES_MAX = 107
+"""``sun_path`` of Linux less its final zero; p2pd refuses one more."""
+
+_DIRECTORY_PREFIX = "prime-p2p-"
+_LONGEST_NAME = "xxxxxxxx/control.sock"
+
+
+class SocketDirectory:
+    """A private (0700) directory whose path is short enough for unix sockets.
+
+    It is locked while its owner lives, so that whatever a killed process left behind is recognised
+    and removed by the next one to start.
+    """
+
+    def __init__(self) -> None:
+        base = Path(tempfile.gettempdir())
+        longest = base / f"{_DIRECTORY_PREFIX}{_LONGEST_NAME}"
+        if len(os.fsencode(longest)) > SOCKET_PATH_BYTES_MAX:
+            base = Path("/tmp")  # noqa: S108 - mkdtemp below makes an unguessable 0700 directory
+        _sweep(base)
+        self.path = Path(tempfile.mkdtemp(prefix=_DIRECTORY_PREFIX, dir=base))
+        fresh = self.path / "lock.new"
+        self._lock = os.open(fresh, os.O_CREAT | os.O_RDWR, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        fresh.rename(self.path / "lock")  # a sweeper never sees it unlocked
+
+    def close(self) -> None:
+        """Remove the directory; idempotent."""
+        if self._lock >= 0:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def _sweep(base: Path) -> None:
+    """Remove our user's socket directories whose owner is dead."""
+    for directory in base.glob(f"{_DIRECTORY_PREFIX}*"):
+        with suppress(OSError):
+            if directory.lstat().st_uid != os.getuid():
+                continue
+            lock = os.open(directory / "lock", os.O_RDWR | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(directory, ignore_errors=True)
+            finally:
+                os.close(lock)

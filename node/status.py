@@ -1,0 +1,89 @@
+"""What a node says of itself and of the swarm as it sees it: the one shape behind every view.
+
+The control API serves it as JSON, ``prime-node status`` and the testnet draw it, tests read it.
+"""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+State = Literal["joining", "syncing", "ready", "paused", "draining"]
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One row of the roster: a live record that this node holds."""
+
+    peer_id: str
+    roles: tuple[str, ...]
+    policy_version: int
+    age_seconds: float
+    software: str
+    standing: Literal["good", "slashed"]
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutCounts:
+    """Commits by what became of them, and rejections by reason."""
+
+    committed: int = 0
+    certified: int = 0
+    rejected: int = 0
+    expired: int = 0
+    trained: int = 0
+    rejected_reasons: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointStatus:
+    """One published version: a point of the reward curve."""
+
+    version: int
+    reward_mean: float
+    created_at: float
+    commits: int
+    trained_without_certificate: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrafficStatus:
+    """Bytes moved by the blob exchange (``weights_*`` are part of ``blobs_*``)."""
+
+    blobs_sent: int = 0
+    blobs_received: int = 0
+    weights_sent: int = 0
+    weights_received: int = 0
+    gossip_sent: int = 0
+    gossip_received: int = 0
+    gossip_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """A node's snapshot; counts of ``rollouts`` are swarm-wide, of ``own_rollouts`` ours."""
+
+    peer_id: str
+    run_id: str
+    run_name: str
+    roles: tuple[str, ...]
+    state: State
+    reason: str
+    started_at: float
+    epoch: int
+    addresses: tuple[str, ...]
+    peers_connected: int
+    policy_version: int
+    policy_version_newest: int
+    policy_lag_max: int
+    first_certificate_at: float | None
+    members: tuple[MemberStatus, ...]
+    rollouts: RolloutCounts
+    own_rollouts: RolloutCounts
+    workers: dict[str, RolloutCounts]
+    checkpoints: tuple[CheckpointStatus, ...]
+    traffic: TrafficStatus
+    p2pd_pid: int | None
+    children: dict[str, int] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)

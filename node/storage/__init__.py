@@ -1,0 +1,1 @@
+"""What survives a restart: content-addressed blobs in files, small state in SQLite."""

@@ -1,0 +1,165 @@
+"""Durable small state: the ``Store`` port on SQLite.
+
+One thread writes. Commits that wait while it works share the next transaction, hence one fsync:
+a busy node pays for the disk's latency once per batch, not once per commit. Readers use their own
+connection; in WAL mode each read sees every transaction that has ended, so every returned commit.
+"""
+
+import asyncio
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from roles.ports import Delete, Put, StorageFullError
+
+SCHEMA_VERSION = 1
+
+BATCH_COMMITS_MAX = 256
+"""A guess: bounds how long the first commit of a batch waits for the others."""
+
+PAGE_ENTRIES = 256
+"""Read at once by a scan; a guess."""
+
+_FULL = (sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    changes: tuple[Put | Delete, ...]
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[None]
+
+    def resolve(self, error: Exception | None) -> None:
+        """Tell the waiting coroutine, from the writer thread."""
+        try:
+            self.loop.call_soon_threadsafe(self._resolve, error)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+    def _resolve(self, error: Exception | None) -> None:
+        if self.done.done():  # cancelled; the commit stands
+            return
+        if error is None:
+            self.done.set_result(None)
+        else:
+            self.done.set_exception(error)
+
+
+class SqliteStore:
+    """Tables of bytes to bytes in the database at ``path``; raises ``ValueError`` if not ours.
+
+    Reads belong to the thread that made the store.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._writer = _connect(path)
+        _prepare(self._writer)
+        self._reader = _connect(path)
+        self._queue: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._write_all, name="store", daemon=True)
+        self._thread.start()
+        self._closed = False
+
+    async def commit(self, changes: Sequence[Put | Delete]) -> None:
+        """Apply all changes or none; when it returns they survive ``kill -9`` and power loss.
+
+        Raises ``StorageFullError``, and then nothing of it is applied. Cancelling does not undo.
+        """
+        if self._closed:
+            raise RuntimeError("the store is closed")
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        self._queue.put(_Commit(tuple(changes), loop, done))
+        await done
+
+    def get(self, table: str, key: bytes) -> bytes | None:
+        """Return the value, or None."""
+        query = "SELECT value FROM entries WHERE name = ? AND key = ?"
+        row = self._reader.execute(query, (table, key)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def scan(self, table: str) -> Iterator[tuple[bytes, bytes]]:
+        """Yield the entries of a table in key order, each as it is when its page is read.
+
+        Pages, because an open cursor would pin its snapshot, and ``get`` would see the past.
+        """
+        query = "SELECT key, value FROM entries WHERE name = ? AND key {} ? ORDER BY key LIMIT ?"
+        page = self._reader.execute(query.format(">="), (table, b"", PAGE_ENTRIES)).fetchall()
+        while page:
+            yield from page
+            after = (table, page[-1][0], PAGE_ENTRIES)
+            page = self._reader.execute(query.format(">"), after).fetchall()
+
+    def close(self) -> None:
+        """Write what was committed and close; idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        self._queue.put(None)
+        self._thread.join()
+        self._reader.close()
+        self._writer.close()
+
+    def _write_all(self) -> None:
+        while (first := self._queue.get()) is not None:
+            batch = [first]
+            while len(batch) < BATCH_COMMITS_MAX and not self._queue.empty():
+                commit = self._queue.get()
+                if commit is None:
+                    self._queue.put(None)  # seen again after this batch
+                    break
+                batch.append(commit)
+            self._write_batch(batch)
+
+    def _write_batch(self, batch: Sequence[_Commit]) -> None:
+        error = _transact(self._writer, [change for commit in batch for change in commit.changes])
+        if error is not None and len(batch) > 1:  # one bad commit must not fail its neighbours
+            for commit in batch:
+                commit.resolve(_transact(self._writer, commit.changes))
+            return
+        for commit in batch:
+            commit.resolve(error)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=10)
+    connection.execute("PRAGMA journal_mode = WAL")
+    connection.execute("PRAGMA synchronous = FULL")
+    return connection
+
+
+def _prepare(connection: sqlite3.Connection) -> None:
+    version = connection.execute("PRAGMA user_version").fetchone()[0]
+    if version not in (0, SCHEMA_VERSION):
+        raise ValueError(f"state of schema {version}, this program knows {SCHEMA_VERSION}")
+    connection.execute(
+        "CREATE TABLE IF NOT EXISTS entries (name TEXT NOT NULL, key BLOB NOT NULL, "
+        "value BLOB NOT NULL, PRIMARY KEY (name, key)) WITHOUT ROWID"
+    )
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _transact(connection: sqlite3.Connection, changes: Sequence[Put | Delete]) -> Exception | None:
+    """Apply ``changes`` in one transaction; return why not, and then nothing is applied."""
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        for change in changes:
+            _apply(connection.execute, change)
+        connection.execute("COMMIT")
+    except (sqlite3.Error, ValueError, OverflowError) as error:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        full = getattr(error, "sqlite_errorcode", None) in _FULL
+        return StorageFullError(str(error)) if full else error
+    return None
+
+
+def _apply(execute: Callable[[str, tuple[object, ...]], object], change: Put | Delete) -> None:
+    if isinstance(change, Put):
+        row = (change.table, change.key, change.value)
+        execute("INSERT OR REPLACE INTO entries (name, key, value) VALUES (?, ?, ?)", row)
+    else:
+        execute("DELETE FROM entries WHERE name = ? AND key = ?", (change.table, change.key))

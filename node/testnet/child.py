@@ -1,0 +1,84 @@
+"""What runs in the processes that the testnet forks."""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from multiprocessing import parent_process
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from node.config import NodeConfig
+from node.exit_codes import NodeError
+from node.run import run_node
+from node.testnet.memory import peak_rss_bytes
+
+BEHAVIOUR_GROUP = "prime_node.behaviours"
+
+
+@dataclass(frozen=True, slots=True)
+class NodeArguments:
+    """What one node is started with; ``settings`` are keys of the node configuration."""
+
+    settings: dict[str, Any]
+    behaviour: str
+    log: Path
+
+
+def node_main(arguments: NodeArguments) -> None:
+    """Be a node until it ends, and exit with its code."""
+    _detach(arguments.log)
+    behaviour = load_behaviour(arguments.behaviour) if arguments.behaviour else None
+    try:
+        sys.exit(run_node(NodeConfig.model_validate(arguments.settings), behaviour=behaviour))
+    except NodeError as error:
+        sys.stderr.write(f"{error.message}\n")
+        sys.exit(error.exit_code)
+
+
+def load_behaviour(kind: str) -> Any:
+    """Return the behaviour registered as ``kind``; raises ``ValueError`` when there is none."""
+    found = entry_points(group=BEHAVIOUR_GROUP, name=kind)
+    if not found:
+        known = ", ".join(sorted(entry_points(group=BEHAVIOUR_GROUP).names))
+        raise ValueError(f"no behaviour {kind!r}; there are: {known}")
+    return next(iter(found)).load()
+
+
+def answer(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    """Send (error text, result, peak memory in bytes) of a call back to the testnet."""
+    os.setsid()
+    _leave_with_parent()
+    error, result = "", None
+    try:
+        result = function(*arguments)
+    except Exception as failure:  # noqa: BLE001 - it is raised again in the testnet's process
+        error = f"{type(failure).__name__}: {failure}"
+    sender.send((error, result, peak_rss_bytes(os.getpid())))
+
+
+def _detach(log: Path) -> None:
+    """Leave the terminal's process group, write to ``log``, and end when the testnet does."""
+    os.setsid()
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    _leave_with_parent()
+
+
+def _leave_with_parent() -> None:
+    """Drain when the testnet is gone, even if it was killed: nobody else would stop us."""
+    parent = parent_process()
+    if parent is None:
+        return
+
+    def wait() -> None:
+        parent.join()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, name="testnet-watch", daemon=True).start()

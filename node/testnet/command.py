@@ -1,0 +1,112 @@
+"""Run a whole swarm on this machine and watch it learn."""
+
+import asyncio
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.testnet import launcher
+from node.testnet.plan import MINUTES_DEFAULT, STEPS_DEFAULT, Layout, Options
+
+app = typer.Typer(add_completion=False)
+
+SWARM_FAILED = 1
+
+
+@app.command("testnet")
+def run_testnet(
+    *,
+    steps: Annotated[int, typer.Option(min=1, help="Policy versions to train.")] = STEPS_DEFAULT,
+    minutes: Annotated[
+        float, typer.Option(min=0.1, help="End after so many minutes at the latest.")
+    ] = MINUTES_DEFAULT,
+    inference: Annotated[int, typer.Option(min=1, help="Inference nodes.")] = 3,
+    validators: Annotated[int, typer.Option(min=2, help="Validator nodes.")] = 3,
+    trainers: Annotated[int, typer.Option(min=1, help="Trainer nodes; one leads.")] = 1,
+    relays: Annotated[int, typer.Option(min=1, help="Relay nodes.")] = 1,
+    cheaters: Annotated[
+        int, typer.Option(min=0, help="Inference nodes that lie, each in another way.")
+    ] = 0,
+    environment: Annotated[
+        str, typer.Option(help="The task, for example arithmetic or sorting.")
+    ] = "",
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the first policy.")] = 0,
+    data_dir: Annotated[
+        Path | None, typer.Option(help="New directory for all files; a temporary one if not given.")
+    ] = None,
+    keep: Annotated[bool, typer.Option("--keep", help="Keep the nodes' data directories.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
+    view: Annotated[bool, typer.Option(help="Redraw a live view on a terminal.")] = True,
+    svg: Annotated[Path | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Run a whole swarm on this machine and watch it learn."""
+    directory = _directory(data_dir)
+    layout = Layout(directory)
+    # The imports of the nodes take seconds: they start before anything else is done.
+    launcher.start_server(layout.log("forkserver"))
+    options = Options(
+        directory=directory,
+        relays=relays,
+        trainers=trainers,
+        validators=validators,
+        inference=inference,
+        cheaters=cheaters,
+        steps=steps,
+        minutes=minutes,
+        environment=_environment(environment),
+        seed=seed,
+    )
+    failed = asyncio.run(_run(options, as_json=as_json, view=view, svg=svg))
+    if not (keep or failed or data_dir is not None):
+        shutil.rmtree(layout.nodes, ignore_errors=True)
+    if failed:
+        raise typer.Exit(SWARM_FAILED)
+
+
+def _directory(data_dir: Path | None) -> Path:
+    if data_dir is None:
+        return Path(tempfile.mkdtemp(prefix="prime-node-testnet-"))
+    directory = data_dir.expanduser().absolute()
+    if directory.exists() and any(directory.iterdir()):
+        raise typer.BadParameter(f"{directory} is not empty; a testnet needs a new directory")
+    return directory
+
+
+def _environment(name: str) -> str:
+    from roles.environments.base import environment  # noqa: PLC0415 - only when the command runs
+
+    try:
+        return environment(name).name if name else ""
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--environment") from None
+
+
+async def _run(options: Options, *, as_json: bool, view: bool, svg: Path | None) -> bool:
+    """Run the testnet with its display; return whether it failed."""
+    from rich.console import Console  # noqa: PLC0415 - after the node imports have begun
+
+    from node.testnet.display import save_picture, show_lines, show_live  # noqa: PLC0415 - same
+    from node.testnet.summary import draw_summary  # noqa: PLC0415 - same
+    from node.testnet.swarm import SwarmRun  # noqa: PLC0415 - same
+
+    console = Console(stderr=as_json)
+    swarm = SwarmRun.create(options)
+    if svg is not None:
+        swarm.on_end = lambda: save_picture(swarm.record, swarm.screen, svg)
+    show = show_live if view and console.is_terminal else show_lines
+    display = asyncio.create_task(show(swarm.record, swarm.screen, console))
+    try:
+        outcome = await swarm.run()
+    finally:
+        display.cancel()
+        await asyncio.wait([display])
+    console.print(draw_summary(outcome.report, swarm.record, swarm.layout, outcome.failure))
+    if swarm.screen.notice:
+        console.print(swarm.screen.notice, style="yellow", soft_wrap=True)
+    if as_json:
+        typer.echo(json.dumps(outcome.report, indent=2))
+    return bool(outcome.failure)

@@ -1,0 +1,58 @@
+"""Shows a running testnet: redrawn on a terminal, line by line anywhere else, or as a picture."""
+
+import asyncio
+import io
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from node.testnet.record import SwarmRecord
+from node.testnet.screen import Screen, progress_line
+from node.testnet.view import View, draw, wall_time
+
+REFRESH_SECONDS = 0.5
+LINE_SECONDS = 5.0
+PICTURE_WIDTH = 100
+
+
+async def show_live(record: SwarmRecord, screen: Screen, console: Console) -> None:
+    """Redraw the view until cancelled; the last drawing stays."""
+    with Live(View(record, screen), console=console, auto_refresh=False) as live:
+        try:
+            while True:
+                live.refresh()
+                await asyncio.sleep(REFRESH_SECONDS)
+        finally:
+            live.refresh()
+
+
+async def show_lines(record: SwarmRecord, screen: Screen, console: Console) -> None:
+    """Print a line now and then, at every new stage, and once the way to join."""
+    shown_stage, waited_seconds, join_shown = None, 0.0, False
+    while True:
+        if screen.stage != shown_stage or waited_seconds >= LINE_SECONDS:
+            console.print(
+                progress_line(record, screen, wall_time()), highlight=False, soft_wrap=True
+            )
+            shown_stage, waited_seconds = screen.stage, 0.0
+        if screen.join_command and not join_shown:
+            console.print(
+                f"join with: {screen.join_command}", markup=False, highlight=False, soft_wrap=True
+            )
+            join_shown = True
+        await asyncio.sleep(REFRESH_SECONDS)
+        waited_seconds += REFRESH_SECONDS
+
+
+def save_picture(record: SwarmRecord, screen: Screen, path: Path) -> None:
+    """Write the view as it is now as an SVG."""
+    console = Console(
+        width=PICTURE_WIDTH,
+        record=True,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+    )
+    console.print(draw(record, screen, now=wall_time(), width=PICTURE_WIDTH))
+    console.save_svg(str(path), title="prime-node testnet")

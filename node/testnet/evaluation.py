@@ -1,0 +1,45 @@
+"""Greedy accuracy of a policy: what it knows, without the noise of sampling; runs in a child."""
+
+import asyncio
+from pathlib import Path
+
+from protocol.manifest import Recipe
+from protocol.rng import Rng
+from protocol.types import Version
+from roles.ports import Policy
+
+PROBLEMS = 512
+"""A share estimated from so many problems is within 0.045 of the truth, 19 times in 20."""
+
+
+def greedy_accuracy(recipe: Recipe, path: Path, seed: int) -> float:
+    """Return the mean reward of greedy answers to problems that ``seed`` draws."""
+    return asyncio.run(_greedy_accuracy(recipe, path, seed))
+
+
+async def _greedy_accuracy(recipe: Recipe, path: Path, seed: int) -> float:
+    from roles.environments.base import environment  # noqa: PLC0415 - keeps the parent light
+    from roles.inference.engines.policy import digest_of  # noqa: PLC0415 - imports torch
+    from roles.trainer.engine import TorchTrainingEngine  # noqa: PLC0415 - imports torch
+
+    task = environment(recipe.environment.name)
+    draws = Rng(seed.to_bytes(8, "big")).child("greedy evaluation")
+    problems = [draws.bits64() for _ in range(PROBLEMS)]
+    engine = TorchTrainingEngine(
+        model_config=recipe.model.config,
+        learning_rate=recipe.grpo.learning_rate,
+        precision=recipe.model.dtype,
+    )
+    try:
+        from safetensors.torch import load_file  # noqa: PLC0415 - imports torch
+
+        await engine.load_policy(Policy(Version(0), digest_of(load_file(path)), path))
+        answers = await engine.evaluate(
+            [task.prompt(problem) for problem in problems], recipe.sampling.tokens_max
+        )
+    finally:
+        engine.close()
+    scores = (
+        task.score(problem, tokens) for problem, tokens in zip(problems, answers, strict=True)
+    )
+    return sum(scores) / PROBLEMS

@@ -1,0 +1,113 @@
+"""How a testnet's run begins: keys, a first policy by a short cold start, a signed manifest."""
+
+import os
+import shutil
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from node.datadir import load_or_create_identity, open_data_dir, write_atomically
+from node.testnet.manifest_toml import manifest_toml, recipe_toml
+from node.testnet.plan import Layout, NodePlan, Options
+from protocol.manifest import (
+    Genesis,
+    Recipe,
+    RunManifest,
+    SignedManifest,
+    load_recipe,
+    sign_manifest,
+)
+from protocol.types import Role
+
+RECIPE = "configs/runs/testnet.toml"
+
+GENESIS_FILE = "genesis.safetensors"
+"""A trainer that finds this in its data directory publishes it as version 0."""
+
+COLD_START_ACCURACY = 0.33
+"""Sampled accuracy at which reinforcement learning takes over: groups hold both right and wrong
+answers, and there is much left to learn."""
+
+
+@dataclass(frozen=True, slots=True)
+class FirstPolicy:
+    """What the cold start made; ``digest`` in hexadecimal."""
+
+    digest: str
+    accuracy: float
+    steps: int
+
+
+def recipe_for(options: Options) -> Recipe:
+    """Return the testnet's recipe with what the options change in it."""
+    recipe = load_recipe(recipe_path().read_text())
+    changes: dict[str, Any] = {
+        "grpo": recipe.grpo.model_copy(update={"steps": options.steps}),
+    }
+    if options.environment:
+        changes["environment"] = recipe.environment.model_copy(update={"name": options.environment})
+    return recipe.model_copy(update=changes)
+
+
+def recipe_path() -> Path:
+    """Return the recipe in the checkout, or the one that was installed with the package."""
+    package = Path(__file__).resolve().parents[1]
+    checkout = package.parent / RECIPE
+    return checkout if checkout.exists() else package / RECIPE
+
+
+def create_members(options: Options, layout: Layout) -> list[NodePlan]:
+    """Make a data directory and a key for every node."""
+    plans = []
+    for name, role, behaviour in options.members():
+        directory = open_data_dir(layout.node(name))
+        identity = load_or_create_identity(directory.identity)
+        plans.append(NodePlan(name, role, behaviour, directory.root, identity.peer_id))
+    return plans
+
+
+def cold_start_policy(recipe: Recipe, seed: int, path: Path) -> FirstPolicy:
+    """Learn the first policy; runs in a child, because it imports torch."""
+    from roles.environments.base import environment, supervised  # noqa: PLC0415 - see above
+    from roles.trainer.genesis import cold_start  # noqa: PLC0415 - see above
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    made = cold_start(
+        supervised(environment(recipe.environment.name)),
+        recipe.model.config,
+        seed,
+        path,
+        target_accuracy=COLD_START_ACCURACY,
+        precision=recipe.model.dtype,
+    )
+    return FirstPolicy(made.digest.hex(), made.accuracy, made.steps)
+
+
+def found_run(
+    recipe: Recipe, first: FirstPolicy, plans: list[NodePlan], layout: Layout
+) -> SignedManifest:
+    """Sign and write the manifest, and give the first policy to the trainers."""
+    creator = load_or_create_identity(layout.directory / "creator.key")
+    genesis = Genesis(
+        creator=creator.peer_id,
+        created_at=int(time.time()),
+        policy=first.digest,
+        trainers=tuple(plan.peer_id for plan in plans if plan.role is Role.TRAINER),
+        validators=tuple(plan.peer_id for plan in plans if plan.role is Role.VALIDATOR),
+    )
+    manifest = RunManifest(**{**dict(recipe), "genesis": genesis})
+    signed = sign_manifest(manifest, creator)
+    write_atomically(layout.recipe, recipe_toml(recipe).encode())
+    write_atomically(layout.manifest, manifest_toml(signed).encode())
+    for plan in plans:
+        if plan.role is Role.TRAINER:
+            _give(layout.genesis_policy, plan.directory / GENESIS_FILE)
+    return signed
+
+
+def _give(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,47 @@
+"""``reward.png``: the reward curve; drawn in a child, since matplotlib is two seconds of import."""
+
+from pathlib import Path
+
+EVALUATION_LABEL = "greedy, last version"
+
+
+def draw_reward(
+    rewards: list[tuple[int, float]],
+    greedy_eval_last: float | None,
+    title: str,
+    path: Path,
+) -> None:
+    """Draw mean reward over policy version, and the greedy accuracy of the last one if known."""
+    import matplotlib as mpl  # noqa: PLC0415 - this module is imported by a light process
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt  # noqa: PLC0415 - after the backend is chosen
+
+    figure, axes = plt.subplots(figsize=(8, 4.2), dpi=150)
+    versions = [version for version, _ in rewards]
+    means = [reward for _, reward in rewards]
+    axes.plot(versions, means, color="#9cc9d1", linewidth=1, label="mean of the batch")
+    axes.plot(versions, _smoothed(means), color="#1f7a8c", linewidth=2.2, label="five-batch mean")
+    if greedy_eval_last is not None and versions:
+        axes.scatter(
+            [versions[-1]], [greedy_eval_last], color="#e07a5f", zorder=3, label=EVALUATION_LABEL
+        )
+    axes.set_ylim(0, 1.03)
+    axes.set_xlim(left=0)
+    axes.set_xlabel("policy version")
+    axes.set_ylabel("reward of certified rollouts")
+    axes.set_title(title, loc="left", fontsize=11)
+    axes.grid(visible=True, alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
+    if versions:
+        axes.legend(loc="lower right", frameon=False)
+    figure.tight_layout()
+    figure.savefig(path)
+
+
+def _smoothed(values: list[float], window: int = 5) -> list[float]:
+    """Return trailing means over up to ``window`` values."""
+    return [
+        sum(values[max(0, end - window) : end]) / len(values[max(0, end - window) : end])
+        for end in range(1, len(values) + 1)
+    ]

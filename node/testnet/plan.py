@@ -1,0 +1,120 @@
+"""Who takes part in a testnet, and where each node lives."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from protocol.types import PeerId, Role
+
+STEPS_DEFAULT = 60
+"""Policy versions after which a testnet ends: about where one-digit addition is learned."""
+
+MINUTES_DEFAULT = 5.0
+
+CHEATER_KINDS = (
+    "stale-weights",
+    "other-weights",
+    "edited-tokens",
+    "forged-rewards",
+    "forged-proofs",
+)
+"""Names in the entry-point group ``prime_node.behaviours``, in the order cheaters take them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asked for."""
+
+    directory: Path
+    relays: int = 1
+    trainers: int = 1
+    validators: int = 3
+    inference: int = 3
+    cheaters: int = 0
+    steps: int = STEPS_DEFAULT
+    minutes: float = MINUTES_DEFAULT
+    environment: str = ""
+    """Empty: the recipe's own."""
+    seed: int = 0
+
+    def members(self) -> Iterator[tuple[str, Role, str]]:
+        """Yield (name, role, behaviour) of every node, relays first."""
+        counts = (
+            (Role.RELAY, self.relays),
+            (Role.TRAINER, self.trainers),
+            (Role.VALIDATOR, self.validators),
+            (Role.INFERENCE, self.inference),
+        )
+        for role, count in counts:
+            for number in range(1, count + 1):
+                yield f"{role}-{number}", role, ""
+        for index in range(self.cheaters):
+            round_number, kind_index = divmod(index, len(CHEATER_KINDS))
+            kind = CHEATER_KINDS[kind_index]
+            name = f"{kind}-{round_number + 1}" if round_number else kind
+            yield name, Role.INFERENCE, kind
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlan:
+    """One node of the testnet; ``behaviour`` is the kind of lie, empty for an honest node."""
+
+    name: str
+    role: Role
+    behaviour: str
+    directory: Path
+    peer_id: PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The files of a testnet."""
+
+    directory: Path
+
+    @property
+    def recipe(self) -> Path:
+        """What the run was asked to be."""
+        return self.directory / "run.toml"
+
+    @property
+    def manifest(self) -> Path:
+        """The recipe with its genesis, also TOML."""
+        return self.directory / "run.manifest"
+
+    @property
+    def genesis_policy(self) -> Path:
+        """Version 0, as safetensors."""
+        return self.directory / "genesis" / "policy.safetensors"
+
+    @property
+    def report(self) -> Path:
+        """What the run showed."""
+        return self.directory / "report.json"
+
+    @property
+    def reward_picture(self) -> Path:
+        """The reward curve."""
+        return self.directory / "reward.png"
+
+    @property
+    def join_command(self) -> Path:
+        """The command with which another shell joins."""
+        return self.directory / "join.txt"
+
+    @property
+    def nodes(self) -> Path:
+        """The data directories."""
+        return self.directory / "nodes"
+
+    def node(self, name: str) -> Path:
+        """Return the data directory of a node."""
+        return self.nodes / name
+
+    def restart_command(self, name: str) -> Path:
+        """Return the file with the command that starts a node again."""
+        return self.node(name) / "command.txt"
+
+    def log(self, name: str) -> Path:
+        """Return where a node's standard error goes."""
+        return self.directory / "logs" / f"{name}.log"

@@ -1,0 +1,50 @@
+"""Asks a node for its status: where its control API listens is a file in its data directory."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from node.datadir import DataDir, load_api_endpoint
+from node.status import NodeStatus
+from node.testnet.memory import is_running, peak_rss_bytes
+
+REQUEST_SECONDS = 3.0
+"""A node answers in milliseconds; two busy cores shared by a whole swarm may take a second."""
+
+_STATUS = TypeAdapter(NodeStatus)
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What one look at a node gave; ``status`` is None when it did not answer."""
+
+    pid: int | None
+    running: bool
+    status: NodeStatus | None
+    peak_rss_bytes: int = 0
+    p2pd_peak_rss_bytes: int = 0
+
+
+async def sample(client: httpx.AsyncClient, directory: Path) -> Sample:
+    """Look at the node of a data directory; never raises for what a node does or fails to do."""
+    endpoint = load_api_endpoint(DataDir(directory))
+    if endpoint is None or not is_running(endpoint.pid):
+        return Sample(endpoint.pid if endpoint is not None else None, running=False, status=None)
+    status = await _status(client, endpoint.port)
+    return Sample(
+        endpoint.pid,
+        running=True,
+        status=status,
+        peak_rss_bytes=peak_rss_bytes(endpoint.pid),
+        p2pd_peak_rss_bytes=peak_rss_bytes(status.p2pd_pid) if status is not None else 0,
+    )
+
+
+async def _status(client: httpx.AsyncClient, port: int) -> NodeStatus | None:
+    try:
+        answer = await client.get(f"http://127.0.0.1:{port}/status", timeout=REQUEST_SECONDS)
+        return _STATUS.validate_json(answer.content) if answer.is_success else None
+    except (httpx.HTTPError, ValidationError):
+        return None

@@ -1,0 +1,92 @@
+"""``report.json``: what a testnet showed, computed from its record alone."""
+
+import json
+import math
+from collections import Counter
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from node.testnet.record import SwarmRecord
+from protocol.types import Role
+
+REWARD_WINDOW_STEPS = 5
+"""The first and the last reward of a report are means over this many steps."""
+
+_MEBIBYTE = 1 << 20
+
+
+def build_report(
+    record: SwarmRecord, *, run_id: str, wall_seconds: float, greedy_eval_last: float | None
+) -> dict[str, Any]:
+    """Return the report; ``reward_*`` are None before a step, ``greedy_*`` when not evaluated."""
+    rewards = [reward for _, reward in record.rewards]
+    counts = record.rollouts
+    first_certificate = record.first_certificate_seconds
+    return {
+        "run_id": run_id,
+        "wall_s": round(wall_seconds, 1),
+        "seconds_to_first_certificate": _rounded(first_certificate, 1),
+        "steps": max(0, record.newest_version),
+        "reward_first": _mean(rewards[:REWARD_WINDOW_STEPS]),
+        "reward_last": _mean(rewards[-REWARD_WINDOW_STEPS:]),
+        "greedy_eval_last": _rounded(greedy_eval_last, 4),
+        "rollouts": {
+            "committed": counts.committed,
+            "certified": counts.certified,
+            "rejected": counts.rejected,
+            "expired": counts.expired,
+        },
+        "trained_without_certificate": record.trained_without_certificate,
+        "cheaters": _cheaters(record),
+        "policy_lag_max": record.policy_lag_max,
+        "weights_bytes_sent": record.weights_sent,
+        "peak_rss_mb": _peak_memory(record),
+        "nodes": dict(Counter(str(node.plan.role) for node in record.nodes.values())),
+    }
+
+
+def honest_rejected(record: SwarmRecord) -> int:
+    """Return how many rollouts of honest nodes, joined ones included, were rejected."""
+    liars = {node.plan.peer_id for node in record.nodes.values() if node.plan.behaviour}
+    view = record.swarm_view
+    workers = view.workers if view is not None else {}
+    return sum(counts.rejected for worker, counts in workers.items() if worker not in liars)
+
+
+def write_report(report: dict[str, Any], path: Path) -> None:
+    """Write the report as indented JSON."""
+    path.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _cheaters(record: SwarmRecord) -> list[dict[str, Any]]:
+    entries = []
+    for node in record.nodes.values():
+        if node.plan.behaviour:
+            counts = record.worker_counts(node.plan.peer_id)
+            entries.append(
+                {
+                    "kind": node.plan.behaviour,
+                    "committed": counts.committed,
+                    "certified": counts.certified,
+                }
+            )
+    return entries
+
+
+def _peak_memory(record: SwarmRecord) -> dict[str, int]:
+    """Return the peak of the largest process of each kind, in MiB rounded up."""
+    peaks = {str(role): 0 for role in Role} | {"p2pd": 0} | record.other_peak_rss_bytes
+    for node in record.nodes.values():
+        role = str(node.plan.role)
+        peaks[role] = max(peaks[role], node.peak_rss_bytes)
+        peaks["p2pd"] = max(peaks["p2pd"], node.p2pd_peak_rss_bytes)
+    return {what: math.ceil(peak / _MEBIBYTE) for what, peak in peaks.items() if peak}
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(fmean(values), 4) if values else None
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

@@ -1,0 +1,69 @@
+"""What the live view shows beside the record: the stage of the run, its limits, its commands."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from node.testnet.record import SwarmRecord
+from node.units import bytes_text
+
+Stage = Literal["loading", "genesis", "starting", "learning", "draining", "done", "failed"]
+
+STAGE_TEXT: dict[Stage, str] = {
+    "loading": "loading libraries",
+    "genesis": "cold start of the first policy",
+    "starting": "starting nodes",
+    "learning": "learning",
+    "draining": "draining",
+    "done": "done",
+    "failed": "failed",
+}
+
+_RATE_WINDOW_VERSIONS = 10
+
+
+@dataclass(slots=True)
+class Screen:
+    """The state of a view; ``notice`` is one line that matters now, empty most of the time."""
+
+    environment: str
+    seed: int
+    steps: int
+    seconds_max: float
+    stage: Stage = "loading"
+    run_id: str = ""
+    join_command: str = ""
+    notice: str = ""
+
+
+def eta_seconds(record: SwarmRecord, screen: Screen, now: float) -> float | None:
+    """Return the expected seconds to the last step, or to the time limit if that comes first."""
+    recent = record.checkpoints[-_RATE_WINDOW_VERSIONS:]
+    limit = record.started_at + screen.seconds_max - now
+    if screen.stage != "learning" or len(recent) < 3:
+        return None
+    seconds_per_version = (recent[-1].created_at - recent[0].created_at) / (len(recent) - 1)
+    since_last = now - recent[-1].created_at
+    missing = screen.steps - recent[-1].version
+    return max(0.0, min(limit, missing * seconds_per_version - since_last))
+
+
+def clock_text(seconds: float) -> str:
+    """Return for example ``01:23``."""
+    minutes, rest = divmod(max(0, int(seconds)), 60)
+    return f"{minutes:02d}:{rest:02d}"
+
+
+def progress_line(record: SwarmRecord, screen: Screen, now: float) -> str:
+    """Return one line for a log or a terminal that cannot redraw."""
+    counts = record.rollouts
+    parts = [
+        f"[{clock_text(now - record.started_at)}]",
+        STAGE_TEXT[screen.stage],
+        f"version {max(0, record.newest_version)}/{screen.steps}",
+        f"reward {record.rewards[-1][1]:.2f}" if record.rewards else "reward -",
+        f"certified {counts.certified} rejected {counts.rejected} expired {counts.expired}",
+        f"lag {record.policy_lag_max}",
+        f"weights sent {bytes_text(record.weights_sent)}",
+        f"nodes {len(record.running)}/{len(record.nodes)}",
+    ]
+    return "  ".join(parts)

@@ -1,0 +1,66 @@
+"""What is printed when a testnet has ended."""
+
+from typing import Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from node.testnet.plan import Layout
+from node.testnet.record import SwarmRecord
+from node.testnet.report import honest_rejected
+from node.units import bytes_text
+
+GOOD, BAD, DIM = "#98c379", "#e06c75", "grey50"
+
+
+def draw_summary(
+    report: dict[str, Any], record: SwarmRecord, layout: Layout, failure: str
+) -> RenderableType:
+    """Return the report as a table for people, with where its files are."""
+    table = Table.grid(padding=(0, 3))
+    table.add_column(style=DIM, justify="right")
+    table.add_column()
+    for label, value in _rows(report, record):
+        table.add_row(label, value)
+    head = Text("the swarm failed: " + failure, BAD) if failure else Text("the swarm learned", GOOD)
+    files = Text(f"{layout.report}\n{layout.reward_picture}", style=DIM)
+    return Group(Text(), head, Text(), table, Text(), files)
+
+
+def _rows(report: dict[str, Any], record: SwarmRecord) -> list[tuple[str, str | Text]]:
+    rollouts = report["rollouts"]
+    reward = f"{_number(report['reward_first'])} → {_number(report['reward_last'])}"
+    outcomes = (
+        f"{rollouts['committed']} committed, {rollouts['certified']} certified, "
+        f"{rollouts['rejected']} rejected ({honest_rejected(record)} of honest workers), "
+        f"{rollouts['expired']} expired"
+    )
+    rows: list[tuple[str, str | Text]] = [
+        ("run", report["run_id"][:16] or "-"),
+        ("time", f"{report['wall_s']:.0f} s, {report['steps']} versions"),
+        ("reward", f"{reward}, greedy {_number(report['greedy_eval_last'])}"),
+        ("rollouts", outcomes),
+        ("first certificate", f"{_number(report['seconds_to_first_certificate'], 0)} s"),
+        ("trained without certificate", _must_be_zero(report["trained_without_certificate"])),
+        ("policy lag", f"at most {report['policy_lag_max']}"),
+        ("weights moved", bytes_text(report["weights_bytes_sent"])),
+        (
+            "peak memory",
+            ", ".join(f"{what} {size} MB" for what, size in report["peak_rss_mb"].items()),
+        ),
+    ]
+    for cheater in report["cheaters"]:
+        certified = cheater["certified"]
+        text = Text(f"{cheater['committed']} committed, ")
+        text.append(f"{certified} certified", GOOD if certified == 0 else BAD)
+        rows.append((cheater["kind"], text))
+    return rows
+
+
+def _must_be_zero(count: int) -> Text:
+    return Text(f"{count}", GOOD if count == 0 else BAD)
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

@@ -1,0 +1,265 @@
+"""The run of a testnet from nothing to its report."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+import psutil
+
+from node.datadir import DataDir
+from node.testnet import launcher
+from node.testnet.evaluation import greedy_accuracy
+from node.testnet.fleet import Fleet, join_command, tail
+from node.testnet.genesis import cold_start_policy, create_members, found_run, recipe_for
+from node.testnet.memory import peak_rss_bytes
+from node.testnet.picture import draw_reward
+from node.testnet.plan import Layout, NodePlan, Options
+from node.testnet.record import SwarmRecord
+from node.testnet.report import build_report, write_report
+from node.testnet.screen import Screen
+from protocol.manifest import Recipe
+from protocol.types import Role
+
+T = TypeVar("T")
+
+OBSERVE_SECONDS = 1.0
+STARTING_OBSERVE_SECONDS = 0.2
+FIRST_RELAY_SECONDS = 60.0
+COLD_START_SECONDS = 240.0
+EPILOGUE_SECONDS = 60.0
+SETTLE_SECONDS = 5.0
+"""The last certificates travel by gossip: the last look waits so long until a node has them."""
+
+
+class SwarmFailedError(Exception):
+    """The testnet cannot go on; the message says why in one or a few lines."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a testnet ended with; ``failure`` is empty when it went well."""
+
+    report: dict[str, Any]
+    failure: str
+    interrupted: bool
+
+
+@dataclass(slots=True)
+class SwarmRun:
+    """One testnet; ``record`` and ``screen`` may be drawn at any time."""
+
+    options: Options
+    layout: Layout
+    record: SwarmRecord
+    screen: Screen
+    recipe: Recipe
+    on_end: Callable[[], None] = lambda: None
+    """Called when learning has ended, before nodes are drained."""
+    _plans: list[NodePlan] = field(default_factory=list)
+    _addresses: tuple[str, ...] = ()
+    _interrupts: int = 0
+    _working: "asyncio.Task[None] | None" = None
+
+    @classmethod
+    def create(cls, options: Options) -> "SwarmRun":
+        """Make the testnet; raises ``OSError`` or ``NodeError`` when its directory is unusable."""
+        recipe = recipe_for(options)
+        layout = Layout(options.directory)
+        record = SwarmRecord(psutil.Process().create_time())
+        screen = Screen(recipe.environment.name, options.seed, options.steps, options.minutes * 60)
+        return cls(options, layout, record, screen, recipe)
+
+    async def run(self) -> Outcome:
+        """Run to the end, drain, write the report; Ctrl-C and SIGTERM end it early."""
+        fleet = Fleet(self.layout, self.record)
+        failure = ""
+        async with httpx.AsyncClient() as client:
+            with self._signals(fleet):
+                try:
+                    self._working = asyncio.create_task(self._work(fleet, client))
+                    await self._working
+                except asyncio.CancelledError:
+                    if not self._interrupts:
+                        raise
+                except (SwarmFailedError, launcher.ChildError) as error:
+                    failure = str(error)
+                finally:
+                    self.on_end()
+                    self.screen.stage = "draining"
+                    self.screen.notice = ""
+                    await self._drain(fleet)
+                report = await self._epilogue(failure)
+        self.screen.stage = "failed" if failure else "done"
+        return Outcome(report, failure, bool(self._interrupts))
+
+    async def _work(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
+        await self._begin()
+        await self._launch(fleet, client)
+        self.screen.stage = "learning"
+        await self._learn(fleet, client)
+
+    async def _begin(self) -> None:
+        """Make keys, the first policy and the manifest."""
+        self._plans = create_members(self.options, self.layout)
+        for plan in self._plans:
+            self.record.add(plan)
+        self.screen.stage = "genesis"
+        first, peak_bytes = await launcher.call(
+            cold_start_policy,
+            self.recipe,
+            self.options.seed,
+            self.layout.genesis_policy,
+            seconds=COLD_START_SECONDS,
+        )
+        self.record.note_memory("genesis", peak_bytes)
+        signed = found_run(self.recipe, first, self._plans, self.layout)
+        self.screen.run_id = signed.manifest.run_id.hex()
+
+    async def _launch(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
+        """Start the relays, then everybody else with the relays' addresses."""
+        self.screen.stage = "starting"
+        relays = [plan for plan in self._plans if plan.role is Role.RELAY]
+        first = relays[0] if relays else self._plans[0]
+        await fleet.start(first, ())
+        self._addresses = await self._addresses_of(first, fleet, client)
+        self.screen.join_command = join_command(self._addresses)
+        self.layout.join_command.write_text(self.screen.join_command + "\n")
+        for plan in self._plans:
+            if plan is not first:
+                await fleet.start(plan, self._addresses)
+
+    async def _addresses_of(
+        self, plan: NodePlan, fleet: Fleet, client: httpx.AsyncClient
+    ) -> tuple[str, ...]:
+        """Return where a node can be dialled, as soon as it says so."""
+        node = self.record.nodes[plan.name]
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_RELAY_SECONDS):
+                while not fleet.exited(plan):
+                    await fleet.observe(client)
+                    if node.status is not None and node.status.addresses:
+                        return node.status.addresses[:1]
+                    await asyncio.sleep(STARTING_OBSERVE_SECONDS)
+        log = self.layout.log(plan.name)
+        raise SwarmFailedError(f"{plan.name} did not start; {log}:\n{tail(log)}")
+
+    async def _learn(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
+        """Watch until the last step or the time limit."""
+        ends_at = self.record.started_at + self.screen.seconds_max
+        while self.record.newest_version < self.options.steps and _now() < ends_at:
+            await fleet.observe(client)
+            self._notice()
+            if all(node.condition == "dead" for node in self.record.nodes.values()):
+                raise SwarmFailedError("every node is dead; see logs/")
+            await asyncio.sleep(OBSERVE_SECONDS)
+        await self._settle(fleet, client)
+        if self.record.newest_version < 1:
+            raise SwarmFailedError("no version was trained within the time limit; see logs/")
+
+    async def _settle(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
+        """Look until what was trained on is known to be certified, for a few seconds at most."""
+        last_look_at = _now() + SETTLE_SECONDS
+        while True:
+            await fleet.observe(client)
+            if self.record.trained_without_certificate == 0 or _now() > last_look_at:
+                return
+            await asyncio.sleep(OBSERVE_SECONDS)
+
+    def _notice(self) -> None:
+        """Say what a person should know or do."""
+        self.record.note_memory("testnet", peak_rss_bytes(psutil.Process().pid))
+        trainers = [node for node in self.record.nodes.values() if node.plan.role is Role.TRAINER]
+        dead = [node.plan.name for node in self.record.nodes.values() if node.condition == "dead"]
+        if all(node.condition == "dead" for node in trainers):
+            path = self.layout.restart_command(trainers[0].plan.name)
+            self.screen.notice = f"no trainer is left; start it again: sh {path}"
+        else:
+            self.screen.notice = f"dead: {', '.join(dead)}" if dead else ""
+
+    async def _epilogue(self, failure: str) -> dict[str, Any]:
+        """Evaluate the last policy, draw the curve, write the report."""
+        greedy = None if failure else await self._evaluate()
+        report = build_report(
+            self.record,
+            run_id=self.screen.run_id,
+            wall_seconds=_now() - self.record.started_at,
+            greedy_eval_last=greedy,
+        )
+        write_report(report, self.layout.report)
+        if self.record.rewards:
+            title = f"{self.screen.environment}, run {self.screen.run_id[:12]}"
+            await self._try(
+                launcher.call(
+                    draw_reward,
+                    self.record.rewards,
+                    greedy,
+                    title,
+                    self.layout.reward_picture,
+                    seconds=EPILOGUE_SECONDS,
+                )
+            )
+        return report
+
+    async def _drain(self, fleet: Fleet) -> None:
+        stuck = await fleet.drain()
+        if stuck:
+            self.screen.notice = f"killed, as they did not drain in time: {', '.join(stuck)}"
+
+    def _newest_policy(self) -> Path | None:
+        """Return the newest weights that a node has, trainers first."""
+        name = f"v{self.record.newest_version}.safetensors"
+        plans = sorted(self._plans, key=lambda plan: plan.role is not Role.TRAINER)
+        paths = (DataDir(plan.directory).weights / name for plan in plans)
+        return next((path for path in paths if path.exists()), None)
+
+    async def _evaluate(self) -> float | None:
+        path = self._newest_policy()
+        if path is None:
+            return None
+        evaluation = await self._try(
+            launcher.call(
+                greedy_accuracy, self.recipe, path, self.options.seed, seconds=EPILOGUE_SECONDS
+            )
+        )
+        return evaluation[0] if evaluation is not None else None
+
+    async def _try(self, helper: Awaitable[T]) -> T | None:
+        """Return what a helper process gives; a report without it is better than none."""
+        try:
+            return await helper
+        except launcher.ChildError as error:
+            sys.stderr.write(f"{error}\n")
+            return None
+
+    @contextlib.contextmanager
+    def _signals(self, fleet: Fleet) -> Iterator[None]:
+        """Let the first interrupt drain and the second one kill."""
+        loop = asyncio.get_running_loop()
+        kills: list[asyncio.Task[None]] = []
+
+        def interrupt() -> None:
+            self._interrupts += 1
+            if self._interrupts == 1 and self._working is not None:
+                self._working.cancel()
+            else:
+                kills.append(asyncio.create_task(fleet.kill()))
+
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        for number in numbers:
+            loop.add_signal_handler(number, interrupt)
+        try:
+            yield
+        finally:
+            for number in numbers:
+                loop.remove_signal_handler(number)
+
+
+def _now() -> float:
+    return time.time()

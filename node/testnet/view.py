@@ -1,0 +1,280 @@
+"""The live view: one calm screen of about 100 by 32 characters, drawn from the record alone."""
+
+import time
+from itertools import groupby
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from node.testnet.curve import draw_curve
+from node.testnet.record import Condition, Observation, SwarmRecord
+from node.testnet.screen import STAGE_TEXT, Screen, clock_text, eta_seconds
+from node.units import bytes_text
+from protocol.types import Role
+
+ACCENT = "#56b6c2"
+GOOD = "#98c379"
+WARN = "#e5c07b"
+BAD = "#e06c75"
+DIM = "grey50"
+FRAME = "grey30"
+
+CURVE_GRADIENT = ("#98c379", "#87c08c", "#77bd9f", "#66b9b1", "#56b6c2", "#55a6c8", "#5596ce")
+"""From a reward of 1 down to 0."""
+
+CURVE_HEIGHT = 8
+REASONS_SHOWN = 4
+OUTSIDERS_SHOWN = 4
+
+MEMORY_WIDTH_MIN = 96
+"""From this width on the table has room for peers and memory."""
+
+_CONDITION_MARKS: dict[Condition, tuple[str, str]] = {
+    "waiting": ("·", DIM),
+    "starting": ("◌", DIM),
+    "running": ("●", GOOD),
+    "silent": ("●", WARN),
+    "dead": ("✗", BAD),
+}
+
+
+class View:
+    """A renderable that draws the record anew each time it is shown."""
+
+    def __init__(self, record: SwarmRecord, screen: Screen) -> None:
+        self._record = record
+        self._screen = screen
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Draw for the width that there is."""
+        yield draw(self._record, self._screen, now=wall_time(), width=options.max_width)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        """Take all the width there is."""
+        return Measurement(60, options.max_width)
+
+
+def draw(record: SwarmRecord, screen: Screen, *, now: float, width: int) -> RenderableType:
+    """Return the whole view for a terminal of ``width`` columns at unix time ``now``."""
+    side = min(36, max(28, width // 3))
+    top = Table.grid(expand=True, padding=0)
+    top.add_column(ratio=1)
+    top.add_column(width=side)
+    top.add_row(_reward(record, screen, width - side), _rollouts(record))
+    parts = [_title(record, screen, now), _progress(record, screen, width), top]
+    parts.append(_nodes(record, wide=width >= MEMORY_WIDTH_MIN))
+    if screen.notice:
+        parts.append(Text(f" {screen.notice}", style=WARN))
+    parts.append(_footer(screen))
+    return Group(*parts)
+
+
+def _title(record: SwarmRecord, screen: Screen, now: float) -> RenderableType:
+    left = Text.assemble(
+        (" prime-node testnet", f"bold {ACCENT}"),
+        ("  ", ""),
+        (screen.environment, "bold"),
+        (f"  run {screen.run_id[:8] or '········'}  seed {screen.seed}", DIM),
+    )
+    eta = eta_seconds(record, screen, now)
+    right = Text.assemble(
+        (STAGE_TEXT[screen.stage], _stage_style(screen)),
+        (f"  epoch {record.epoch}", DIM),
+        (f"  {clock_text(now - record.started_at)}", "bold"),
+        (f"  {clock_text(eta)} left " if eta is not None else " ", DIM),
+    )
+    line = Table.grid(expand=True)
+    line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    line.add_column(justify="right", no_wrap=True)
+    line.add_row(left, right)
+    return line
+
+
+def _stage_style(screen: Screen) -> str:
+    match screen.stage:
+        case "learning" | "done":
+            return GOOD
+        case "failed":
+            return BAD
+        case _:
+            return WARN
+
+
+def _progress(record: SwarmRecord, screen: Screen, width: int) -> RenderableType:
+    bar = ProgressBar(
+        total=screen.steps,
+        completed=max(0, min(record.newest_version, screen.steps)),
+        width=width - 2,
+        style=FRAME,
+        complete_style=ACCENT,
+        finished_style=GOOD,
+    )
+    return Padding(bar, (0, 1))
+
+
+def _reward(record: SwarmRecord, screen: Screen, width: int) -> RenderableType:
+    rewards = record.rewards
+    plot_width = max(10, width - 9)
+    lines = draw_curve(
+        [(float(version), reward) for version, reward in rewards],
+        width=plot_width,
+        height=CURVE_HEIGHT,
+        x_max=float(max(screen.steps, record.newest_version, 1)),
+    )
+    body = Text(no_wrap=True, overflow="crop")
+    for row, line in enumerate(lines):
+        label, grid = _axis(row)
+        body.append(f"{label} ", style=DIM)
+        colour = CURVE_GRADIENT[row * len(CURVE_GRADIENT) // CURVE_HEIGHT]
+        for blank, characters in groupby(line, key=str.isspace):
+            run = "".join(characters)
+            body.append(grid * len(run) if blank else run, style=FRAME if blank else colour)
+        body.append("\n")
+    last = f"{screen.steps}"
+    axis = f"version 1{' ' * max(1, plot_width - 9 - len(last))}{last}"
+    body.append(f"    {axis}", style=DIM)
+    title = Text.assemble(("reward ", "bold"), (_reward_summary(rewards), ACCENT))
+    return Panel(body, title=title, title_align="left", border_style=FRAME, padding=(0, 1))
+
+
+def _axis(row: int) -> tuple[str, str]:
+    """Return the label of a row and what fills its blank cells."""
+    labels = {0: "1.0", CURVE_HEIGHT // 2: "0.5", CURVE_HEIGHT - 1: "0.0"}
+    return labels.get(row, "   "), "┈" if row in labels else " "
+
+
+def _reward_summary(rewards: list[tuple[int, float]]) -> str:
+    if not rewards:
+        return "no batch yet"
+    if len(rewards) == 1:
+        return f"{rewards[0][1]:.2f}"
+    return f"{rewards[0][1]:.2f} → {rewards[-1][1]:.2f}"
+
+
+def _rollouts(record: SwarmRecord) -> RenderableType:
+    counts = record.rollouts
+    pending = counts.committed - counts.certified - counts.rejected - counts.expired
+    first = record.first_certificate_seconds
+    rows = [
+        ("committed", f"{counts.committed}", ""),
+        ("certified", f"{counts.certified}", GOOD),
+        ("being checked", f"{max(0, pending)}", DIM),
+        ("expired", f"{counts.expired}", WARN if counts.expired else DIM),
+        ("rejected", f"{counts.rejected}", BAD if counts.rejected else DIM),
+    ]
+    reasons = sorted(counts.rejected_reasons.items(), key=lambda item: (-item[1], item[0]))
+    rows += [(f"  {reason}", f"{count}", DIM) for reason, count in reasons[:REASONS_SHOWN]]
+    spare = CURVE_HEIGHT + 1 - len(rows)
+    facts = [
+        ("weights moved", bytes_text(record.weights_sent), ACCENT),
+        ("policy lag, most", f"{record.policy_lag_max}", ""),
+        ("first certificate", "-" if first is None else f"{first:.0f} s", ""),
+    ]
+    rows += facts[: max(0, spare)]
+    table = Table.grid(expand=True)
+    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    table.add_column(justify="right", no_wrap=True)
+    for label, value, style in rows:
+        table.add_row(Text(label, style=DIM if label.startswith(" ") else ""), Text(value, style))
+    title = Text("rollouts", style="bold")
+    height = CURVE_HEIGHT + 3
+    return Panel(
+        table, title=title, title_align="left", border_style=FRAME, padding=(0, 1), height=height
+    )
+
+
+def _nodes(record: SwarmRecord, *, wide: bool) -> RenderableType:
+    table = Table(box=None, expand=True, header_style=DIM, padding=(0, 1), pad_edge=True)
+    table.add_column("node", no_wrap=True)
+    table.add_column("state", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("policy", justify="right", no_wrap=True)
+    table.add_column("lag", justify="right", no_wrap=True)
+    table.add_column("certified", justify="right", no_wrap=True)
+    table.add_column("weights ↑", justify="right", no_wrap=True)
+    table.add_column("weights ↓", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("peers", justify="right", no_wrap=True)
+        table.add_column("memory", justify="right", no_wrap=True)
+    columns = 9 if wide else 7
+    for node in record.nodes.values():
+        table.add_row(*_node_row(record, node)[:columns])
+    outsiders = record.outsiders
+    for member in outsiders[:OUTSIDERS_SHOWN]:
+        name = Text.assemble(("◆ ", ACCENT), f"{'+'.join(member.roles)} …{member.peer_id[-6:]}")
+        counts = record.worker_counts(member.peer_id)
+        table.add_row(
+            name,
+            Text("joined", style=ACCENT),
+            f"{max(0, member.policy_version)}",
+            _lag(record, member.policy_version),
+            f"{counts.certified}/{counts.committed}",
+        )
+    if len(outsiders) > OUTSIDERS_SHOWN:
+        table.add_row(Text(f"  and {len(outsiders) - OUTSIDERS_SHOWN} more", style=DIM))
+    return table
+
+
+def _node_row(record: SwarmRecord, node: Observation) -> list[RenderableType]:
+    mark, colour = _CONDITION_MARKS[node.condition]
+    name = Text.assemble((f"{mark} ", colour), node.plan.name)
+    status = node.status
+    state = _state(node)
+    if status is None:
+        return [name, state, *[Text("-", style=DIM)] * 7]
+    own = status.own_rollouts
+    work = Text("-", style=DIM)
+    if node.plan.role is Role.INFERENCE:
+        work = Text(f"{own.certified}/{own.committed}")
+        if own.rejected:
+            work.append(f" ✗{own.rejected}", style=BAD)
+    return [
+        name,
+        state,
+        f"{max(0, status.policy_version)}",
+        _lag(record, status.policy_version),
+        work,
+        bytes_text(node.weights_sent),
+        bytes_text(status.traffic.weights_received),
+        f"{status.peers_connected}",
+        bytes_text(node.peak_rss_bytes),
+    ]
+
+
+def _state(node: Observation) -> Text:
+    status = node.status
+    if node.condition != "running" or status is None:
+        style = BAD if node.condition == "dead" else WARN if node.condition == "silent" else DIM
+        return Text(node.condition, style=style)
+    style = GOOD if status.state == "ready" else WARN
+    text = Text(status.state, style=style)
+    if node.plan.behaviour:
+        text.append(" liar", style=BAD)
+    if status.reason:
+        text.append(f" {status.reason}", style=DIM)
+    return text
+
+
+def _lag(record: SwarmRecord, version: int) -> Text:
+    lag = max(0, record.newest_version - max(0, version))
+    return Text(f"{lag}", style=DIM if lag == 0 else "" if lag <= 2 else WARN)
+
+
+def _footer(screen: Screen) -> RenderableType:
+    if screen.stage in {"draining", "done", "failed"}:
+        return Text(" Ctrl-C again stops at once" if screen.stage == "draining" else "", style=DIM)
+    if not screen.join_command:
+        return Text(" Ctrl-C drains", style=DIM)
+    return Group(
+        Text(" Ctrl-C drains. Join from another shell:", style=DIM),
+        Text(f" {screen.join_command}", style=ACCENT, overflow="fold"),
+    )
+
+
+def wall_time() -> float:
+    """Return unix seconds."""
+    return time.time()

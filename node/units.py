@@ -1,0 +1,54 @@
+"""Sizes and rates as people write and read them."""
+
+import re
+
+_NUMBER = re.compile(r"^\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\s*$")
+_BYTES = {
+    "": 1,
+    "b": 1,
+    **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
+    **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
+}
+_BITS = {f"{prefix}bit": 1000**power // 8 for power, prefix in enumerate("kmgt", start=1)}
+
+
+def parse_bytes(text: str) -> int:
+    """Read ``500MB``, ``20GiB`` or a plain count of bytes; raises ``ValueError``."""
+    return _parse(text, _BYTES, "a size such as 500MB or 20GiB")
+
+
+def parse_rate(text: str) -> int:
+    """Read ``20MB``, ``20MB/s`` or ``160Mbit`` as bytes per second; raises ``ValueError``."""
+    return _parse(text.removesuffix("/s"), _BYTES | _BITS, "a rate such as 20MB/s or 160Mbit")
+
+
+def _parse(text: str, units: dict[str, int], expected: str) -> int:
+    match = _NUMBER.match(text)
+    factor = units.get(match["unit"].lower()) if match else None
+    if match is None or factor is None:
+        raise ValueError(f"{text!r} is not {expected}")
+    return int(float(match["number"]) * factor)
+
+
+def bytes_text(count: float) -> str:
+    """Return a count of bytes with three digits: ``0 B``, ``1.2 MB``, ``123 GB``."""
+    if count < 1000:
+        return f"{count:.0f} B"
+    for unit in ("kB", "MB", "GB", "TB"):
+        count /= 1000
+        if count < 999.5 or unit == "TB":
+            break
+    return f"{count:.3g} {unit}" if count < 999.5 else f"{count:.0f} {unit}"
+
+
+def duration_text(seconds: float) -> str:
+    """Return a duration in its two largest units: ``7 s``, ``3 min 20 s``, ``2 d 4 h``."""
+    rest = max(0, int(seconds))
+    parts: list[str] = []
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, rest = divmod(rest, size)
+        if count or (unit == "s" and not parts):
+            parts.append(f"{count} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])

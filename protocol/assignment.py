@@ -1,0 +1,48 @@
+"""What a worker must compute: prompts, sampling seeds and length targets of a slot.
+
+All of it follows from (checkpoint, worker, slot), so nobody chooses an easy problem, a lucky seed
+or a convenient length, and a validator recomputes it from the commit alone. Slots are used in order
+(``ledger``), so a worker cannot skip to a slot that it likes better.
+"""
+
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+from protocol.manifest import RunManifest
+from protocol.types import Digest, PeerId
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceAssignment:
+    """One sequence: which problem, which sampling noise, how long it should become."""
+
+    group: int
+    problem_seed: int
+    noise_seed: int
+    length_target: int | None
+
+
+def assign(
+    manifest: RunManifest, checkpoint: Digest, worker: PeerId, slot: int
+) -> list[SequenceAssignment]:
+    """Return the sequences of a slot, prompt by prompt, ``group_size`` for each.
+
+    ``checkpoint`` is the digest of the signed checkpoint manifest, which differs between versions
+    even when the weights do not.
+    """
+    sampling = manifest.sampling
+    root = blake3(b"prime-node/assignment" + manifest.run_id + checkpoint)
+    root.update(worker.encode() + b"/" + slot.to_bytes(8, "big"))
+    targets = sampling.length_targets
+    sequences: list[SequenceAssignment] = []
+    for group in range(sampling.prompts_per_rollout):
+        stream = blake3(root.digest() + group.to_bytes(4, "big")).digest(
+            16 + 8 * sampling.group_size
+        )
+        words = [int.from_bytes(stream[at : at + 8], "big") for at in range(0, len(stream), 8)]
+        target = targets[words[1] % len(targets)] if targets else None
+        sequences += [
+            SequenceAssignment(group, words[0], noise_seed, target) for noise_seed in words[2:]
+        ]
+    return sequences

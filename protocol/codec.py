@@ -1,0 +1,56 @@
+"""Canonical msgpack: the only place where bytes become values and back.
+
+Canonical means: map keys are strings in sorted order, integers and lengths in their shortest form,
+no extension types, no NaN. ``decode`` encodes again and compares, so every value has exactly one
+accepted spelling and a digest of the bytes is a digest of the value.
+"""
+
+import math
+from typing import Any
+
+import msgpack
+
+from protocol.types import Fault
+
+DEPTH_MAX = 16
+"""Nesting accepted from outside; our deepest message has 5 levels."""
+
+
+def encode(value: Any) -> bytes:
+    """Return the one canonical encoding of ``value``.
+
+    Raises ``TypeError``, ``ValueError`` or ``OverflowError`` for what has none: a key that is not a
+    string, a NaN, an integer of more than 64 bits.
+    """
+    return bytes(msgpack.packb(_canonical(value, DEPTH_MAX), use_bin_type=True))
+
+
+def decode(data: bytes, *, bytes_max: int) -> Any | Fault:
+    """Return the value that ``data`` spells canonically, sequences as tuples, or a ``Fault``."""
+    if len(data) > bytes_max:
+        return Fault("oversize", f"{len(data)} bytes, limit {bytes_max}")
+    try:
+        value = msgpack.unpackb(data, raw=False, use_list=False, strict_map_key=True)
+        if encode(value) != data:
+            return Fault("not-canonical")
+    except (ValueError, TypeError, RecursionError, OverflowError) as error:
+        return Fault("undecodable", type(error).__name__)
+    return value
+
+
+def _canonical(value: Any, depth: int) -> Any:
+    if depth == 0:
+        raise ValueError(f"nested deeper than {DEPTH_MAX}")
+    if isinstance(value, dict):
+        if not all(type(key) is str for key in value):
+            raise TypeError("map keys must be strings")
+        return {key: _canonical(value[key], depth - 1) for key in sorted(value)}
+    if isinstance(value, list | tuple):
+        return [_canonical(item, depth - 1) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ValueError("not a finite number")
+    if value is None or type(value) in (bool, int, float, str, bytes):
+        return value
+    if isinstance(value, str):
+        return str(value)
+    raise TypeError(f"no canonical form for {type(value).__name__}")

@@ -1,0 +1,147 @@
+"""Who checks which rollout, and what their verdicts add up to.
+
+The committee of a commit made in epoch *e* is drawn with the beacon of *e + 1*: validators ranked
+by ``H(beacon, commit, validator)``, without the worker. The first ``size`` of them decide if they
+all accept. Anything else, a reject, a split or silence, brings in the first ``escalated_size`` of
+the same ranking, where two thirds decide either way.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from protocol.crypto import digest
+from protocol.electorate import Electorate
+from protocol.manifest import CommitteeSection, RunManifest
+from protocol.messages import Certificate, RolloutCommit, Signed, Verdict
+from protocol.types import Digest, Fault, PeerId
+
+VIEW_SLACK = 1
+"""Ranks by which two nodes' rankings may differ while rosters are views and not certified."""
+
+
+@dataclass(frozen=True, slots=True)
+class Committee:
+    """Everybody who may be asked about a commit, in rank order, and how many decide."""
+
+    ranking: tuple[PeerId, ...]
+    first_size: int
+    escalated_size: int
+
+    @property
+    def first(self) -> tuple[PeerId, ...]:
+        """The members that check first and must agree."""
+        return self.ranking[: self.first_size]
+
+    @property
+    def escalated(self) -> tuple[PeerId, ...]:
+        """The members of the larger committee; the first ones are among them."""
+        return self.ranking[: self.escalated_size]
+
+    @property
+    def quorum(self) -> int:
+        """How many of the larger committee decide: two thirds, rounded up."""
+        return -(-2 * self.escalated_size // 3)
+
+
+def draw(
+    manifest: RunManifest, electorate: Electorate, commit: Signed[RolloutCommit]
+) -> Committee | None:
+    """Return the committee of a commit, or None while too few validators are live."""
+    epoch = commit.message.epoch + 1
+    validators = [peer for peer in electorate.validators(epoch) if peer != commit.signer]
+    rules: CommitteeSection = manifest.committee
+    if len(validators) < rules.roster_min:
+        return None
+    beacon = electorate.beacon(epoch)
+    ranking = sorted(validators, key=lambda peer: digest(beacon + commit.digest + peer.encode()))
+    return Committee(
+        tuple(ranking),
+        min(rules.size, len(ranking)),
+        min(rules.escalated_size, len(ranking)),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a committee decided, with the verdicts that show it."""
+
+    accepted: bool
+    escalated: bool
+    verdicts: tuple[Signed[Verdict], ...]
+
+    def certificate(self, commit: Digest) -> Certificate:
+        """Return the message that proves this outcome."""
+        return Certificate(
+            commit=commit,
+            escalated=self.escalated,
+            accepted=self.accepted,
+            verdicts=tuple(verdict.envelope for verdict in self.verdicts),
+        )
+
+
+class Tally:
+    """The verdicts on one commit that a node holds."""
+
+    def __init__(self) -> None:
+        self.verdicts: dict[PeerId, Signed[Verdict]] = {}
+        self.equivocations: dict[PeerId, tuple[Signed[Verdict], Signed[Verdict]]] = {}
+        """The first two signed verdicts with which a validator contradicts itself."""
+
+    def add(self, verdict: Signed[Verdict]) -> Fault | bool:
+        """Take a signed verdict; False when it is known, a fault when it contradicts its author."""
+        known = self.verdicts.get(verdict.signer)
+        if known is None:
+            self.verdicts[verdict.signer] = verdict
+            return True
+        if known.digest == verdict.digest:
+            return False
+        if known.message.accept != verdict.message.accept:
+            self.equivocations.setdefault(verdict.signer, (known, verdict))
+            return Fault("equivocation", f"{verdict.signer} signed two verdicts")
+        return False
+
+    def outcome(self, committee: Committee) -> Outcome | None:
+        """Return what the verdicts decide, or None while they do not."""
+        first = [self.verdicts[peer] for peer in committee.first if peer in self.verdicts]
+        if len(first) == committee.first_size and all(item.message.accept for item in first):
+            return Outcome(accepted=True, escalated=False, verdicts=tuple(first))
+        heard = [self.verdicts[peer] for peer in committee.escalated if peer in self.verdicts]
+        for accepted in (True, False):
+            agreeing = [item for item in heard if item.message.accept is accepted]
+            if len(agreeing) >= committee.quorum:
+                return Outcome(accepted=accepted, escalated=True, verdicts=tuple(agreeing))
+        return None
+
+    def disputed(self, committee: Committee) -> bool:
+        """Tell whether a first member rejected, so that the larger committee must look."""
+        return any(
+            not self.verdicts[peer].message.accept
+            for peer in committee.first
+            if peer in self.verdicts
+        )
+
+
+def check_certificate(
+    certificate: Certificate, verdicts: Sequence[Signed[Verdict]], committee: Committee
+) -> Fault | None:
+    """Check opened verdicts against the committee that this node draws for the same commit.
+
+    A ``bad-certificate`` is wrong for everyone; ``other-committee`` may be our own view's fault.
+    """
+    signers = [verdict.signer for verdict in verdicts]
+    if len(set(signers)) != len(signers):
+        return Fault("bad-certificate", "a validator is counted twice")
+    if any(verdict.message.commit != certificate.commit for verdict in verdicts):
+        return Fault("bad-certificate", "a verdict is about another commit")
+    if any(verdict.message.accept is not certificate.accepted for verdict in verdicts):
+        return Fault("bad-certificate", "a verdict says otherwise")
+    if certificate.escalated:
+        members, needed = committee.escalated_size, committee.quorum
+    elif certificate.accepted:
+        members, needed = committee.first_size, committee.first_size
+    else:
+        return Fault("bad-certificate", "only the larger committee can reject")
+    eligible = committee.ranking[: members + VIEW_SLACK]
+    if sum(signer in eligible for signer in signers) < needed:
+        return Fault("other-committee", "too few of its signers are of the one we draw")
+    return None

@@ -1,0 +1,24 @@
+"""GossipSub v1.1 as a pure machine, wire compatible with ``/meshsub/1.1.0``.
+
+The idea: every subscriber of a topic keeps full messages flowing along a sparse random *mesh* of a
+few peers, and tells a few others every heartbeat which messages it holds, so that whoever the mesh
+missed can ask. Specification: libp2p ``pubsub/gossipsub/gossipsub-v1.0.md`` and ``-v1.1.md``.
+
+Read in this order: ``params`` (every constant with its source), ``events`` (what goes in and what
+comes out), ``rpc`` (the protobuf codec), ``message`` (author signatures), ``mesh`` (who is in it),
+``peers`` (who subscribes to what), ``cache`` and ``lazy`` (what was seen, what can be served),
+``router`` (the machine), ``outbox`` and ``frames`` (two pure parts of its driver in ``node``).
+
+Where it deviates from the specification, and why:
+
+* An application validator decides *before* relay; nothing unvalidated leaves the node.
+* Own messages are flood-published (v1.1), so there is no fanout table; IHAVE covers every topic
+  that has cached messages, subscribed or not.
+* IHAVE also goes to mesh peers when fewer than D_lazy subscribers are outside the mesh: in a small
+  swarm everybody is inside, and a push that a full queue dropped must still be found.
+* No peer exchange: who exists is known from signed membership records, and a list of strangers'
+  addresses inside a PRUNE is an eclipse vector. PX records of others are skipped.
+* No outbound quota (``D_out``): the transport does not tell who dialled.
+* Scores enter through one function (``Score``); it defaults to neutral.
+* Only Ed25519 authors: the key is inside ``from``, so one message has one spelling.
+"""

@@ -1,0 +1,52 @@
+"""Frames on a stream: an unsigned varint length, then that many bytes."""
+
+from protocol.gossip.rpc import RPC_BYTES_MAX, uvarint
+from protocol.types import Fault
+
+_LENGTH_BYTES_MAX = 3
+"""Enough for ``RPC_BYTES_MAX``."""
+
+
+def frame(rpc: bytes) -> bytes:
+    """Return ``rpc`` with its length before it."""
+    return uvarint(len(rpc)) + rpc
+
+
+class Deframer:
+    """Cuts a byte stream into frames; holds at most one unfinished frame."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return bool(self._buffer)
+
+    def feed(self, data: bytes) -> list[bytes] | Fault:
+        """Return the frames that ``data`` completes; after a ``Fault`` the stream is useless."""
+        self._buffer += data
+        frames: list[bytes] = []
+        at = 0
+        while (head := self._head(at)) is not None:
+            length, start = head
+            if length > RPC_BYTES_MAX:
+                return Fault("frame-oversize")
+            if start + length > len(self._buffer):
+                break
+            frames.append(bytes(self._buffer[start : start + length]))
+            at = start + length
+        del self._buffer[:at]
+        return frames
+
+    def _head(self, at: int) -> tuple[int, int] | None:
+        """Return length and start of the frame at ``at``, or None when its length is cut off.
+
+        A length of more bytes than the limit needs comes out larger than the limit.
+        """
+        length = 0
+        for index, byte in enumerate(self._buffer[at : at + _LENGTH_BYTES_MAX]):
+            length |= (byte & 0x7F) << 7 * index
+            if byte < 0x80:
+                return length, at + index + 1
+        return (RPC_BYTES_MAX + 1, at) if len(self._buffer) - at >= _LENGTH_BYTES_MAX else None

@@ -1,0 +1,95 @@
+"""The lazy half of the protocol: advertise (IHAVE), ask (IWANT) and serve, within budgets."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from protocol.gossip.cache import MessageCache
+from protocol.gossip.message import MESSAGE_ID_BYTES
+from protocol.gossip.params import Params
+from protocol.gossip.peers import PeerState
+from protocol.gossip.rpc import IHave
+from protocol.rng import Rng
+from protocol.types import PeerId
+
+
+class LazyGossip:
+    """Holds the messages that can be served, and what was asked for in this heartbeat."""
+
+    def __init__(self, params: Params, rng: Rng) -> None:
+        self._params = params
+        self._rng = rng
+        self._asked: dict[bytes, None] = {}
+        self.cache = MessageCache(
+            params.history_windows, params.gossip_windows, params.cache_bytes_max
+        )
+
+    def heartbeat(self) -> None:
+        """Begin the next interval; an id that was asked for in vain may be asked for again."""
+        self._asked = {}
+        self.cache.shift()
+
+    def ask(
+        self, state: PeerState, entries: Iterable[IHave], wanted: Callable[[str, bytes], bool]
+    ) -> tuple[bytes, ...]:
+        """Return the ids to ask of a peer for the IHAVEs of one RPC; ``wanted(topic, id)``."""
+        state.ihave_messages += 1
+        if state.ihave_messages > self._params.ihave_messages_max:
+            return ()
+        room = min(
+            self._params.ihave_ids_max - state.ids_asked,
+            self._params.asked_max - len(self._asked),
+        )
+        asked: dict[bytes, None] = {}
+        for topic, message_id in _advertised(entries):
+            if len(asked) >= room:
+                break
+            if message_id not in self._asked and wanted(topic, message_id):
+                asked[message_id] = None
+        self._asked.update(asked)
+        state.ids_asked += len(asked)
+        return tuple(asked)
+
+    def serve(self, peer: PeerId, state: PeerState, message_ids: Iterable[bytes]) -> list[bytes]:
+        """Return the encoded messages for what a peer asked and may have."""
+        served: list[bytes] = []
+        for message_id in message_ids:
+            if state.bytes_served >= self._params.iwant_reply_bytes_max:
+                break
+            encoded = self.cache.serve(message_id, peer, self._params.iwant_serves_max)
+            if encoded is not None:
+                state.bytes_served += len(encoded)
+                served.append(encoded)
+        return served
+
+    def advertise(
+        self, audience: Callable[[str], tuple[list[PeerId], list[PeerId]]]
+    ) -> Mapping[PeerId, tuple[IHave, ...]]:
+        """Return what to tell whom; ``audience(topic)`` is who is outside its mesh, and inside.
+
+        Mesh peers fill up a small audience: in a small swarm everybody is in the mesh, and what a
+        full queue dropped would otherwise be lost for good.
+        """
+        told: dict[PeerId, list[IHave]] = {}
+        for topic, message_ids in self.cache.gossip_ids().items():
+            outside, inside = audience(topic)
+            share = int(self._params.gossip_factor * len(outside))
+            chosen = self._rng.sample(outside, max(self._params.lazy_peers, share))
+            room = max(0, self._params.lazy_peers - len(chosen))
+            for peer in chosen + self._rng.sample(inside, room):
+                self._tell(told.setdefault(peer, []), topic, message_ids)
+        return {peer: tuple(entries) for peer, entries in told.items() if entries}
+
+    def _tell(self, entries: list[IHave], topic: str, message_ids: list[bytes]) -> None:
+        """Add an IHAVE within the ids that one peer heeds; a random part when they are too many."""
+        room = self._params.ihave_ids_max - sum(len(entry.message_ids) for entry in entries)
+        if len(message_ids) > room:
+            message_ids = self._rng.sample(message_ids, room)
+        if message_ids:
+            entries.append(IHave(topic, tuple(message_ids)))
+
+
+def _advertised(entries: Iterable[IHave]) -> Iterator[tuple[str, bytes]]:
+    """Yield (topic, id) of what can be a message of an Ed25519 author."""
+    for entry in entries:
+        for message_id in entry.message_ids:
+            if len(message_id) == MESSAGE_ID_BYTES:
+                yield entry.topic, message_id

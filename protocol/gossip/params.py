@@ -1,0 +1,97 @@
+"""Every constant of the router, with its source.
+
+"spec" is libp2p ``pubsub/gossipsub/gossipsub-v1.0.md`` or ``-v1.1.md``, section "Parameters"; "go"
+is the default in go-libp2p-pubsub v0.10.0 (``gossipsub.go``).
+"""
+
+from dataclasses import dataclass
+
+from protocol.gossip.rpc import RPC_BYTES_MAX
+
+ENVELOPE_BYTES_MAX = 512
+"""What an RPC with one message adds to its data: 46 + 66 + 10 bytes, a topic of 128, lengths."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Params:
+    """GossipSub parameters; times in seconds, sizes in bytes."""
+
+    mesh_size: int = 6
+    """D (spec): the desired number of mesh peers per topic."""
+    mesh_low: int = 5
+    """D_low (go; the spec says 4): graft below."""
+    mesh_high: int = 12
+    """D_high (spec): a mesh this full takes nobody, and is pruned at the next heartbeat."""
+    mesh_keep_by_score: int = 4
+    """D_score (spec): when pruning, keep this many best-scored peers, the rest at random."""
+    lazy_peers: int = 6
+    """D_lazy (spec): IHAVE goes to at least this many peers outside the mesh."""
+    gossip_factor: float = 0.25
+    """Share of the peers outside the mesh that get IHAVE, when that is more (spec)."""
+
+    heartbeat_seconds: float = 1.0
+    """spec; the driver sends one ``Heartbeat`` event per interval."""
+    history_windows: int = 5
+    """mcache_len (spec): heartbeats for which a message can be served."""
+    gossip_windows: int = 3
+    """mcache_gossip (spec): heartbeats for which a message is advertised."""
+    seen_seconds: float = 120.0
+    """seen_ttl (spec)."""
+    prune_backoff_seconds: int = 60
+    """spec v1.1: no GRAFT to a pruned peer before, in both directions."""
+    unsubscribe_backoff_seconds: int = 10
+    """go ``GossipSubUnsubscribeBackoff``: the same when the reason was our leaving the topic."""
+    backoff_seconds_max: int = 3600
+    """A guess: what a peer may ask of us at most, so a huge number cannot bar it for ever."""
+    backoff_slack_seconds: float = 1.0
+    """A heartbeat: clocks and queues differ, and grafting a moment too early is punished (spec)."""
+
+    ihave_ids_max: int = 5000
+    """go ``MaxIHaveLength``: ids in one IHAVE, and asked of one peer per heartbeat."""
+    ihave_messages_max: int = 10
+    """go ``MaxIHaveMessages``: IHAVEs heeded from one peer per heartbeat."""
+    iwant_serves_max: int = 3
+    """go ``GossipRetransmission``: times one message is served to one peer."""
+    iwant_reply_bytes_max: int = 4 << 20
+    """A guess: bytes served to one peer per heartbeat, so IWANT cannot drain the uplink."""
+    asked_max: int = 50_000
+    """A guess: ids asked of all peers per heartbeat; ten peers at their limit."""
+
+    message_bytes_max: int = 16 << 10
+    """The data of one message; bodies travel by digest."""
+    peers_max: int = 512
+    """The high-water mark of p2pd's connection manager."""
+    topics_per_peer_max: int = 256
+    """A guess: remembered subscriptions of one peer; a run has five topics or its subnets."""
+    topics_max: int = 256
+    """A guess: our own subscriptions."""
+    backoffs_max: int = 1 << 14
+    """A guess: back-offs remembered, also of peers that left; the oldest leave first."""
+    pending_max: int = 1024
+    """A guess: messages at the application validator; more are dropped and come again by IHAVE."""
+    seen_max: int = 1 << 17
+    """500 messages/s for 120 s is 60,000; at twice that the oldest leave early."""
+    cache_bytes_max: int = 64 << 20
+    """A guess: message bodies kept for IWANT; 500/s of 16 KiB for 5 s is 40 MiB."""
+
+    gossip_score_min: float = -10.0
+    """gossipThreshold (spec v1.1; the value is a guess until scores exist): no IHAVE or IWANT."""
+    publish_score_min: float = -50.0
+    """publishThreshold (same): no flood-published messages."""
+    graylist_score_min: float = -80.0
+    """graylistThreshold (same): every RPC is ignored."""
+
+    def __post_init__(self) -> None:
+        """Check the relations between the numbers; raises ``ValueError``."""
+        if not 1 <= self.mesh_low <= self.mesh_size <= self.mesh_high:
+            raise ValueError("need 1 <= mesh_low <= mesh_size <= mesh_high")
+        if not 0 <= self.mesh_keep_by_score <= self.mesh_size:
+            raise ValueError("need 0 <= mesh_keep_by_score <= mesh_size")
+        if not 1 <= self.gossip_windows <= self.history_windows:
+            raise ValueError("need 1 <= gossip_windows <= history_windows")
+        if not self.graylist_score_min <= self.publish_score_min <= self.gossip_score_min <= 0:
+            raise ValueError("need graylist <= publish <= gossip <= 0")
+        if not 1 <= self.message_bytes_max <= RPC_BYTES_MAX - ENVELOPE_BYTES_MAX:
+            raise ValueError("a message and its envelope must fit one RPC")
+        if self.seen_seconds <= self.history_windows * self.heartbeat_seconds:
+            raise ValueError("a message must be remembered longer than it is served")

@@ -1,0 +1,78 @@
+"""The connected peers: what they subscribe to, and what they cost in this heartbeat."""
+
+from dataclasses import dataclass, field
+
+from protocol.gossip.params import Params
+from protocol.types import PeerId
+
+
+@dataclass(slots=True)
+class PeerState:
+    """One connected peer; the counters start anew with each heartbeat."""
+
+    topics: dict[str, None] = field(default_factory=dict)
+    ihave_messages: int = 0
+    ids_asked: int = 0
+    bytes_served: int = 0
+
+
+class Peers:
+    """Peers and, the other way round, the subscribers of each topic; both bounded."""
+
+    def __init__(self, params: Params) -> None:
+        self._params = params
+        self._states: dict[PeerId, PeerState] = {}
+        self._subscribers: dict[str, dict[PeerId, None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def get(self, peer: PeerId) -> PeerState | None:
+        """Return the state of a connected peer."""
+        return self._states.get(peer)
+
+    def all(self) -> list[PeerId]:
+        """Return the connected peers, in the order they came."""
+        return list(self._states)
+
+    def subscribers(self, topic: str) -> list[PeerId]:
+        """Return the connected peers that subscribe to ``topic``."""
+        return list(self._subscribers.get(topic, ()))
+
+    def add(self, peer: PeerId) -> bool:
+        """Admit a peer; False when the table is full."""
+        if peer not in self._states and len(self._states) >= self._params.peers_max:
+            return False
+        self._states.setdefault(peer, PeerState())
+        return True
+
+    def remove(self, peer: PeerId) -> list[str]:
+        """Forget a peer and return the topics it had."""
+        state = self._states.get(peer)
+        topics = list(state.topics) if state else []
+        for topic in topics:
+            self.unsubscribe(peer, topic)
+        self._states.pop(peer, None)
+        return topics
+
+    def subscribe(self, peer: PeerId, topic: str) -> bool:
+        """Note a subscription of a connected peer; False when it has too many."""
+        topics = self._states[peer].topics
+        if topic not in topics and len(topics) >= self._params.topics_per_peer_max:
+            return False
+        topics[topic] = None
+        self._subscribers.setdefault(topic, {})[peer] = None
+        return True
+
+    def unsubscribe(self, peer: PeerId, topic: str) -> None:
+        """Note that a connected peer left a topic; idempotent."""
+        self._states[peer].topics.pop(topic, None)
+        subscribers = self._subscribers.get(topic, {})
+        subscribers.pop(peer, None)
+        if not subscribers:
+            self._subscribers.pop(topic, None)
+
+    def start_heartbeat(self) -> None:
+        """Give every peer its budgets again."""
+        for state in self._states.values():
+            state.ihave_messages = state.ids_asked = state.bytes_served = 0

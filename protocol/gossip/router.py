@@ -1,0 +1,313 @@
+"""The GossipSub v1.1 router: ``handle(event, now) -> effects``, no clock, no socket, no task.
+
+Every input is checked before anything changes; what a peer did wrong comes out as ``Blame``. What
+our own application does wrong (a message over the limit) is a ``ValueError``.
+"""
+
+from dataclasses import dataclass
+from typing import assert_never
+
+from protocol.crypto import Signer, Verifier, verify
+from protocol.gossip.cache import SeenCache
+from protocol.gossip.events import (
+    Blame,
+    Deliver,
+    Discard,
+    DiscardReason,
+    Effect,
+    Event,
+    Heartbeat,
+    PeerConnected,
+    PeerDisconnected,
+    Priority,
+    Publish,
+    RpcReceived,
+    Send,
+    Subscribe,
+    Unsubscribe,
+    Validate,
+    Validated,
+)
+from protocol.gossip.lazy import LazyGossip
+from protocol.gossip.mesh import GraftAnswer, Mesh, Score, neutral
+from protocol.gossip.message import (
+    Message,
+    decode_message,
+    encode_message,
+    sign_message,
+    source_bytes,
+    verify_message,
+)
+from protocol.gossip.params import Params
+from protocol.gossip.peers import Peers, PeerState
+from protocol.gossip.rpc import TOPIC_BYTES_MAX, Prune, Rpc, Subscription, decode_rpc, encode_rpc
+from protocol.rng import Rng
+from protocol.types import Fault, PeerId, Relay
+
+_NANOSECONDS = 10**9
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A message at the application validator, and everybody who sent it to us."""
+
+    message: Message
+    encoded: bytes
+    senders: dict[PeerId, None]
+
+
+class Router:
+    """One node's gossip state; ``signer`` is also who we are."""
+
+    def __init__(
+        self,
+        signer: Signer,
+        params: Params,
+        rng: Rng,
+        verifier: Verifier = verify,
+        score: Score = neutral,
+    ) -> None:
+        self._signer = signer
+        self._params = params
+        self._verifier = verifier
+        self._score = score
+        self._own_source = source_bytes(signer.peer_id)
+        self._seqno = 0
+        self._peers = Peers(params)
+        self._mesh = Mesh(params, rng.child("mesh"), score)
+        self._lazy = LazyGossip(params, rng.child("lazy"))
+        self._seen = SeenCache(params.seen_seconds, params.seen_max)
+        self._pending: dict[bytes, _Pending] = {}
+
+    @property
+    def topics(self) -> list[str]:
+        """Our subscriptions."""
+        return self._mesh.topics
+
+    def mesh_peers(self, topic: str) -> list[PeerId]:
+        """Return the mesh of a topic; empty when we are not subscribed."""
+        return self._mesh.members(topic)
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Advance by one event; raises ``ValueError`` for what our application must not ask."""
+        match event:
+            case RpcReceived(peer, rpc):
+                return self._on_rpc(peer, rpc, now)
+            case Validated(message_id, verdict):
+                return self._on_validated(message_id, verdict)
+            case Publish(topic, data):
+                return self._on_publish(topic, data, now)
+            case Heartbeat():
+                return self._on_heartbeat(now)
+            case PeerConnected(peer):
+                return self._on_connected(peer)
+            case PeerDisconnected(peer):
+                self._mesh.drop(peer, self._peers.remove(peer))
+                return []
+            case Subscribe(topic):
+                return self._on_subscribe(topic, now)
+            case Unsubscribe(topic):
+                return self._on_unsubscribe(topic, now)
+            case _:
+                assert_never(event)
+
+    def _on_connected(self, peer: PeerId) -> list[Effect]:
+        if not self._peers.add(peer) or not self.topics:
+            return []
+        hello = Rpc(subscriptions=tuple(Subscription(True, topic) for topic in self.topics))
+        return [Send(peer, encode_rpc(hello), Priority.CONTROL)]
+
+    def _on_subscribe(self, topic: str, now: float) -> list[Effect]:
+        if topic in self._mesh:
+            return []
+        _check_topic(topic)
+        if len(self.topics) >= self._params.topics_max:
+            raise ValueError(f"more than {self._params.topics_max} topics")
+        grafted = self._mesh.join(topic, self._peers.subscribers(topic), now)
+        return self._tell_all(Subscription(True, topic), Rpc(graft=(topic,)), grafted)
+
+    def _on_unsubscribe(self, topic: str, now: float) -> list[Effect]:
+        if topic not in self._mesh:
+            return []
+        prune = Prune(topic, self._params.unsubscribe_backoff_seconds)
+        pruned = self._mesh.leave(topic, now)
+        return self._tell_all(Subscription(False, topic), Rpc(prune=(prune,)), pruned)
+
+    def _tell_all(self, subscription: Subscription, extra: Rpc, some: list[PeerId]) -> list[Effect]:
+        """Tell everybody of a subscription, and ``some`` of them ``extra`` after it."""
+        plain = encode_rpc(Rpc(subscriptions=(subscription,)))
+        longer = plain + encode_rpc(extra)  # protobuf: concatenation merges
+        return [
+            Send(peer, longer if peer in some else plain, Priority.CONTROL)
+            for peer in self._peers.all()
+        ]
+
+    def _on_publish(self, topic: str, data: bytes, now: float) -> list[Effect]:
+        _check_topic(topic)
+        if len(data) > self._params.message_bytes_max:
+            raise ValueError(f"{len(data)} bytes, limit {self._params.message_bytes_max}")
+        self._seqno = max(self._seqno + 1, int(now * _NANOSECONDS))
+        message = sign_message(self._signer, topic, data, self._seqno)
+        encoded = encode_message(message)
+        self._seen.add(message.message_id, now)
+        self._lazy.cache.put(message.message_id, topic, encoded)
+        rpc = encode_rpc(Rpc(publish=(encoded,)))
+        return [
+            Send(peer, rpc, Priority.PUBLISH)
+            for peer in self._peers.subscribers(topic)
+            if self._score(peer) >= self._params.publish_score_min
+        ]
+
+    def _on_rpc(self, peer: PeerId, data: bytes, now: float) -> list[Effect]:
+        state = self._peers.get(peer)
+        if state is None or self._score(peer) < self._params.graylist_score_min:
+            return []
+        rpc = decode_rpc(data)
+        if isinstance(rpc, Fault):
+            return [Blame(peer, rpc)]
+        effects = self._on_subscriptions(peer, rpc)
+        for encoded in rpc.publish:
+            effects += self._on_message(peer, encoded, now)
+        effects += self._on_mesh_control(peer, rpc, now)
+        if self._score(peer) >= self._params.gossip_score_min:
+            effects += self._on_lazy_control(peer, state, rpc)
+        return effects
+
+    def _on_subscriptions(self, peer: PeerId, rpc: Rpc) -> list[Effect]:
+        for entry in rpc.subscriptions:
+            if not entry.subscribe:
+                self._peers.unsubscribe(peer, entry.topic)
+                self._mesh.drop(peer, (entry.topic,))
+            elif not self._peers.subscribe(peer, entry.topic):
+                return [Blame(peer, Fault("too-many-topics"))]
+        return []
+
+    def _on_message(self, sender: PeerId, encoded: bytes, now: float) -> list[Effect]:
+        message = decode_message(encoded)
+        if isinstance(message, Fault):
+            return [Blame(sender, message)]
+        topic, message_id = message.topic, message.message_id
+        if topic not in self._mesh:
+            return []
+        if len(message.data) > self._params.message_bytes_max:
+            return [Blame(sender, Fault("message-oversize", f"{len(message.data)} bytes"))]
+        pending = self._pending.get(message_id)
+        if pending is not None:
+            pending.senders[sender] = None
+        if pending is not None or message_id in self._seen or message.source == self._own_source:
+            return [Discard(sender, topic, message_id, DiscardReason.DUPLICATE)]
+        if len(self._pending) >= self._params.pending_max:
+            return [Discard(sender, topic, message_id, DiscardReason.PENDING_FULL)]
+        if not verify_message(message, self._verifier):
+            return [Blame(sender, Fault("message-signature", "does not verify"))]
+        self._seen.add(message_id, now)
+        self._pending[message_id] = _Pending(message, encoded, {sender: None})
+        return [Validate(message_id, sender, message.author, topic, message.data)]
+
+    def _on_validated(self, message_id: bytes, verdict: Relay) -> list[Effect]:
+        pending = self._pending.pop(message_id, None)
+        if pending is None:
+            return []
+        match verdict:
+            case Relay.ACCEPT:
+                return self._accept(pending)
+            case Relay.IGNORE:
+                return []
+            case Relay.REJECT:
+                return [Blame(peer, Fault("message-rejected")) for peer in pending.senders]
+            case _:
+                assert_never(verdict)
+
+    def _accept(self, pending: _Pending) -> list[Effect]:
+        message = pending.message
+        if message.topic not in self._mesh:
+            return []  # we left the topic in between
+        self._lazy.cache.put(message.message_id, message.topic, pending.encoded)
+        rpc = encode_rpc(Rpc(publish=(pending.encoded,)))
+        effects: list[Effect] = [
+            Send(peer, rpc, Priority.RELAY)
+            for peer in self._mesh.members(message.topic)
+            if peer not in pending.senders and peer != message.author
+        ]
+        effects.append(Deliver(message.message_id, message.author, message.topic, message.data))
+        return effects
+
+    def _on_mesh_control(self, peer: PeerId, rpc: Rpc, now: float) -> list[Effect]:
+        for entry in rpc.prune:
+            self._mesh.pruned_by(entry.topic, peer, entry.backoff_seconds, now)
+        effects: list[Effect] = []
+        refused: dict[str, None] = {}
+        for topic in rpc.graft:
+            answer = self._on_graft(topic, peer, now)
+            if answer is GraftAnswer.BREACH:
+                effects.append(Blame(peer, Fault("graft-in-backoff", topic)))
+            if answer in (GraftAnswer.BREACH, GraftAnswer.REFUSE):
+                refused[topic] = None
+        if refused:
+            effects.append(Send(peer, self._prune_rpc(refused), Priority.CONTROL))
+        return effects
+
+    def _on_graft(self, topic: str, peer: PeerId, now: float) -> GraftAnswer:
+        state = self._peers.get(peer)
+        if state is None or topic not in state.topics:
+            return GraftAnswer.IGNORE  # a mesh holds subscribers only
+        return self._mesh.grafted_by(topic, peer, now)
+
+    def _on_lazy_control(self, peer: PeerId, state: PeerState, rpc: Rpc) -> list[Effect]:
+        effects: list[Effect] = []
+        if rpc.ihave:
+            asked = self._lazy.ask(state, rpc.ihave, self._wanted)
+            if asked:
+                effects.append(Send(peer, encode_rpc(Rpc(iwant=asked)), Priority.IWANT))
+        served = self._lazy.serve(peer, state, rpc.iwant)
+        effects += [Send(peer, encode_rpc(Rpc(publish=(each,))), Priority.RELAY) for each in served]
+        return effects
+
+    def _wanted(self, topic: str, message_id: bytes) -> bool:
+        own = message_id.startswith(self._own_source)
+        return topic in self._mesh and message_id not in self._seen and not own
+
+    def _on_heartbeat(self, now: float) -> list[Effect]:
+        self._peers.start_heartbeat()
+        self._mesh.expire(now)
+        self._seen.expire(now)
+        effects = self._maintain_meshes(now)
+        for peer, entries in self._lazy.advertise(self._audience).items():
+            effects.append(Send(peer, encode_rpc(Rpc(ihave=entries)), Priority.IHAVE))
+        self._lazy.heartbeat()
+        return effects
+
+    def _maintain_meshes(self, now: float) -> list[Effect]:
+        grafts: dict[PeerId, list[str]] = {}
+        prunes: dict[PeerId, dict[str, None]] = {}
+        for topic in self.topics:
+            grafted, pruned = self._mesh.maintain(topic, self._peers.subscribers(topic), now)
+            for peer in grafted:
+                grafts.setdefault(peer, []).append(topic)
+            for peer in pruned:
+                prunes.setdefault(peer, {})[topic] = None
+        effects: list[Effect] = []
+        for peer, topics in grafts.items():
+            effects.append(Send(peer, encode_rpc(Rpc(graft=tuple(topics))), Priority.CONTROL))
+        for peer, pruned_topics in prunes.items():
+            effects.append(Send(peer, self._prune_rpc(pruned_topics), Priority.CONTROL))
+        return effects
+
+    def _prune_rpc(self, topics: dict[str, None]) -> bytes:
+        backoff = self._params.prune_backoff_seconds
+        return encode_rpc(Rpc(prune=tuple(Prune(topic, backoff) for topic in topics)))
+
+    def _audience(self, topic: str) -> tuple[list[PeerId], list[PeerId]]:
+        """Return the subscribers that may hear of our messages, outside and inside the mesh."""
+        members = self._mesh.members(topic)
+        outside: list[PeerId] = []
+        inside: list[PeerId] = []
+        for peer in self._peers.subscribers(topic):
+            if self._score(peer) >= self._params.gossip_score_min:
+                (inside if peer in members else outside).append(peer)
+        return outside, inside
+
+
+def _check_topic(topic: str) -> None:
+    if not 0 < len(topic.encode()) <= TOPIC_BYTES_MAX:
+        raise ValueError(f"a topic has 1 to {TOPIC_BYTES_MAX} bytes")

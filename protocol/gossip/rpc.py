@@ -1,0 +1,278 @@
+"""The protobuf (proto2) codec of the pubsub RPC, bounded for a hostile reader.
+
+Fields: RPC {1 subscriptions, 2 publish, 3 control}; SubOpts {1 subscribe, 2 topicid}; Control
+{1 ihave, 2 iwant, 3 graft, 4 prune}; IHave {1 topicID, 2 messageIDs}; IWant {1 messageIDs};
+Graft {1 topicID}; Prune {1 topicID, 2 peers, 3 backoff}. Source: libp2p ``pubsub/README.md`` and
+``gossipsub-v1.1.md``. Message ids are bytes (the schema says string, every router sends bytes).
+Published messages stay encoded here: ``message`` reads them, and a relay forwards the same bytes.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from protocol.types import Fault
+
+RPC_BYTES_MAX = 1 << 20
+"""The limit of go-libp2p-pubsub (``DefaultMaxMessageSize``): more resets the stream."""
+
+FIELDS_MAX = 20_000
+"""Fields of any kind in one RPC: bounds the time of a decode (about 1 us each) and its objects.
+Above the 5000 ids of one IHAVE; 1 MiB of the shortest fields would be half a million."""
+
+TOPIC_BYTES_MAX = 128
+"""A guess; ours are a run id in hex, a slash and a word."""
+
+MESSAGE_ID_BYTES_MAX = 128
+"""A guess above 46, the author and sequence number of an Ed25519 message."""
+
+_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+
+Field = tuple[int, int | bytes]
+"""Number and value; fixed-width fields arrive as bytes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """A peer entered (or left) a topic."""
+
+    subscribe: bool
+    topic: str
+
+
+@dataclass(frozen=True, slots=True)
+class IHave:
+    """A peer can serve these messages of a topic."""
+
+    topic: str
+    message_ids: tuple[bytes, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prune:
+    """A peer took us out of its mesh and asks for ``backoff_seconds`` of peace (0: not said)."""
+
+    topic: str
+    backoff_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rpc:
+    """One decoded RPC; ``publish`` holds encoded messages, ``iwant`` message ids."""
+
+    subscriptions: tuple[Subscription, ...] = ()
+    publish: tuple[bytes, ...] = ()
+    ihave: tuple[IHave, ...] = ()
+    iwant: tuple[bytes, ...] = ()
+    graft: tuple[str, ...] = ()
+    prune: tuple[Prune, ...] = ()
+
+
+class MalformedError(Exception):
+    """Bytes that are no protobuf of the expected shape; never leaves this package."""
+
+
+class FieldReader:
+    """Walks the fields of nested protobuf messages within one budget of fields."""
+
+    def __init__(self, fields_max: int = FIELDS_MAX) -> None:
+        self._fields_left = fields_max
+
+    def fields(self, data: bytes) -> Iterator[Field]:
+        """Yield the fields of ``data`` in order; raises ``MalformedError``."""
+        at, end = 0, len(data)
+        while at < end:
+            self._fields_left -= 1
+            if self._fields_left < 0:
+                raise MalformedError("too many fields")
+            tag, at = read_uvarint(data, at)
+            wire = tag & 7
+            if tag >> 3 == 0:
+                raise MalformedError("field number 0")
+            if wire == _VARINT:
+                value, at = read_uvarint(data, at)
+                yield tag >> 3, value
+                continue
+            if wire == _LENGTH:
+                length, at = read_uvarint(data, at)
+            elif wire in (_FIXED64, _FIXED32):
+                length = 8 if wire == _FIXED64 else 4
+            else:
+                raise MalformedError(f"wire type {wire}")
+            if length > end - at:
+                raise MalformedError("truncated")
+            yield tag >> 3, data[at : at + length]
+            at += length
+
+
+def read_uvarint(data: bytes, at: int) -> tuple[int, int]:
+    """Return the varint of at most 64 bits at ``at`` and the offset after it."""
+    value = shift = 0
+    for offset in range(at, min(at + 10, len(data))):
+        byte = data[offset]
+        value |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            if value >> 64:
+                break
+            return value, offset + 1
+        shift += 7
+    raise MalformedError("varint")
+
+
+def uvarint(value: int) -> bytes:
+    """Return the shortest varint of ``value``, which is not negative."""
+    encoded = bytearray()
+    while value > 0x7F:
+        encoded.append(value & 0x7F | 0x80)
+        value >>= 7
+    encoded.append(value)
+    return bytes(encoded)
+
+
+def length_field(number: int, value: bytes) -> bytes:
+    """Return a length-delimited field; ``number`` is below 16."""
+    return bytes((number << 3 | _LENGTH,)) + uvarint(len(value)) + value
+
+
+def topic_text(value: int | bytes) -> str:
+    """Return a topic name of bounded size; raises ``MalformedError``."""
+    try:
+        return _sized(value, TOPIC_BYTES_MAX).decode()
+    except UnicodeDecodeError:
+        raise MalformedError("topic is not UTF-8") from None
+
+
+def encode_rpc(rpc: Rpc) -> bytes:
+    """Return the bytes of ``rpc``, without frame."""
+    parts = [length_field(1, _encode_subscription(entry)) for entry in rpc.subscriptions]
+    parts += [length_field(2, message) for message in rpc.publish]
+    control = [length_field(1, _encode_ihave(entry)) for entry in rpc.ihave]
+    if rpc.iwant:
+        control.append(length_field(2, b"".join(length_field(1, each) for each in rpc.iwant)))
+    control += [length_field(3, length_field(1, topic.encode())) for topic in rpc.graft]
+    control += [length_field(4, _encode_prune(entry)) for entry in rpc.prune]
+    if control:
+        parts.append(length_field(3, b"".join(control)))
+    return b"".join(parts)
+
+
+def decode_rpc(data: bytes) -> Rpc | Fault:
+    """Return the RPC in ``data``, unknown fields skipped; a ``Fault`` for any malformed part."""
+    if len(data) > RPC_BYTES_MAX:
+        return Fault("rpc-oversize", f"{len(data)} bytes")
+    try:
+        return _decode_rpc(data)
+    except MalformedError as error:
+        return Fault("rpc-malformed", str(error))
+
+
+def _decode_rpc(data: bytes) -> Rpc:
+    reader = FieldReader()
+    subscriptions: list[Subscription] = []
+    publish: list[bytes] = []
+    control = _Control(reader)
+    for number, value in reader.fields(data):
+        if number == 1:
+            subscriptions.append(_decode_subscription(reader, _sized(value)))
+        elif number == 2:
+            publish.append(_sized(value))
+        elif number == 3:
+            control.read(_sized(value))
+    return Rpc(
+        subscriptions=tuple(subscriptions),
+        publish=tuple(publish),
+        ihave=tuple(control.ihave),
+        iwant=tuple(control.iwant),
+        graft=tuple(control.graft),
+        prune=tuple(control.prune),
+    )
+
+
+class _Control:
+    """Collects control entries; a repeated control field merges, as protobuf says."""
+
+    def __init__(self, reader: FieldReader) -> None:
+        self._reader = reader
+        self.ihave: list[IHave] = []
+        self.iwant: list[bytes] = []
+        self.graft: list[str] = []
+        self.prune: list[Prune] = []
+
+    def read(self, data: bytes) -> None:
+        for number, value in self._reader.fields(data):
+            if number == 1:
+                self._read_ihave(_sized(value))
+            elif number == 2:
+                self._read_iwant(_sized(value))
+            elif number == 3:
+                self._read_graft(_sized(value))
+            elif number == 4:
+                self._read_prune(_sized(value))
+
+    def _read_ihave(self, data: bytes) -> None:
+        topic = ""
+        message_ids: list[bytes] = []
+        for number, value in self._reader.fields(data):
+            if number == 1:
+                topic = topic_text(value)
+            elif number == 2:
+                message_ids.append(_sized(value, MESSAGE_ID_BYTES_MAX))
+        self.ihave.append(IHave(topic, tuple(message_ids)))
+
+    def _read_iwant(self, data: bytes) -> None:
+        for number, value in self._reader.fields(data):
+            if number == 1:
+                self.iwant.append(_sized(value, MESSAGE_ID_BYTES_MAX))
+
+    def _read_graft(self, data: bytes) -> None:
+        topic = ""
+        for number, value in self._reader.fields(data):
+            if number == 1:
+                topic = topic_text(value)
+        self.graft.append(topic)
+
+    def _read_prune(self, data: bytes) -> None:
+        topic, backoff_seconds = "", 0
+        for number, value in self._reader.fields(data):
+            if number == 1:
+                topic = topic_text(value)
+            elif number == 3:
+                backoff_seconds = _integer(value)
+        self.prune.append(Prune(topic, backoff_seconds))
+
+
+def _decode_subscription(reader: FieldReader, data: bytes) -> Subscription:
+    subscribe, topic = False, ""
+    for number, value in reader.fields(data):
+        if number == 1:
+            subscribe = _integer(value) != 0
+        elif number == 2:
+            topic = topic_text(value)
+    return Subscription(subscribe, topic)
+
+
+def _encode_subscription(entry: Subscription) -> bytes:
+    return bytes((1 << 3, entry.subscribe)) + length_field(2, entry.topic.encode())
+
+
+def _encode_ihave(entry: IHave) -> bytes:
+    ids = (length_field(2, message_id) for message_id in entry.message_ids)
+    return length_field(1, entry.topic.encode()) + b"".join(ids)
+
+
+def _encode_prune(entry: Prune) -> bytes:
+    backoff = bytes((3 << 3,)) + uvarint(entry.backoff_seconds)
+    return length_field(1, entry.topic.encode()) + backoff
+
+
+def _sized(value: int | bytes, bytes_max: int = RPC_BYTES_MAX) -> bytes:
+    if isinstance(value, int):
+        raise MalformedError("varint where bytes belong")
+    if len(value) > bytes_max:
+        raise MalformedError(f"{len(value)} bytes in a field of {bytes_max}")
+    return value
+
+
+def _integer(value: int | bytes) -> int:
+    if isinstance(value, bytes):
+        raise MalformedError("bytes where a varint belongs")
+    return value

@@ -1,0 +1,378 @@
+"""What became of every rollout: commits, certificates and the versions that learned from them.
+
+A grow-only set of signed messages and its pure consequences, the same on every node that holds the
+same messages, in whatever order they came. Nothing here draws committees: a certificate that comes
+in has been checked (``replica``). Outcomes are final: what is certified stays certified.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from protocol.manifest import RunManifest
+from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed
+from protocol.rollout import body_bytes_max
+from protocol.types import Digest, Fault, PeerId
+
+COMMITS_IN_FLIGHT_MAX = 16
+"""Commits of one worker that may wait for an outcome; it bounds what a liar can make us do.
+
+Workers hold themselves to far fewer (``roles.inference``): a node that has not heard of a
+certificate yet counts a commit longer than its worker does.
+"""
+
+EPOCHS_AHEAD_MAX = 2
+"""A commit may claim an epoch this far ahead of ours: clock skew, not a choice."""
+
+
+class CommitState(StrEnum):
+    """Where a commit stands."""
+
+    COMMITTED = "committed"
+    CERTIFIED = "certified"
+    REJECTED = "rejected"
+    EXPIRED = "expired"
+
+
+@dataclass(slots=True)
+class Entry:
+    """A commit and what became of it."""
+
+    commit: Signed[RolloutCommit]
+    state: CommitState = CommitState.COMMITTED
+    certificate: Signed[Certificate] | None = None
+    reason: str = ""
+    trained_in: int | None = None
+
+
+@dataclass(slots=True)
+class Counts:
+    """Commits by outcome; ``committed`` counts all of them."""
+
+    committed: int = 0
+    certified: int = 0
+    rejected: int = 0
+    expired: int = 0
+    trained: int = 0
+    tokens_certified: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass(slots=True)
+class CheckpointEntry:
+    """A published version, and which of its commits are not certified as far as we know."""
+
+    manifest: Signed[CheckpointManifest]
+    uncertified: dict[Digest, None]
+
+
+class Ledger:
+    """The state machine; every ``offer_*`` either changes it or says why not."""
+
+    def __init__(self, manifest: RunManifest) -> None:
+        self._manifest = manifest
+        self._body_bytes_max = body_bytes_max(manifest)
+        self.entries: dict[Digest, Entry] = {}
+        self.checkpoints: list[CheckpointEntry] = []
+        self.totals = Counts()
+        self.workers: dict[PeerId, Counts] = {}
+        self._slots: dict[tuple[PeerId, int], dict[int, Digest]] = {}
+        self._in_flight: dict[PeerId, dict[Digest, None]] = {}
+        self._trained: dict[Digest, int] = {}
+        self._epoch = 0
+        self.policy_lag_max = 0
+        """Largest age, in versions, of a policy whose rollout a version has learned from."""
+
+    @property
+    def head(self) -> Signed[CheckpointManifest] | None:
+        """The newest version, or None before the genesis policy is known."""
+        return self.checkpoints[-1].manifest if self.checkpoints else None
+
+    @property
+    def version(self) -> int:
+        """The newest version, -1 before the first."""
+        return len(self.checkpoints) - 1
+
+    def checkpoint(self, version: int) -> Signed[CheckpointManifest] | None:
+        """Return the signed manifest of ``version`` if it is known."""
+        known = 0 <= version < len(self.checkpoints)
+        return self.checkpoints[version].manifest if known else None
+
+    # Commits
+
+    def offer_commit(self, commit: Signed[RolloutCommit], epoch: int) -> Fault | bool:
+        """Take a commit in our ``epoch``; False when it is known or no longer news."""
+        if commit.digest in self.entries:
+            return False
+        fault = self._check_commit(commit, epoch)
+        if fault is not None:
+            return fault
+        if commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch:
+            return False
+        if self.in_flight(commit.signer) >= COMMITS_IN_FLIGHT_MAX:
+            return False
+        self._take_commit(commit)
+        return True
+
+    def restore_commit(self, commit: Signed[RolloutCommit]) -> None:
+        """Take back a commit that was accepted before a restart, whatever else waited then."""
+        fault = self._check_commit(commit, commit.message.epoch)
+        if fault is None and commit.digest not in self.entries:
+            self._take_commit(commit)
+
+    def _take_commit(self, commit: Signed[RolloutCommit]) -> None:
+        worker, message = commit.signer, commit.message
+        entry = Entry(commit, trained_in=self._trained.get(commit.digest))
+        self.entries[commit.digest] = entry
+        self._slots.setdefault((worker, message.version), {})[message.slot] = commit.digest
+        self._in_flight.setdefault(worker, {})[commit.digest] = None
+        for counts in self._counts(worker):
+            counts.committed += 1
+            counts.trained += entry.trained_in is not None
+
+    def _check_commit(self, commit: Signed[RolloutCommit], epoch: int) -> Fault | None:
+        message, sampling = commit.message, self._manifest.sampling
+        sequences = sampling.group_size * sampling.prompts_per_rollout
+        if not self._manifest.admits_worker(commit.signer):
+            return Fault("not-admitted")
+        if self.slashed(commit.signer):
+            return Fault("slashed")
+        if message.epoch > epoch + EPOCHS_AHEAD_MAX:
+            return Fault("future-epoch")
+        if message.sequences != sequences or message.tokens > sequences * sampling.tokens_max:
+            return Fault("bad-counts")
+        if message.body_bytes > self._body_bytes_max:
+            return Fault("oversize")
+        checkpoint = self.checkpoint(message.version)
+        if checkpoint is not None and checkpoint.message.policy != message.policy:
+            return Fault("wrong-policy")
+        return self._check_slot(commit)
+
+    def _check_slot(self, commit: Signed[RolloutCommit]) -> Fault | None:
+        message = commit.message
+        if (message.slot == 0) != (message.previous == b""):
+            return Fault("slot-order", "slot 0 and no other has no predecessor")
+        if message.slot in self._slots.get((commit.signer, message.version), {}):
+            return Fault("slot-reused", "two commits for one slot")
+        return None
+
+    def predecessor_known(self, commit: Signed[RolloutCommit]) -> bool:
+        """Tell whether the commit of the slot before is here, so that order is proven.
+
+        It is asked before a commit is checked and not when it is taken: what a node holds must not
+        depend on which of two commits came first.
+        """
+        message = commit.message
+        slots = self._slots.get((commit.signer, message.version), {})
+        return message.slot == 0 or slots.get(message.slot - 1) == message.previous
+
+    def next_slot(self, worker: PeerId, version: int) -> tuple[int, bytes]:
+        """Return the slot that ``worker`` must use next, and the digest of the one before it."""
+        slots = self._slots.get((worker, version), {})
+        if not slots:
+            return 0, b""
+        last = max(slots)
+        return last + 1, slots[last]
+
+    def in_flight(self, worker: PeerId) -> int:
+        """Return how many commits of ``worker`` wait for an outcome."""
+        return len(self._in_flight.get(worker, {}))
+
+    def slashed(self, worker: PeerId) -> bool:
+        """Tell whether a rejected rollout has ended the standing of ``worker``."""
+        counts = self.workers.get(worker)
+        return self._manifest.credit.slash_on_reject and counts is not None and counts.rejected > 0
+
+    # Outcomes
+
+    def offer_certificate(self, certificate: Signed[Certificate], reason: str) -> Fault | bool:
+        """Take a checked certificate of a commit that is here; ``reason`` is its verdicts'."""
+        entry = self.entries[Digest(certificate.message.commit)]
+        if entry.certificate is not None:
+            same = entry.certificate.message.accepted == certificate.message.accepted
+            return False if same else Fault("contradiction", "an outcome is final")
+        was_expired = entry.state is CommitState.EXPIRED
+        accepted = certificate.message.accepted
+        entry.certificate = certificate
+        entry.state = CommitState.CERTIFIED if accepted else CommitState.REJECTED
+        entry.reason = reason
+        self._settle(entry)
+        for counts in self._counts(entry.commit.signer):
+            counts.expired -= was_expired
+            counts.certified += accepted
+            counts.rejected += not accepted
+            counts.tokens_certified += entry.commit.message.tokens if accepted else 0
+            if not accepted:
+                counts.reasons[reason] += 1
+        version = self._trained.get(entry.commit.digest)
+        if accepted and version is not None:
+            self.checkpoints[version].uncertified.pop(entry.commit.digest, None)
+        return True
+
+    def offer_checkpoint(self, manifest: Signed[CheckpointManifest]) -> Fault | bool:
+        """Append a version; False when it is known or its parent is not here yet."""
+        message = manifest.message
+        if not self._manifest.is_trainer(manifest.signer):
+            return Fault("not-a-trainer")
+        known = self.checkpoint(message.version)
+        if known is not None and known.digest == manifest.digest:
+            return False
+        if self._parent_awaited(message):
+            return False
+        fault = self._check_successor(message)
+        if fault is not None:
+            return fault
+        self._supersede(message.version)
+        batch = [Digest(commit) for commit in message.batch]
+        self.checkpoints.append(
+            CheckpointEntry(manifest, {commit: None for commit in batch if not self._ok(commit)})
+        )
+        for commit in batch:
+            self._trained[commit] = message.version
+            entry = self.entries.get(commit)
+            if entry is not None:
+                entry.trained_in = message.version
+                lag = message.version - 1 - entry.commit.message.version
+                self.policy_lag_max = max(self.policy_lag_max, lag)
+                for counts in self._counts(entry.commit.signer):
+                    counts.trained += 1
+        return True
+
+    def _parent_awaited(self, message: CheckpointManifest) -> bool:
+        """Tell whether the parent may still come: it is newer than ours, or would supersede ours."""
+        if message.version > len(self.checkpoints):
+            return True
+        parent = self.checkpoint(message.version - 1)
+        return (
+            parent is not None
+            and parent.digest != message.parent
+            and parent.message.term < message.term
+        )
+
+    def _check_successor(self, message: CheckpointManifest) -> Fault | None:
+        """Check a version against its parent, and against the one that it would supersede.
+
+        A version number belongs to the first trainer that published it, unless a later term claims
+        it from the same parent: then the earlier trainer had been replaced and did not know yet.
+        """
+        known = self.checkpoint(message.version)
+        if known is not None and message.term <= known.message.term:
+            return Fault("version-reused", f"version {message.version}")
+        if message.version == 0:
+            genesis = message.policy == self._manifest.genesis_policy and not message.batch
+            return None if genesis and message.parent == b"" else Fault("wrong-genesis")
+        parent = self.checkpoints[message.version - 1].manifest
+        if message.parent != parent.digest:
+            return Fault("wrong-parent")
+        if message.term < parent.message.term:
+            return Fault("old-term", f"term {message.term} after {parent.message.term}")
+        return self._check_batch(message)
+
+    def _check_batch(self, message: CheckpointManifest) -> Fault | None:
+        if len(set(message.batch)) != len(message.batch):
+            return Fault("trained-twice")
+        for commit in message.batch:
+            if self._trained.get(Digest(commit), message.version) < message.version:
+                return Fault("trained-twice")
+            entry = self.entries.get(Digest(commit))
+            if entry is not None and entry.state is CommitState.REJECTED:
+                return Fault("trained-on-rejected")
+        return None
+
+    def _supersede(self, version: int) -> None:
+        """Take back ``version`` and what came after it; their commits may be learned from again."""
+        for superseded in self.checkpoints[version:]:
+            for commit in superseded.manifest.message.batch:
+                self._trained.pop(Digest(commit), None)
+                entry = self.entries.get(Digest(commit))
+                if entry is not None:
+                    entry.trained_in = None
+                    for counts in self._counts(entry.commit.signer):
+                        counts.trained -= 1
+        del self.checkpoints[version:]
+
+    def _ok(self, commit: Digest) -> bool:
+        entry = self.entries.get(commit)
+        return entry is not None and entry.state is CommitState.CERTIFIED
+
+    # Time and demand
+
+    def advance(self, epoch: int) -> list[Entry]:
+        """Expire commits that waited too long and forget old ones; return the expired."""
+        rules = self._manifest.committee
+        self._epoch = epoch
+        expired: list[Entry] = []
+        for digest, entry in list(self.entries.items()):
+            age_epochs = epoch - entry.commit.message.epoch
+            if entry.state is CommitState.COMMITTED and age_epochs > rules.expire_after_epochs:
+                entry.state = CommitState.EXPIRED
+                self._settle(entry)
+                expired.append(entry)
+                for counts in self._counts(entry.commit.signer):
+                    counts.expired += 1
+            if age_epochs > 4 * rules.expire_after_epochs:
+                del self.entries[digest]
+        self._forget_slots()
+        return expired
+
+    def _forget_slots(self) -> None:
+        """Forget the slots of old versions, and of versions that never came to be."""
+        oldest = self.version - 4 * self._manifest.shardcast.versions_kept
+        held = {
+            (entry.commit.signer, entry.commit.message.version): None
+            for entry in self.entries.values()
+        }
+        for key in list(self._slots):
+            _, version = key
+            if version < oldest or (version > self.version and key not in held):
+                del self._slots[key]
+
+    def usable(self) -> list[Entry]:
+        """Return certified commits that the next version may learn from, oldest first."""
+        fresh = self.version - self._manifest.grpo.async_level
+        entries = [
+            entry
+            for entry in self.entries.values()
+            if entry.state is CommitState.CERTIFIED
+            and entry.trained_in is None
+            and fresh <= entry.commit.message.version <= self.version
+        ]
+        return sorted(
+            entries,
+            key=lambda entry: (
+                entry.commit.message.version,
+                entry.commit.message.epoch,
+                entry.commit.digest,
+            ),
+        )
+
+    def backlog(self) -> int:
+        """Return how many fresh commits are certified or on their way and not learned from.
+
+        A commit counts for as long as it could wait for an outcome: one that the trainer cannot
+        use for a reason that we do not see must not hold up the workers for ever.
+        """
+        fresh = self.version - self._manifest.grpo.async_level
+        oldest = self._epoch - self._manifest.committee.expire_after_epochs
+        return sum(
+            entry.trained_in is None
+            and entry.state in (CommitState.COMMITTED, CommitState.CERTIFIED)
+            and entry.commit.message.version >= fresh
+            and entry.commit.message.epoch >= oldest
+            for entry in self.entries.values()
+        )
+
+    def demand(self) -> bool:
+        """Tell whether workers should start another rollout: back-pressure without a queue."""
+        grpo = self._manifest.grpo
+        done = self.version >= grpo.steps
+        return not done and self.backlog() < grpo.rollouts_per_step * grpo.rollouts_ahead
+
+    def _settle(self, entry: Entry) -> None:
+        waiting = self._in_flight.get(entry.commit.signer, {})
+        waiting.pop(entry.commit.digest, None)
+        if not waiting:
+            self._in_flight.pop(entry.commit.signer, None)
+
+    def _counts(self, worker: PeerId) -> tuple[Counts, Counts]:
+        return self.totals, self.workers.setdefault(worker, Counts())

@@ -1,0 +1,138 @@
+"""Who is here: signed records, each member's newest, until it is too old.
+
+A record counts while it is younger than ``record_epochs``. The roster that an election of epoch *e*
+uses is the set of members that were here before *e* began and had not fallen silent by then, so a
+record that arrives during *e* changes nobody's committee.
+"""
+
+from dataclasses import dataclass
+
+from protocol.manifest import RunManifest
+from protocol.messages import PROTOCOL_VERSION, NodeRecord, Signed
+from protocol.types import Fault, PeerId, Role
+
+CLOCK_SKEW_SECONDS_MAX = 3.0
+"""As in hivemind's own bootstrap check."""
+
+MEMBERS_MAX = 20_000
+"""A bound on memory, about 1 KB each; four times the largest run that we simulate."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member as we know it: its newest record."""
+
+    record: Signed[NodeRecord]
+
+    @property
+    def peer(self) -> PeerId:
+        """The member's id."""
+        return self.record.signer
+
+    @property
+    def seen_at(self) -> float:
+        """Unix seconds at which the newest record was issued."""
+        return self.record.message.issued_at
+
+    @property
+    def since(self) -> float:
+        """Unix seconds since when the member says that it has been here.
+
+        Its own word: a member that backdates it is drawn an epoch early and gains nothing, while
+        a node that has just come can still tell who was drawn before it came.
+        """
+        return self.record.message.joined_at / 1000
+
+    def holds(self, role: Role) -> bool:
+        """Tell whether the record claims ``role``."""
+        return role in self.record.message.roles
+
+
+class Roster:
+    """The records that a node holds."""
+
+    def __init__(self, manifest: RunManifest) -> None:
+        self._manifest = manifest
+        self._members: dict[PeerId, Member] = {}
+        self._lifetime_seconds = manifest.epochs.record_epochs * manifest.epochs.seconds
+
+    def offer(self, record: Signed[NodeRecord], now: float) -> Fault | bool:
+        """Take a record whose signature is checked; False when it is not news."""
+        fault = self._check(record, now)
+        if fault is not None:
+            return fault
+        known = self._members.get(record.signer)
+        issued_at = record.message.issued_at
+        if known is not None and record.message.sequence <= known.record.message.sequence:
+            return False
+        if issued_at < now - self._lifetime_seconds:
+            return False
+        if known is None and not self._room_for(record.signer):
+            return False
+        self._members[record.signer] = Member(record)
+        return True
+
+    def _check(self, record: Signed[NodeRecord], now: float) -> Fault | None:
+        message = record.message
+        if message.issued_at > now + CLOCK_SKEW_SECONDS_MAX:
+            return Fault("clock-skew", f"issued {message.issued_at - now:.1f} s ahead of our clock")
+        if message.protocol_version != PROTOCOL_VERSION:
+            return Fault("protocol-version", str(message.protocol_version))
+        if any(role not in list(Role) for role in message.roles):
+            return Fault("unknown-role")
+        if message.joined_at > message.sequence:
+            return Fault("bad-record", "joined after it was issued")
+        claims = {
+            Role.VALIDATOR: self._manifest.is_validator,
+            Role.TRAINER: self._manifest.is_trainer,
+            Role.INFERENCE: self._manifest.admits_worker,
+        }
+        for role, admits in claims.items():
+            if role in message.roles and not admits(record.signer):
+                return Fault("not-admitted", role)
+        return None
+
+    def _room_for(self, peer: PeerId) -> bool:
+        """Tell whether a newcomer fits; strangers never take the places of the genesis keys."""
+        named = self._manifest.is_validator(peer) or self._manifest.is_trainer(peer)
+        return named or len(self._members) < MEMBERS_MAX
+
+    def advance(self, now: float) -> list[PeerId]:
+        """Forget who has been silent for twice a record's life; return who was forgotten."""
+        silent = [
+            peer
+            for peer, member in self._members.items()
+            if member.seen_at < now - 2 * self._lifetime_seconds
+        ]
+        for peer in silent:
+            del self._members[peer]
+        return silent
+
+    def get(self, peer: PeerId) -> Member | None:
+        """Return a member, also one that has just fallen silent."""
+        return self._members.get(peer)
+
+    def records(self) -> list[Signed[NodeRecord]]:
+        """Return every record that is held, by peer id."""
+        return [self._members[peer].record for peer in sorted(self._members)]
+
+    def live(self, now: float) -> list[Member]:
+        """Return the members whose record is fresh at ``now``, by peer id."""
+        return [
+            self._members[peer]
+            for peer in sorted(self._members)
+            if self._fresh(self._members[peer], now)
+        ]
+
+    def at_epoch(self, epoch: int) -> list[Member]:
+        """Return the members that take part in the elections of ``epoch``, by peer id."""
+        start = self._manifest.epoch_start(epoch)
+        return [
+            self._members[peer]
+            for peer in sorted(self._members)
+            if self._members[peer].since <= start and self._fresh(self._members[peer], start)
+        ]
+
+    def _fresh(self, member: Member, now: float) -> bool:
+        leaving = member.record.message.leaving and member.seen_at <= now
+        return not leaving and member.seen_at >= now - self._lifetime_seconds

@@ -1,0 +1,246 @@
+"""Every signed message, one frozen model each, and the envelope that carries it.
+
+A message means nothing before ``open_envelope`` has checked its size, its canonical form, its
+fields and its signature for this run. The id of a signed message (``Signed.digest``) covers signer,
+kind, run and payload but not the signature, so a second signature does not make a second message.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Generic, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+
+from protocol.codec import decode, encode
+from protocol.crypto import Signer, Verifier, digest, signing_bytes
+from protocol.types import DIGEST_BYTES, Digest, Fault, PeerId, Role, RunId
+
+ENVELOPE_BYTES_MAX = 16 * 1024
+"""What gossip carries at most; bodies travel by digest."""
+
+VERDICT_BYTES_MAX = 1024
+"""An honest envelope has at most about 900: six margins and 200 characters of detail."""
+
+VERDICTS_MAX = 15
+"""As many of the largest verdicts as one certificate can hold, and so the largest committee."""
+
+BATCH_MAX = 256
+"""Commits that one version may learn from; their digests take half of an envelope."""
+
+PROTOCOL_VERSION = 1
+
+DigestBytes = Annotated[bytes, Field(min_length=DIGEST_BYTES, max_length=DIGEST_BYTES)]
+
+
+def _digest_or_empty(value: bytes) -> bytes:
+    if len(value) not in (0, DIGEST_BYTES):
+        raise ValueError("neither a digest nor empty")
+    return value
+
+
+OptionalDigest = Annotated[bytes, AfterValidator(_digest_or_empty)]
+UInt = Annotated[int, Field(ge=0, le=2**53)]
+Millionths = Annotated[int, Field(ge=-(2**53), le=2**53)]
+ShortText = Annotated[str, Field(max_length=200)]
+
+
+class Message(BaseModel):
+    """A payload; ``kind`` separates the signatures of different messages."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    kind: ClassVar[str]
+    envelope_bytes_max: ClassVar[int] = ENVELOPE_BYTES_MAX
+
+
+class Hardware(Message):
+    """What a node says its machine is; advertised, never trusted for safety."""
+
+    kind = "hardware"
+    gpu: ShortText = ""
+    gpus: UInt = 0
+    gpu_memory_bytes: UInt = 0
+    memory_bytes: UInt = 0
+    cores: UInt = 0
+
+
+class NodeRecord(Message):
+    """A member's own word about itself; the newest ``sequence`` counts, until it is too old."""
+
+    kind = "node-record"
+    sequence: UInt
+    """Unix milliseconds of issue; strictly increasing per member."""
+    joined_at: UInt
+    """Unix milliseconds since when the member claims to have been here without a break."""
+    roles: Annotated[tuple[str, ...], Field(max_length=len(Role))]
+    addresses: Annotated[tuple[ShortText, ...], Field(max_length=8)]
+    hardware: Hardware
+    upload_bytes_per_second: UInt = 0
+    """Measured; 0 where it is not known."""
+    reachable: bool
+    software: ShortText
+    protocol_version: UInt
+    policy_version: Annotated[int, Field(ge=-1, le=2**53)]
+    """Newest policy held, -1 before the first."""
+    leaving: bool = False
+
+    @property
+    def issued_at(self) -> float:
+        """Unix seconds of issue."""
+        return self.sequence / 1000
+
+
+class RolloutCommit(Message):
+    """A worker's promise of one finished rollout: a group of sequences for each of its prompts."""
+
+    kind = "rollout-commit"
+    epoch: UInt
+    version: UInt
+    policy: DigestBytes
+    slot: UInt
+    previous: OptionalDigest
+    """Digest of this worker's commit for slot - 1 of the same version; empty for slot 0."""
+    body: DigestBytes
+    body_bytes: UInt
+    sequences: UInt
+    tokens: UInt
+
+
+class Margin(Message):
+    """One measured quantity in millionths, worst over the rollout, and its limit."""
+
+    kind = "margin"
+    name: ShortText
+    value: Millionths
+    limit: Millionths
+
+
+class Verdict(Message):
+    """What one validator found of one commit; ``reason`` is ``accepted`` or what failed first."""
+
+    kind = "verdict"
+    envelope_bytes_max = VERDICT_BYTES_MAX
+    commit: DigestBytes
+    accept: bool
+    reason: ShortText
+    detail: ShortText = ""
+    margins: Annotated[tuple[Margin, ...], Field(max_length=16)] = ()
+
+
+class Certificate(Message):
+    """The committee's outcome with the signed verdicts that make it; anyone can check it again."""
+
+    kind = "certificate"
+    commit: DigestBytes
+    escalated: bool
+    accepted: bool
+    verdicts: Annotated[tuple[bytes, ...], Field(min_length=1, max_length=VERDICTS_MAX)]
+
+
+class CheckpointManifest(Message):
+    """One published policy; ``batch`` names the blob that lists the commits it learned from."""
+
+    kind = "checkpoint-manifest"
+    version: UInt
+    term: UInt
+    parent: OptionalDigest
+    """Digest of the signed manifest of version - 1; empty for version 0."""
+    policy: DigestBytes
+    index: DigestBytes
+    index_bytes: UInt
+    total_bytes: UInt
+    state: OptionalDigest = b""
+    """Optimiser state for the next trainer in line; empty for version 0."""
+    state_bytes: UInt = 0
+    batch: Annotated[tuple[DigestBytes, ...], Field(max_length=BATCH_MAX)] = ()
+    """Commits that this version learned from."""
+    reward_mean: Millionths = 0
+    """Mean verified reward of the batch, millionths."""
+    created_at: UInt
+    """Unix milliseconds."""
+
+
+MessageT = TypeVar("MessageT", bound=Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Signed(Generic[MessageT]):
+    """A message whose signature was made or checked here."""
+
+    signer: PeerId
+    message: MessageT
+    digest: Digest
+    envelope: bytes
+
+
+def seal(message: MessageT, run_id: RunId, signer: Signer) -> Signed[MessageT]:
+    """Sign ``message`` for a run; raises ``ValueError`` when it would not fit an envelope."""
+    payload = encode(message.model_dump())
+    signature = signer.sign(signing_bytes(message.kind, run_id, payload))
+    envelope = encode(
+        {
+            "kind": message.kind,
+            "payload": payload,
+            "signature": signature,
+            "signer": signer.peer_id,
+        }
+    )
+    if len(envelope) > message.envelope_bytes_max:
+        limit = message.envelope_bytes_max
+        raise ValueError(f"{message.kind} of {len(envelope)} bytes, limit {limit}")
+    return Signed(
+        signer.peer_id,
+        message,
+        _message_id(message.kind, run_id, signer.peer_id, payload),
+        envelope,
+    )
+
+
+def open_envelope(
+    data: bytes, kind: type[MessageT], run_id: RunId, verify: Verifier
+) -> Signed[MessageT] | Fault:
+    """Check an envelope that should hold a ``kind`` of this run; every flaw is a ``Fault``."""
+    fields = decode(data, bytes_max=kind.envelope_bytes_max)
+    if isinstance(fields, Fault):
+        return fields
+    match fields:
+        case {
+            "kind": str(name),
+            "payload": bytes(payload),
+            "signature": bytes(signature),
+            "signer": str(signer),
+        } if len(fields) == 4:
+            pass
+        case _:
+            return Fault("bad-envelope")
+    if name != kind.kind:
+        return Fault("wrong-kind", name[:40])
+    message = _parse(payload, kind)
+    if isinstance(message, Fault):
+        return message
+    if not verify(PeerId(signer), signing_bytes(name, run_id, payload), signature):
+        return Fault("bad-signature")
+    return Signed(PeerId(signer), message, _message_id(name, run_id, PeerId(signer), payload), data)
+
+
+def envelope_kind(data: bytes) -> str | None:
+    """Return the kind that an unchecked envelope claims, or None when it is not an envelope."""
+    fields = decode(data, bytes_max=ENVELOPE_BYTES_MAX)
+    kind = fields.get("kind") if isinstance(fields, dict) else None
+    return kind if isinstance(kind, str) else None
+
+
+def _parse(payload: bytes, kind: type[MessageT]) -> MessageT | Fault:
+    values = decode(payload, bytes_max=ENVELOPE_BYTES_MAX)
+    if isinstance(values, Fault):
+        return values
+    try:
+        message = kind.model_validate(values)
+    except ValidationError as error:
+        key = ".".join(str(part) for part in error.errors(include_url=False)[0]["loc"])
+        return Fault("bad-fields", key[:100])
+    if encode(message.model_dump()) != payload:
+        return Fault("not-canonical")
+    return message
+
+
+def _message_id(kind: str, run_id: RunId, signer: PeerId, payload: bytes) -> Digest:
+    return digest(signing_bytes(kind, run_id, signer.encode() + payload))

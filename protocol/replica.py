@@ -1,0 +1,304 @@
+"""The replicated state of a run: all that a node concludes from the signed messages it has seen.
+
+``receive`` is the one door for every message, whether it came by gossip, by stream, by
+synchronisation or from our own roles: it opens the envelope, checks signature, limits and place,
+and only then changes the roster, the ledger or a tally. What cannot be decided yet (a certificate
+before its commit, a version before its parent) waits in bounded tables and is tried again in
+``advance``.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.committee import Committee, Tally, check_certificate, draw
+from protocol.crypto import Verifier
+from protocol.electorate import Electorate, ViewElectorate
+from protocol.ledger import Entry, Ledger
+from protocol.manifest import RunManifest
+from protocol.membership import Roster
+from protocol.messages import (
+    Certificate,
+    CheckpointManifest,
+    Message,
+    NodeRecord,
+    RolloutCommit,
+    Signed,
+    Verdict,
+    envelope_kind,
+    open_envelope,
+)
+from protocol.types import Digest, Fault, PeerId, Relay, Role, RunId, Topic
+
+WAITING_MAX = 1024
+"""Messages of one kind that may wait for another one."""
+
+FAULTS_OF_VIEW = frozenset(
+    {
+        "clock-skew",
+        "contradiction",
+        "equivocation",
+        "future-epoch",
+        "protocol-version",
+        "slashed",
+        "slot-reused",
+        "trained-on-rejected",
+        "unknown-role",
+        "version-reused",
+        "wrong-parent",
+        "wrong-policy",
+    }
+)
+"""What only our own view, clock or software may show: its author can tell two honest nodes two
+different things, and each would then blame the other for relaying. Such a message is not relayed,
+and its carrier is not blamed."""
+
+TOPIC_KINDS: dict[Topic, type[Message]] = {
+    Topic.COMMITS: RolloutCommit,
+    Topic.CERTIFICATES: Certificate,
+    Topic.CHECKPOINTS: CheckpointManifest,
+    Topic.ROSTER: NodeRecord,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What became of a message: whether to relay it, the fault if any, and the opened message."""
+
+    relay: Relay
+    signed: Signed[Any] | None = None
+    fault: Fault | None = None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A bounded table of messages that cannot be decided yet, with their arrival, oldest first."""
+
+    entries: dict[Digest, tuple[Signed[Any], float]] = field(default_factory=dict)
+
+    def add(self, signed: Signed[Any], arrived_at: float) -> None:
+        self.entries.setdefault(signed.digest, (signed, arrived_at))
+        if len(self.entries) > WAITING_MAX:
+            self._evict()
+
+    def _evict(self) -> None:
+        """Drop the oldest message of whoever has most of them: a flood displaces itself alone."""
+        counts = Counter(signed.signer for signed, _ in self.entries.values())
+        greediest = max(counts, key=counts.__getitem__)
+        del self.entries[
+            next(key for key, (signed, _) in self.entries.items() if signed.signer == greediest)
+        ]
+
+    def take(self, oldest: float) -> list[tuple[Signed[Any], float]]:
+        """Empty the table; return what arrived at ``oldest`` or later, in an order to try it."""
+        waited = [item for item in self.entries.values() if item[1] >= oldest]
+        self.entries.clear()
+        return sorted(waited, key=_waiting_order)
+
+
+class Replica:
+    """Roster, ledger and tallies of one run."""
+
+    def __init__(self, manifest: RunManifest, verify: Verifier) -> None:
+        self.manifest = manifest
+        self.run_id: RunId = manifest.run_id
+        self.roster = Roster(manifest)
+        self.electorate: Electorate = ViewElectorate(manifest, self.roster)
+        self.ledger = Ledger(manifest)
+        self._verify = verify
+        self._tallies: dict[Digest, Tally] = {}
+        self._early_certificates = _Waiting()
+        self._early_checkpoints = _Waiting()
+        self._early_verdicts = _Waiting()
+        self._handlers: dict[str, tuple[type[Message], Callable[[Any, float], Received]]] = {
+            NodeRecord.kind: (NodeRecord, self._record),
+            RolloutCommit.kind: (RolloutCommit, self._commit),
+            Verdict.kind: (Verdict, self._verdict),
+            Certificate.kind: (Certificate, self._certificate),
+            CheckpointManifest.kind: (CheckpointManifest, self._checkpoint),
+        }
+
+    def receive(self, envelope: bytes, now: float) -> Received:
+        """Take one message from anywhere; a rejected one leaves the state untouched."""
+        handler = self._handlers.get(envelope_kind(envelope) or "")
+        if handler is None:
+            return Received(Relay.REJECT, fault=Fault("wrong-kind"))
+        kind, handle = handler
+        signed = open_envelope(envelope, kind, self.run_id, self._verify)
+        if isinstance(signed, Fault):
+            return Received(Relay.REJECT, fault=signed)
+        return handle(signed, now)
+
+    def receive_topic(self, topic: Topic, envelope: bytes, now: float) -> Received:
+        """Take a gossiped message, which must be of its topic's kind."""
+        if envelope_kind(envelope) != TOPIC_KINDS[topic].kind:
+            return Received(Relay.REJECT, fault=Fault("wrong-topic"))
+        return self.receive(envelope, now)
+
+    def restore(self, envelope: bytes) -> None:
+        """Take back a message that this node had accepted and stored, in the order it did."""
+        kind = envelope_kind(envelope)
+        if kind == RolloutCommit.kind:
+            commit = open_envelope(envelope, RolloutCommit, self.run_id, self._verify)
+            if isinstance(commit, Signed):
+                self.ledger.restore_commit(commit)
+        elif kind == Certificate.kind:
+            certificate = open_envelope(envelope, Certificate, self.run_id, self._verify)
+            if (
+                isinstance(certificate, Signed)
+                and certificate.message.commit in self.ledger.entries
+            ):
+                self.ledger.offer_certificate(certificate, _reason(self._open(certificate) or []))
+        elif kind == CheckpointManifest.kind:
+            checkpoint = open_envelope(envelope, CheckpointManifest, self.run_id, self._verify)
+            if isinstance(checkpoint, Signed):
+                self.ledger.offer_checkpoint(checkpoint)
+        elif kind == Verdict.kind:
+            verdict = open_envelope(envelope, Verdict, self.run_id, self._verify)
+            if isinstance(verdict, Signed):
+                self.tally(Digest(verdict.message.commit)).add(verdict)
+
+    def advance(self, now: float) -> list[Signed[Any]]:
+        """Let time pass: expire, forget, and decide what waited; return what is now accepted."""
+        self.roster.advance(now)
+        self.ledger.advance(self.manifest.epoch_at(now))
+        for commit in [key for key in self._tallies if key not in self.ledger.entries]:
+            del self._tallies[commit]
+        return self._settle_waiting(now)
+
+    def _settle_waiting(self, now: float) -> list[Signed[Any]]:
+        settled: list[Signed[Any]] = []
+        # What was waited for would have come, or expired, by then.
+        waits_seconds = self.manifest.committee.expire_after_epochs * self.manifest.epochs.seconds
+        for waiting, handle in (
+            (self._early_verdicts, self._verdict),
+            (self._early_certificates, self._certificate),
+            (self._early_checkpoints, self._checkpoint),
+        ):
+            for signed, arrived_at in waiting.take(now - waits_seconds):
+                handler: Callable[[Any, float], Received] = handle
+                if handler(signed, arrived_at).relay is Relay.ACCEPT:
+                    settled.append(signed)
+        return settled
+
+    @property
+    def behind(self) -> bool:
+        """Whether something has come whose predecessor has not: a peer should be asked."""
+        return bool(self._early_checkpoints.entries or self._early_certificates.entries)
+
+    def envelopes(self) -> list[bytes]:
+        """Return what a restart needs, in an order in which it can be taken back."""
+        commits = list(self.ledger.entries.values())
+        return [
+            *(entry.manifest.envelope for entry in self.ledger.checkpoints),
+            *(entry.commit.envelope for entry in commits),
+            *(
+                verdict.envelope
+                for tally in self._tallies.values()
+                for verdict in tally.verdicts.values()
+            ),
+            *(entry.certificate.envelope for entry in commits if entry.certificate is not None),
+        ]
+
+    # Questions
+
+    def committee(self, commit: Signed[RolloutCommit]) -> Committee | None:
+        """Draw the committee of a commit from the roster that this node sees."""
+        return draw(self.manifest, self.electorate, commit)
+
+    def tally(self, commit: Digest) -> Tally:
+        """Return the verdicts on a commit."""
+        return self._tallies.setdefault(commit, Tally())
+
+    def leader(self, now: float) -> PeerId | None:
+        """Return the trainer whose turn it is.
+
+        Whoever published the newest version, while it is live; else the first live one in the
+        manifest's order. Staying with the last one avoids a contested hand-over when an earlier
+        trainer comes back.
+        """
+        live = {member.peer for member in self.roster.live(now) if member.holds(Role.TRAINER)}
+        head = self.ledger.head
+        if head is not None and head.signer in live:
+            return head.signer
+        return next((PeerId(key) for key in self.manifest.genesis.trainers if key in live), None)
+
+    # Messages
+
+    def _record(self, record: Signed[NodeRecord], now: float) -> Received:
+        return _received(record, self.roster.offer(record, now))
+
+    def _commit(self, commit: Signed[RolloutCommit], now: float) -> Received:
+        return _received(commit, self.ledger.offer_commit(commit, self.manifest.epoch_at(now)))
+
+    def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
+        if not self.manifest.is_validator(verdict.signer):
+            return Received(Relay.REJECT, verdict, Fault("not-a-validator"))
+        if verdict.message.commit not in self.ledger.entries:
+            self._early_verdicts.add(verdict, now)
+            return Received(Relay.IGNORE, verdict)
+        return _received(verdict, self.tally(Digest(verdict.message.commit)).add(verdict))
+
+    def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
+        if not self.manifest.is_validator(certificate.signer):
+            return Received(Relay.REJECT, certificate, Fault("not-a-validator"))
+        entry = self.ledger.entries.get(Digest(certificate.message.commit))
+        if entry is None:
+            self._early_certificates.add(certificate, now)
+            return Received(Relay.IGNORE, certificate)
+        if entry.certificate is not None:
+            return _received(certificate, self.ledger.offer_certificate(certificate, ""))
+        verdicts = self._open(certificate)
+        if verdicts is None:
+            return Received(Relay.REJECT, certificate, Fault("bad-certificate", "a bad verdict"))
+        committee = self.committee(entry.commit)
+        fault = (
+            Fault("other-committee", "we can draw none yet")
+            if committee is None
+            else check_certificate(certificate.message, verdicts, committee)
+        )
+        if fault is not None and fault.reason == "other-committee":
+            # Our roster may lag behind its author's: nobody is blamed, and it is tried again.
+            self._early_certificates.add(certificate, now)
+            return Received(Relay.IGNORE, certificate, fault)
+        if fault is not None:
+            return Received(Relay.REJECT, certificate, fault)
+        tally = self.tally(entry.commit.digest)
+        for verdict in verdicts:
+            tally.add(verdict)
+        return _received(certificate, self.ledger.offer_certificate(certificate, _reason(verdicts)))
+
+    def _checkpoint(self, manifest: Signed[CheckpointManifest], now: float) -> Received:
+        result = self.ledger.offer_checkpoint(manifest)
+        known = self.ledger.checkpoint(manifest.message.version)
+        if result is False and (known is None or known.digest != manifest.digest):
+            self._early_checkpoints.add(manifest, now)
+        return _received(manifest, result)
+
+    def _open(self, certificate: Signed[Certificate]) -> list[Signed[Verdict]] | None:
+        verdicts: list[Signed[Verdict]] = []
+        for envelope in certificate.message.verdicts:
+            verdict = open_envelope(envelope, Verdict, self.run_id, self._verify)
+            if isinstance(verdict, Fault) or not self.manifest.is_validator(verdict.signer):
+                return None
+            verdicts.append(verdict)
+        return verdicts
+
+
+def _received(signed: Signed[Any], result: Fault | bool) -> Received:
+    if isinstance(result, Fault):
+        relay = Relay.IGNORE if result.reason in FAULTS_OF_VIEW else Relay.REJECT
+        return Received(relay, signed, result)
+    return Received(Relay.ACCEPT if result else Relay.IGNORE, signed)
+
+
+def _reason(verdicts: list[Signed[Verdict]]) -> str:
+    """Return what most verdicts give as reason; ties by the alphabet."""
+    reasons = sorted(verdict.message.reason for verdict in verdicts)
+    return max(reasons, key=reasons.count, default="")
+
+
+def _waiting_order(waiting: tuple[Signed[Any], float]) -> int:
+    message = waiting[0].message
+    return message.version if isinstance(message, CheckpointManifest) else 0

@@ -1,0 +1,112 @@
+"""What a transfer is told and what it answers: closed unions of frozen values; its constants."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from protocol.types import Fault, PeerId
+
+
+class Refusal(StrEnum):
+    """Why a request ended before its last chunk."""
+
+    BROKEN = "broken"
+    BUSY = "busy"
+    UNAVAILABLE = "unavailable"
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkGood:
+    """A chunk came with ``request``, fits its digest and is stored."""
+
+    request: int
+    shard: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkBad:
+    """A chunk came with ``request`` and does not fit its digest; the request is over."""
+
+    request: int
+    chunk: int
+
+
+@dataclass(frozen=True, slots=True)
+class RequestFailed:
+    """``request`` is over before its last chunk."""
+
+    request: int
+    refusal: Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class CandidatesChanged:
+    """New candidate lists, one per stripe, because the roster changed."""
+
+    candidates: tuple[tuple[PeerId, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; also the first event."""
+
+
+Event = ChunkGood | ChunkBad | RequestFailed | CandidatesChanged | Tick
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask ``peer`` for ``count`` chunks of ``shard`` from ``first`` on.
+
+    ``wait`` tells whether the other end may keep us waiting for chunks still on their way to it.
+    """
+
+    request: int
+    peer: PeerId
+    shard: int
+    first: int
+    count: int
+    wait: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop ``request``; chunks of it that still come in are welcome."""
+
+    request: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """``peer`` sent bytes that do not fit the index."""
+
+    peer: PeerId
+    fault: Fault
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """Every chunk is here; the last effect of all."""
+
+
+Effect = Ask | Cancel | Blame | Done
+
+
+@dataclass(frozen=True, slots=True)
+class TransferLimits:
+    """Constants of one transfer; all are guesses until a link measurement corrects them.
+
+    Two requests per stripe hide one round trip; four stripes then make the eight streams that fill
+    a wide-area link (one libp2p stream carries 42 MB/s at 150 ms, four 116 MB/s).
+    """
+
+    requests_per_peer: int = 8
+    requests_per_stripe: int = 2
+    request_bytes: int = 8 << 20
+    late_seconds_initial: float = 15.0
+    late_seconds_min: float = 2.0
+    late_seconds_max: float = 60.0
+    patience_seconds: float = 3.0
+    retry_seconds: float = 0.25
+    pause_seconds: float = 2.0
+    pause_seconds_max: float = 60.0

@@ -1,0 +1,371 @@
+"""The download of one version, as a machine: what to ask of whom, and when to give up on one.
+
+``handle(event, now)`` takes what happened and returns what to do. Each stripe keeps a few requests
+in flight to the first usable candidate of its list, the parent:
+
+* a candidate that breaks or is late is skipped for a while that doubles each time, then tried again
+  with a single request; the next candidate in rank order takes over at once;
+* a candidate that has not got the bytes yet is asked again, and waited for a few seconds;
+* a candidate that sent bad bytes is named, and never asked again in this transfer;
+* when no candidate is left, when a stripe has had nothing to do for a while, and for the last
+  chunks in flight, anyone who has the whole shard is asked. Such requests carry ``wait=False``: the
+  other end must not make us wait for bytes that it may be awaiting from us.
+
+"Late" follows the measured time between chunks as TCP's retransmission timer does (RFC 6298),
+doubled while a stripe stands still, so that a jam upstream does not make everyone change parents at
+once. Only differences of ``now`` matter; a monotonic clock is meant.
+"""
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from protocol.shardcast.events import (
+    Ask,
+    Blame,
+    Cancel,
+    CandidatesChanged,
+    ChunkBad,
+    ChunkGood,
+    Done,
+    Effect,
+    Event,
+    Refusal,
+    RequestFailed,
+    Tick,
+    TransferLimits,
+)
+from protocol.shardcast.forest import stripe_of
+from protocol.shardcast.index import ShardIndex
+from protocol.types import Fault, PeerId
+
+
+@dataclass(slots=True)
+class _Request:
+    ask: Ask
+    stripe: int
+    mask: int  # bit i: chunk i of the shard is awaited
+    touched: float  # when it was asked or last delivered
+    hedged: bool = False
+
+
+@dataclass(slots=True)
+class _Peer:
+    in_flight: int = 0
+    failures: int = 0
+    paused_until: float = float("-inf")
+    helpless_until: float = float("-inf")
+    blamed: bool = False
+
+
+@dataclass(slots=True)
+class _Hold:
+    """A candidate of a stripe that has not got the bytes yet."""
+
+    since: float
+    retry_at: float
+
+
+@dataclass(slots=True)
+class _Stripe:
+    candidates: tuple[PeerId, ...]
+    busy_at: float  # when a shard of its own was last to be asked for or awaited
+    shards: list[int] = field(default_factory=list)  # with chunks to ask for, ascending
+    in_flight: int = 0
+    late: int = 0  # requests given up since the last chunk
+    holds: dict[PeerId, _Hold] = field(default_factory=dict)
+
+
+class Transfer:
+    """State of one download; ``missing`` holds, per shard, the numbers of the chunks to come."""
+
+    def __init__(
+        self,
+        index: ShardIndex,
+        candidates: Sequence[Sequence[PeerId]],
+        missing: Sequence[Sequence[int]],
+        now: float,
+        limits: TransferLimits | None = None,
+    ) -> None:
+        self._index = index
+        self._limits = limits or TransferLimits()
+        self._chunks_per_request = max(1, self._limits.request_bytes // index.chunk_bytes)
+        self._missing = [sum(1 << chunk for chunk in dict.fromkeys(chunks)) for chunks in missing]
+        self._unasked = list(self._missing)
+        self._stripes = [_Stripe(tuple(order), now) for order in candidates]
+        self._peers: dict[PeerId, _Peer] = {}
+        self._sources: dict[PeerId, _Peer] = {}  # those of them that stand in a list now
+        self._requests: dict[int, _Request] = {}
+        self._requests_made = 0
+        self._gap_seconds: float | None = None
+        self._gap_deviation = 0.0
+        self._finished = False
+        self._note_peers()
+        for shard, mask in enumerate(self._missing):
+            if mask:
+                self._stripes[stripe_of(shard, len(self._stripes))].shards.append(shard)
+        self.bytes_missing = sum(
+            index.chunk_length(shard, chunk)
+            for shard, chunks in enumerate(missing)
+            for chunk in dict.fromkeys(chunks)
+        )
+
+    @property
+    def complete(self) -> bool:
+        """Whether every chunk is here."""
+        return self.bytes_missing == 0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take one event and return what to do now; nothing follows ``Done``."""
+        if self._finished:
+            return []
+        effects: list[Effect] = []
+        if isinstance(event, ChunkGood):
+            self._chunk_good(event, now, effects)
+        elif isinstance(event, ChunkBad):
+            self._chunk_bad(event, effects)
+        elif isinstance(event, RequestFailed):
+            self._request_failed(event, now)
+        elif isinstance(event, CandidatesChanged):
+            self._candidates_changed(event)
+        else:
+            self._give_up_late(now, effects)
+            self._note_busy(now)
+        if self.complete:
+            self._finished = True
+            return [*effects, *(Cancel(request) for request in self._requests), Done()]
+        self._fill(now, effects)
+        if isinstance(event, Tick):
+            self._hedge(now, effects)
+        return effects
+
+    # What happened
+
+    def _chunk_good(self, event: ChunkGood, now: float, effects: list[Effect]) -> None:
+        shard, bit = event.shard, 1 << event.chunk
+        if self._missing[shard] & bit:
+            self._missing[shard] &= ~bit
+            self.bytes_missing -= self._index.chunk_length(shard, event.chunk)
+            self._set_unasked(shard, self._unasked[shard] & ~bit)
+        if event.request in self._requests:
+            self._credit(self._requests[event.request], now)
+        for number, request in list(self._requests.items()):
+            if request.ask.shard == shard:
+                request.mask &= ~bit
+                if not request.mask:
+                    self._end(number)
+                    if number != event.request:
+                        effects.append(Cancel(number))
+
+    def _credit(self, request: _Request, now: float) -> None:
+        self._measure(max(0.0, now - request.touched))
+        request.touched = now
+        peer, stripe = self._peers[request.ask.peer], self._stripes[request.stripe]
+        peer.failures, peer.paused_until = 0, float("-inf")
+        stripe.late = 0
+        stripe.holds.pop(request.ask.peer, None)
+
+    def _chunk_bad(self, event: ChunkBad, effects: list[Effect]) -> None:
+        request = self._requests.get(event.request)
+        if request is None:
+            return
+        culprit = request.ask.peer
+        self._peers[culprit].blamed = True
+        place = f"shard {request.ask.shard} chunk {event.chunk}"
+        effects.append(Blame(culprit, Fault("bad-chunk", place)))
+        self._end(event.request)
+        for number, other in list(self._requests.items()):
+            if other.ask.peer == culprit:
+                self._end(number)
+                effects.append(Cancel(number))
+
+    def _request_failed(self, event: RequestFailed, now: float) -> None:
+        request = self._requests.get(event.request)
+        if request is None:
+            return
+        self._end(event.request)
+        if event.refusal is not Refusal.UNAVAILABLE:
+            self._pause(self._peers[request.ask.peer], now)
+        elif request.ask.wait:
+            holds = self._stripes[request.stripe].holds
+            hold = holds.setdefault(request.ask.peer, _Hold(now, now))
+            patient = now - hold.since < self._limits.patience_seconds
+            retry = self._limits.retry_seconds if patient else now - hold.since
+            hold.retry_at = now + min(retry, self._limits.pause_seconds_max)
+        else:
+            helpless_until = now + self._limits.patience_seconds
+            self._peers[request.ask.peer].helpless_until = helpless_until
+
+    def _candidates_changed(self, event: CandidatesChanged) -> None:
+        for stripe, order in zip(self._stripes, event.candidates, strict=True):
+            stripe.candidates = order
+            stripe.holds = {peer: hold for peer, hold in stripe.holds.items() if peer in order}
+        self._note_peers()
+
+    def _give_up_late(self, now: float, effects: list[Effect]) -> None:
+        factors = [2 ** min(stripe.late, 3) for stripe in self._stripes]
+        late_seconds = self._late_seconds()
+        for number, request in list(self._requests.items()):
+            if now - request.touched >= late_seconds * factors[request.stripe]:
+                self._end(number)
+                self._pause(self._peers[request.ask.peer], now)
+                self._stripes[request.stripe].late += 1
+                effects.append(Cancel(number))
+
+    def _note_busy(self, now: float) -> None:
+        for request in self._requests.values():
+            if request.stripe == stripe_of(request.ask.shard, len(self._stripes)):
+                self._stripes[request.stripe].busy_at = now
+        for stripe in self._stripes:
+            if stripe.shards:
+                stripe.busy_at = now
+
+    # What to do now
+
+    def _fill(self, now: float, effects: list[Effect]) -> None:
+        for number, stripe in enumerate(self._stripes):
+            while stripe.in_flight < self._limits.requests_per_stripe:
+                ask = self._next_ask(number, stripe, now)
+                if ask is None:
+                    break
+                effects.append(ask)
+
+    def _next_ask(self, number: int, stripe: _Stripe, now: float) -> Ask | None:
+        shard: int | None
+        if stripe.shards:
+            shard, (peer, wait) = stripe.shards[0], self._choose(stripe, now)
+        else:
+            shard, peer, wait = self._straggling_shard(), self._helper(stripe, now), False
+        if peer is None or shard is None:
+            return None
+        return self._ask(number, peer, shard, self._unasked[shard], wait=wait, now=now)
+
+    def _choose(self, stripe: _Stripe, now: float) -> tuple[PeerId | None, bool]:
+        """Return whom to ask for the stripe's own shards, and whether that one may make us wait."""
+        for name in stripe.candidates:
+            peer = self._peers[name]
+            if peer.blamed or now < peer.paused_until:
+                continue
+            hold = stripe.holds.get(name)
+            if hold is not None and now < hold.retry_at:
+                if now - hold.since < self._limits.patience_seconds:
+                    return None, True
+                continue
+            if self._has_room(peer):
+                return name, True
+            if not peer.failures:
+                return None, True
+        return self._anyone(now, ()), False
+
+    def _helper(self, stripe: _Stripe, now: float) -> PeerId | None:
+        """Return whom a stripe that has idled long enough asks on behalf of the others."""
+        idle = now - stripe.busy_at >= self._limits.patience_seconds
+        return self._anyone(now, ()) if idle else None
+
+    def _straggling_shard(self) -> int | None:
+        """Return the last shard to ask for of the stripe that has most of them left."""
+        longest = max((stripe.shards for stripe in self._stripes), key=len)
+        return longest[-1] if longest else None
+
+    def _anyone(self, now: float, excluded: Sequence[PeerId]) -> PeerId | None:
+        """Return the least busy peer of any list that may have a whole shard."""
+        usable = [
+            (peer.in_flight, place, name)
+            for place, (name, peer) in enumerate(self._sources.items())
+            if not peer.blamed
+            and now >= max(peer.paused_until, peer.helpless_until)
+            and self._has_room(peer)
+            and name not in excluded
+        ]
+        return min(usable)[2] if usable else None
+
+    def _hedge(self, now: float, effects: list[Effect]) -> None:
+        """Ask a second peer for what is slow to come when nothing else is left to ask for."""
+        if any(stripe.shards for stripe in self._stripes):
+            return
+        for request in list(self._requests.values()):
+            if request.hedged or now - request.touched < self._late_seconds() / 4:
+                continue
+            peer = self._anyone(now, (request.ask.peer,))
+            if peer is not None:
+                request.hedged = True
+                mask = request.mask
+                ask = self._ask(
+                    request.stripe, peer, request.ask.shard, mask, wait=False, now=now, hedge=True
+                )
+                effects.append(ask)
+
+    # Bookkeeping
+
+    def _ask(
+        self,
+        stripe: int,
+        peer: PeerId,
+        shard: int,
+        mask: int,
+        *,
+        wait: bool,
+        now: float,
+        hedge: bool = False,
+    ) -> Ask:
+        """Take the first run of chunks in ``mask`` and note the request for it."""
+        first = (mask & -mask).bit_length() - 1
+        run = ~(mask >> first)
+        count = min((run & -run).bit_length() - 1, self._chunks_per_request)
+        taken = ((1 << count) - 1) << first
+        ask = Ask(self._requests_made, peer, shard, first, count, wait)
+        self._requests[ask.request] = _Request(ask, stripe, taken, now, hedge)
+        self._requests_made += 1
+        self._peers[peer].in_flight += 1
+        self._stripes[stripe].in_flight += 1
+        self._set_unasked(shard, self._unasked[shard] & ~taken)
+        return ask
+
+    def _end(self, number: int) -> None:
+        """Forget a request; what only it awaited is to be asked for again."""
+        request = self._requests.pop(number)
+        shard = request.ask.shard
+        self._peers[request.ask.peer].in_flight -= 1
+        self._stripes[request.stripe].in_flight -= 1
+        orphaned = request.mask
+        for other in self._requests.values():
+            if other.ask.shard == shard and other.mask & request.mask:
+                orphaned &= ~other.mask
+                other.hedged = False
+        self._set_unasked(shard, self._unasked[shard] | orphaned)
+
+    def _set_unasked(self, shard: int, mask: int) -> None:
+        shards = self._stripes[stripe_of(shard, len(self._stripes))].shards
+        if mask and not self._unasked[shard]:
+            bisect.insort(shards, shard)
+        elif self._unasked[shard] and not mask:
+            shards.remove(shard)
+        self._unasked[shard] = mask
+
+    def _pause(self, peer: _Peer, now: float) -> None:
+        if now < peer.paused_until:  # several requests broke together: that is one failure
+            return
+        pause = self._limits.pause_seconds * 2 ** min(peer.failures, 16)
+        peer.paused_until = now + min(pause, self._limits.pause_seconds_max)
+        peer.failures += 1
+
+    def _has_room(self, peer: _Peer) -> bool:
+        return peer.in_flight < (1 if peer.failures else self._limits.requests_per_peer)
+
+    def _note_peers(self) -> None:
+        names = [name for stripe in self._stripes for name in stripe.candidates]
+        self._sources = {name: self._peers.setdefault(name, _Peer()) for name in names}
+
+    def _measure(self, gap: float) -> None:
+        """Follow the time between chunks of a request: mean and deviation, RFC 6298 section 2."""
+        if self._gap_seconds is None:
+            self._gap_seconds, self._gap_deviation = gap, gap / 2
+            return
+        self._gap_deviation += (abs(gap - self._gap_seconds) - self._gap_deviation) / 4
+        self._gap_seconds += (gap - self._gap_seconds) / 8
+
+    def _late_seconds(self) -> float:
+        if self._gap_seconds is None:
+            return self._limits.late_seconds_initial
+        late = self._gap_seconds + 4 * self._gap_deviation
+        return min(max(late, self._limits.late_seconds_min), self._limits.late_seconds_max)

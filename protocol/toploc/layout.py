@@ -1,0 +1,174 @@
+"""The bytes of a proof, and what can be wrong with bytes from outside.
+
+One proof covers one chunk, 16-bit big-endian words throughout:
+
+======  ==========  =========================================================================
+offset  bytes       content
+======  ==========  =========================================================================
+0       2           m, the modulus that is applied to flat indices
+2       2 * top_k   coefficients modulo 65497 in ascending powers: bf16, or the high half of fp32
+..      2 * top_k   fp32 only: the same for the low half of the bit patterns
+======  ==========  =========================================================================
+
+With ``top_k`` 128 that is 258 bytes in bf16, the published format (toploc 0.1.6), and 514 in fp32,
+which is ours. A chunk of fewer values than ``top_k`` keeps the length; its unused high coefficients
+are zero. Every chunk has exactly one valid length, one valid set of unused words and, unless it
+holds more than 65497 values, one valid modulus, so nothing can be hidden in a proof.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.toploc.field import PRIME
+from protocol.toploc.selection import MODULUS_MIN, VALUES_MAX
+
+CHUNK_TOKENS = 32
+"""Tokens per proof in the published format."""
+
+TOP_K = 128
+"""Values per proof in the published format.
+
+A run chooses a ``top_k`` of at most half its hidden width. The shortest chunk is one token; where
+the proof covers all of its values, the ones near zero are covered too, and their relative error is
+unbounded: 4 % of honest fp32 chunks of 1 x 128 then exceed a mean of 32 units, against a maximum
+of 2 with ``top_k`` 64 (measured, Gaussian values with an absolute error of 1.5e-7).
+"""
+
+TOP_K_MAX = 1024
+"""Twice the widest that a published sweep tried; interpolation costs the square of it."""
+
+Words = NDArray[np.uint16]
+"""Decoded proofs, ``[chunks, words]``: the modulus first, then the coefficients."""
+
+
+class Variant(StrEnum):
+    """The precision of the states that a proof covers."""
+
+    BF16 = "bf16"
+    FP32 = "fp32"
+
+    @property
+    def planes(self) -> int:
+        """How many 16-bit polynomials carry one value."""
+        return 1 if self is Variant.BF16 else 2
+
+
+class FaultKind(StrEnum):
+    """What is wrong with a sequence's proofs, in the order of the checks."""
+
+    COUNT = "count"
+    LENGTH = "length"
+    MODULUS = "modulus"
+    COEFFICIENT = "coefficient"
+    PADDING = "padding"
+
+
+@dataclass(frozen=True, slots=True)
+class ProofFault:
+    """A malformed proof, found before any arithmetic."""
+
+    kind: FaultKind
+
+    chunk: int
+    """The first chunk at fault; for a wrong count the first one missing or surplus."""
+
+    def __str__(self) -> str:
+        """Read as ``modulus of chunk 3``."""
+        return f"{self.kind} of chunk {self.chunk}"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The parameters that fix how a sequence is cut into chunks and how long a proof is."""
+
+    variant: Variant
+    chunk_tokens: int
+    top_k: int
+
+    def __post_init__(self) -> None:
+        """Refuse parameters outside their limits with ``ValueError``."""
+        if self.chunk_tokens < 1:
+            raise ValueError("chunk_tokens must be at least 1")
+        if not 1 <= self.top_k <= TOP_K_MAX:
+            raise ValueError(f"top_k must be from 1 to {TOP_K_MAX}")
+
+    @property
+    def proof_bytes(self) -> int:
+        """Length of one proof."""
+        return 2 + 2 * self.variant.planes * self.top_k
+
+    def chunk_sizes(self, tokens: int, hidden: int) -> NDArray[np.int64]:
+        """Return the number of values in each chunk of ``tokens`` states, ``[chunks]``.
+
+        Raises ``ValueError`` for a shape that no states have or a chunk beyond ``VALUES_MAX``.
+        """
+        if tokens < 0 or hidden < 1:
+            raise ValueError(f"no states have the shape [{tokens}, {hidden}]")
+        if self.chunk_tokens * hidden > VALUES_MAX:
+            raise ValueError(f"a chunk holds at most {VALUES_MAX} values")
+        sizes = np.full(
+            math.ceil(tokens / self.chunk_tokens), self.chunk_tokens * hidden, dtype=np.int64
+        )
+        if tokens % self.chunk_tokens:
+            sizes[-1] = tokens % self.chunk_tokens * hidden
+        return sizes
+
+    def encode(self, moduli: NDArray[np.int64], coefficients: NDArray[np.uint32]) -> list[bytes]:
+        """Return the proofs of ``moduli[chunks]`` and ``coefficients[planes, chunks, top_k]``."""
+        words = np.concatenate((moduli[:, None], *coefficients), axis=1).astype(">u2")
+        return [row.tobytes() for row in words]
+
+    def decode(self, proofs: Sequence[bytes]) -> Words:
+        """Return the words of proofs that all have the right length."""
+        words = np.frombuffer(b"".join(proofs), dtype=">u2")
+        return words.reshape(len(proofs), self.proof_bytes // 2).astype(np.uint16)
+
+    def fault(self, proofs: Sequence[bytes], sizes: NDArray[np.int64]) -> ProofFault | None:
+        """Return the first fault of a sequence's proofs, given the sizes of its chunks."""
+        if len(proofs) != len(sizes):
+            return ProofFault(FaultKind.COUNT, min(len(proofs), len(sizes)))
+        for chunk, proof in enumerate(proofs):
+            if len(proof) != self.proof_bytes:
+                return ProofFault(FaultKind.LENGTH, chunk)
+        words = self.decode(proofs)
+        return self._word_fault(words[:, 0], words[:, 1:], sizes)
+
+    def _word_fault(
+        self, moduli: Words, coefficients: Words, sizes: NDArray[np.int64]
+    ) -> ProofFault | None:
+        # A null proof, which the published library writes when it fails, has modulus 0.
+        modulus_min = np.where(sizes > PRIME, MODULUS_MIN, PRIME)
+        power = np.arange(coefficients.shape[1]) % self.top_k
+        unused = power >= np.minimum(self.top_k, sizes)[:, None]
+        checks = (
+            (FaultKind.MODULUS, (moduli < modulus_min) | (moduli > PRIME)),
+            (FaultKind.COEFFICIENT, (coefficients >= PRIME).any(axis=1)),
+            (FaultKind.PADDING, ((coefficients != 0) & unused).any(axis=1)),
+        )
+        for kind, faulty in checks:
+            if faulty.any():
+                return ProofFault(kind, int(faulty.argmax()))
+        return None
+
+
+def proof_fault(
+    proofs: Sequence[bytes],
+    tokens: int,
+    *,
+    hidden: int,
+    variant: Variant,
+    chunk_tokens: int = CHUNK_TOKENS,
+    top_k: int = TOP_K,
+) -> ProofFault | None:
+    """Return what is malformed in the proofs of ``tokens`` states of ``hidden`` values, or None.
+
+    Needs no states, so a validator calls it before its prefill. No content of ``proofs`` makes it
+    raise; ``ValueError`` means that the other arguments are impossible.
+    """
+    layout = Layout(variant, chunk_tokens, top_k)
+    return layout.fault(proofs, layout.chunk_sizes(tokens, hidden))

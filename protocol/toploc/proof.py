@@ -1,0 +1,268 @@
+"""Build and verify TOPLOC proofs: that a model's prefill over given tokens gives these states.
+
+The prover takes the largest values of a chunk of final hidden states (after the last norm), draws
+the polynomial through (flat index modulo m, bit pattern) and sends its coefficients. The verifier
+takes the largest values of its **own** states, evaluates the polynomial at their indices and
+compares. Paper: arXiv 2501.16007; format and statistics: toploc 0.1.6.
+
+Deviations from that library, each because of an attack or a crash that it allows:
+
+* The **sign** is compared; negated states verify as perfect there.
+* A malformed or short list of proofs is found by ``proof_fault``; there a zero modulus divides by
+  zero and missing proofs pass.
+* The median is the true one, and a chunk of fewer than ``top_k`` values has a proof.
+* There is an **fp32** variant: two polynomials over the same points, one for each half of the bit
+  pattern. bf16 cannot separate policies one small optimizer step apart; fp32 can.
+
+**Aliasing.** A half is any of 65536 patterns, a field element one of 65497. Patterns from 65497
+(0xFFD9) upward return as 0..38. In bf16 and in the high half of fp32 those are NaN, which no states
+may hold. In the low half they are ordinary, 7 % of honest chunks hold one, and the verifier takes
+the nearer of the two values that an element from 0 to 38 stands for.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.toploc.field import PRIME, evaluate, interpolate
+from protocol.toploc.layout import (
+    CHUNK_TOKENS,
+    TOP_K,
+    Layout,
+    ProofFault,
+    Variant,
+    Words,
+    proof_fault,
+)
+from protocol.toploc.selection import Bits, Selection, find_moduli, select_top
+
+__all__ = [
+    "NO_EQUAL_EXPONENT",
+    "ChunkResult",
+    "ProofFault",
+    "States",
+    "Variant",
+    "build_proofs",
+    "build_proofs_batch",
+    "proof_fault",
+    "variant_of",
+    "verify_proofs",
+    "verify_proofs_batch",
+]
+
+_T = TypeVar("_T")
+
+States = NDArray[np.uint16] | NDArray[np.float32]
+"""``[tokens, hidden]``: bf16 bit patterns as ``uint16``, or ``float32``; the dtype selects."""
+
+NO_EQUAL_EXPONENT = 2.0**64
+"""Mantissa error, mean and median, of a chunk without one equal exponent (toploc 0.1.6)."""
+
+_BLOCK_CHUNKS = 128
+"""Chunks per pass: the working set of the arithmetic stays near 0.5 MB whatever the batch."""
+
+_MANTISSA_BITS = {Variant.BF16: 7, Variant.FP32: 23}
+
+_EXPONENT_NOT_FINITE = 0xFF
+"""Exponent field of NaN and infinity, eight bits in both variants."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkResult:
+    """How far one chunk's proof is from the verifier's states; lower is better throughout."""
+
+    exponent_mismatches: int
+    """Positions, of ``min(top_k, values in the chunk)``, whose sign or exponent differs."""
+
+    mantissa_error_mean: float
+    """In units of the last place (7-bit mantissa in bf16, 23-bit in fp32), over the others."""
+
+    mantissa_error_median: float
+    """The same as a median; both are ``NO_EQUAL_EXPONENT`` when every position mismatches."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """The covered values of some chunks in the form that both directions need."""
+
+    selection: Selection
+    sizes: NDArray[np.int64]
+    values: NDArray[np.int64]
+    """``[n, k]`` bit patterns at the selected indices, zero beyond a row's count."""
+
+
+def variant_of(states: States) -> Variant:
+    """Return the variant that the dtype of ``states`` selects; ``ValueError`` for any other."""
+    if states.dtype == np.uint16:
+        return Variant.BF16
+    if states.dtype == np.float32:
+        return Variant.FP32
+    raise ValueError(f"states are uint16 (bf16 bit patterns) or float32, not {states.dtype}")
+
+
+def build_proofs(
+    states: States, *, chunk_tokens: int = CHUNK_TOKENS, top_k: int = TOP_K
+) -> list[bytes]:
+    """Return one proof per chunk of ``chunk_tokens`` rows of ``states``; the last may be shorter.
+
+    Raises ``ValueError`` for states that are not finite, not two-dimensional or of another dtype.
+    """
+    return build_proofs_batch([states], chunk_tokens=chunk_tokens, top_k=top_k)[0]
+
+
+def verify_proofs(
+    states: States, proofs: Sequence[bytes], *, chunk_tokens: int = CHUNK_TOKENS, top_k: int = TOP_K
+) -> list[ChunkResult]:
+    """Compare the verifier's own ``states`` with ``proofs``, one result per chunk.
+
+    Call ``proof_fault`` first, before the prefill: what it refuses raises ``ValueError`` here, and
+    nothing else about proofs does. States are refused as by ``build_proofs``.
+    """
+    return verify_proofs_batch([states], [proofs], chunk_tokens=chunk_tokens, top_k=top_k)[0]
+
+
+def build_proofs_batch(
+    sequences: Sequence[States], *, chunk_tokens: int = CHUNK_TOKENS, top_k: int = TOP_K
+) -> list[list[bytes]]:
+    """Return the proofs of every sequence, all chunks in common passes.
+
+    Sequences may differ in length and width, not in dtype. Errors as in ``build_proofs``.
+    """
+    if len(sequences) == 0:
+        return []
+    layout, sizes = _prepare(sequences, chunk_tokens, top_k)
+    proofs: list[bytes] = []
+    for block in _blocks(sequences, layout):
+        moduli = find_moduli(block.selection, block.sizes)
+        points = _points(block.selection, moduli)
+        # Both halves of fp32 go through one interpolation over the same points.
+        planes = layout.variant.planes
+        coefficients = interpolate(
+            np.tile(points, (planes, 1)),
+            _halves(block.values, planes),
+            np.tile(block.selection.counts, planes),
+        )
+        proofs += layout.encode(moduli, coefficients.reshape(planes, *points.shape))
+    return _regroup(proofs, sizes)
+
+
+def verify_proofs_batch(
+    sequences: Sequence[States],
+    proofs: Sequence[Sequence[bytes]],
+    *,
+    chunk_tokens: int = CHUNK_TOKENS,
+    top_k: int = TOP_K,
+) -> list[list[ChunkResult]]:
+    """Verify the proofs of every sequence, all chunks in common passes.
+
+    Sequences may differ in length and width, not in dtype. Errors as in ``verify_proofs``, and
+    ``ValueError`` when there are not as many lists of proofs as sequences.
+    """
+    if len(sequences) != len(proofs):
+        raise ValueError(f"{len(proofs)} lists of proofs for {len(sequences)} sequences")
+    if len(sequences) == 0:
+        return []
+    layout, sizes = _prepare(sequences, chunk_tokens, top_k)
+    for number, (own, given) in enumerate(zip(sizes, proofs, strict=True)):
+        if len(own) != len(given):
+            raise ValueError(f"{len(given)} proofs for {len(own)} chunks of sequence {number}")
+    flat = [proof for given in proofs for proof in given]
+    fault = layout.fault(flat, np.concatenate(sizes))
+    if fault is not None:
+        raise ValueError(f"malformed, counting through all sequences: {fault}")
+    words = layout.decode(flat)
+    results: list[ChunkResult] = []
+    for block in _blocks(sequences, layout):
+        own_words = words[len(results) : len(results) + len(block.sizes)]
+        results += _compare(block, own_words, layout.variant)
+    return _regroup(results, sizes)
+
+
+def _prepare(
+    sequences: Sequence[States], chunk_tokens: int, top_k: int
+) -> tuple[Layout, list[NDArray[np.int64]]]:
+    """Check the shapes and dtypes of all sequences; return their layout and chunk sizes."""
+    variant = variant_of(sequences[0])
+    if any(variant_of(states) is not variant for states in sequences):
+        raise ValueError("sequences of one batch have one dtype")
+    if any(states.ndim != 2 for states in sequences):
+        raise ValueError("states are [tokens, hidden]")
+    layout = Layout(variant, chunk_tokens, top_k)
+    return layout, [layout.chunk_sizes(*states.shape) for states in sequences]
+
+
+def _blocks(sequences: Sequence[States], layout: Layout) -> Iterator[_Block]:
+    """Yield the covered values of all chunks, in order, ``_BLOCK_CHUNKS`` at a time."""
+    chunks = _chunks(sequences, layout)
+    while members := list(islice(chunks, _BLOCK_CHUNKS)):
+        selection = select_top(members, layout.top_k)
+        values = np.stack([bits[row] for bits, row in zip(members, selection.indices, strict=True)])
+        values[~selection.used] = 0
+        exponents = values >> _MANTISSA_BITS[layout.variant] & _EXPONENT_NOT_FINITE
+        # What is not finite ranks highest, so it cannot hide among the values that are not covered.
+        if (exponents == _EXPONENT_NOT_FINITE).any():
+            raise ValueError("states must be finite")
+        sizes = np.array([len(bits) for bits in members], dtype=np.int64)
+        yield _Block(selection, sizes, values.astype(np.int64))
+
+
+def _chunks(sequences: Sequence[States], layout: Layout) -> Iterator[Bits]:
+    for states in sequences:
+        bf16 = layout.variant is Variant.BF16
+        bits: Bits = states.view(np.uint16) if bf16 else states.view(np.uint32)
+        for start in range(0, len(bits), layout.chunk_tokens):
+            yield bits[start : start + layout.chunk_tokens].reshape(-1)
+
+
+def _points(selection: Selection, moduli: NDArray[np.int64] | Words) -> NDArray[np.uint32]:
+    return (selection.indices % moduli[:, None]).astype(np.uint32)
+
+
+def _halves(values: NDArray[np.int64], planes: int) -> NDArray[np.uint32]:
+    """Return ``[planes * n, k]`` field elements, the high halves first."""
+    halves = [values >> 16 * plane & 0xFFFF for plane in reversed(range(planes))]
+    # Only a low half can reach the prime; it is reduced as the module's prose explains.
+    return (np.concatenate(halves) % PRIME).astype(np.uint32)
+
+
+def _compare(block: _Block, words: Words, variant: Variant) -> list[ChunkResult]:
+    """Evaluate the polynomials at the verifier's indices and measure the distance."""
+    points = _points(block.selection, words[:, 0])
+    claimed = np.zeros_like(block.values)
+    for coefficients in np.split(words[:, 1:].astype(np.uint32), variant.planes, axis=1):
+        claimed = claimed << 16 | evaluate(coefficients, points)
+    used = block.selection.used
+    equal = used & ((block.values ^ claimed) >> _MANTISSA_BITS[variant] == 0)
+    # Under equal sign and exponent the difference of the patterns is that of the mantissas.
+    errors = np.abs(block.values - claimed)
+    if variant is Variant.FP32:
+        aliased = (claimed & 0xFFFF) < (1 << 16) - PRIME
+        nearer = np.minimum(errors, np.abs(block.values - claimed - PRIME))
+        errors = np.where(aliased, nearer, errors)
+    mismatches = (used & ~equal).sum(axis=1)
+    means, medians = _mean_and_median(errors, equal)
+    measured = zip(mismatches.tolist(), means.tolist(), medians.tolist(), strict=True)
+    return [ChunkResult(*statistics) for statistics in measured]
+
+
+def _mean_and_median(
+    errors: NDArray[np.int64], counted: NDArray[np.bool_]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return both statistics of each row over its counted errors."""
+    counts = counted.sum(axis=1)
+    means = np.where(counted, errors, 0).sum(axis=1) / np.maximum(counts, 1)
+    ordered = np.sort(np.where(counted, errors, np.iinfo(np.int64).max), axis=1)
+    middles = np.stack((np.maximum(counts - 1, 0) // 2, counts // 2), axis=1)
+    medians = np.take_along_axis(ordered, middles, axis=1).mean(axis=1)
+    none = counts == 0
+    return np.where(none, NO_EQUAL_EXPONENT, means), np.where(none, NO_EQUAL_EXPONENT, medians)
+
+
+def _regroup(items: Sequence[_T], sizes: Sequence[NDArray[np.int64]]) -> list[list[_T]]:
+    """Cut the flat list of all chunks into one list per sequence."""
+    flat = iter(items)
+    return [list(islice(flat, len(own))) for own in sizes]

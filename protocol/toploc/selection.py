@@ -1,0 +1,119 @@
+"""Which values of a chunk a proof covers, and at which points of the field they lie.
+
+A chunk is the states of up to 32 tokens, flattened in token order. Its proof covers the k values of
+largest magnitude, so prover and verifier each find nearly the same positions in their own states.
+
+**Ties.** In bf16 about ten equal magnitudes sit at the cut for Gaussian states, so an order must be
+fixed: the lowest flat index is taken first. (``torch.topk``, which the published library uses,
+documents none; such proofs differ from ours in the tied positions only, far inside any threshold.)
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.toploc.field import PRIME
+
+Bits = NDArray[np.uint16] | NDArray[np.uint32]
+"""Bit patterns of floats; without the sign bit they are ordered as the absolute values are."""
+
+MODULUS_MIN = 1 << 15
+"""Where the search for an index modulus ends, as in toploc 0.1.6's Python function."""
+
+VALUES_MAX = (1 << 32) - 1
+"""Values of one chunk: a flat index has 32 bits in a ranking key."""
+
+_KEY_INDEX_MASK = (1 << 32) - 1
+
+_PADDING_KEY = -1
+"""Ranks below every real key."""
+
+_PREFILTER_COLUMNS = 8
+"""Columns per wanted value in the prefilter: of 32 x 5120 Gaussian values about 140 are left."""
+
+_PREFILTER_ROWS_MIN = 4
+"""Below this height the prefilter drops too little to pay for its pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """The positions that the proofs of ``n`` chunks cover, at most ``k`` in each."""
+
+    indices: NDArray[np.int64]
+    """``[n, k]`` flat indices, ascending; zero beyond a row's count."""
+
+    counts: NDArray[np.int64]
+    """``[n]`` how many are in use: ``min(k, values in the chunk)``."""
+
+    @property
+    def used(self) -> NDArray[np.bool_]:
+        """``[n, k]`` true where an index is in use."""
+        columns = np.arange(self.indices.shape[1])
+        return np.asarray(columns < self.counts[:, None], dtype=np.bool_)
+
+
+def select_top(chunks: Sequence[Bits], top_k: int) -> Selection:
+    """Select the ``top_k`` largest magnitudes of each flat chunk, ties by the lowest index.
+
+    Magnitude and inverted index are joined into one 63-bit key, all keys of a chunk are distinct,
+    and an ordinary partition of them is exact and the same on every platform. Chunks must not be
+    empty and hold ``VALUES_MAX`` values at most. NaN and infinity rank above every finite value.
+    """
+    ranked = [_ranking_keys(chunk, top_k) for chunk in chunks]
+    width = max(top_k, *(len(keys) for keys in ranked))
+    padded = np.full((len(chunks), width), _PADDING_KEY, dtype=np.int64)
+    for row, keys in zip(padded, ranked, strict=True):
+        row[: len(keys)] = keys
+    if width > top_k:
+        padded = np.partition(padded, width - top_k, axis=1)[:, width - top_k :]
+    # The padding stands for index 2**32, which sorts behind every real one.
+    indices = np.where(padded < 0, 1 << 32, _KEY_INDEX_MASK - (padded & _KEY_INDEX_MASK))
+    indices.sort(axis=1)
+    counts = np.minimum(top_k, np.array([len(chunk) for chunk in chunks], dtype=np.int64))
+    selection = Selection(indices, counts)
+    indices[~selection.used] = 0
+    return selection
+
+
+def find_moduli(selection: Selection, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return for each chunk the largest modulus up to ``PRIME`` that keeps its indices distinct.
+
+    ``sizes[n]`` is the number of values of each chunk; up to ``PRIME`` of them cannot collide.
+    Raises ``ValueError`` when every modulus down to ``MODULUS_MIN`` collides, which takes states
+    made for it: a random chunk of 32 x 5120 collides with probability 0.1 at each.
+    """
+    moduli = np.full(len(sizes), PRIME, dtype=np.int64)
+    # Every selection from a chunk that can collide is full, because PRIME exceeds any top_k.
+    open_rows = np.flatnonzero(sizes > PRIME)
+    for modulus in range(PRIME, MODULUS_MIN - 1, -1):
+        residues = np.sort(selection.indices[open_rows] % modulus, axis=1)
+        collides = (residues[:, 1:] == residues[:, :-1]).any(axis=1)
+        moduli[open_rows[~collides]] = modulus
+        open_rows = open_rows[collides]
+        if not len(open_rows):
+            return moduli
+    raise ValueError("the largest values of a chunk collide under every modulus")
+
+
+def _ranking_keys(chunk: Bits, top_k: int) -> NDArray[np.int64]:
+    """Return the keys of values among which are the ``top_k`` largest; of a big chunk just those.
+
+    The maxima of ``c`` disjoint columns are ``c`` values of the chunk, so their ``top_k``-th
+    largest is no higher than the chunk's own: whatever is below it can be dropped.
+    """
+    magnitudes = chunk & np.iinfo(chunk.dtype).max // 2
+    columns = _PREFILTER_COLUMNS * top_k
+    rows = len(chunk) // columns
+    if rows < _PREFILTER_ROWS_MIN:
+        return _keys(magnitudes, np.arange(len(chunk)))
+    maxima = magnitudes[: rows * columns].reshape(rows, columns).max(axis=0)
+    floor = np.partition(maxima, columns - top_k)[columns - top_k]
+    found = np.flatnonzero(magnitudes >= floor)
+    keys = _keys(magnitudes[found], found)
+    return np.partition(keys, len(keys) - top_k)[len(keys) - top_k :]
+
+
+def _keys(magnitudes: NDArray[np.integer], indices: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.asarray(magnitudes.astype(np.int64) << 32 | (_KEY_INDEX_MASK - indices))

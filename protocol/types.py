@@ -1,0 +1,61 @@
+"""The vocabulary that every layer shares: identifiers, and faults as values.
+
+Time is always unix seconds as ``float`` unless a name says otherwise; a version counts published
+policies (0 is the genesis policy); an epoch counts ``epoch_seconds`` from the run's genesis.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+PeerId = NewType("PeerId", str)
+"""libp2p peer id of an Ed25519 key, base58 of the identity multihash (``12D3KooW…``)."""
+
+Digest = NewType("Digest", bytes)
+"""32 bytes of BLAKE3."""
+
+RunId = NewType("RunId", bytes)
+"""Digest of the canonical run manifest."""
+
+Epoch = NewType("Epoch", int)
+Version = NewType("Version", int)
+
+DIGEST_BYTES = 32
+
+
+class Role(StrEnum):
+    """What a node does for the run; a node may hold several."""
+
+    INFERENCE = "inference"
+    VALIDATOR = "validator"
+    TRAINER = "trainer"
+    RELAY = "relay"
+
+
+class Topic(StrEnum):
+    """The gossip topics of a run; on the wire each is prefixed with the run id."""
+
+    COMMITS = "commits"
+    CERTIFICATES = "certificates"
+    CHECKPOINTS = "checkpoints"
+    ROSTER = "roster"
+
+
+class Relay(StrEnum):
+    """What an application validator says of a gossiped message before it is relayed."""
+
+    ACCEPT = "accept"
+    IGNORE = "ignore"
+    REJECT = "reject"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What another node did wrong, as a value: it feeds scores and evidence, never a traceback."""
+
+    reason: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Read as ``reason: detail``."""
+        return f"{self.reason}: {self.detail}" if self.detail else self.reason

@@ -1,0 +1,90 @@
+"""What built-in tasks share: the registry, a character tokenizer, and seeded digits."""
+
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Protocol, cast
+
+from protocol.crypto import digest
+from roles.ports import Environment
+
+PADDING = 0
+END = 1
+
+VOCABULARY_SIZE = 32
+"""Tokens of every character task, so that one tiny model shape serves them all."""
+
+ENVIRONMENTS = {
+    "arithmetic": "roles.environments.arithmetic:Arithmetic",
+    "sorting": "roles.environments.sorting:Sorting",
+}
+"""Name in the manifest -> ``module:class``, imported when first asked for: tasks may be heavy."""
+
+
+class SupervisedEnvironment(Environment, Protocol):
+    """A task with exactly one completion that earns the full reward, and that is known.
+
+    Only the cold start of a run uses it; reinforcement learning sees rewards alone.
+    """
+
+    def solution(self, seed: int) -> tuple[int, ...]:
+        """Return the completion of problem ``seed`` that scores 1, the end token included."""
+
+
+def environment(name: str) -> Environment:
+    """Return the task called ``name``; raises ``ValueError`` that lists the names for another."""
+    if name not in ENVIRONMENTS:
+        raise ValueError(f"no environment {name!r}; there are {', '.join(sorted(ENVIRONMENTS))}")
+    module, _, attribute = ENVIRONMENTS[name].partition(":")
+    return cast("Environment", getattr(import_module(module), attribute)())
+
+
+def supervised(task: Environment) -> SupervisedEnvironment:
+    """Return ``task`` as one that knows its solutions; raises ``ValueError`` when it does not."""
+    if not hasattr(task, "solution"):
+        raise ValueError(f"environment {task.name!r} knows no solutions to learn from")
+    return cast("SupervisedEnvironment", task)
+
+
+class CharacterTask:
+    """A task over single characters: token ``i + 2`` is ``characters[i]``.
+
+    Subclasses say the text of a problem and of its one right answer.
+    """
+
+    name: str
+    characters: str
+
+    @property
+    def vocabulary(self) -> Sequence[str]:
+        """The characters; index is token id, 0 is padding, 1 is the end token."""
+        used = ("<pad>", "<end>", *self.characters)
+        return used + tuple(f"<unused{index}>" for index in range(len(used), VOCABULARY_SIZE))
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Return the tokens of ``text``; raises ``ValueError`` for a character we do not have."""
+        return tuple(self.characters.index(character) + 2 for character in text)
+
+    def question(self, seed: int) -> str:
+        """Return the prompt of problem ``seed``."""
+        raise NotImplementedError
+
+    def answer(self, seed: int) -> str:
+        """Return the one right answer of problem ``seed``."""
+        raise NotImplementedError
+
+    def prompt(self, seed: int) -> tuple[int, ...]:
+        """Return the prompt tokens of problem ``seed`` (64 bits)."""
+        return self.encode(self.question(seed))
+
+    def solution(self, seed: int) -> tuple[int, ...]:
+        """Return the completion of problem ``seed`` that scores 1, the end token included."""
+        return (*self.encode(self.answer(seed)), END)
+
+    def score(self, seed: int, completion: Sequence[int]) -> float:
+        """Return 1.0 for the right answer followed by the end token and nothing else, else 0.0."""
+        return 1.0 if tuple(completion) == self.solution(seed) else 0.0
+
+    def digits(self, seed: int, count: int) -> str:
+        """Return ``count`` decimal digits, uniform but for a bias under 10**count / 2**256."""
+        value = int.from_bytes(digest(f"{self.name}/{seed}".encode()), "big")
+        return f"{value % 10**count:0{count}d}"

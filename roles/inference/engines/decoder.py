@@ -1,0 +1,260 @@
+"""A batched decode loop for Qwen2 with a static key-value cache.
+
+The same mathematics as Hugging Face's module in fewer, larger operations: queries, keys and values
+are one product, so are gate and up; the query heads that share a key head are folded into the
+query length, so one decode step is one small attention per key head. Prompts of unequal length are
+padded on the left, which keeps every row's next slot in the same column.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
+from transformers import Qwen2Config
+from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+
+Noise = Callable[[Sequence[int], int], NDArray[np.float64] | None]
+"""(rows, position) -> what is added to the scaled logits, ``[rows, vocabulary]``; None is zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One row: tokens ``[n]``, their log-probabilities ``[n]``, the states behind them ``[n, h]``.
+
+    State ``i`` is the final hidden state, after the last norm, from which token ``i`` was drawn.
+    """
+
+    tokens: Tensor
+    logprobs: Tensor
+    states: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    input_norm: Tensor
+    qkv: Tensor
+    qkv_bias: Tensor
+    output: Tensor
+    post_norm: Tensor
+    gate_up: Tensor
+    down: Tensor
+
+
+@dataclass(slots=True)
+class _Cache:
+    """Keys and values ``[layers, rows, key heads, columns, head]``; ``filled`` columns are set."""
+
+    keys: Tensor
+    values: Tensor
+    padding: Tensor
+    padded: bool
+    filled: int = 0
+
+    def keep(self, rows: Tensor) -> None:
+        """Forget all rows but these."""
+        self.keys = self.keys[:, rows]
+        self.values = self.values[:, rows]
+        self.padding = self.padding[rows]
+
+
+class Decoder:
+    """Qwen2 weights packed for decoding."""
+
+    def __init__(
+        self,
+        config: Qwen2Config,
+        tensors: Mapping[str, Tensor],
+        dtype: torch.dtype = torch.float32,
+        device: str = "cpu",
+    ) -> None:
+        weights = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
+        self.config = config
+        self.device = device
+        self.dtype = dtype
+        self._heads = config.num_attention_heads
+        self._key_heads = config.num_key_value_heads or config.num_attention_heads
+        self._head_size = config.hidden_size // config.num_attention_heads
+        self._rotary = Qwen2RotaryEmbedding(config).to(device)
+        self._embedding = weights["model.embed_tokens.weight"]
+        self._norm = weights["model.norm.weight"]
+        self._unembedding = weights.get("lm_head.weight", self._embedding)
+        self._layers = [
+            _packed_layer(weights, f"model.layers.{index}.")
+            for index in range(config.num_hidden_layers)
+        ]
+
+    @torch.inference_mode()
+    def decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        tokens_max: Sequence[int],
+        temperature: float,
+        noise: Noise,
+    ) -> list[Decoded]:
+        """Continue every prompt until the end token or its ``tokens_max``, as one batch.
+
+        Each token is ``argmax(logits / temperature + noise)``, the sum in float64; without noise
+        that is greedy decoding.
+        """
+        longest = max(tokens_max)
+        output = _Output(self, len(prompts), longest)
+        limits = torch.tensor(tokens_max, device=self.device)
+        rows = torch.arange(len(prompts), device=self.device)
+        cache, states = self._prefill(prompts, longest)
+        for position in range(longest):
+            scaled = linear(states, self._unembedding).float() / temperature
+            tokens = _choose(scaled, noise(rows.tolist(), position))
+            output.put(rows, position, tokens, scaled, states)
+            alive = (tokens != self.config.eos_token_id) & (position + 1 < limits[rows])
+            if not alive.all():
+                kept = alive.nonzero()[:, 0]
+                if not len(kept):
+                    break
+                rows, tokens = rows[kept], tokens[kept]
+                cache.keep(kept)
+            if position + 1 < longest:
+                states = self._forward(tokens[:, None], cache)[:, -1]
+        return output.rows()
+
+    def _prefill(self, prompts: Sequence[Sequence[int]], tokens_max: int) -> tuple[_Cache, Tensor]:
+        """Return the cache after the prompts, and each row's state at its prompt's last token."""
+        width = max(len(prompt) for prompt in prompts)
+        padding = [width - len(prompt) for prompt in prompts]
+        tokens = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+        shape = (
+            self.config.num_hidden_layers,
+            len(prompts),
+            self._key_heads,
+            width + tokens_max,
+            self._head_size,
+        )
+        cache = _Cache(
+            torch.empty(shape, dtype=self.dtype, device=self.device),
+            torch.empty(shape, dtype=self.dtype, device=self.device),
+            torch.tensor(padding, device=self.device),
+            any(padding),
+        )
+        return cache, self._forward(torch.tensor(tokens, device=self.device), cache)[:, -1]
+
+    def _forward(self, tokens: Tensor, cache: _Cache) -> Tensor:
+        """Append ``tokens[rows, n]`` to the cache; return their states ``[rows, n, hidden]``."""
+        columns = torch.arange(cache.filled, cache.filled + tokens.shape[1], device=self.device)
+        cache.filled += tokens.shape[1]
+        states = self._embedding[tokens]
+        positions = columns[None]
+        mask = None
+        if cache.padded:
+            positions = (positions - cache.padding[:, None]).clamp(min=0)
+            mask = _mask(columns, cache)
+        rotation = self._rotary(states, positions)
+        for index, layer in enumerate(self._layers):
+            queries, keys, values = self._project(layer, self._normed(states, layer.input_norm))
+            cache.keys[index, :, :, columns] = _rotated(keys, *rotation)
+            cache.values[index, :, :, columns] = values
+            mixed = self._attend(_rotated(queries, *rotation), index, cache, mask)
+            states = states + linear(mixed, layer.output)
+            normed = self._normed(states, layer.post_norm)
+            gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
+            states = states + linear(silu(gate) * up, layer.down)
+        return self._normed(states, self._norm)
+
+    def _project(self, layer: _Layer, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries, keys and values, each ``[rows, its heads, n, head]``."""
+        rows, length, _ = states.shape
+        heads = [self._heads, self._key_heads, self._key_heads]
+        mixed = linear(states, layer.qkv, layer.qkv_bias)
+        mixed = mixed.view(rows, length, sum(heads), self._head_size).transpose(1, 2)
+        queries, keys, values = torch.split(mixed, heads, dim=1)
+        return queries, keys, values
+
+    def _attend(self, queries: Tensor, index: int, cache: _Cache, mask: Tensor | None) -> Tensor:
+        """Return the attention output ``[rows, n, heads * head]`` of ``queries`` over the cache."""
+        rows, _, length, _ = queries.shape
+        keys = cache.keys[index, :, :, : cache.filled]
+        values = cache.values[index, :, :, : cache.filled]
+        if length == 1:
+            # The query heads of one key head become its query positions: no key is copied.
+            folded = queries.view(rows, self._key_heads, -1, self._head_size)
+            mixed = scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
+            return mixed.reshape(rows, 1, -1)
+        causal = mask is None
+        mixed = scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=True
+        )
+        return mixed.transpose(1, 2).reshape(rows, length, -1)
+
+    def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
+        """Return the RMS norm, computed in float32 and rounded before the weight, as HF does."""
+        size = (self.config.hidden_size,)
+        return weight * rms_norm(states.float(), size, eps=self.config.rms_norm_eps).to(self.dtype)
+
+
+class _Output:
+    """What a batch has produced so far, on the device."""
+
+    def __init__(self, decoder: Decoder, rows: int, tokens_max: int) -> None:
+        device = decoder.device
+        self._tokens = torch.zeros(rows, tokens_max, dtype=torch.int64, device=device)
+        self._logprobs = torch.zeros(rows, tokens_max, device=device)
+        size = decoder.config.hidden_size
+        self._states = torch.zeros(rows, tokens_max, size, dtype=decoder.dtype, device=device)
+        self._lengths = [0] * rows
+
+    def put(
+        self, rows: Tensor, position: int, tokens: Tensor, scaled: Tensor, states: Tensor
+    ) -> None:
+        """Record one position of ``rows``."""
+        self._tokens[rows, position] = tokens
+        self._logprobs[rows, position] = scaled.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+        self._states[rows, position] = states
+        for row in rows.tolist():
+            self._lengths[row] = position + 1
+
+    def rows(self) -> list[Decoded]:
+        """Return one entry per row, on the CPU."""
+        tokens, logprobs, states = self._tokens.cpu(), self._logprobs.cpu(), self._states.cpu()
+        return [
+            Decoded(tokens[row, :length], logprobs[row, :length], states[row, :length])
+            for row, length in enumerate(self._lengths)
+        ]
+
+
+def _packed_layer(weights: Mapping[str, Tensor], prefix: str) -> _Layer:
+    attention = prefix + "self_attn."
+    return _Layer(
+        input_norm=weights[prefix + "input_layernorm.weight"],
+        qkv=torch.cat([weights[f"{attention}{part}_proj.weight"] for part in "qkv"]),
+        qkv_bias=torch.cat([weights[f"{attention}{part}_proj.bias"] for part in "qkv"]),
+        output=weights[attention + "o_proj.weight"],
+        post_norm=weights[prefix + "post_attention_layernorm.weight"],
+        gate_up=torch.cat([weights[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")]),
+        down=weights[prefix + "mlp.down_proj.weight"],
+    )
+
+
+def _rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Rotate each head's halves against each other by the angle of the position."""
+    first, second = states.chunk(2, dim=-1)
+    turned = torch.cat((-second, first), dim=-1)
+    return states * cosine[:, None] + turned * sine[:, None]
+
+
+def _mask(columns: Tensor, cache: _Cache) -> Tensor:
+    """Return which columns ``[rows, 1, n, filled]`` each new column may see: causal, no padding.
+
+    Padding sees itself, because a softmax over nothing is NaN and a NaN value spoils every row.
+    """
+    seen = torch.arange(cache.filled, device=columns.device)
+    causal = seen <= columns[:, None]
+    filled = seen >= cache.padding[:, None, None]
+    return ((causal & filled) | (seen == columns[:, None]))[:, None]
+
+
+def _choose(scaled: Tensor, noise: NDArray[np.float64] | None) -> Tensor:
+    if noise is None:
+        return scaled.argmax(-1)
+    return (scaled.double() + torch.from_numpy(noise).to(scaled.device)).argmax(-1)

@@ -1,0 +1,267 @@
+"""Training: learn from certified rollouts, publish each version, keep training meanwhile.
+
+A version exists once its signed manifest is stored here; only then is it announced. State is
+written before that, so a crash at any moment resumes from the last stored version with the next
+number.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+
+from protocol.assignment import assign
+from protocol.ledger import Entry
+from protocol.messages import CheckpointManifest
+from protocol.rollout import REWARD_SCALE, decode_body
+from protocol.types import Digest, Fault, Topic, Version
+from roles.flow import RefusedError, RoleContext, reward
+from roles.ports import (
+    Environment,
+    Policy,
+    StorageFullError,
+    TrainingEngine,
+    TrainingSequence,
+)
+
+log = structlog.get_logger()
+
+PUBLICATION_DRAIN_SECONDS = 10.0
+
+Batch = tuple[list[Entry], list[TrainingSequence]]
+
+
+class TrainerFlow:
+    """One trainer; it leads while it is its turn and follows otherwise."""
+
+    def __init__(
+        self, context: RoleContext, engine: TrainingEngine, environment: Environment
+    ) -> None:
+        self._context = context
+        self._engine = engine
+        self._environment = environment
+        self._started_at = context.clock.now()
+        self._consumed: dict[Digest, None] = {}
+        self._version = -1
+        self._term = 0
+        self._publishing: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        try:
+            while True:
+                if self._leads() and not self._finished() and await self._resume():
+                    await self._lead()
+                await self._context.tick()
+        finally:
+            if self._publishing is not None:  # a drain lets the version under way out
+                await asyncio.wait((self._publishing,), timeout=PUBLICATION_DRAIN_SECONDS)
+                self._publishing.cancel()
+
+    def _leads(self) -> bool:
+        """Tell whether it is our turn, once we know what we may have missed."""
+        context = self._context
+        genesis = context.manifest.genesis
+        if context.peer_id != genesis.trainers[0]:
+            # Those before us in the order get one record's life to show up.
+            waited_seconds = context.clock.now() - self._started_at
+            if waited_seconds < context.manifest.epochs.record_epochs * context.epoch_seconds:
+                return False
+        now = context.clock.now()
+        return context.network.synchronised and context.replica.leader(now) == context.peer_id
+
+    def _finished(self) -> bool:
+        context = self._context
+        return context.replica.ledger.version >= context.manifest.grpo.steps
+
+    async def _resume(self) -> bool:
+        """Load the state of the newest version; False while it cannot be had."""
+        context = self._context
+        head = context.replica.ledger.head
+        if head is None:
+            return await self._begin()
+        version = head.message.version
+        own_state = context.policies.state_path(version)
+        published = None
+        if head.signer == context.peer_id and own_state.exists():
+            await self._engine.load_state(own_state)
+        elif head.message.state and (published := await context.policies.fetch_state(head)):
+            await self._engine.load_state(published)
+        elif (policy := context.policies.get(version)) is not None:
+            await self._engine.load_policy(policy)
+        else:
+            context.conditions.set("trainer", f"waiting for the weights of version {version}")
+            return False
+        self._version = version
+        self._term = head.message.term + (head.signer != context.peer_id)
+        self._consumed.clear()
+        context.conditions.clear("trainer")
+        log.info("training resumed", version=version, term=self._term)
+        return True
+
+    async def _begin(self) -> bool:
+        """Publish version 0 from the genesis weights, if it is ours to publish."""
+        context = self._context
+        path = context.policies.genesis_path()
+        if path is None or context.peer_id != context.manifest.genesis.trainers[0]:
+            context.conditions.set("trainer", "waiting for the genesis policy")
+            return False
+        policy = Policy(Version(0), context.manifest.genesis_policy, path)
+        await self._engine.load_policy(policy)
+        self._version = -1
+        await self._finish_version([], 0)
+        await self._settle_publication()
+        return context.replica.ledger.version == 0
+
+    async def _lead(self) -> None:
+        """Train until it is no longer our turn or the run is complete."""
+        context = self._context
+        steps = context.manifest.grpo.steps
+        while self._leads() and self._version < steps:
+            published = self._publishing is not None and self._publishing.done()
+            if published and not await self._settle_publication():
+                return
+            batch = await self._next_batch()
+            if batch is None:
+                await context.tick()
+                continue
+            entries, sequences = batch
+            metrics = await self._engine.step(sequences)
+            mean = sum(item.reward for item in sequences) / len(sequences)
+            log.info(
+                "step",
+                version=self._version + 1,
+                reward_mean=round(mean, 4),
+                applied=metrics.applied,
+                gradient_norm=round(metrics.gradient_norm, 4),
+                clip_fraction=round(metrics.clip_fraction, 4),
+                sequences_used=metrics.sequences_used,
+            )
+            # The batch is used up either way: a version that learned nothing still moves the
+            # run on, where skipping it would leave its rollouts in everybody's backlog.
+            if not await self._settle_publication():
+                return
+            await self._finish_version(entries, round(mean * REWARD_SCALE))
+        await self._settle_publication()
+
+    async def _next_batch(self) -> Batch | None:
+        """Return enough certified rollouts with their bodies, or None while there are too few."""
+        context = self._context
+        grpo = context.manifest.grpo
+        oldest = self._version - grpo.async_level
+        candidates = [
+            entry
+            for entry in context.replica.ledger.usable()
+            if entry.commit.digest not in self._consumed and oldest <= entry.commit.message.version
+        ]
+        if len(candidates) < grpo.rollouts_per_step:
+            return None
+        found = await asyncio.gather(
+            *(self._sequences(entry) for entry in candidates[: 2 * grpo.rollouts_per_step])
+        )
+        complete = [
+            (entry, sequences)
+            for entry, sequences in zip(candidates, found, strict=False)
+            if sequences is not None
+        ][: grpo.rollouts_per_step]
+        if len(complete) < grpo.rollouts_per_step:
+            return None
+        batch = [
+            TrainingSequence(
+                index * context.manifest.sampling.prompts_per_rollout + item.group,
+                item.prompt,
+                item.tokens,
+                item.logprobs,
+                item.reward,
+            )
+            for index, (_, sequences) in enumerate(complete)
+            for item in sequences
+        ]
+        return [entry for entry, _ in complete], batch
+
+    async def _sequences(self, entry: Entry) -> list[TrainingSequence] | None:
+        """Fetch a certified body; rewards are recomputed, never taken from it."""
+        context, message = self._context, entry.commit.message
+        voters = context.replica.tally(entry.commit.digest).verdicts
+        body = await context.network.fetch(
+            Digest(message.body), message.body_bytes, [entry.commit.signer, *voters]
+        )
+        checkpoint = context.replica.ledger.checkpoint(message.version)
+        if body is None or checkpoint is None:
+            return None
+        sequences = decode_body(body, context.manifest)
+        if isinstance(sequences, Fault):
+            return None
+        assignments = assign(context.manifest, checkpoint.digest, entry.commit.signer, message.slot)
+        return [
+            TrainingSequence(
+                item.group,
+                self._environment.prompt(item.problem_seed),
+                claimed.tokens,
+                claimed.logprobs,
+                reward(context.manifest, self._environment, item, claimed.tokens) / REWARD_SCALE,
+            )
+            for item, claimed in zip(assignments, sequences, strict=True)
+        ]
+
+    # Publication
+
+    async def _finish_version(self, entries: Sequence[Entry], reward_mean: int) -> None:
+        """Write weights and state of the next version, and publish it beside the training."""
+        context = self._context
+        version = self._version + 1
+        path = context.policies.weights_path(version)
+        digest = await self._engine.write_policy(path)
+        await self._engine.save_state(context.policies.state_path(version))
+        batch = [entry.commit.digest for entry in entries]
+        self._consumed.update(dict.fromkeys(batch))
+        self._version = version
+        policy = Policy(Version(version), digest, path)
+        self._publishing = asyncio.create_task(self._publish(policy, batch, reward_mean))
+
+    async def _publish(self, policy: Policy, batch: Sequence[Digest], reward_mean: int) -> None:
+        context = self._context
+        while True:
+            try:
+                release = await context.policies.release(policy)
+                break
+            except StorageFullError as error:
+                context.conditions.set("trainer", f"disk full: {error}; waiting for room")
+                await context.tick()
+        context.conditions.clear("trainer")
+        head = context.replica.ledger.head
+        await context.network.publish(
+            Topic.CHECKPOINTS,
+            CheckpointManifest(
+                version=policy.version,
+                term=self._term,
+                parent=b"" if head is None else head.digest,
+                policy=policy.digest,
+                index=release.index,
+                index_bytes=release.index_bytes,
+                total_bytes=release.total_bytes,
+                state=release.state or b"",
+                state_bytes=release.state_bytes,
+                batch=tuple(batch),
+                reward_mean=reward_mean,
+                created_at=round(context.clock.now() * 1000),
+            ),
+        )
+        log.info("version published", version=policy.version, term=self._term)
+
+    async def _settle_publication(self) -> bool:
+        """Wait for the publication under way: versions are published one after another.
+
+        False when it was refused: another trainer has taken over with a later term. Our unpublished
+        work is dropped then, and ``_resume`` starts from what the swarm has.
+        """
+        publishing, self._publishing = self._publishing, None
+        if publishing is None:
+            return True
+        try:
+            await publishing
+        except RefusedError as error:
+            log.warning("publication refused", error=str(error))
+            self._context.conditions.set("trainer", f"publication refused: {error}")
+            return False
+        return True

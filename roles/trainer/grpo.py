@@ -1,0 +1,67 @@
+"""GRPO with two-sided clipping, as pure functions of tensors.
+
+Per token, with ``r`` the probability ratio of the current policy against the one that generated:
+
+    maximise  min( min(r, delta) * A,  clip(r, 1 - epsilon, 1 + epsilon) * A )
+
+INTELLECT-2 (arXiv 2505.07291): ``delta`` bounds what one token with a negative advantage can do,
+where plain PPO lets ``-r`` grow without limit. Differences from its code, each of which is a bug
+there: the ratio is against the **verified log-probabilities of the worker**, so staleness counts;
+it is capped in log space before ``exp``, so infinity times zero cannot make a NaN gradient; and
+advantages are computed here, never taken from a worker.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ADVANTAGE_EPSILON = 1e-4
+"""Added to the deviation of a group's rewards, as in the GRPO implementation of TRL."""
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """Per token ``[n]``: the loss, and whether clipping took away its gradient."""
+
+    loss: Tensor
+    clipped: Tensor
+
+
+def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
+    """Return ``(R - mean) / (deviation + 1e-4)`` of each reward within its group, all ``[n]``.
+
+    The deviation is the population's. A group whose rewards are all equal gets exactly zero.
+    """
+    _, member_of = torch.unique(groups, return_inverse=True)
+    counts = torch.bincount(member_of).to(rewards.dtype)
+    means = torch.zeros_like(counts).index_add(0, member_of, rewards) / counts
+    centred = rewards - means[member_of]
+    variances = torch.zeros_like(counts).index_add(0, member_of, centred.square()) / counts
+    advantages = centred / (variances.sqrt() + ADVANTAGE_EPSILON)[member_of]
+    return advantages.where(_range(rewards, member_of, len(counts)) > 0, 0.0)
+
+
+def two_sided_losses(
+    logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, delta: float, epsilon: float
+) -> Losses:
+    """Return the losses of tokens, all arguments ``[n]``; gradients flow through ``logprobs``."""
+    log_ratio = logprobs - behaviour_logprobs
+    capped = log_ratio.clamp(max=math.log(delta)).exp() * advantages
+    near = log_ratio.clamp(math.log(1 - epsilon), math.log(1 + epsilon)).exp() * advantages
+    beyond_delta = log_ratio > math.log(delta)
+    return Losses(-torch.minimum(capped, near), (near < capped) | beyond_delta)
+
+
+def token_entropies(log_distribution: Tensor) -> Tensor:
+    """Return the entropy in nats of each row of log-probabilities ``[n, vocabulary]``."""
+    return -(log_distribution.exp() * log_distribution).sum(-1)
+
+
+def _range(rewards: Tensor, member_of: Tensor, groups: int) -> Tensor:
+    """Return for each reward the difference of its group's extremes."""
+    zeros = torch.zeros(groups, dtype=rewards.dtype, device=rewards.device)
+    highest = zeros.scatter_reduce(0, member_of, rewards, "amax", include_self=False)
+    lowest = zeros.scatter_reduce(0, member_of, rewards, "amin", include_self=False)
+    return (highest - lowest)[member_of]

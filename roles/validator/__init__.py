@@ -1,0 +1,1 @@
+"""The validator role: checks claimed rollouts by recomputing them."""

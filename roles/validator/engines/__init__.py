@@ -1,0 +1,1 @@
+"""What verifies: one prefill of a claimed sequence instead of its step-by-step generation."""

@@ -1,0 +1,66 @@
+"""What answers a person at once must not import what takes seconds."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+HEAVY = {
+    "fsspec",
+    "grpc",
+    "hivemind",
+    "httpx",
+    "huggingface_hub",
+    "matplotlib",
+    "numpy",
+    "prometheus_client",
+    "safetensors",
+    "scipy",
+    "simulations",
+    "starlette",
+    "sympy",
+    "tokenizers",
+    "torch",
+    "transformers",
+    "uvicorn",
+    "uvloop",
+}
+NOT_FOR_HELP = HEAVY | {"cryptography", "msgpack", "structlog"}
+
+
+def imported(*arguments, environment):
+    """Return the top-level packages and the commands that a run of the CLI imports."""
+    command = [sys.executable, "-X", "importtime", "-m", "node.cli", *arguments]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
+    names = re.findall(r"^import time:.*\| +(\S+)$", done.stderr, re.MULTILINE)
+    assert "typer" in names
+    return {name.partition(".")[0] for name in names} | {
+        name for name in names if name.startswith("node.commands.")
+    }
+
+
+@pytest.fixture
+def environment(tmp_path):
+    return {"HOME": str(tmp_path), "PATH": "", "PRIME_NODE_DATA_DIR": str(tmp_path / "data")}
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["nonsense"]])
+def test_help_and_mistakes(arguments, environment):
+    names = imported(*arguments, environment=environment)
+    assert not names & NOT_FOR_HELP
+    assert {name for name in names if name.startswith("node.commands.")} == {
+        "node.commands.loading",
+        "node.commands.options",
+    }
+
+
+@pytest.mark.parametrize("command", ["init", "id", "status", "peers", "why", "version"])
+def test_commands(command, environment):
+    assert not imported(command, "--json", environment=environment) & HEAVY
+
+
+def test_a_node_that_cannot_start(environment):
+    assert not imported("--role", "inference", environment=environment) & HEAVY

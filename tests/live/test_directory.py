@@ -1,0 +1,225 @@
+import asyncio
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+from hivemind.dht import DHTID, DHTNode
+from hivemind.dht.validation import DHTRecord
+from hivemind.p2p import PeerID
+from hivemind.utils.serializer import MSGPackSerializer
+
+from node.live import control
+from node.live.hivemind_dht import HivemindDirectory
+from node.live.hivemind_p2p import HivemindTransport
+from node.live.records import RecordValidator
+from protocol.crypto import Identity
+from protocol.types import RunId
+
+pytestmark = [pytest.mark.live, pytest.mark.asyncio(loop_scope="module")]
+
+RUN = RunId(b"\x11" * 32)
+KEYS = [f"{RUN.hex()}/members/{bucket}" for bucket in range(8)]
+
+
+class Node:
+    def __init__(self, identity: Identity, transport: HivemindTransport) -> None:
+        self.identity = identity
+        self.transport = transport
+        self.directory: HivemindDirectory
+
+    @property
+    def id(self):
+        return self.identity.peer_id
+
+    async def address(self) -> str:
+        return (await self.transport.addresses())[0]
+
+    async def close(self) -> None:
+        if hasattr(self, "directory"):
+            await self.directory.close()
+            await self.directory.close()
+        await self.transport.close()
+
+
+async def start(directory: Path, seed: int, *, with_directory: bool = True) -> Node:
+    identity = Identity(bytes([seed]) * 32)
+    path = directory / f"{seed}.key"
+    path.write_bytes(identity.to_protobuf())
+    node = Node(identity, await HivemindTransport.create(identity, path))
+    if with_directory:
+        node.directory = await HivemindDirectory.create(node.transport, identity, RUN, KEYS)
+    return node
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def keys(tmp_path_factory):
+    return tmp_path_factory.mktemp("keys")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def trio(keys):
+    """A chain: the last one was given the address of the middle one only."""
+    nodes = await asyncio.gather(*(start(keys, seed) for seed in (21, 22, 23)))
+    first, middle, last = nodes
+    assert await middle.directory.bootstrap([await first.address()]) == 1
+    assert await last.directory.bootstrap([await middle.address()]) == 1
+    yield nodes
+    await asyncio.gather(*(node.close() for node in nodes))
+
+
+async def sees(node: Node, key: str, expected, seconds: float = 5.0) -> None:
+    async with asyncio.timeout(seconds):
+        while await node.directory.lookup(key) != expected:  # noqa: ASYNC110 - others make it so
+            await asyncio.sleep(0.05)
+
+
+async def test_what_one_publishes_all_find(trio):
+    expires_at = time.time() + 60
+    for index, node in enumerate(trio):
+        assert await node.directory.publish(KEYS[0], bytes([index]), expires_at)
+    expected = {node.id: bytes([index]) for index, node in enumerate(trio)}
+    for node in trio:
+        await sees(node, KEYS[0], expected)
+        assert node.directory.neighbours == 2
+
+
+async def test_a_newer_record_replaces_an_older_one_and_not_the_reverse(trio):
+    first, _, last = trio
+    now = time.time()
+    assert await first.directory.publish(KEYS[1], b"new", now + 60)
+    assert not await first.directory.publish(KEYS[1], b"old", now + 30)
+    await sees(last, KEYS[1], {first.id: b"new"})
+
+
+async def test_an_expired_record_is_gone(trio):
+    first, _, last = trio
+    assert await first.directory.publish(KEYS[2], b"short", time.time() + 1)
+    await sees(last, KEYS[2], {first.id: b"short"})
+    await asyncio.sleep(1.1)
+    assert await last.directory.lookup(KEYS[2]) == {}
+
+
+async def test_what_breaks_a_rule_is_published_nowhere(trio):
+    first, _, last = trio
+    assert not await first.directory.publish(KEYS[3], b"x", time.time() + 4000)
+    assert not await first.directory.publish(KEYS[3], bytes(4096), time.time() + 60)
+    assert not await first.directory.publish(KEYS[3], b"x", time.time() - 1)
+    assert await last.directory.lookup(KEYS[3]) == {}
+
+
+async def test_a_key_outside_the_run_is_our_mistake(trio):
+    for key in ("members/0", f"{RUN.hex()}/members/8"):
+        with pytest.raises(ValueError, match="not a key"):
+            await trio[0].directory.publish(key, b"x", time.time() + 60)
+        with pytest.raises(ValueError, match="not a key"):
+            await trio[0].directory.lookup(key)
+    with pytest.raises(ValueError, match="namespace"):
+        await HivemindDirectory.create(trio[0].transport, trio[0].identity, RUN, ["members/0"])
+
+
+@pytest.fixture
+def forger(trio):
+    """Stores records at the first node past all our own checks."""
+    first, middle, _ = trio
+    protocol = middle.directory._node.protocol
+    ours = RecordValidator(middle.identity, RUN, KEYS, time.time)
+
+    async def store(subkey, value: bytes, expires_at: float, key: str = KEYS[4]) -> bool:
+        place = DHTID.generate(source=key)
+        packed = MSGPackSerializer.dumps(value)
+        record = DHTRecord(place.to_bytes(), MSGPackSerializer.dumps(subkey), packed, expires_at)
+        answer = await protocol.call_store(
+            PeerID.from_base58(first.id), [place], [ours.sign_value(record)], expires_at, [subkey]
+        )
+        return answer == [True]
+
+    return store
+
+
+async def test_other_nodes_refuse_what_is_forged_lives_too_long_or_is_too_large(trio, forger):
+    first, middle, last = trio
+    soon = time.time() + 60
+    assert not await forger(last.id, b"x", soon)
+    assert not await forger("nobody", b"x", soon)
+    assert not await forger(None, b"x", soon)
+    assert not await forger(middle.id, b"x", time.time() + 4000)
+    assert not await forger(middle.id, bytes(4096), soon)
+    assert not await forger(middle.id, b"x", soon, key="elsewhere")
+    assert await forger(middle.id, b"x", soon)
+    assert await first.directory.lookup(KEYS[4]) == {middle.id: b"x"}
+
+
+async def test_calls_that_would_hurt_are_refused_and_forgotten(trio, monkeypatch):
+    first, middle, _ = trio
+    find, peer = middle.directory._node.protocol.call_find, PeerID.from_base58(first.id)
+    many = [DHTID.generate(source=str(number)) for number in range(300)]
+    assert await find(peer, many) is None
+    assert await find(peer, many[:16]) is not None
+    monkeypatch.setattr(control, "REPLY_BYTES_MAX", 10)
+    assert await find(peer, many[:16]) is None
+    monkeypatch.undo()
+    assert await find(peer, many[:16]) is not None
+    assert not first.transport.p2p._client.control._handler_tasks
+
+
+async def test_a_peer_cannot_choose_its_place(trio, keys):
+    first = trio[0]
+    liar = await start(keys, 24, with_directory=False)
+    await liar.transport.connect(await first.address())
+    chosen = DHTID(int(DHTID.generate(source=KEYS[0])) ^ 1)
+    node = await DHTNode.create(p2p=liar.transport.p2p, node_id=chosen)
+    assert await node.protocol.call_ping(PeerID.from_base58(first.id)) is not None
+    await asyncio.sleep(0.1)
+    assert first.directory.neighbours == 2
+    await liar.close()
+
+
+async def test_one_that_starts_alone_joins_later(trio, keys):
+    first, _, last = trio
+    late = await start(keys, 25)
+    expires_at = time.time() + 60
+    assert await late.directory.publish(KEYS[5], b"late", expires_at)
+    assert await last.directory.publish(KEYS[5], b"last", expires_at)
+    assert await late.directory.lookup(KEYS[5]) == {late.id: b"late"}
+    dead = "/ip4/127.0.0.1/tcp/1/p2p/12D3KooWHpHQJewAUkxuQXdQjVyboLDPFdUP3mJ2tFXZrGUdDm2m"
+    assert await late.directory.bootstrap([dead]) == 0
+    assert late.directory.neighbours == 0
+    assert await late.directory.bootstrap([dead, await first.address()]) == 1
+    for node in (late, *trio):
+        await sees(node, KEYS[5], {late.id: b"late", last.id: b"last"})
+    await late.close()
+    assert not await late.directory.publish(KEYS[5], b"x", expires_at)
+    assert await late.directory.lookup(KEYS[5]) == {}
+
+
+async def test_one_that_is_connected_to_joins_by_itself(trio, keys):
+    first = trio[0]
+    late = await start(keys, 26)
+    assert await first.directory.publish(KEYS[6], b"first", time.time() + 60)
+    await late.transport.connect(await first.address())
+    await sees(late, KEYS[6], {first.id: b"first"})
+    await late.close()
+
+
+async def test_it_survives_the_death_of_p2pd_with_all_that_it_stored(trio):
+    _, middle, last = trio
+    expires_at = time.time() + 60
+    assert await last.directory.publish(KEYS[7], b"before", expires_at)
+    await sees(middle, KEYS[7], {last.id: b"before"})
+    pid, started = middle.transport.p2pd_pid, time.monotonic()
+    os.kill(pid, signal.SIGKILL)
+    await asyncio.wait_for(middle.directory.publish(KEYS[7], b"during", expires_at), 12)
+    await asyncio.wait_for(middle.directory.lookup(KEYS[7]), 12)
+
+    async with asyncio.timeout(15):
+        while not await middle.directory.publish(KEYS[7], b"after", time.time() + 60):  # noqa: ASYNC110 - p2pd makes it so
+            await asyncio.sleep(0.1)
+    assert middle.transport.p2pd_pid != pid
+    expected = {last.id: b"before", middle.id: b"after"}
+    for node in trio:
+        await sees(node, KEYS[7], expected, 10)
+    assert time.monotonic() - started < 20
+    assert middle.directory.neighbours >= 1

@@ -1,0 +1,207 @@
+import math
+
+import pytest
+from hivemind.dht import DHTID
+from hivemind.dht.protocol import DHTProtocol
+from hivemind.dht.storage import DictionaryDHTValue
+from hivemind.dht.validation import DHTRecord
+from hivemind.utils.serializer import MSGPackSerializer
+from hivemind.utils.timed_storage import get_dht_time
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.live import records
+from node.live.records import BoundedStorage, RecordValidator, key_id
+from protocol.crypto import Identity
+from protocol.types import RunId
+
+NOW = 1_000_000.0
+RUN = RunId(b"r" * 32)
+OTHER_RUN = RunId(b"s" * 32)
+KEY, OTHER_KEY = "run/members/0", "run/members/1"
+OWNER, STRANGER = Identity(b"1" * 32), Identity(b"2" * 32)
+KEY_ID = DHTID.generate(source=KEY)
+
+
+def validator(identity=OWNER, run_id=RUN) -> RecordValidator:
+    return RecordValidator(identity, run_id, [KEY, OTHER_KEY], lambda: NOW)
+
+
+def record(
+    value=b"hello", expires_at=NOW + 60, owner=OWNER.peer_id, key=KEY, signer=None
+) -> DHTRecord:
+    subkey = MSGPackSerializer.dumps(owner)
+    unsigned = DHTRecord(key_id(key), subkey, MSGPackSerializer.dumps(value), expires_at)
+    signed = (signer or validator()).sign_value(unsigned)
+    return DHTRecord(unsigned.key, subkey, signed, expires_at)
+
+
+def changed(base: DHTRecord, **fields) -> DHTRecord:
+    return DHTRecord(**{**vars(base), **fields})
+
+
+def test_a_record_signed_by_its_owner_is_valid_and_strips_to_its_value():
+    good = record()
+    assert validator().validate(good)
+    assert validator(STRANGER).validate(good)
+    assert MSGPackSerializer.loads(validator().strip_value(good)) == b"hello"
+
+
+def test_the_size_limit_is_exact():
+    assert validator().validate(record(bytes(records.RECORD_BYTES_MAX - 64 - 3)))
+    assert not validator().validate(record(bytes(records.RECORD_BYTES_MAX - 64 - 2)))
+
+
+def test_the_life_limit_is_exact():
+    assert validator().validate(record(expires_at=NOW + records.TTL_SECONDS_MAX))
+    assert not validator().validate(record(expires_at=NOW + records.TTL_SECONDS_MAX + 1))
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        record(owner=STRANGER.peer_id),
+        record(owner="nobody"),
+        record(owner=None),
+        record(owner=7),
+        record(value="text is not bytes"),
+        record(value={"a": 1}),
+        record(key="run/elsewhere"),
+        changed(record(), expiration_time=math.inf),
+        changed(record(), expiration_time=math.nan),
+        changed(record(), expiration_time=NOW + 61),
+        changed(record(), key=key_id(OTHER_KEY)),
+        changed(record(), subkey=b""),
+        changed(record(), subkey=DHTProtocol.IS_REGULAR_VALUE),
+        changed(record(), subkey=b"\xd9\x34" + OWNER.peer_id.encode()[:-1]),
+        changed(record(), value=b""),
+        changed(record(), value=bytes(64)),
+        changed(record(), value=None),
+        changed(record(), value=record().value[:-1] + b"\0"),
+        record(signer=validator(run_id=OTHER_RUN)),
+        record(signer=validator(STRANGER)),
+    ],
+)
+def test_what_breaks_a_rule_is_refused(bad):
+    assert not validator().validate(bad)
+
+
+@given(st.binary(max_size=40), st.binary(max_size=80), st.binary(max_size=300), st.floats())
+def test_random_bytes_are_refused_without_an_exception(key, subkey, value, expires_at):
+    judge = validator()
+    assert not judge.validate(DHTRecord(key, subkey, value, expires_at))
+    assert not judge.validate(DHTRecord(bytes(KEY_ID.to_bytes()), subkey, value, expires_at))
+
+
+@given(st.data())
+def test_a_flipped_bit_anywhere_is_refused(data):
+    good = record()
+    field = data.draw(st.sampled_from(["key", "subkey", "value"]))
+    raw = bytearray(getattr(good, field))
+    position = data.draw(st.integers(0, len(raw) * 8 - 1))
+    raw[position // 8] ^= 1 << position % 8
+    judge = validator()
+    assert judge.validate(good)
+    assert not judge.validate(changed(good, **{field: bytes(raw)}))
+    assert judge.validate(good)
+
+
+def test_the_memory_of_verified_signatures_is_bounded(monkeypatch):
+    monkeypatch.setattr(records, "_VERIFIED_MAX", 3)
+    judge = validator()
+    several = [record(bytes([n])) for n in range(8)]
+    assert all(judge.validate(one) for one in several)
+    assert all(judge.validate(one) for one in several)
+    assert len(judge._verified) == 3
+
+
+def test_an_owner_beyond_the_limit_finds_no_room_and_a_known_one_does(monkeypatch):
+    monkeypatch.setattr(records, "OWNERS_PER_KEY_MAX", 2)
+    storage, now = BoundedStorage(), get_dht_time()
+    assert storage.store_subkey(KEY_ID, "a", b"1", now + 10)
+    assert storage.store_subkey(KEY_ID, "b", b"1", now + 10)
+    assert not storage.store_subkey(KEY_ID, "c", b"1", now + 10)
+    assert storage.store_subkey(KEY_ID, "a", b"2", now + 11)
+    assert storage.get(KEY_ID).value.get("a").value == b"2"
+    assert storage.get(KEY_ID).expiration_time == now + 11
+
+
+def test_older_or_expired_records_change_nothing():
+    storage, now = BoundedStorage(), get_dht_time()
+    assert not storage.store_subkey(KEY_ID, "a", b"0", now - 1)
+    assert storage.get(KEY_ID) is None
+    assert storage.store_subkey(KEY_ID, "a", b"2", now + 20)
+    for expires_at in (now + 10, now + 20):
+        assert not storage.store_subkey(KEY_ID, "a", b"1", expires_at)
+    assert storage.get(KEY_ID).value.get("a") == (b"2", now + 20)
+    assert len(storage.data[KEY_ID].value.expiration_heap) == 1
+
+
+def test_merging_into_what_was_read_leaves_the_storage_alone():
+    storage, now = BoundedStorage(), get_dht_time()
+    storage.store_subkey(KEY_ID, "a", b"1", now + 10)
+    storage.get(KEY_ID).value.store("b", b"1", now + 10)
+    assert storage.get(KEY_ID).value.get("b") is None
+
+
+def test_replaced_records_leave_no_trail():
+    storage, now = BoundedStorage(), get_dht_time()
+    for step in range(500):
+        assert storage.store_subkey(KEY_ID, "a", b"1", now + 10 + step)
+    assert len(storage.expiration_heap) < 50
+    assert len(storage.data[KEY_ID].value.expiration_heap) < 50
+    assert len(storage.get(KEY_ID).value) == 1
+
+
+def test_a_bad_record_is_dropped_and_the_good_one_beside_it_kept():
+    good, bad = record(), record(owner=STRANGER.peer_id)
+    entries = DictionaryDHTValue()
+    with entries.freeze():
+        entries.store(OWNER.peer_id, good.value, good.expiration_time)
+        entries.store(STRANGER.peer_id, bad.value, bad.expiration_time)
+        entries.store((1, 2), b"", 0.0)
+        assert records._keep_valid(validator(), good.key, entries)
+        assert list(entries.data) == [OWNER.peer_id]
+
+
+class FakeProtocol:
+    def __init__(self, answer) -> None:
+        self.answer, self.updates = answer, []
+
+    async def call_find(self, peer, keys):
+        return self.answer
+
+    async def update_routing_table(self, node, peer, responded):
+        self.updates.append((node, responded))
+
+
+class FakePeer:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def to_base58(self) -> str:
+        return self.name
+
+
+async def test_a_peer_enters_the_table_under_its_own_place_only():
+    protocol = FakeProtocol({})
+    records.harden(protocol, BoundedStorage(), validator())
+    place = records.node_id("peer")
+    await protocol.update_routing_table(DHTID(int(place) ^ 1), FakePeer("peer"))
+    await protocol.update_routing_table(place, FakePeer("peer"))
+    await protocol.update_routing_table(None, FakePeer("peer"), responded=False)
+    assert protocol.updates == [(place, True), (None, False)]
+
+
+async def test_an_answer_names_few_neighbours_in_their_own_places_and_ends_some_day():
+    value = records.ValueWithExpiration(DictionaryDHTValue(), math.inf)
+    names = [f"peer{n}" for n in range(30)]
+    nearest = {records.node_id(name): FakePeer(name) for name in names}
+    forged = {DHTID(int(KEY_ID) ^ 1): FakePeer("liar")}
+    protocol = FakeProtocol({KEY_ID: (value, {**forged, **nearest})})
+    records.harden(protocol, BoundedStorage(), validator())
+    found, neighbours = (await protocol.call_find(None, [KEY_ID]))[KEY_ID]
+    assert found is None
+    assert list(neighbours) == list(nearest)[: records.NEAREST_MAX]
+    protocol.answer = None
+    assert await protocol.call_find(None, [KEY_ID]) is None

@@ -1,0 +1,60 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.testnet.genesis import recipe_path
+from node.testnet.manifest_toml import manifest_toml, recipe_toml
+from protocol.crypto import Identity, verify
+from protocol.manifest import (
+    Genesis,
+    ModelSection,
+    RunManifest,
+    load_recipe,
+    load_signed_manifest,
+    sign_manifest,
+)
+
+RECIPE = load_recipe(recipe_path().read_text())
+CREATOR = Identity(b"\x01" * 32)
+OTHERS = [Identity(bytes([number]) * 32).peer_id for number in range(2, 6)]
+
+
+def manifest(**changes) -> RunManifest:
+    genesis = Genesis(
+        creator=CREATOR.peer_id,
+        created_at=1_700_000_000,
+        policy="0f" * 32,
+        trainers=(OTHERS[0],),
+        validators=tuple(OTHERS[1:]),
+    )
+    return RunManifest(**{**dict(RECIPE), "genesis": genesis, **changes})
+
+
+def test_a_recipe_reads_back_equal():
+    assert load_recipe(recipe_toml(RECIPE)) == RECIPE
+
+
+def test_a_signed_manifest_reads_back_with_its_run_id():
+    signed = sign_manifest(manifest(), CREATOR)
+    again = load_signed_manifest(manifest_toml(signed), verify)
+    assert again == signed
+    assert again.manifest.run_id == signed.manifest.run_id
+
+
+@given(
+    name=st.text(max_size=40),
+    config=st.dictionaries(
+        st.text(min_size=1, max_size=20),
+        st.one_of(
+            st.text(max_size=20),
+            st.booleans(),
+            st.integers(-(2**53), 2**53),
+            st.floats(allow_nan=False, allow_infinity=False),
+        ),
+        max_size=5,
+    ),
+)
+def test_any_text_key_and_number_survives(name, config):
+    recipe = RECIPE.model_copy(
+        update={"model": ModelSection(name=name, architecture="qwen2", config=config, dtype="fp32")}
+    )
+    assert load_recipe(recipe_toml(recipe)) == recipe

@@ -1,0 +1,192 @@
+"""The small parts: caches, outbox, frames, params, back-offs."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.gossip.cache import MessageCache, SeenCache
+from protocol.gossip.events import Priority
+from protocol.gossip.frames import Deframer, frame
+from protocol.gossip.mesh import Mesh, neutral
+from protocol.gossip.outbox import Outbox
+from protocol.gossip.params import Params
+from protocol.gossip.rpc import RPC_BYTES_MAX
+from protocol.rng import Rng
+from protocol.types import Fault, PeerId
+
+PEER = PeerId("peer")
+
+
+def test_seen_ids_live_for_their_time_and_a_repeat_does_not_prolong_it():
+    seen = SeenCache(ttl_seconds=10, entries_max=5)
+    seen.add(b"a", now=0)
+    seen.add(b"b", now=5)
+    seen.add(b"a", now=9)
+    seen.expire(now=10)
+    assert b"a" not in seen
+    assert b"b" in seen
+
+
+def test_seen_ids_are_bounded_and_the_oldest_leaves():
+    seen = SeenCache(ttl_seconds=10, entries_max=3)
+    for number in range(5):
+        seen.add(bytes([number]), now=number)
+    assert len(seen) == 3
+    assert b"\x01" not in seen
+    assert b"\x04" in seen
+
+
+def test_a_message_is_advertised_then_only_served_then_gone():
+    cache = MessageCache(history_windows=3, gossip_windows=2, bytes_max=100)
+    cache.put(b"a", "t", b"message")
+    cache.put(b"a", "t", b"message")
+    assert cache.gossip_ids() == {"t": [b"a"]}
+    cache.shift()
+    assert cache.gossip_ids() == {"t": [b"a"]}
+    cache.shift()
+    assert cache.gossip_ids() == {}
+    assert cache.serve(b"a", PEER, serves_max=2) == b"message"
+    cache.shift()
+    assert cache.serve(b"a", PEER, serves_max=2) is None
+    assert (len(cache), cache.size_bytes) == (0, 0)
+
+
+def test_a_message_is_served_to_a_peer_a_few_times_only():
+    cache = MessageCache(history_windows=3, gossip_windows=2, bytes_max=100)
+    cache.put(b"a", "t", b"message")
+    answers = [cache.serve(b"a", PEER, serves_max=2) for _ in range(3)]
+    assert answers == [b"message", b"message", None]
+    assert cache.serve(b"a", PeerId("other"), serves_max=2) == b"message"
+
+
+def test_the_message_cache_is_bounded_in_bytes():
+    cache = MessageCache(history_windows=3, gossip_windows=2, bytes_max=10)
+    cache.put(b"a", "t", b"12345")
+    cache.put(b"b", "t", b"12345")
+    cache.put(b"c", "t", b"123")
+    cache.put(b"d", "t", b"longer than all of it")
+    assert cache.gossip_ids() == {"t": [b"b", b"c"]}
+    assert cache.size_bytes == 8
+    for _ in range(3):
+        cache.shift()
+    assert cache.size_bytes == 0
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from(Priority), st.integers(0, 60)),
+            st.integers(1, 80),
+        ),
+        max_size=60,
+    )
+)
+def test_outbox_loses_nothing_it_does_not_count_and_keeps_its_limits(steps):
+    outbox = Outbox(frames_max=8, bytes_max=100)
+    pushed = dropped = taken = 0
+    for step in steps:
+        if isinstance(step, tuple):
+            priority, size = step
+            pushed += 1
+            dropped += outbox.push(bytes([priority]) * size, priority)
+        else:
+            frames = outbox.take(step)
+            taken += len(frames)
+            assert len(frames) <= 1 or sum(map(len, frames)) <= step
+            ranks = [each[0] for each in frames if each]
+            assert ranks == sorted(ranks)
+        assert len(outbox) <= 8
+        assert outbox.size_bytes <= 100
+        assert len(outbox) == pushed - dropped - taken
+
+
+def test_outbox_drops_ihave_first_and_the_oldest_of_a_class():
+    outbox = Outbox(frames_max=3, bytes_max=1000)
+    for data, priority in [
+        (b"i", Priority.IHAVE),
+        (b"1", Priority.RELAY),
+        (b"2", Priority.RELAY),
+        (b"3", Priority.RELAY),
+        (b"c", Priority.CONTROL),
+    ]:
+        outbox.push(data, priority)
+    assert outbox.take(1000) == [b"c", b"2", b"3"]
+    assert outbox.take(1000) == []
+
+
+def test_outbox_is_crowded_from_half_of_either_limit_on():
+    by_count, by_size = Outbox(frames_max=4, bytes_max=100), Outbox(frames_max=4, bytes_max=100)
+    by_count.push(b"", Priority.RELAY)
+    by_size.push(bytes(49), Priority.RELAY)
+    assert not by_count.crowded
+    assert not by_size.crowded
+    by_count.push(b"", Priority.RELAY)
+    by_size.push(bytes(1), Priority.CONTROL)
+    assert by_count.crowded
+    assert by_size.crowded
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8), st.data())
+def test_frames_survive_any_cutting(rpcs, data):
+    stream = b"".join(map(frame, rpcs))
+    deframer, received = Deframer(), []
+    while stream:
+        cut = data.draw(st.integers(1, len(stream)))
+        frames = deframer.feed(stream[:cut])
+        assert isinstance(frames, list)
+        received += frames
+        stream = stream[cut:]
+    assert received == rpcs
+    assert not deframer.unfinished
+
+
+@given(st.lists(st.binary(max_size=50), max_size=5))
+def test_random_streams_never_raise_and_hold_one_frame(chunks):
+    deframer = Deframer()
+    for chunk in chunks:
+        if isinstance(deframer.feed(chunk), Fault):
+            return
+
+
+@pytest.mark.parametrize(
+    "head", [b"\x81\x80\x40", b"\xff\xff\xff\xff\x7f", b"\x80\x80\x80\x80\x80\x80"]
+)
+def test_a_length_over_the_limit_is_refused_at_once(head):
+    assert Deframer().feed(head) == Fault("frame-oversize")
+
+
+def test_the_largest_frame_passes():
+    deframer = Deframer()
+    assert deframer.feed(frame(bytes(RPC_BYTES_MAX))) == [bytes(RPC_BYTES_MAX)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mesh_low": 7},
+        {"mesh_keep_by_score": 7},
+        {"gossip_windows": 6},
+        {"gossip_score_min": 1.0},
+        {"message_bytes_max": RPC_BYTES_MAX},
+        {"seen_seconds": 5.0},
+    ],
+)
+def test_params_check_their_relations(wrong):
+    with pytest.raises(ValueError, match=r"need|must"):
+        Params(**wrong)
+
+
+def test_back_offs_are_bounded_and_the_oldest_leaves():
+    mesh = Mesh(Params(backoffs_max=3), Rng(b""), neutral)
+    mesh.join("t", [], now=0)
+    for number in range(5):
+        mesh.pruned_by("t", PeerId(str(number)), 10, now=0)
+    assert [peer for _, peer in mesh.backoffs] == ["2", "3", "4"]
+
+
+def test_a_shorter_back_off_does_not_replace_a_longer_one():
+    mesh = Mesh(Params(), Rng(b""), neutral)
+    mesh.join("t", [], now=0)
+    mesh.pruned_by("t", PEER, 100, now=0)
+    mesh.pruned_by("t", PEER, 5, now=1)
+    assert mesh.backoffs["t", PEER] == 100

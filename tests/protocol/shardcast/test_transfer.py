@@ -1,0 +1,330 @@
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from protocol.shardcast.events import (
+    Ask,
+    Blame,
+    Cancel,
+    CandidatesChanged,
+    ChunkBad,
+    ChunkGood,
+    Done,
+    Effect,
+    Refusal,
+    RequestFailed,
+    Tick,
+    TransferLimits,
+)
+from protocol.shardcast.index import Shard, ShardIndex
+from protocol.shardcast.transfer import Transfer
+from protocol.types import Digest, PeerId
+
+A, B, C, ROOT = PeerId("a"), PeerId("b"), PeerId("c"), PeerId("root")
+ZERO = Digest(bytes(32))
+
+
+def make_index(shards: int, chunks: int) -> ShardIndex:
+    parts = tuple(Shard(ZERO, chunks * 10, (ZERO,) * chunks) for _ in range(shards))
+    return ShardIndex(shards * chunks * 10, chunks * 10, 10, parts)
+
+
+def start(
+    candidates: Sequence[Sequence[PeerId]],
+    shards: int = 4,
+    chunks: int = 4,
+    limits: TransferLimits | None = None,
+    missing: Sequence[Sequence[int]] | None = None,
+) -> Transfer:
+    index = make_index(shards, chunks)
+    everything = [range(chunks)] * shards
+    limits = limits or TransferLimits(request_bytes=20)
+    return Transfer(index, candidates, everything if missing is None else missing, 0.0, limits)
+
+
+def asks(effects: Sequence[Effect]) -> list[Ask]:
+    return [effect for effect in effects if isinstance(effect, Ask)]
+
+
+def deliver(transfer: Transfer, ask: Ask, now: float) -> list[Effect]:
+    effects: list[Effect] = []
+    for chunk in range(ask.first, ask.first + ask.count):
+        effects += transfer.handle(ChunkGood(ask.request, ask.shard, chunk), now)
+    return effects
+
+
+def test_each_stripe_asks_its_parent_for_its_own_shards_in_order() -> None:
+    first = asks(start([[A, ROOT], [B, ROOT]]).handle(Tick(), 0.0))
+    assert [(ask.peer, ask.shard, ask.first, ask.count) for ask in first] == [
+        (A, 0, 0, 2),
+        (A, 0, 2, 2),
+        (B, 1, 0, 2),
+        (B, 1, 2, 2),
+    ]
+    assert all(ask.wait for ask in first)
+
+
+def test_a_transfer_ends_with_done_and_then_says_nothing() -> None:
+    transfer = start([[A]], shards=2)
+    pending = asks(transfer.handle(Tick(), 0.0))
+    last: list[Effect] = []
+    while pending:
+        last = deliver(transfer, pending.pop(0), 1.0)
+        pending += asks(last)
+    assert last[-1] == Done()
+    assert transfer.complete
+    assert transfer.bytes_missing == 0
+    assert transfer.handle(Tick(), 2.0) == []
+
+
+def test_nothing_missing_is_done_at_once_and_what_is_here_is_not_asked_for() -> None:
+    assert start([[A]], missing=[[], [], [], []]).handle(Tick(), 0.0) == [Done()]
+    transfer = start([[A]], missing=[[], [1, 3], [], []])
+    assert transfer.bytes_missing == 20
+    taken = [(ask.shard, ask.first, ask.count) for ask in asks(transfer.handle(Tick(), 0.0))]
+    assert taken == [(1, 1, 1), (1, 3, 1)]
+
+
+def test_a_broken_parent_is_replaced_at_once_and_tried_again_with_one_request() -> None:
+    transfer = start([[A, B, ROOT]], shards=8)
+    one, _ = asks(transfer.handle(Tick(), 0.0))
+    (again,) = asks(transfer.handle(RequestFailed(one.request, Refusal.BROKEN), 0.1))
+    assert (again.peer, again.shard, again.first) == (B, one.shard, one.first)
+    transfer.handle(RequestFailed(1, Refusal.BUSY), 0.2)
+    later = asks(deliver(transfer, again, 2.5))
+    assert [ask.peer for ask in later] == [A], "the pause of two seconds is over"
+    last = asks(transfer.handle(RequestFailed(3, Refusal.BROKEN), 2.6))
+    assert [ask.peer for ask in last] == [ROOT], "one has its single request, the other just broke"
+
+
+def test_a_parent_that_has_nothing_yet_is_asked_again_and_waited_for_then_passed_over() -> None:
+    transfer = start([[A, B]], limits=TransferLimits(requests_per_stripe=1))
+    (ask,) = asks(transfer.handle(Tick(), 0.0))
+    asked_at_a, now = [ask], 0.0
+    assert transfer.handle(RequestFailed(ask.request, Refusal.UNAVAILABLE), now) == []
+    while True:
+        now += 0.25
+        (ask,) = asks(transfer.handle(Tick(), now))
+        if ask.peer == B:
+            break
+        asked_at_a.append(ask)
+        follow = transfer.handle(RequestFailed(ask.request, Refusal.UNAVAILABLE), now)
+        if follow:
+            (ask,) = asks(follow)
+            break
+    assert ask.peer == B
+    assert ask.wait
+    assert now == pytest.approx(3.0)
+    assert len(asked_at_a) == 13
+
+
+def test_a_late_parent_is_cancelled_and_the_wait_doubles_while_nothing_comes() -> None:
+    transfer = start([[A, B]], limits=TransferLimits(requests_per_stripe=1, request_bytes=20))
+    (ask,) = asks(transfer.handle(Tick(), 0.0))
+    assert transfer.handle(Tick(), 14.9) == []
+    effects = transfer.handle(Tick(), 15.0)
+    assert effects[0] == Cancel(ask.request)
+    (second,) = asks(effects)
+    assert second.peer == B
+    assert transfer.handle(Tick(), 44.9) == []
+    assert transfer.handle(Tick(), 45.0)[0] == Cancel(second.request)
+
+
+def test_lateness_follows_the_measured_gap() -> None:
+    transfer = start([[A, B]], shards=40)
+    queue, now = asks(transfer.handle(Tick(), 0.0)), 0.0
+    for _ in range(30):
+        now += 0.01
+        queue += asks(deliver(transfer, queue.pop(0), now))
+    assert not [e for e in transfer.handle(Tick(), now + 1.9) if isinstance(e, Cancel)]
+    assert [e for e in transfer.handle(Tick(), now + 2.1) if isinstance(e, Cancel)]
+
+
+def test_a_bad_chunk_names_its_sender_who_is_never_asked_again() -> None:
+    transfer = start([[A, B]], shards=2)
+    one, other = asks(transfer.handle(Tick(), 0.0))
+    effects = transfer.handle(ChunkBad(one.request, 1), 0.5)
+    (blame,) = (effect for effect in effects if isinstance(effect, Blame))
+    assert blame.peer == A
+    assert (blame.fault.reason, blame.fault.detail) == ("bad-chunk", "shard 0 chunk 1")
+    assert Cancel(other.request) in effects
+    assert [ask.peer for ask in asks(effects)] == [B, B]
+    assert transfer.handle(ChunkBad(other.request, 3), 0.6) == [], "its request is over already"
+
+
+def test_a_chunk_of_a_cancelled_request_still_counts() -> None:
+    transfer = start([[A, B]], shards=1, limits=TransferLimits(requests_per_stripe=1))
+    (ask,) = asks(transfer.handle(Tick(), 0.0))
+    (second,) = asks(transfer.handle(RequestFailed(ask.request, Refusal.BROKEN), 0.1))
+    assert (second.first, second.count) == (0, 4)
+    transfer.handle(ChunkGood(ask.request, 0, 0), 0.2)
+    assert transfer.bytes_missing == 30
+    (third,) = asks(transfer.handle(RequestFailed(second.request, Refusal.BROKEN), 3.0))
+    assert (third.first, third.count) == (1, 3)
+
+
+def test_the_tail_is_asked_of_anyone_and_the_slower_answer_is_cancelled() -> None:
+    transfer = start([[A], [B]], shards=2, chunks=1)
+    one, other = asks(transfer.handle(Tick(), 0.0))
+    deliver(transfer, other, 0.1)
+    (hedge,) = asks(transfer.handle(Tick(), 1.0))
+    assert (hedge.peer, hedge.shard, hedge.wait) == (B, one.shard, False)
+    assert transfer.handle(Tick(), 1.1) == [], "one hedge is enough"
+    effects = deliver(transfer, hedge, 1.2)
+    assert effects == [Cancel(one.request), Done()]
+
+
+def test_an_idle_stripe_helps_the_slow_one_after_a_while() -> None:
+    limits = TransferLimits(late_seconds_min=30.0)
+    transfer = start([[A], [B]], shards=8, chunks=1, limits=limits)
+    pending = [ask for ask in asks(transfer.handle(Tick(), 0.0)) if ask.peer == B]
+    while pending:
+        more = deliver(transfer, pending.pop(0), 0.1)
+        pending += [ask for ask in asks(more) if ask.peer == B]
+    transfer.handle(Tick(), 0.2)
+    assert transfer.handle(Tick(), 1.0) == []
+    helping = [ask for ask in asks(transfer.handle(Tick(), 3.3)) if not ask.wait]
+    assert [(ask.peer, ask.shard) for ask in helping if ask.peer == B] == [(B, 6), (B, 4)]
+    again = transfer.handle(RequestFailed(helping[0].request, Refusal.UNAVAILABLE), 3.4)
+    assert B not in [ask.peer for ask in asks(again)], "who could not help is left alone"
+
+
+def test_requests_in_flight_to_one_peer_are_bounded() -> None:
+    limits = TransferLimits(requests_per_peer=3, requests_per_stripe=2, request_bytes=10)
+    assert len(asks(start([[A], [A], [A]], limits=limits).handle(Tick(), 0.0))) == 3
+
+
+def test_new_candidates_are_used_and_old_ones_are_not() -> None:
+    transfer = start([[A]], shards=2)
+    one, other = asks(transfer.handle(Tick(), 0.0))
+    transfer.handle(RequestFailed(other.request, Refusal.UNAVAILABLE), 0.1)
+    effects = transfer.handle(CandidatesChanged(((B, C),)), 0.2)
+    assert [ask.peer for ask in asks(effects)] == [B]
+    again = asks(transfer.handle(RequestFailed(one.request, Refusal.BROKEN), 0.3))
+    assert [ask.peer for ask in again] == [B]
+
+
+def test_events_of_unknown_requests_change_nothing() -> None:
+    transfer = start([[A]])
+    transfer.handle(Tick(), 0.0)
+    assert transfer.handle(RequestFailed(99, Refusal.BROKEN), 0.1) == []
+    assert transfer.handle(ChunkBad(99, 0), 0.1) == []
+
+
+def test_without_any_source_it_waits_and_goes_on_later() -> None:
+    transfer = start([[A]], shards=1, limits=TransferLimits(requests_per_stripe=1))
+    (ask,) = asks(transfer.handle(Tick(), 0.0))
+    assert transfer.handle(RequestFailed(ask.request, Refusal.BROKEN), 0.0) == []
+    assert transfer.handle(Tick(), 1.9) == []
+    assert len(asks(transfer.handle(Tick(), 2.0))) == 1
+
+
+@dataclass
+class World:
+    """Peers that behave as told; checks every ask against what a transfer must never do."""
+
+    transfer: Transfer
+    behaviours: dict[PeerId, str]
+    draw: Callable[[int], int]
+    now: float = 0.0
+    live: dict[int, Ask] = field(default_factory=dict)
+    got: dict[tuple[int, int], None] = field(default_factory=dict)
+    blamed: dict[PeerId, None] = field(default_factory=dict)
+    done: bool = False
+
+    def take(self, effects: Sequence[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Ask):
+                assert effect.peer not in self.blamed
+                assert effect.count >= 1
+                chunks = range(effect.first, effect.first + effect.count)
+                assert all((effect.shard, chunk) not in self.got for chunk in chunks)
+                self.live[effect.request] = effect
+                per_peer = [ask for ask in self.live.values() if ask.peer == effect.peer]
+                assert len(per_peer) <= 8
+            elif isinstance(effect, Cancel):
+                self.live.pop(effect.request, None)
+            elif isinstance(effect, Blame):
+                assert self.behaviours[effect.peer] == "liar"
+                self.blamed[effect.peer] = None
+            else:
+                assert isinstance(effect, Done)
+                self.done = True
+
+    def answer(self, ask: Ask) -> None:
+        """Let one request take its course for one step."""
+        behaviour = self.behaviours[ask.peer]
+        if behaviour == "flaky":
+            behaviour = ("honest", "dead", "busy", "empty", "silent")[self.draw(5)]
+        if behaviour == "silent":
+            return
+        if behaviour == "liar":
+            del self.live[ask.request]
+            self.take(self.transfer.handle(ChunkBad(ask.request, ask.first), self.now))
+        elif behaviour == "honest":
+            self.send(ask)
+        else:
+            refusal = {"busy": Refusal.BUSY, "empty": Refusal.UNAVAILABLE}.get(behaviour)
+            del self.live[ask.request]
+            event = RequestFailed(ask.request, refusal or Refusal.BROKEN)
+            self.take(self.transfer.handle(event, self.now))
+
+    def send(self, ask: Ask) -> None:
+        for chunk in range(ask.first, ask.first + ask.count):
+            if ask.request not in self.live:
+                return
+            self.got[ask.shard, chunk] = None
+            if chunk == ask.first + ask.count - 1:
+                del self.live[ask.request]
+            self.take(self.transfer.handle(ChunkGood(ask.request, ask.shard, chunk), self.now))
+
+    def run(self, steps: int) -> None:
+        self.take(self.transfer.handle(Tick(), self.now))
+        for _ in range(steps):
+            if self.done:
+                return
+            self.now += 0.5
+            if self.live:
+                order = list(self.live)
+                self.answer(self.live[order[self.draw(len(order))]])
+            self.take(self.transfer.handle(Tick(), self.now))
+
+
+BEHAVIOURS = ("honest", "dead", "busy", "empty", "silent", "liar", "flaky")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(st.sampled_from(BEHAVIOURS), min_size=1, max_size=6),
+    st.integers(1, 4),
+    st.integers(1, 6),
+    st.integers(1, 4),
+    st.randoms(use_true_random=False),
+)
+def test_it_completes_if_and_only_if_someone_honest_has_it(
+    kinds: list[str], stripes: int, shards: int, chunks: int, random: "st.DrawFn"
+) -> None:
+    peers = [PeerId(f"p{n}") for n in range(len(kinds))]
+    behaviours = dict(zip(peers, kinds, strict=True))
+    orders = [random.sample(peers, len(peers)) for _ in range(stripes)]
+    transfer = start(orders, shards=shards, chunks=chunks)
+    world = World(transfer, behaviours, random.randrange)
+    world.run(3000 if "honest" in kinds else 200)
+    if "honest" in kinds:
+        assert world.done
+        assert len(world.got) == shards * chunks
+    elif "flaky" not in kinds:
+        assert not world.done
+        assert transfer.bytes_missing == shards * chunks * 10
+    assert transfer.complete == world.done
+
+
+def test_a_chunk_that_comes_twice_counts_once() -> None:
+    transfer = start([[A]], shards=1)
+    (ask, _) = asks(transfer.handle(Tick(), 0.0))
+    for _ in range(2):
+        transfer.handle(ChunkGood(ask.request, 0, 0), 0.1)
+    assert transfer.bytes_missing == 30
