@@ -6,6 +6,7 @@ The cache lets a node start again when every bootstrap node of its configuration
 import json
 import logging
 from collections.abc import Iterable
+from contextlib import suppress
 
 from node.datadir import DataDir, write_atomically
 from protocol.crypto import public_key_from_peer_id
@@ -38,15 +39,27 @@ def load_cached_peers(datadir: DataDir) -> tuple[str, ...]:
     try:
         with datadir.peers.open("rb") as file:
             addresses = json.loads(file.read(_CACHE_BYTES_MAX))
-        return tuple(check_peer_address(address) for address in addresses[:CACHED_PEERS_MAX])
     except FileNotFoundError:
         return ()
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+    except (OSError, ValueError) as error:
         log.warning("ignoring the damaged peer cache %s: %s", datadir.peers, error)
         return ()
+    return _valid(addresses if isinstance(addresses, list) else [])
 
 
 def store_cached_peers(datadir: DataDir, addresses: Iterable[str]) -> None:
-    """Replace the cache by the first 64 different ``addresses``, best first."""
-    kept = list(dict.fromkeys(check_peer_address(address) for address in addresses))
-    write_atomically(datadir.peers, json.dumps(kept[:CACHED_PEERS_MAX], indent=0).encode())
+    """Replace the cache by the first 64 different ``addresses``, best first.
+
+    They may come from other nodes' records: what is no peer address is left out.
+    """
+    write_atomically(datadir.peers, json.dumps(_valid(addresses), indent=0).encode())
+
+
+def _valid(addresses: Iterable[object]) -> tuple[str, ...]:
+    kept: dict[str, None] = {}
+    for address in addresses:
+        with suppress(ValueError):
+            kept[check_peer_address(str(address))] = None
+        if len(kept) == CACHED_PEERS_MAX:
+            break
+    return tuple(kept)

@@ -105,13 +105,11 @@ def node(
 def start(flags: dict[str, Any]) -> int:
     """Run a node in the foreground until it is stopped; return its exit code."""
     from node.config import load_config  # noqa: PLC0415 - pydantic; help does without
-    from node.logs import configure_logging  # noqa: PLC0415 - the same
     from node.preflight import preflight  # noqa: PLC0415 - the same
 
     file = flags.pop("config", None)
     config = load_config(flags, os.environ, file)
     preflight(config)
-    configure_logging(config.log_format, config.log_level)
     from node.run import run_node  # noqa: PLC0415 - torch and hivemind, seconds
 
     return run_node(config)

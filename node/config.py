@@ -1,8 +1,8 @@
 """The node's local choices: nothing here must be the same on two nodes of a run.
 
 A choice is made by a flag, else by an environment variable (``PRIME_NODE_`` and the key in
-capitals), else by the configuration file (TOML, the same keys), else by default. An unknown key is
-an error everywhere, and every error names the place of the wrong value.
+capitals; an empty one is none), else by the configuration file (TOML, the same keys), else by
+default. An unknown key is an error everywhere, and every error names the place of the wrong value.
 """
 
 import os
@@ -246,7 +246,7 @@ def _layers(
     variables = {
         name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for name, value in environment.items()
-        if name.startswith(ENVIRONMENT_PREFIX) and name != CONFIG_VARIABLE
+        if name.startswith(ENVIRONMENT_PREFIX) and name != CONFIG_VARIABLE and value
     }
     path = _config_file(environment, file)
     if path is not None:

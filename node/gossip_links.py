@@ -245,6 +245,10 @@ class Links:
             await self._cut(link.peer)
         finally:
             await stream.close()
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            # A group that fails while it is cancelled raises the failure only (CPython < 3.13).
+            raise asyncio.CancelledError
 
     async def _watch(self, stream: Stream) -> None:
         """Notice the end of a stream that we only write to; idle is its normal state."""

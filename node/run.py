@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
@@ -227,6 +228,7 @@ class LiveNode:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGUSR1, _dump_tasks)
 
     def _signalled(self) -> None:
         if self._stopping.is_set():
@@ -272,3 +274,9 @@ class LiveNode:
             return reasons
         status = self._status()
         return {"state": status.state, "reason": status.reason, "rollouts": [], "slashed": False}
+
+
+def _dump_tasks() -> None:
+    """Write where every task stands: what to send with a report of a node that hangs."""
+    for task in asyncio.all_tasks():
+        task.print_stack(limit=4, file=sys.stderr)

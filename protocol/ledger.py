@@ -239,7 +239,7 @@ class Ledger:
         return True
 
     def _parent_awaited(self, message: CheckpointManifest) -> bool:
-        """Tell whether the parent may still come: it is newer than ours, or would supersede ours."""
+        """Tell whether the parent may still come: we have none yet, or it would supersede ours."""
         if message.version > len(self.checkpoints):
             return True
         parent = self.checkpoint(message.version - 1)

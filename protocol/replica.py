@@ -15,7 +15,7 @@ from typing import Any
 from protocol.committee import Committee, Tally, check_certificate, draw
 from protocol.crypto import Verifier
 from protocol.electorate import Electorate, ViewElectorate
-from protocol.ledger import Entry, Ledger
+from protocol.ledger import Ledger
 from protocol.manifest import RunManifest
 from protocol.membership import Roster
 from protocol.messages import (
@@ -191,8 +191,8 @@ class Replica:
         """Return what a restart needs, in an order in which it can be taken back."""
         commits = list(self.ledger.entries.values())
         return [
-            *(entry.manifest.envelope for entry in self.ledger.checkpoints),
             *(entry.commit.envelope for entry in commits),
+            *(entry.manifest.envelope for entry in self.ledger.checkpoints),
             *(
                 verdict.envelope
                 for tally in self._tallies.values()

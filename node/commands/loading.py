@@ -8,6 +8,7 @@ docstring, read from its source, so a slow or broken command harms nobody who do
 import ast
 import importlib.util
 from difflib import get_close_matches
+from importlib.machinery import PathFinder
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -67,14 +68,22 @@ def load(entry: EntryPoint) -> Any:
 
 
 def summary(entry: EntryPoint) -> str:
-    """Return the first line of the docstring of a command's module, without running the module."""
+    """Return the first line of the docstring of a command's module, without running any code."""
     try:
-        spec = importlib.util.find_spec(entry.module)
-        loader: Any = spec.loader if spec is not None else None
-        docstring = ast.get_docstring(ast.parse(loader.get_source(entry.module))) or ""
+        docstring = ast.get_docstring(ast.parse(_source(entry.module))) or ""
     except Exception:  # noqa: BLE001 - other people's code; the rest must go on
         return "(cannot be loaded)"
     return docstring.partition("\n")[0]
+
+
+def _source(module: str) -> str:
+    """Return a module's source; unlike ``find_spec`` alone this imports no parent package."""
+    name, *parts = module.split(".")
+    spec: Any = importlib.util.find_spec(name)
+    for part in parts:
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations)
+    return str(spec.loader.get_source(name))
 
 
 def _entries() -> dict[str, EntryPoint]:

@@ -1,5 +1,6 @@
 """What built-in tasks share: the registry, a character tokenizer, and seeded digits."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
@@ -45,7 +46,7 @@ def supervised(task: Environment) -> SupervisedEnvironment:
     return cast("SupervisedEnvironment", task)
 
 
-class CharacterTask:
+class CharacterTask(ABC):
     """A task over single characters: token ``i + 2`` is ``characters[i]``.
 
     Subclasses say the text of a problem and of its one right answer.
@@ -64,13 +65,13 @@ class CharacterTask:
         """Return the tokens of ``text``; raises ``ValueError`` for a character we do not have."""
         return tuple(self.characters.index(character) + 2 for character in text)
 
+    @abstractmethod
     def question(self, seed: int) -> str:
         """Return the prompt of problem ``seed``."""
-        raise NotImplementedError
 
+    @abstractmethod
     def answer(self, seed: int) -> str:
         """Return the one right answer of problem ``seed``."""
-        raise NotImplementedError
 
     def prompt(self, seed: int) -> tuple[int, ...]:
         """Return the prompt tokens of problem ``seed`` (64 bits)."""

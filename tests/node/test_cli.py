@@ -49,7 +49,6 @@ def started(monkeypatch):
         return 0
 
     monkeypatch.setitem(sys.modules, "node.run", SimpleNamespace(run_node=run_node))
-    monkeypatch.setattr("node.logs.configure_logging", lambda *_: None)
     return configs
 
 
@@ -118,7 +117,6 @@ def test_the_main_form_runs_a_node(started, home, capsys):
 
 def test_the_exit_code_is_the_node_s(monkeypatch):
     monkeypatch.setitem(sys.modules, "node.run", SimpleNamespace(run_node=lambda _: ExitCode.RETRY))
-    monkeypatch.setattr("node.logs.configure_logging", lambda *_: None)
     assert cli.main(JOIN) == 75
 
 
@@ -137,8 +135,10 @@ def test_a_new_swarm_begins_with_a_run(started, run_file, data, capsys):
 def test_a_way_in_is_needed_until_peers_are_known(started, data, capsys):
     assert failure(capsys, "--role", "relay") == (
         2,
-        "no peer to join through: give one with --initial-peers ADDR, "
-        "or begin a swarm with --new-swarm --run RUN.toml",
+        (
+            "no peer to join through: give one with --initial-peers ADDR, "
+            "or begin a swarm with --new-swarm --run RUN.toml"
+        ),
     )
     store_cached_peers(data, [PEER])
     assert cli.main(["--role", "relay"]) == 0
@@ -150,7 +150,6 @@ def test_an_error_of_the_node_is_one_line(monkeypatch, capsys):
         raise NodeError("the peers offer\nnothing", ExitCode.RETRY)
 
     monkeypatch.setitem(sys.modules, "node.run", SimpleNamespace(run_node=run_node))
-    monkeypatch.setattr("node.logs.configure_logging", lambda *_: None)
     assert failure(capsys, *JOIN) == (75, "the peers offer nothing")
 
 
@@ -197,8 +196,10 @@ def process(*arguments):
 def test_unknown_role_exits_2():
     assert process("--role", "miner") == (
         2,
-        "prime-node: error: --role: unknown role 'miner'; "
-        "the roles are inference, validator, trainer, relay\n",
+        (
+            "prime-node: error: --role: unknown role 'miner'; "
+            "the roles are inference, validator, trainer, relay\n"
+        ),
     )
 
 
@@ -207,8 +208,10 @@ def test_key_open_to_others_exits_77(data):
     data.identity.chmod(0o640)
     assert process(*JOIN) == (
         77,
-        f"prime-node: error: identity key {data.identity} is open to other users (mode 0640); "
-        f"run: chmod 600 {data.identity}\n",
+        (
+            f"prime-node: error: identity key {data.identity} is open to other users (mode 0640); "
+            f"run: chmod 600 {data.identity}\n"
+        ),
     )
 
 
@@ -216,8 +219,10 @@ def test_locked_data_dir_exits_73(data):
     with locked(data):
         assert process(*JOIN) == (
             73,
-            f"prime-node: error: data dir {data.root} is in use by process {os.getpid()}; "
-            "stop it or choose another --data-dir\n",
+            (
+                f"prime-node: error: data dir {data.root} is in use by process {os.getpid()}; "
+                "stop it or choose another --data-dir\n"
+            ),
         )
 
 
@@ -241,8 +246,10 @@ def test_misspelt_manifest_key_exits_78(run_file):
 def test_no_daemon_exits_69(data):
     assert process("status") == (
         69,
-        f"prime-node: error: no daemon is running in {data.root}; "
-        "start one with prime-node --role ROLE, or say where it is with --data-dir\n",
+        (
+            f"prime-node: error: no daemon is running in {data.root}; "
+            "start one with prime-node --role ROLE, or say where it is with --data-dir\n"
+        ),
     )
 
 
@@ -340,8 +347,10 @@ def test_a_command_of_others_is_called(plugins, capsys):
 def test_a_broken_command_harms_nobody_else(plugins, capsys):
     assert failure(capsys, "broken") == (
         1,
-        "the command broken (broken_plugin:app) cannot be loaded: "
-        "ModuleNotFoundError: No module named 'does_not_exist'",
+        (
+            "the command broken (broken_plugin:app) cannot be loaded: "
+            "ModuleNotFoundError: No module named 'does_not_exist'"
+        ),
     )
     assert failure(capsys, "gone")[0] == 1
     assert output(capsys, "version")

@@ -177,6 +177,11 @@ def test_the_peer_cache_is_bounded_and_keeps_the_first(datadir):
     assert load_cached_peers(datadir) == tuple(addresses[:CACHED_PEERS_MAX])
 
 
+def test_addresses_of_liars_stay_out_of_the_cache(datadir):
+    store_cached_peers(datadir, ["", "javascript:x", f"1.2.3.4{address(1)}", address(2)])
+    assert load_cached_peers(datadir) == (address(2),)
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", '["/ip4/1.2.3.4/tcp/1"]', "3", '{"a": 1}'])
 def test_a_damaged_peer_cache_is_ignored(datadir, text):
     datadir.peers.write_text(text)

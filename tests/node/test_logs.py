@@ -62,10 +62,7 @@ def test_level():
 def test_an_exception_is_in_its_line():
     stream = io.StringIO()
     configure_logging("json", "info", stream)
-    try:
-        raise ValueError("bad\nnews")
-    except ValueError:
-        structlog.get_logger().exception("failed")
+    structlog.get_logger().error("failed", exc_info=ValueError("bad\nnews"))
     (line,) = stream.getvalue().splitlines()
     assert json.loads(line)["exception"][0]["exc_value"] == "bad\nnews"
 

@@ -54,11 +54,11 @@ class _Cache:
     padded: bool
     filled: int = 0
 
-    def keep(self, rows: Tensor) -> None:
-        """Forget all rows but these."""
-        self.keys = self.keys[:, rows]
-        self.values = self.values[:, rows]
-        self.padding = self.padding[rows]
+    def keep(self, alive: Tensor) -> None:
+        """Forget all rows but those ``alive[rows]``."""
+        self.keys = self.keys[:, alive]
+        self.values = self.values[:, alive]
+        self.padding = self.padding[alive]
 
 
 class Decoder:
@@ -110,14 +110,12 @@ class Decoder:
             tokens = _choose(scaled, noise(rows.tolist(), position))
             output.put(rows, position, tokens, scaled, states)
             alive = (tokens != self.config.eos_token_id) & (position + 1 < limits[rows])
+            if not alive.any():
+                break
             if not alive.all():
-                kept = alive.nonzero()[:, 0]
-                if not len(kept):
-                    break
-                rows, tokens = rows[kept], tokens[kept]
-                cache.keep(kept)
-            if position + 1 < longest:
-                states = self._forward(tokens[:, None], cache)[:, -1]
+                rows, tokens = rows[alive], tokens[alive]
+                cache.keep(alive)
+            states = self._forward(tokens[:, None], cache)[:, -1]
         return output.rows()
 
     def _prefill(self, prompts: Sequence[Sequence[int]], tokens_max: int) -> tuple[_Cache, Tensor]:
@@ -142,8 +140,9 @@ class Decoder:
 
     def _forward(self, tokens: Tensor, cache: _Cache) -> Tensor:
         """Append ``tokens[rows, n]`` to the cache; return their states ``[rows, n, hidden]``."""
-        columns = torch.arange(cache.filled, cache.filled + tokens.shape[1], device=self.device)
-        cache.filled += tokens.shape[1]
+        new = slice(cache.filled, cache.filled + tokens.shape[1])
+        columns = torch.arange(new.start, new.stop, device=self.device)
+        cache.filled = new.stop
         states = self._embedding[tokens]
         positions = columns[None]
         mask = None
@@ -153,8 +152,8 @@ class Decoder:
         rotation = self._rotary(states, positions)
         for index, layer in enumerate(self._layers):
             queries, keys, values = self._project(layer, self._normed(states, layer.input_norm))
-            cache.keys[index, :, :, columns] = _rotated(keys, *rotation)
-            cache.values[index, :, :, columns] = values
+            cache.keys[index, :, :, new] = _rotated(keys, *rotation)
+            cache.values[index, :, :, new] = values
             mixed = self._attend(_rotated(queries, *rotation), index, cache, mask)
             states = states + linear(mixed, layer.output)
             normed = self._normed(states, layer.post_norm)

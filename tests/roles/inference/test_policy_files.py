@@ -1,7 +1,7 @@
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import Qwen2ForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
 
 from protocol.types import Digest
 from roles.inference.engines.policy import (
@@ -99,6 +99,11 @@ def test_a_hugging_face_directory_becomes_a_policy(tiny_config, tmp_path):
 
 
 def test_a_directory_of_another_architecture_is_refused(tmp_path):
+    sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
+    llama = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1, num_key_value_heads=1))
+    llama.save_pretrained(tmp_path / "llama")
+    with pytest.raises(ValueError, match="Llama"):
+        import_pretrained(tmp_path / "llama", tmp_path / "p", "fp32")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ValueError, match="gpt2"):
         model_config_of(tmp_path)

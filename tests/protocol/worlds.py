@@ -1,0 +1,196 @@
+"""A small run with all its keys, and builders for every signed message that can be about it."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protocol.codec import encode
+from protocol.crypto import Identity, digest, verify
+from protocol.manifest import Genesis, RunManifest, load_recipe
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Certificate,
+    CheckpointManifest,
+    Hardware,
+    NodeRecord,
+    RolloutCommit,
+    Signed,
+    Verdict,
+    seal,
+)
+from protocol.replica import Replica
+
+GENESIS_AT = 1_700_000_000
+RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
+
+SMALL = {
+    "sampling": {"group_size": 2, "prompts_per_rollout": 2, "tokens_max": 8},
+    "grpo": {"rollouts_per_step": 2, "rollouts_ahead": 3, "async_level": 2, "steps": 50},
+    "committee": {
+        "size": 3,
+        "escalated_size": 4,
+        "roster_min": 3,
+        "escalate_after_epochs": 4,
+        "expire_after_epochs": 10,
+    },
+    "epochs": {"seconds": 10.0, "record_epochs": 5, "refresh_epochs": 1},
+    "shardcast": {"versions_kept": 4},
+}
+"""What differs from the testnet: sizes at which every rule of a committee can be told apart."""
+
+
+def identity(name: str) -> Identity:
+    return Identity(digest(name.encode()))
+
+
+def run_manifest(trainers=1, validators=6, **sections) -> RunManifest:
+    """Return a valid manifest; ``sections`` replaces single keys, such as ``grpo={...}``."""
+    values = load_recipe(RECIPE.read_text()).model_dump()
+    for name in {**SMALL, **sections}:
+        values[name] |= SMALL.get(name, {}) | sections.get(name, {})
+    genesis = Genesis(
+        creator=identity("creator").peer_id,
+        created_at=GENESIS_AT,
+        policy=digest(b"policy 0").hex(),
+        trainers=tuple(identity(f"trainer {n}").peer_id for n in range(trainers)),
+        validators=tuple(identity(f"validator {n}").peer_id for n in range(validators)),
+    )
+    return RunManifest(**values, genesis=genesis)
+
+
+@dataclass
+class World:
+    """One run and everybody in it."""
+
+    manifest: RunManifest
+    trainers: list[Identity] = field(init=False)
+    validators: list[Identity] = field(init=False)
+    workers: list[Identity] = field(init=False)
+
+    def __post_init__(self):
+        genesis = self.manifest.genesis
+        self.trainers = [identity(f"trainer {n}") for n in range(len(genesis.trainers))]
+        self.validators = [identity(f"validator {n}") for n in range(len(genesis.validators))]
+        self.workers = [identity(f"worker {n}") for n in range(3)]
+        self.run_id = self.manifest.run_id
+        self.by_peer = {
+            one.peer_id: one for one in (*self.trainers, *self.validators, *self.workers)
+        }
+
+    def at(self, epoch) -> float:
+        """Return a time within ``epoch``."""
+        return self.manifest.epoch_start(epoch) + 1
+
+    def replica(self, *, roster_at: int | None = 0) -> Replica:
+        """Return a replica that knows version 0 and, at an epoch, all validators."""
+        replica = Replica(self.manifest, verify)
+        if roster_at is not None:
+            self.refresh(replica, roster_at)
+        replica.receive(self.genesis().envelope, self.at(0))
+        return replica
+
+    def refresh(self, replica, epoch) -> None:
+        for one in self.validators:
+            replica.receive(self.record(one, ("validator",), epoch).envelope, self.at(epoch))
+
+    def sealed(self, message, signer) -> Signed:
+        return seal(message, self.run_id, signer)
+
+    def record(self, signer, roles, epoch=0, **changes) -> Signed[NodeRecord]:
+        fields = {
+            "sequence": round(self.at(epoch) * 1000),
+            "joined_at": GENESIS_AT * 1000,
+            "roles": tuple(roles),
+            "addresses": ("/ip4/192.0.2.1/tcp/4001",),
+            "hardware": Hardware(gpu="none", cores=2),
+            "reachable": True,
+            "software": "prime-node 0.1.0",
+            "protocol_version": PROTOCOL_VERSION,
+            "policy_version": 0,
+        }
+        return self.sealed(NodeRecord(**fields | changes), signer)
+
+    def commit(self, signer, slot=0, previous=b"", **changes) -> Signed[RolloutCommit]:
+        fields = {
+            "epoch": 0,
+            "version": 0,
+            "policy": self.manifest.genesis_policy,
+            "slot": slot,
+            "previous": previous,
+            "body": digest(b"body"),
+            "body_bytes": 100,
+            "sequences": 4,
+            "tokens": 10,
+        }
+        return self.sealed(RolloutCommit(**fields | changes), signer)
+
+    def chain(self, signer, count, **changes) -> list[Signed[RolloutCommit]]:
+        """Return ``count`` commits of one worker for consecutive slots."""
+        commits = []
+        for slot in range(count):
+            previous = commits[-1].digest if commits else b""
+            commits.append(self.commit(signer, slot, previous, **changes))
+        return commits
+
+    def verdict(self, signer, commit, accept=True, **changes) -> Signed[Verdict]:
+        reason = "accepted" if accept else "reward"
+        fields = {"commit": commit.digest, "accept": accept, "reason": reason}
+        return self.sealed(Verdict(**fields | changes), signer)
+
+    def certificate(self, commit, accepted=True, escalated=False, **changes) -> Signed[Certificate]:
+        """Return a certificate of exactly the committee that should sign it."""
+        committee = self.replica().committee(commit)
+        voters = committee.escalated[: committee.quorum] if escalated else committee.first
+        verdicts = [self.verdict(self.by_peer[peer], commit, accepted) for peer in voters]
+        fields = {
+            "commit": commit.digest,
+            "escalated": escalated,
+            "accepted": accepted,
+            "verdicts": tuple(verdict.envelope for verdict in verdicts),
+        }
+        return self.sealed(Certificate(**fields | changes), self.by_peer[voters[0]])
+
+    def genesis(self, **changes) -> Signed[CheckpointManifest]:
+        return self.checkpoint(None, policy=self.manifest.genesis_policy, **changes)
+
+    def checkpoint(self, parent, trainer=0, **changes) -> Signed[CheckpointManifest]:
+        """Return the version after ``parent``."""
+        version = 0 if parent is None else parent.message.version + 1
+        fields = {
+            "version": version,
+            "term": 0 if parent is None else parent.message.term,
+            "parent": b"" if parent is None else parent.digest,
+            "policy": digest(f"policy {version}".encode()),
+            "index": digest(b"index"),
+            "index_bytes": 10,
+            "total_bytes": 100,
+            "created_at": GENESIS_AT * 1000,
+        }
+        return self.sealed(CheckpointManifest(**fields | changes), self.trainers[trainer])
+
+
+def forged(signed, **fields) -> bytes:
+    """Return an envelope with other outer fields and the signature that it had."""
+    import msgpack
+
+    return encode(msgpack.unpackb(signed.envelope) | fields)
+
+
+def fingerprint(replica) -> tuple:
+    """Return all that a replica has concluded, as a value to compare."""
+    ledger = replica.ledger
+    return (
+        tuple(record.envelope for record in replica.roster.records()),
+        tuple(
+            (key, entry.state, entry.reason, entry.trained_in, entry.certificate)
+            for key, entry in sorted(ledger.entries.items())
+        ),
+        tuple(
+            (entry.manifest.digest, tuple(sorted(entry.uncertified)))
+            for entry in ledger.checkpoints
+        ),
+        repr(ledger.totals),
+        tuple(sorted((peer, repr(counts)) for peer, counts in ledger.workers.items())),
+        tuple(
+            (key, tuple(sorted(tally.verdicts))) for key, tally in sorted(replica._tallies.items())
+        ),
+    )
