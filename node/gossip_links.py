@@ -233,22 +233,29 @@ class Links:
                 await link.retry.wait()
 
     async def _use(self, link: _Link, stream: Stream) -> None:
-        """Write the queue to ``stream`` until it breaks or stalls."""
+        """Write the queue to ``stream`` until it breaks or stalls.
+
+        Two tasks and no task group: a group that fails while its parent is cancelled raises the
+        failure only (CPython before 3.13), and a link that is unlinked then would live on.
+        """
+        loop = asyncio.get_running_loop()
+        tasks = [
+            loop.create_task(self._watch(stream)),
+            loop.create_task(self._write(link, stream)),
+        ]
         try:
-            async with asyncio.TaskGroup() as group:
-                group.create_task(self._watch(stream))
-                group.create_task(self._write(link, stream))
-        except* TransportError:
-            pass
-        except* TimeoutError:
-            self.counters.peers_cut += 1
-            await self._cut(link.peer)
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
             await stream.close()
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            # A group that fails while it is cancelled raises the failure only (CPython < 3.13).
-            raise asyncio.CancelledError
+        for end in ends:
+            if isinstance(end, TimeoutError):
+                self.counters.peers_cut += 1
+                await self._cut(link.peer)
+            elif isinstance(end, Exception) and not isinstance(end, TransportError):
+                raise end
 
     async def _watch(self, stream: Stream) -> None:
         """Notice the end of a stream that we only write to; idle is its normal state."""

@@ -15,7 +15,7 @@ from node.addresses import load_cached_peers, store_cached_peers
 from node.config import NodeConfig
 from node.datadir import DataDir, load_or_create_identity, locked, open_data_dir
 from node.exit_codes import ExitCode, NodeError
-from node.logs import configure_logging
+from node.logs import adopt_hivemind_logs, configure_logging
 from node.pinned import local_run, pin_run
 from node.status import NodeStatus, RolloutCounts, TrafficStatus
 from protocol.crypto import Identity, verify
@@ -75,6 +75,7 @@ class LiveNode:
         from node.live.clock import SystemClock  # noqa: PLC0415
         from node.live.hivemind_p2p import HivemindTransport  # noqa: PLC0415
 
+        adopt_hivemind_logs()
         self._watch_signals()
         clock = SystemClock()
         self._started_at = clock.now()

@@ -20,8 +20,6 @@ from protocol.types import Digest
 
 ACCEPTED = "accepted"
 _MILLIONTHS_MAX = 2**53
-END_TOKEN = 1
-"""The token that ends a sequence, in every vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +71,15 @@ def check_claims(
     commit: RolloutCommit,
     sequences: Sequence[RolloutSequence],
     rewards: Sequence[int],
-    vocabulary_size: int,
 ) -> Finding | None:
     """Check what needs no model; ``rewards`` are our own, in millionths."""
     if sum(len(item.tokens) for item in sequences) != commit.tokens:
         return Finding("format", "token count differs from the commit")
+    end_token = manifest.model.end_token
     for index, item in enumerate(sequences):
-        if any(not 0 <= token < vocabulary_size for token in item.tokens):
+        if any(not 0 <= token < manifest.model.vocabulary_size for token in item.tokens):
             return Finding("format", f"sequence {index}: a token is not in the vocabulary")
-        if END_TOKEN in item.tokens[:-1]:
+        if end_token in item.tokens[:-1]:
             return Finding("format", f"sequence {index}: tokens after the end token")
     for index, (item, own) in enumerate(zip(sequences, rewards, strict=True)):
         if item.reward != own:
@@ -89,18 +87,18 @@ def check_claims(
             return Finding("reward", detail)
     limit = manifest.sampling.tokens_max
     for index, item in enumerate(sequences):
-        if item.tokens[-1] != END_TOKEN and len(item.tokens) < limit:
+        if item.tokens[-1] != end_token and len(item.tokens) < limit:
             return Finding("termination", f"sequence {index} stops without an end token")
     return None
 
 
 def decide(
-    rules: ToplocSection,
-    tokens_max: int,
+    manifest: RunManifest,
     sequences: Sequence[RolloutSequence],
     measurements: Sequence[Measurement],
 ) -> Finding:
     """Decide about the measured ``sequences`` (those audited, in the same order)."""
+    rules = manifest.toploc
     for index, measurement in enumerate(measurements):
         if measurement.proof_fault is not None:
             return Finding("proof-malformed", f"sequence {index}: {measurement.proof_fault}"[:200])
@@ -108,7 +106,8 @@ def decide(
     ends = [
         measurement.end_probability
         for item, measurement in zip(sequences, measurements, strict=True)
-        if item.tokens[-1] == END_TOKEN and len(item.tokens) < tokens_max
+        if item.tokens[-1] == manifest.model.end_token
+        and len(item.tokens) < manifest.sampling.tokens_max
     ]
     logprob_error = _worst([item.logprob_error_max for item in measurements], max)
     sampling_gap = _worst([item.sampling_gap_max for item in measurements], max)

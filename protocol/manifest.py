@@ -47,8 +47,25 @@ class ModelSection(_Section):
 
     name: str = Field(max_length=128)
     architecture: Literal["qwen2"]
-    config: dict[str, Annotated[int, Field(ge=-(2**53), le=2**53)] | float | str | bool]
+    config: dict[str, int | float | str | bool]
     dtype: Literal["fp32", "bf16"]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key in ("vocab_size", "eos_token_id"):
+            if type(self.config.get(key)) is not int:
+                raise ValueError(f"config.{key} must be an integer")
+        return self
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens there are; ids are below it."""
+        return int(self.config["vocab_size"])
+
+    @property
+    def end_token(self) -> int:
+        """The token that ends a sequence."""
+        return int(self.config["eos_token_id"])
 
 
 class EnvironmentSection(_Section):
@@ -337,7 +354,9 @@ def _tuples(value: Any) -> Any:
 
 
 def _first_error(error: ValidationError) -> str:
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    # A misspelt required key is missing and unknown: what was written says more to its author.
+    first = next((item for item in errors if item["type"] == "extra_forbidden"), errors[0])
     key = ".".join(str(part) for part in first["loc"]) or "manifest"
     if first["type"] == "extra_forbidden":
         return f"unknown key {key!r}"

@@ -76,8 +76,7 @@ def peers_view(status: NodeStatus) -> RenderableType:
             Text(plain(member.software, 24)),
             Text(member.standing, style=GOOD if member.standing == "good" else BAD),
         )
-    count = len(status.members)
-    line = f"{count} member{'s' * (count != 1)}, {status.peers_connected} connected to this node"
+    line = f"{_members(status)}, {status.peers_connected} connected to this node"
     return Group(Text(line), Text(""), table) if status.members else Text(line)
 
 
@@ -113,8 +112,13 @@ def _state_line(state: State, reason: str) -> Text:
 def _swarm(status: NodeStatus) -> str:
     counts = Counter(role for member in status.members for role in member.roles)
     roles = ", ".join(f"{counts[role]} {role}" for role in Role if counts[role])
-    members = f"{len(status.members)} members" + (f" ({roles})" if roles else "")
+    members = _members(status) + (f" ({roles})" if roles else "")
     return f"{members}, {status.peers_connected} connected"
+
+
+def _members(status: NodeStatus) -> str:
+    count = len(status.members)
+    return f"{count} member{'s' * (count != 1)}"
 
 
 def _policy(status: NodeStatus) -> str:

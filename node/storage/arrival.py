@@ -75,6 +75,7 @@ class Arrival:
         self._ended = ended
         self._abandoned = False
         self._changed = asyncio.Event()
+        self._finishing: asyncio.Task[None] | None = None
 
     def missing(self) -> list[int]:
         """Return the indices of the chunks that are not here yet, ascending."""
@@ -122,17 +123,26 @@ class Arrival:
             fits = await files.in_thread(self._write_if_fits, index, data)
         except FileNotFoundError as error:
             raise LookupError("the arrival was abandoned") from error
-        if not fits or self._here[index]:
-            return fits
-        self._here[index] = 1
-        self._wake()
-        if all(self._here):
-            try:
-                await self.finish()
-            except BaseException:
-                self._here[index] = 0  # the disk filled up at the end: this chunk comes again
-                raise
+        if not fits:
+            return False
+        if not self._here[index]:
+            self._here[index] = 1
+            self._wake()
+            if all(self._here):
+                self._finishing = asyncio.create_task(self._finish_with(index))
+        if self._finishing is not None:
+            # A second copy of the last chunk waits too: its sender was right, and whoever hears
+            # that every chunk is here may read the whole.
+            await asyncio.shield(self._finishing)
         return True
+
+    async def _finish_with(self, last: int) -> None:
+        try:
+            await self.finish()
+        except BaseException:
+            self._here[last] = 0  # the disk filled up at the end: this chunk comes again
+            self._finishing = None
+            raise
 
     def _write_if_fits(self, index: int, data: bytes) -> bool:
         if not self.plan.fits(index, data):

@@ -16,6 +16,7 @@ def draw_reward(
 
     mpl.use("Agg")
     from matplotlib import pyplot as plt  # noqa: PLC0415 - after the backend is chosen
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415 - as above
 
     figure, axes = plt.subplots(figsize=(8, 4.2), dpi=150)
     versions = [version for version, _ in rewards]
@@ -28,6 +29,7 @@ def draw_reward(
         )
     axes.set_ylim(0, 1.03)
     axes.set_xlim(left=0)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("policy version")
     axes.set_ylabel("reward of certified rollouts")
     axes.set_title(title, loc="left", fontsize=11)

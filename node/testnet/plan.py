@@ -7,8 +7,8 @@ from pathlib import Path
 from protocol.types import PeerId, Role
 
 STEPS_DEFAULT = 100
-"""Policy versions after which a testnet ends: one-digit addition is right five times in six by then,
-three minutes after the start (measured on two cores)."""
+"""Versions after which a testnet ends: one-digit addition is then right five times in six, three
+minutes after the start (sampled at temperature 1; measured on two cores)."""
 
 MINUTES_DEFAULT = 5.0
 

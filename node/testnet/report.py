@@ -13,7 +13,7 @@ from protocol.types import Role
 REWARD_WINDOW_STEPS = 5
 """The first and the last reward of a report are means over this many steps."""
 
-_MEBIBYTE = 1 << 20
+_MEGABYTE = 1_000_000
 
 
 def build_report(
@@ -75,13 +75,13 @@ def _cheaters(record: SwarmRecord) -> list[dict[str, Any]]:
 
 
 def _peak_memory(record: SwarmRecord) -> dict[str, int]:
-    """Return the peak of the largest process of each kind, in MiB rounded up."""
+    """Return the peak of the largest process of each kind, in megabytes rounded up."""
     peaks = {str(role): 0 for role in Role} | {"p2pd": 0} | record.other_peak_rss_bytes
     for node in record.nodes.values():
         role = str(node.plan.role)
         peaks[role] = max(peaks[role], node.peak_rss_bytes)
         peaks["p2pd"] = max(peaks["p2pd"], node.p2pd_peak_rss_bytes)
-    return {what: math.ceil(peak / _MEBIBYTE) for what, peak in peaks.items() if peak}
+    return {what: math.ceil(peak / _MEGABYTE) for what, peak in peaks.items() if peak}
 
 
 def _mean(values: list[float]) -> float | None:

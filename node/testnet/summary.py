@@ -23,9 +23,15 @@ def draw_summary(
     table.add_column()
     for label, value in _rows(report, record):
         table.add_row(label, value)
-    head = Text("the swarm failed: " + failure, BAD) if failure else Text("the swarm learned", GOOD)
-    files = Text(f"{layout.report}\n{layout.reward_picture}", style=DIM)
-    return Group(Text(), head, Text(), table, Text(), files)
+    made = [path for path in (layout.report, layout.reward_picture) if path.exists()]
+    files = Text("\n".join(map(str, made)), style=DIM)
+    return Group(Text(), _headline(report, failure), Text(), table, Text(), files)
+
+
+def _headline(report: dict[str, Any], failure: str) -> Text:
+    if failure:
+        return Text(f"the swarm failed: {failure}", BAD)
+    return Text(f"the swarm trained {report['steps']} versions", GOOD)
 
 
 def _rows(report: dict[str, Any], record: SwarmRecord) -> list[tuple[str, str | Text]]:
@@ -38,7 +44,7 @@ def _rows(report: dict[str, Any], record: SwarmRecord) -> list[tuple[str, str | 
     )
     rows: list[tuple[str, str | Text]] = [
         ("run", report["run_id"][:16] or "-"),
-        ("time", f"{report['wall_s']:.0f} s, {report['steps']} versions"),
+        ("time", f"{report['wall_s']:.0f} s"),
         ("reward", f"{reward}, greedy {_number(report['greedy_eval_last'])}"),
         ("rollouts", outcomes),
         ("first certificate", f"{_number(report['seconds_to_first_certificate'], 0)} s"),

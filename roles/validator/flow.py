@@ -167,8 +167,7 @@ class ValidatorFlow:
             reward(manifest, self._environment, assignment, item.tokens)
             for assignment, item in zip(assignments, sequences, strict=True)
         ]
-        vocabulary_size = int(manifest.model.config["vocab_size"])
-        finding = check_claims(manifest, commit.message, sequences, rewards, vocabulary_size)
+        finding = check_claims(manifest, commit.message, sequences, rewards)
         if finding is not None:
             return finding
         return await self._measure(commit, sequences, assignments)
@@ -195,12 +194,7 @@ class ValidatorFlow:
         measurements = await self._engine.measure(
             Version(commit.message.version), requests, manifest.sampling.temperature
         )
-        return decide(
-            manifest.toploc,
-            manifest.sampling.tokens_max,
-            [sequences[index] for index in chosen],
-            measurements,
-        )
+        return decide(manifest, [sequences[index] for index in chosen], measurements)
 
     # Verdicts and certificates
 

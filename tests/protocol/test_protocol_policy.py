@@ -10,7 +10,7 @@ BIAS = ("lm_head.bias", "F32", (3,), digest(b"b"))
 
 
 @given(
-    st.permutations([WEIGHT, BIAS, ("x", "BF16", (), digest(b"c")), WEIGHT[:3] + (digest(b"d"),)])
+    st.permutations([WEIGHT, BIAS, ("x", "BF16", (), digest(b"c")), (*WEIGHT[:3], digest(b"d"))])
 )
 def test_the_order_of_tensors_does_not_matter(tensors):
     assert policy_digest(tensors) == policy_digest(sorted(tensors))

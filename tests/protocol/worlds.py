@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgpack
+
 from protocol.codec import encode
 from protocol.crypto import Identity, digest, verify
 from protocol.manifest import Genesis, RunManifest, load_recipe
@@ -131,16 +133,18 @@ class World:
             commits.append(self.commit(signer, slot, previous, **changes))
         return commits
 
-    def verdict(self, signer, commit, accept=True, **changes) -> Signed[Verdict]:
+    def verdict(self, signer, commit, *, accept=True, **changes) -> Signed[Verdict]:
         reason = "accepted" if accept else "reward"
         fields = {"commit": commit.digest, "accept": accept, "reason": reason}
         return self.sealed(Verdict(**fields | changes), signer)
 
-    def certificate(self, commit, accepted=True, escalated=False, **changes) -> Signed[Certificate]:
+    def certificate(
+        self, commit, *, accepted=True, escalated=False, **changes
+    ) -> Signed[Certificate]:
         """Return a certificate of exactly the committee that should sign it."""
         committee = self.replica().committee(commit)
         voters = committee.escalated[: committee.quorum] if escalated else committee.first
-        verdicts = [self.verdict(self.by_peer[peer], commit, accepted) for peer in voters]
+        verdicts = [self.verdict(self.by_peer[peer], commit, accept=accepted) for peer in voters]
         fields = {
             "commit": commit.digest,
             "escalated": escalated,
@@ -170,8 +174,6 @@ class World:
 
 def forged(signed, **fields) -> bytes:
     """Return an envelope with other outer fields and the signature that it had."""
-    import msgpack
-
     return encode(msgpack.unpackb(signed.envelope) | fields)
 
 

@@ -18,7 +18,7 @@ from protocol.rng import Rng
 from protocol.types import PeerId
 
 STARTED_AT = 1_000_000.0
-MEBIBYTE = 1 << 20
+MEGABYTE = 1_000_000
 
 
 def peer_id(name: str) -> PeerId:
@@ -60,7 +60,7 @@ def status(plan: NodePlan, **changes) -> NodeStatus:
 
 
 def sample(given: NodeStatus | None, *, pid: int = 100, running: bool = True, peak: int = 300):
-    return Sample(pid, running, given, peak * MEBIBYTE, 40 * MEBIBYTE)
+    return Sample(pid, running, given, peak * MEGABYTE, 40 * MEGABYTE)
 
 
 def checkpoint(version: int, reward: float, uncertified: int = 0) -> CheckpointStatus:
@@ -99,5 +99,5 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) 
             reason="peer unreachable for 12 s" if index == 5 else "",
         )
         record.observe(plan.name, sample(given, peak=300 + index))
-    record.note_memory("testnet", 90 * MEBIBYTE)
+    record.note_memory("testnet", 90 * MEGABYTE)
     return record

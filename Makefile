@@ -1,0 +1,35 @@
+# Both targets set up what they need on a fresh machine with Python 3.11-3.13, git, make and pip.
+
+PYTHON ?= python3
+BIN := .venv/bin
+export OMP_NUM_THREADS := 1
+
+.PHONY: testnet test lint clean
+.DEFAULT_GOAL := testnet
+
+# Run a whole swarm on this machine and watch it learn.
+testnet: .venv/runtime
+	$(BIN)/prime-node testnet $(ARGS)
+
+# Everything that must hold before a change lands.
+test: .venv/dev lint
+	$(BIN)/pytest -q --durations=10 \
+		--cov=protocol --cov-branch --cov-report=term:skip-covered --cov-fail-under=95 $(ARGS)
+
+lint: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+.venv/runtime: pyproject.toml
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/dev: .venv/runtime
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
