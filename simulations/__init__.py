@@ -1,1 +1,1 @@
-"""."""
+"""Studies of the protocol: so far the dishonest workers that testnets and tests invite."""

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from protocol.types import PeerId, Role
 
-STEPS_DEFAULT = 100
+STEPS_DEFAULT = 60
 """Versions after which a testnet ends: one-digit addition is then right five times in six, three
 minutes after the start (sampled at temperature 1; measured on two cores)."""
 

@@ -20,6 +20,7 @@ COMMIT = WORLD.commit(WORLD.workers[0], tokens=3 + TOKENS_MAX)
 ENDED = RolloutSequence((5, 6, 1), (-1.0,) * 3, 100, ())
 FULL = RolloutSequence((5,) * TOKENS_MAX, (-1.0,) * TOKENS_MAX, 200, ())
 NAN, INFINITE = math.nan, math.inf
+ERRORS = st.floats(0, 1e300) | st.sampled_from([NAN, INFINITE])
 
 
 def measurement(**changes) -> Measurement:
@@ -35,7 +36,7 @@ def measurement(**changes) -> Measurement:
 
 def decided(*measurements, sequences=None):
     sequences = [ENDED] * len(measurements) if sequences is None else sequences
-    return decide(RULES, TOKENS_MAX, sequences, measurements)
+    return decide(MANIFEST, sequences, measurements)
 
 
 # Which sequences are measured
@@ -81,13 +82,13 @@ def test_every_sequence_is_audited_equally_often():
     ],
 )
 def test_claims(sequences, rewards, reason):
-    finding = check_claims(MANIFEST, COMMIT.message, sequences, rewards, 32)
+    finding = check_claims(MANIFEST, COMMIT.message, sequences, rewards)
     assert reason == (finding and finding.reason)
 
 
 def test_a_full_sequence_may_end_on_its_last_token():
     ended = RolloutSequence((*FULL.tokens[:-1], 1), FULL.logprobs, 200, ())
-    assert check_claims(MANIFEST, COMMIT.message, [ENDED, ended], [100, 200], 32) is None
+    assert check_claims(MANIFEST, COMMIT.message, [ENDED, ended], [100, 200]) is None
 
 
 # What one prefill shows
@@ -140,7 +141,7 @@ def test_one_bad_sequence_is_found_wherever_it_stands(changes, reason, place):
             sampling_gap_max=st.floats(),
             end_probability=st.floats(),
             chunks=st.lists(
-                st.builds(ChunkResult, st.integers(0, 128), st.floats(0), st.floats(0)),
+                st.builds(ChunkResult, st.integers(0, 128), ERRORS, ERRORS),
                 min_size=1,
                 max_size=3,
             ).map(tuple),

@@ -1,0 +1,57 @@
+"""What happened in a simulation, as a stream of events with one digest.
+
+Everything that a simulated port does is an event; checkers, numbers and plots are made from events
+alone and share no code with the daemon. The digest is BLAKE3 over the canonical lines: the same
+scenario and seed give the same digest on every machine, under any ``PYTHONHASHSEED``.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from blake3 import blake3
+
+Value = int | float | str | bytes | bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened: when (virtual unix seconds), to which node, what, and its facts."""
+
+    at: float
+    node: str
+    kind: str
+    facts: dict[str, Value]
+
+
+Listener = Callable[[Event], None]
+
+
+class Trace:
+    """Numbers events, feeds the digest, and passes each event to its listeners."""
+
+    def __init__(self) -> None:
+        self._hasher = blake3()
+        self._listeners: list[Listener] = []
+        self.events = 0
+
+    def listen(self, listener: Listener) -> None:
+        """Call ``listener`` with every event from now on, in order."""
+        self._listeners.append(listener)
+
+    def emit(self, at: float, node: str, kind: str, **facts: Value) -> None:
+        """Record an event."""
+        self.events += 1
+        line = f"{at:.6f} {node} {kind} " + " ".join(
+            f"{key}={value.hex() if isinstance(value, bytes) else value}"
+            for key, value in sorted(facts.items())
+        )
+        self._hasher.update(line.encode() + b"\n")
+        if self._listeners:
+            event = Event(at, node, kind, facts)
+            for listener in self._listeners:
+                listener(event)
+
+    @property
+    def digest(self) -> str:
+        """The digest of everything so far, hexadecimal."""
+        return self._hasher.hexdigest()
