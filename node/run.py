@@ -38,6 +38,7 @@ def run_node(config: NodeConfig, *, behaviour: Any = None) -> int:
     # cores, because they wait for each other's spinning threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     configure_logging(config.log_format, config.log_level)
+    log.info("starting", roles=[str(role) for role in config.roles], data_dir=str(config.data_dir))
     datadir = open_data_dir(config.data_dir)
     with locked(datadir):
         identity = load_or_create_identity(config.identity_path or datadir.identity)

@@ -299,9 +299,9 @@ def load_signed_manifest(text: str, verify: Verifier) -> SignedManifest:
     """Parse the TOML of a manifest with its ``signature`` key; raises ``ManifestError``."""
     values = _parsed(text)
     signature = values.pop("signature", None)
+    manifest = _validated(RunManifest, values)
     if not isinstance(signature, str):
         raise ManifestError("signature: missing; a run manifest is signed by its creator")
-    manifest = _validated(RunManifest, values)
     try:
         signed = SignedManifest(manifest, bytes.fromhex(signature))
     except ValueError:

@@ -76,12 +76,12 @@ class Layout:
     @property
     def recipe(self) -> Path:
         """What the run was asked to be."""
-        return self.directory / "run.toml"
+        return self.directory / "recipe.toml"
 
     @property
     def manifest(self) -> Path:
-        """The recipe with its genesis, also TOML."""
-        return self.directory / "run.manifest"
+        """The recipe with its genesis and signature: what ``--run`` takes."""
+        return self.directory / "run.toml"
 
     @property
     def genesis_policy(self) -> Path:

@@ -19,7 +19,7 @@ REQUEST_SECONDS = 10.0
 START_SECONDS = 30.0
 IDLE_SECONDS = 30
 READER_BYTES = 1 << 24
-"""The pipe's buffer: Go drops what a slow reader leaves in its queue of 32, which is not at test."""
+"""The pipe's buffer: Go drops what a slow reader leaves in its queue of 32."""
 
 
 class GoConnection:
@@ -77,7 +77,7 @@ class GoPubsub:
 
     @classmethod
     async def start(cls, directory: Path, name: str) -> "GoPubsub":
-        """Start ``p2pd -pubsub`` with a fresh key; raises ``TimeoutError`` if it does not answer."""
+        """Start ``p2pd -pubsub`` with a fresh key; raises ``TimeoutError``."""
         path = directory / f"{name}.sock"
         process = await asyncio.create_subprocess_exec(
             binary_path(),

@@ -87,9 +87,7 @@ class MemoryBlobs:
         partial = self.partial.setdefault(key, MemoryPartial(length, chunk_bytes, chunks))
         if key in self.complete:
             data = self.complete[key]
-            partial.data = [
-                data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes)
-            ]
+            partial.data = [data[at : at + chunk_bytes] for at in range(0, len(data), chunk_bytes)]
         return partial
 
     def _finish(self, key: Digest) -> None:

@@ -92,7 +92,8 @@ def test_a_run_id_is_insisted_on(datadir, file):
     ("old", "new", "words"),
     [
         ("[admission]", "[admission]\nworkerz = []", "unknown key 'admission.workerz'"),
-        ("signature = ", "signed = ", "signature: missing"),
+        ("signature = ", "signed = ", "unknown key 'signed'"),
+        ("signature = ", "# ", "signature: missing"),
         ("fanout = 2", "fanout = 3", "signature: not made by the creator 12D3KooW"),
         ("[model]", "[model", "not TOML"),
     ],

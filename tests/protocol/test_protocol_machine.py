@@ -5,6 +5,7 @@ none of the code that is under test.
 """
 
 from collections import Counter
+from functools import cache
 
 import base58
 import msgpack
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
     RuleBasedStateMachine,
+    initialize,
     invariant,
     multiple,
     precondition,
@@ -49,6 +51,7 @@ def opened(envelope: bytes) -> tuple[str, dict]:
     return fields["signer"], msgpack.unpackb(fields["payload"])
 
 
+@cache
 def is_proven(commit, certificate) -> bool:
     """Tell whether a certificate shows that enough of the right committee said the same."""
     _, shown = opened(certificate.envelope)
@@ -68,6 +71,9 @@ def is_proven(commit, certificate) -> bool:
     places = 5 if shown["escalated"] else 4
     enough = len(agreeing & set(ranked[:places])) >= 3
     return enough and (shown["accepted"] or shown["escalated"]) and len(agreeing) == len(votes)
+
+
+HEARD = st.sampled_from([True, True, False])
 
 
 class ReplicaMachine(RuleBasedStateMachine):
@@ -90,18 +96,32 @@ class ReplicaMachine(RuleBasedStateMachine):
     def now(self) -> float:
         return WORLD.at(self.epoch)
 
-    # What is said
+    # What is said, and heard at once or later or never
+
+    @initialize(target=commits)
+    def start(self):
+        first = [WORLD.commit(worker) for worker in WORLD.workers]
+        for signed in first:
+            self.chains[signed.signer, 0] = [signed]
+            self.hear(signed)
+        return multiple(*first)
+
+    def say(self, signed, heard):
+        if heard:
+            self.hear(signed)
+        return signed
 
     @rule(
         target=commits,
+        heard=HEARD,
         worker=st.integers(0, 2),
         version=st.sampled_from([0, 0, 0, 1, 2, 2**53]),
         late=st.integers(-3, 3),
         forks=st.sampled_from([False, False, False, True]),
         tokens=st.integers(1, 33),
     )
-    def commit(self, worker, version, late, forks, tokens):
-        chain = self.chains.setdefault((worker, version), [])
+    def commit(self, heard, worker, version, late, forks, tokens):
+        chain = self.chains.setdefault((WORLD.workers[worker].peer_id, version), [])
         slot = len(chain) - forks if chain else 0
         checkpoint = self.replica.ledger.checkpoint(version)
         signed = WORLD.commit(
@@ -114,18 +134,26 @@ class ReplicaMachine(RuleBasedStateMachine):
             tokens=tokens,
         )
         chain[slot:] = [signed]
-        return signed
+        return self.say(signed, heard)
 
     @rule(target=mail, commit=commits)
     def post(self, commit):
         return commit
 
-    @rule(target=mail, commit=commits, validator=st.integers(0, 5), accept=st.booleans())
-    def verdict(self, commit, validator, accept):
-        return WORLD.verdict(WORLD.validators[validator], commit, accept=accept)
+    @rule(
+        target=mail,
+        heard=HEARD,
+        commit=commits,
+        validator=st.integers(0, 5),
+        accept=st.booleans(),
+    )
+    def verdict(self, heard, commit, validator, accept):
+        signed = WORLD.verdict(WORLD.validators[validator], commit, accept=accept)
+        return self.say(signed, heard)
 
     @rule(
         target=mail,
+        heard=HEARD,
         commit=commits,
         about=commits,
         ranks=st.lists(st.integers(0, 5), min_size=1, max_size=6),
@@ -133,8 +161,8 @@ class ReplicaMachine(RuleBasedStateMachine):
         escalated=st.booleans(),
         liar=st.integers(-6, 5),
     )
-    def certificate(self, commit, about, ranks, accepted, escalated, liar):
-        committee = WORLD.replica().committee(commit)
+    def certificate(self, heard, commit, about, ranks, accepted, escalated, liar):
+        committee = WORLD.committee(commit)
         verdicts = [
             WORLD.verdict(
                 WORLD.by_peer[committee.ranking[rank]],
@@ -149,24 +177,26 @@ class ReplicaMachine(RuleBasedStateMachine):
             accepted=accepted,
             verdicts=tuple(verdict.envelope for verdict in verdicts),
         )
-        return WORLD.sealed(message, WORLD.validators[0])
+        return self.say(WORLD.sealed(message, WORLD.validators[0]), heard)
 
-    @rule(target=mail, commit=commits, accepted=st.booleans(), late=st.booleans())
-    def honest_outcome(self, commit, accepted, late):
+    @rule(target=mail, heard=HEARD, commit=commits, accepted=st.booleans(), late=st.booleans())
+    def outcome(self, heard, commit, accepted, late):
         certificate = WORLD.certificate(commit, accepted=accepted, escalated=not accepted or late)
-        return multiple(commit, certificate)
+        return self.say(certificate, heard)
 
     @rule(
         target=versions,
+        heard=HEARD,
         parent=st.none() | versions,
         trainer=st.integers(0, 1),
         term=st.integers(0, 2),
         batch=st.lists(commits, max_size=3),
     )
-    def version(self, parent, trainer, term, batch):
-        parent = parent or WORLD.genesis()
+    def version(self, heard, parent, trainer, term, batch):
+        parent = parent or self.replica.ledger.head
         learned = tuple(commit.digest for commit in batch)
-        return WORLD.checkpoint(parent, trainer, term=parent.message.term + term, batch=learned)
+        term += parent.message.term
+        return self.say(WORLD.checkpoint(parent, trainer, term=term, batch=learned), heard)
 
     @rule(target=mail, version=versions)
     def announce(self, version):
@@ -180,6 +210,9 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @rule(signed=mail)
     def deliver(self, signed):
+        self.hear(signed)
+
+    def hear(self, signed):
         ledger = self.replica.ledger
         barred = isinstance(signed.message, RolloutCommit) and ledger.slashed(signed.signer)
         before = fingerprint(self.replica)
@@ -263,9 +296,9 @@ class ReplicaMachine(RuleBasedStateMachine):
                 assert signed.message.parent == chain[number - 1].digest
                 assert signed.message.term >= chain[number - 1].message.term
             learned += signed.message.batch
-            known = self.published.setdefault((number, signed.message.term), signed.digest)
-            same_parent = self.replica.ledger.checkpoint(number) == signed
-            assert known == signed.digest or same_parent
+            # Of one parent and one term there is one version, now and at any time before.
+            place = (signed.message.parent, signed.message.term)
+            assert self.published.setdefault(place, signed.digest) == signed.digest
         assert len(set(learned)) == len(learned)
         for entry in self.replica.ledger.entries.values():
             versions = [
@@ -291,7 +324,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         assert fingerprint(again)[1:] == fingerprint(self.replica)[1:]
 
 
-ReplicaMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+ReplicaMachine.TestCase.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
 test_a_replica_keeps_its_word = ReplicaMachine.TestCase
 
 
@@ -325,7 +358,7 @@ def everything_said(world, bad, fork) -> list:
 
 def outcome(world, commit, *, accepted) -> list:
     """Return verdicts and certificates of honest validators, one liar among them."""
-    committee = world.replica().committee(commit)
+    committee = world.committee(commit)
     liar = world.validators[0]
     honest = [peer for peer in committee.ranking if peer != liar.peer_id]
     verdicts = [

@@ -154,7 +154,7 @@ def test_two_verdicts_of_one_validator_are_recorded():
 
 
 def test_a_certificate_shows_equivocation_too():
-    ranked = WORLD.replica().committee(COMMIT).first
+    ranked = WORLD.committee(COMMIT).first
     liar = WORLD.verdict(WORLD.by_peer[ranked[0]], COMMIT, accept=False)
     target = replica(COMMIT, liar, CERTIFICATE)
     assert list(target.tally(COMMIT.digest).equivocations) == [ranked[0]]
@@ -171,7 +171,7 @@ def test_verdicts_go_with_their_commit():
 
 def lies() -> dict:
     """Return certificates that must not count, by what is wrong with them."""
-    committee = WORLD.replica().committee(COMMIT)
+    committee = WORLD.committee(COMMIT)
     ranked = [WORLD.by_peer[peer] for peer in committee.ranking]
     other = WORLD.commit(OTHER)
 
@@ -270,7 +270,7 @@ def test_an_outcome_is_final_and_a_contradiction_is_a_fault():
 
 
 def test_the_commonest_reason_is_kept():
-    committee = WORLD.replica().committee(COMMIT)
+    committee = WORLD.committee(COMMIT)
     reasons = ("sampling", "reward", "reward")
     verdicts = tuple(
         WORLD.verdict(WORLD.by_peer[peer], COMMIT, accept=False, reason=reason).envelope

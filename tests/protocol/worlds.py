@@ -67,6 +67,8 @@ class World:
     trainers: list[Identity] = field(init=False)
     validators: list[Identity] = field(init=False)
     workers: list[Identity] = field(init=False)
+    complete: dict[int, Replica] = field(init=False, default_factory=dict)
+    """Replicas that know all validators, by epoch."""
 
     def __post_init__(self):
         genesis = self.manifest.genesis
@@ -133,6 +135,13 @@ class World:
             commits.append(self.commit(signer, slot, previous, **changes))
         return commits
 
+    def committee(self, commit):
+        """Return the committee that is drawn while all validators are live."""
+        epoch = commit.message.epoch
+        if epoch not in self.complete:
+            self.complete[epoch] = self.replica(roster_at=epoch)
+        return self.complete[epoch].committee(commit)
+
     def verdict(self, signer, commit, *, accept=True, **changes) -> Signed[Verdict]:
         reason = "accepted" if accept else "reward"
         fields = {"commit": commit.digest, "accept": accept, "reason": reason}
@@ -142,7 +151,7 @@ class World:
         self, commit, *, accepted=True, escalated=False, **changes
     ) -> Signed[Certificate]:
         """Return a certificate of exactly the committee that should sign it."""
-        committee = self.replica().committee(commit)
+        committee = self.committee(commit)
         voters = committee.escalated[: committee.quorum] if escalated else committee.first
         verdicts = [self.verdict(self.by_peer[peer], commit, accept=accepted) for peer in voters]
         fields = {

@@ -55,6 +55,13 @@ def test_a_signed_manifest_reads_back_with_its_run_id():
 )
 def test_any_text_key_and_number_survives(name, config):
     recipe = RECIPE.model_copy(
-        update={"model": ModelSection(name=name, architecture="qwen2", config=config, dtype="fp32")}
+        update={
+            "model": ModelSection(
+                name=name,
+                architecture="qwen2",
+                config=config | {"vocab_size": 8, "eos_token_id": 1},
+                dtype="fp32",
+            )
+        }
     )
     assert load_recipe(recipe_toml(recipe)) == recipe

@@ -1,0 +1,186 @@
+"""A testnet of real processes, and what happens to it when its parts are killed.
+
+One swarm serves all steps, because starting it is most of the time. Each step waits for an effect
+with a deadline; nothing depends on how fast the machine is below that.
+"""
+
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(420)]
+
+PRIME_NODE = str(Path(sys.executable).with_name("prime-node"))
+
+
+class Testnet:
+    """A running ``prime-node testnet`` and the nodes in its directory."""
+
+    __test__ = False
+
+    def __init__(self, directory):
+        self.directory = directory
+        self.output = directory.with_suffix(".out")
+        arguments = [
+            "testnet",
+            "--steps",
+            "1000",
+            "--minutes",
+            "6",
+            "--inference",
+            "2",
+            "--keep",
+            "--data-dir",
+        ]
+        with self.output.open("wb") as output:
+            self.process = subprocess.Popen(
+                [PRIME_NODE, *arguments, str(directory)],
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def data_dir(self, name):
+        return self.directory / "nodes" / name
+
+    def endpoint(self, name):
+        return json.loads((self.data_dir(name) / "api.json").read_text())
+
+    def status(self, name):
+        return status_at(self.data_dir(name))
+
+    def kill(self, name):
+        os.kill(self.endpoint(name)["pid"], signal.SIGKILL)
+
+    def version(self, name="validator-2"):
+        return self.status(name)["policy_version_newest"]
+
+    def advances(self, versions=3, name="validator-2", seconds=90):
+        goal = self.version(name) + versions
+        return wait_for(lambda: self.version(name) >= goal, seconds, f"version {goal}")
+
+
+def status_at(data_dir):
+    port = json.loads((data_dir / "api.json").read_text())["port"]
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as answer:
+        return json.load(answer)
+
+
+def wait_for(condition, seconds, what):
+    started = time.monotonic()
+    error = None
+    while time.monotonic() - started < seconds:
+        try:
+            if condition():
+                return time.monotonic() - started
+        except OSError as failure:
+            error = failure
+        time.sleep(0.3)
+    raise AssertionError(f"no {what} within {seconds} s ({error})")
+
+
+@pytest.fixture(scope="module")
+def testnet(tmp_path_factory):
+    swarm = Testnet(tmp_path_factory.mktemp("testnet") / "swarm")
+    try:
+        wait_for(
+            lambda: swarm.status("validator-2")["rollouts"]["certified"] > 0, 120, "certificate"
+        )
+        yield swarm
+    finally:
+        swarm.process.send_signal(signal.SIGINT)
+        try:
+            swarm.process.wait(60)
+        except subprocess.TimeoutExpired:
+            os.killpg(swarm.process.pid, signal.SIGKILL)
+
+
+def test_a_second_shell_joins_and_dies_without_harm(testnet, tmp_path):
+    text = testnet.output.read_text().replace("\\\n", " ")
+    command = re.search(r"join with: (prime-node .*?/p2p/\w+)", text, re.DOTALL).group(1)
+    words = shlex.split(command.replace("$(mktemp -d)", str(tmp_path / "joined")))
+    joined = subprocess.Popen(
+        [PRIME_NODE, *words[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        wait_for(
+            lambda: status_at(tmp_path / "joined")["own_rollouts"]["certified"] > 0,
+            60,
+            "certified rollout of the newcomer",
+        )
+    finally:
+        joined.kill()
+        joined.wait()
+    testnet.advances()
+
+
+def test_training_goes_on_without_a_validator(testnet):
+    testnet.kill("validator-1")
+    testnet.advances()
+
+
+def test_training_goes_on_when_a_p2pd_is_killed(testnet):
+    os.kill(testnet.status("inference-1")["p2pd_pid"], signal.SIGKILL)
+    testnet.advances()
+    before = testnet.status("inference-1")["own_rollouts"]["certified"]
+    wait_for(
+        lambda: testnet.status("inference-1")["own_rollouts"]["certified"] > before,
+        60,
+        "certified rollout after p2pd came back",
+    )
+
+
+def test_training_goes_on_without_the_relay(testnet):
+    testnet.kill("relay-1")
+    testnet.advances()
+
+
+def test_a_restarted_trainer_goes_on_from_the_last_version(testnet):
+    testnet.kill("trainer-1")
+    time.sleep(2)
+    before = testnet.status("validator-2")["checkpoints"]
+    command = (testnet.data_dir("trainer-1") / "command.txt").read_text()
+    trainer = subprocess.Popen(
+        [PRIME_NODE, *shlex.split(command)[1:]],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        testnet.advances(seconds=120)
+        after = testnet.status("validator-2")["checkpoints"]
+        assert after[: len(before)] == before, "a version was published twice"
+        assert [point["version"] for point in after] == list(range(len(after)))
+        assert sum(point["trained_without_certificate"] for point in after) == 0
+        # A worker that dies right after its commit: its rollout is settled all the same.
+        worker = testnet.status("inference-2")["peer_id"]
+        testnet.kill("inference-2")
+
+        def settled():
+            counts = testnet.status("validator-2")["workers"][worker]
+            return counts["committed"] == (
+                counts["certified"] + counts["rejected"] + counts["expired"]
+            )
+
+        wait_for(settled, 60, "outcome of the dead worker's rollouts")
+        testnet.advances()
+    finally:
+        trainer.terminate()
+        trainer.wait(30)
+
+
+def test_an_interrupt_drains_and_reports(testnet):
+    testnet.process.send_signal(signal.SIGINT)
+    assert testnet.process.wait(60) == 0
+    report = json.loads((testnet.directory / "report.json").read_text())
+    assert report["trained_without_certificate"] == 0
+    assert report["rollouts"]["rejected"] == 0
+    assert max(report["peak_rss_mb"].values()) < 600
