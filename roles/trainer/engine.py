@@ -69,7 +69,7 @@ class TorchTrainingEngine:
         entropy_coefficient: float = 0.0,
         warmup_steps: int = 0,
         row_tokens: int = 0,
-        rows_per_pass: int = 256,
+        rows_per_pass: int = 64,
         device: str = "cpu",
         cpu_threads: int = 1,
     ) -> None:
