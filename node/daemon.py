@@ -6,7 +6,7 @@ its error, because half a node is worse than none.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import structlog
@@ -173,7 +173,7 @@ class Daemon:
         try:
             async with asyncio.TaskGroup() as group:
                 services = [
-                    group.create_task(service, name=name)
+                    group.create_task(_for_ever(name, service), name=name)
                     for name, service in self._services().items()
                 ]
                 await self._stop.wait()
@@ -246,6 +246,20 @@ class Daemon:
                 self._context.conditions.set("archive", f"disk full: {error}; waiting for room")
             await self._retention.sweep()
             await asyncio.sleep(self._manifest.epochs.seconds / 4)
+
+
+async def _for_ever(name: str, service: Coroutine[Any, Any, None]) -> None:
+    """Run a service that must not end by itself, nor by a cancellation that was not meant for it.
+
+    A group takes either in silence, and the node would go on as half a node.
+    """
+    try:
+        await service
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise
+    raise RuntimeError(f"the service {name} has ended by itself")
 
 
 def _log_fault(peer: PeerId, fault: Fault) -> None:

@@ -6,6 +6,7 @@ checked by the engine that loads it.
 """
 
 import asyncio
+from collections.abc import Iterable
 from pathlib import Path
 
 import structlog
@@ -67,7 +68,8 @@ class PolicyLibrary:
 
     def genesis_path(self) -> Path | None:
         """Return the genesis weights if the run's creator left them here."""
-        return self._ports.genesis if self._ports.genesis.exists() else None
+        here = self._ports.blobs.file_bytes(self._ports.genesis) is not None
+        return self._ports.genesis if here else None
 
     def weights_path(self, version: int) -> Path:
         """Return where the weights of a version belong."""
@@ -79,10 +81,9 @@ class PolicyLibrary:
 
     async def restore(self) -> None:
         """Find what an earlier life of this node left."""
-        self._ports.weights.mkdir(parents=True, exist_ok=True)
         for key, digest in self._ports.store.scan(_TABLE):
             version = int.from_bytes(key, "big")
-            if self.weights_path(version).exists():
+            if self._ports.blobs.file_bytes(self.weights_path(version)) is not None:
                 self._held[version] = Policy(
                     Version(version), Digest(digest), self.weights_path(version)
                 )
@@ -98,7 +99,7 @@ class PolicyLibrary:
         state, state_bytes = None, 0
         path = self.state_path(policy.version)
         if len(self._replica.manifest.genesis.trainers) > 1:
-            state_bytes = path.stat().st_size
+            state_bytes = self._ports.blobs.file_bytes(path) or 0
             state = await self._ports.blobs.put_file(path, 0, state_bytes)
         await self._hold(policy)
         return Release(
@@ -149,7 +150,8 @@ class PolicyLibrary:
         for version, task in list(self._downloads.items()):
             if task.done():
                 del self._downloads[version]
-                task.result()
+                if not task.cancelled():
+                    task.result()
         wanted = self._wanted()
         for version, task in self._downloads.items():
             if version not in wanted:
@@ -184,7 +186,9 @@ class PolicyLibrary:
                 return
             await self._hold(Policy(Version(message.version), Digest(message.policy), path))
         except asyncio.CancelledError:
-            return
+            if message.version not in self._wanted():
+                await self._drop_arrivals(message.version)
+            raise
         except StorageFullError as error:
             self._conditions.set("weights", f"disk full: {error}; waiting for room")
             await asyncio.sleep(self._replica.manifest.epochs.seconds)
@@ -193,6 +197,15 @@ class PolicyLibrary:
         seconds = self._ports.clock.now() - started_at
         log.info("policy arrived", version=message.version, seconds=round(seconds, 3))
         self._pulse.beat()
+
+    async def _drop_arrivals(self, version: int) -> None:
+        """Give back the room of a version that the swarm went past before it was here."""
+        index = await self._index(version)
+        if index is not None:
+            await forget(self._ports.blobs, index, await self._kept_indices(self._held))
+
+    async def _kept_indices(self, versions: Iterable[int]) -> list[shard_index.ShardIndex]:
+        return [index for version in versions if (index := await self._index(version))]
 
     def _forest_members(self) -> list[ForestMember]:
         return [
@@ -216,8 +229,7 @@ class PolicyLibrary:
         old = [version for version in sorted(self._held) if version <= kept_from]
         if not old:
             return
-        newer = [version for version in self._held if version > kept_from]
-        kept = [index for version in newer if (index := await self._index(version))]
+        kept = await self._kept_indices([item for item in self._held if item > kept_from])
         for version in old:
             index = await self._index(version)
             if index is not None:
@@ -225,8 +237,8 @@ class PolicyLibrary:
             checkpoint = self._replica.ledger.checkpoint(version)
             if checkpoint is not None and checkpoint.message.state:
                 await self._ports.blobs.delete(Digest(checkpoint.message.state))
-            self._held.pop(version).path.unlink(missing_ok=True)
-            self.state_path(version).unlink(missing_ok=True)
+            self._ports.blobs.delete_file(self._held.pop(version).path)
+            self._ports.blobs.delete_file(self.state_path(version))
 
     async def _index(self, version: int) -> shard_index.ShardIndex | None:
         checkpoint = self._replica.ledger.checkpoint(version)

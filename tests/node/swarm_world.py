@@ -19,6 +19,7 @@ from protocol.crypto import Identity, digest
 from protocol.manifest import Genesis, RunManifest, SignedManifest, load_recipe, sign_manifest
 from protocol.messages import Hardware
 from protocol.rng import Rng
+from protocol.shardcast.index import chunk_digests
 from protocol.toploc.proof import ChunkResult
 from protocol.types import Digest, PeerId, Role, Version
 from roles.ports import (
@@ -67,6 +68,15 @@ class MemoryBlobs:
 
     async def put_file(self, path: Path, offset: int, length: int) -> Digest:
         return await self.put(path.read_bytes()[offset : offset + length])
+
+    async def chunk_digests(self, key: Digest, chunk_bytes: int) -> tuple[Digest, ...]:
+        return chunk_digests([self.complete[key]], chunk_bytes)
+
+    def file_bytes(self, path: Path) -> int | None:
+        return path.stat().st_size if path.exists() else None
+
+    def delete_file(self, path: Path) -> None:
+        path.unlink(missing_ok=True)
 
     async def get(self, key: Digest) -> bytes | None:
         self._finish(key)
@@ -309,7 +319,7 @@ class SwarmWorld:
         )
         self.manifest: SignedManifest = sign_manifest(manifest, creator)
         for machine in self.machines.values():
-            machine.directory.mkdir(parents=True)
+            (machine.directory / "weights").mkdir(parents=True)
             if Role.TRAINER in machine.roles:
                 (machine.directory / "genesis.safetensors").write_bytes(genesis)
 
