@@ -20,6 +20,9 @@ RETRY_SECONDS_MIN = 0.5
 RETRY_SECONDS_MAX = 15.0
 POLL_SECONDS = 0.5
 
+REMEMBERED_MAX = 64
+"""Addresses that answered once, and addresses of members, that a lonely node tries; a guess."""
+
 
 class Connections:
     """Keeps this node connected; everything else only asks for a peer."""
@@ -32,6 +35,7 @@ class Connections:
         self._rng = rng
         self._initial_peers = list(initial_peers)
         self._connected: dict[PeerId, None] = {}
+        self._answered: dict[str, None] = {}
         self._retry_seconds = RETRY_SECONDS_MIN
         self._dialled_at: dict[PeerId, float] = {}
         self.replica: Replica | None = None
@@ -43,46 +47,61 @@ class Connections:
         return list(self._connected)
 
     async def reach(self) -> list[PeerId]:
-        """Return connected peers, dialling bootstrap peers until there is one.
+        """Return connected peers, dialling whomever we know until there is one.
 
         Never gives up: it says what it could not reach and tries again, with back-off.
         """
         while True:
             await self._look()
-            if self._connected or not self._initial_peers:
+            addresses = self._addresses()
+            if self._connected or not addresses:
                 return self.connected
-            if await self._dial_initial():
+            if await self._dial_any(addresses):
+                await self._wait_for_a_peer(POLL_SECONDS)
                 continue
             if self.unreachable_since is None:
                 self.unreachable_since = self._clock.now()
             log.warning(
                 "no bootstrap peer answers; trying again",
-                peers=self._initial_peers[:4],
+                peers=addresses[:4],
                 retry_seconds=round(self._retry_seconds, 1),
             )
-            await asyncio.sleep(self._retry_seconds * (0.5 + self._rng.uniform()))
+            await self._wait_for_a_peer(self._retry_seconds * (0.5 + self._rng.uniform()))
             self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
 
     async def run(self) -> None:
         """Keep connections until cancelled."""
-        while True:
-            await self._look()
-            if not self._connected and self._initial_peers:
-                await self.reach()
-            elif len(self._connected) < CONNECTIONS_TARGET:
-                await self._dial_members()
-            await asyncio.sleep(POLL_SECONDS)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._dial_for_ever())
+            while True:  # a peer that does not answer must not keep us from seeing the others
+                await self._look()
+                await asyncio.sleep(POLL_SECONDS)
 
     async def ensure(self, peer: PeerId) -> bool:
         """Connect to a member if we are not; False when its addresses do not answer."""
         if peer in self._connected:
             return True
         member = self.replica.roster.get(peer) if self.replica is not None else None
-        for address in member.record.message.addresses if member is not None else ():
-            if address.endswith(f"/p2p/{peer}") and await self._dial(address):
-                self._connected[peer] = None
-                return True
-        return False
+        addresses = member.record.message.addresses if member is not None else ()
+        own = [address for address in addresses if address.endswith(f"/p2p/{peer}")]
+        if not await self._dial_any(own):
+            return False
+        self._connected[peer] = None
+        return True
+
+    def _addresses(self) -> list[str]:
+        """Return where somebody may answer who is not us: bootstrap peers first."""
+        records = self.replica.roster.records() if self.replica is not None else []
+        members = [
+            address
+            for record in records
+            for address in record.message.addresses
+            if record.message.reachable and address.endswith(f"/p2p/{record.signer}")
+        ]
+        some = self._rng.sample(members, REMEMBERED_MAX)
+        own = f"/p2p/{self._transport.peer_id}"
+        known = dict.fromkeys((*self._initial_peers, *self._answered, *some))
+        return [address for address in known if not address.endswith(own)]
 
     async def _look(self) -> None:
         try:
@@ -94,26 +113,51 @@ class Connections:
             self.unreachable_since = None
             self._retry_seconds = RETRY_SECONDS_MIN
 
-    async def _dial_initial(self) -> bool:
-        own = f"/p2p/{self._transport.peer_id}"
-        others = [address for address in self._initial_peers if not address.endswith(own)]
-        return any(await asyncio.gather(*(self._dial(address) for address in others)))
+    async def _wait_for_a_peer(self, seconds: float) -> None:
+        """Wait, but not longer than until somebody has connected to us."""
+        while seconds > 0 and not self._connected:
+            await asyncio.sleep(min(seconds, POLL_SECONDS))
+            seconds -= POLL_SECONDS
+            await self._look()
+
+    async def _dial_for_ever(self) -> None:
+        while True:
+            if not self._connected:
+                await self.reach()
+            elif len(self._connected) < CONNECTIONS_TARGET:
+                await self._dial_members()
+            await asyncio.sleep(POLL_SECONDS)
 
     async def _dial_members(self) -> None:
         if self.replica is None:
             return
-        now = self._clock.now()
+        now = asyncio.get_running_loop().time()  # an interval: a wall clock may step back
+        self._dialled_at = {
+            peer: at for peer, at in self._dialled_at.items() if at > now - RETRY_SECONDS_MAX
+        }
         strangers = [
             member.peer
-            for member in self.replica.roster.live(now)
+            for member in self.replica.roster.live(self._clock.now())
             if member.peer not in self._connected
             and member.peer != self._transport.peer_id
             and member.record.message.reachable
-            and self._dialled_at.get(member.peer, 0.0) < now - RETRY_SECONDS_MAX
+            and member.peer not in self._dialled_at
         ]
-        for peer in self._rng.sample(strangers, 2):
-            self._dialled_at[peer] = now
-            await self.ensure(peer)
+        chosen = self._rng.sample(strangers, 2)
+        self._dialled_at.update(dict.fromkeys(chosen, now))
+        await asyncio.gather(*map(self.ensure, chosen))
+
+    async def _dial_any(self, addresses: Sequence[str]) -> bool:
+        """Dial all at once; True as soon as one answers."""
+        dials = [asyncio.create_task(self._dial(address)) for address in addresses]
+        try:
+            for dial in asyncio.as_completed(dials):
+                if await dial:
+                    return True
+        finally:
+            for task in dials:
+                task.cancel()
+        return False
 
     async def _dial(self, address: str) -> bool:
         try:
@@ -122,6 +166,10 @@ class Connections:
         except (TransportError, TimeoutError) as error:
             log.debug("cannot connect", address=address, error=str(error))
             return False
+        self._answered.pop(address, None)
+        self._answered[address] = None
+        if len(self._answered) > REMEMBERED_MAX:
+            del self._answered[next(iter(self._answered))]
         return True
 
 

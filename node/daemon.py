@@ -22,18 +22,16 @@ from node.observer import Observer
 from node.policies import PolicyLibrary
 from node.ports import Behaviour, Engines, Ports
 from node.retention import BodyRetention
-from node.status import NodeStatus
+from node.status import NodeStatus, Snapshot
 from node.synchronise import Synchroniser
 from protocol.crypto import Signer, Verifier, verify
 from protocol.manifest import SignedManifest
-from protocol.messages import Certificate, NodeRecord
+from protocol.messages import Certificate, CheckpointManifest, NodeRecord
 from protocol.replica import Received, Replica
 from protocol.types import Fault, PeerId, Relay, Role, Topic
 from roles.flow import Conditions, Pulse, RoleContext
 from roles.inference.flow import InferenceFlow
-from roles.ports import (
-    StorageFullError,
-)
+from roles.ports import StorageFullError, TransportError
 from roles.trainer.flow import TrainerFlow
 from roles.validator.flow import ValidatorFlow
 
@@ -43,6 +41,10 @@ SYNCHRONISE_EPOCHS = 8
 """Gossip loses little; this bounds how long the loss lasts."""
 
 STOP_SECONDS = 15.0
+"""For each of the two things to do on leaving."""
+
+COMPACT_EPOCHS = 60
+"""A guess: the log then holds little more than the replica, and deleting is rare."""
 
 
 class Daemon:
@@ -98,6 +100,7 @@ class Daemon:
             blobs=ports.blobs,
             synchroniser=self._synchroniser,
             clock=ports.clock,
+            heard=self._heard,
             accepted=self._accepted,
             pulse=self._pulse,
         )
@@ -112,6 +115,7 @@ class Daemon:
             gossip=self._gossip,
             topic=self._network.topic(Topic.ROSTER),
             clock=ports.clock,
+            store=ports.store,
             rng=ports.rng.child("membership"),
             policy_version=self._policies.newest_version,
         )
@@ -137,6 +141,7 @@ class Daemon:
             exchange=self._exchange,
             policies=self._policies,
             conditions=conditions,
+            addresses=lambda: self._membership.addresses,
             synchronised=lambda: self._synchroniser.synchronised,
             p2pd_pid=p2pd_pid,
             started_at=ports.clock.now(),
@@ -151,6 +156,10 @@ class Daemon:
         """Return what this node says of itself and the swarm."""
         return self._observer.status()
 
+    def snapshot(self) -> Snapshot:
+        """Return the few numbers of the status that cost nothing to take."""
+        return self._observer.snapshot()
+
     def why(self) -> Mapping[str, Any]:
         """Explain this node's state and its rollouts that failed."""
         return self._observer.why()
@@ -162,14 +171,16 @@ class Daemon:
 
     async def run(self) -> None:
         """Serve and work until ``stop``."""
-        await self._archive.restore(self._replica, self._ports.clock.now())
+        self._archive.restore(self._replica)
+        self._retention.note()  # before time passes: a body whose commit is forgotten now goes too
+        self._replica.advance(self._ports.clock.now())
+        await self._archive.compact(self._replica)
         await self._policies.restore()
         await self._exchange.start()
         await self._manifest_server.start()
         await self._synchroniser.start()
         await self._network.start()
         await self._gossip.start()
-        self._observer.addresses = tuple(await self._ports.transport.addresses())
         try:
             async with asyncio.TaskGroup() as group:
                 services = [
@@ -209,19 +220,34 @@ class Daemon:
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._membership.announce(leaving=True)
-                await self._archive.flush()
                 await asyncio.sleep(0.2)  # lets the goodbye reach the outbound streams
-        except (TimeoutError, StorageFullError) as error:
+        except (TimeoutError, TransportError) as error:
             log.warning("left without a goodbye", error=str(error))
+        try:
+            async with asyncio.timeout(STOP_SECONDS):
+                await self._archive.flush()
+        except (TimeoutError, StorageFullError) as error:  # a synchronisation brings it back
+            log.warning("what others said last is not stored", error=str(error))
         await self._gossip.stop()
+
+    def _heard(self, received: Received) -> None:
+        """Note which versions came to us as news: those can be judged by what we hold."""
+        signed = received.signed
+        if signed is None or not isinstance(signed.message, CheckpointManifest):
+            return
+        known = self._replica.ledger.checkpoint(signed.message.version)
+        waits = received.fault is None and (known is None or known.digest != signed.digest)
+        if self._synchroniser.synchronised and (waits or received.relay is Relay.ACCEPT):
+            self._observer.judged[signed.digest] = None
 
     def _accepted(self, envelope: bytes, received: Received) -> None:
         """Keep a message that changed the replica, and wake the roles."""
         message = received.signed.message if received.signed is not None else None
         if isinstance(message, Certificate) and self._observer.first_certificate_at is None:
             self._observer.first_certificate_at = self._ports.clock.now()
-        if not isinstance(message, NodeRecord):
-            self._archive.later(envelope)
+        if isinstance(message, NodeRecord):
+            return  # it comes again soon, and elections look at the clock anyway
+        self._archive.later(envelope)
         self._pulse.beat()
 
     async def _synchronise(self) -> None:
@@ -236,6 +262,8 @@ class Daemon:
 
     async def _keep_house(self) -> None:
         """Let time pass in the replica, write in batches, delete what nobody needs."""
+        loop, epochs = asyncio.get_running_loop(), self._manifest.epochs
+        compact_at = loop.time() + COMPACT_EPOCHS * epochs.seconds
         while True:
             for signed in self._replica.advance(self._ports.clock.now()):
                 self._accepted(signed.envelope, Received(Relay.ACCEPT, signed))
@@ -244,8 +272,11 @@ class Daemon:
                 self._context.conditions.clear("archive")
             except StorageFullError as error:
                 self._context.conditions.set("archive", f"disk full: {error}; waiting for room")
+            if loop.time() >= compact_at:
+                await self._archive.compact(self._replica)
+                compact_at = loop.time() + COMPACT_EPOCHS * epochs.seconds
             await self._retention.sweep()
-            await asyncio.sleep(self._manifest.epochs.seconds / 4)
+            await asyncio.sleep(epochs.seconds / 4)
 
 
 async def _for_ever(name: str, service: Coroutine[Any, Any, None]) -> None:

@@ -38,7 +38,7 @@ class GossipLimits:
     retry_seconds: float = 1.0
     """Before the outbound stream is opened again; doubles up to ``retry_seconds_max``."""
     retry_seconds_max: float = 60.0
-    publish_wait_seconds: float = 1.0
+    publish_wait_seconds: float = 5.0
     """How long ``publish`` waits at most while most peers' queues are crowded."""
     outbox_frames_max: int = 4096
     outbox_bytes_max: int = 4 << 20
@@ -72,6 +72,10 @@ class _Link:
     greeted: bool = False
     """Whether the router was told of the streams as they are."""
     task: asyncio.Task[None] | None = None
+    writer: asyncio.Task[None] | None = None
+    writing_since: float | None = None
+    """Loop time at which the write under way began."""
+    stalled: bool = False
 
 
 class Tasks:
@@ -129,6 +133,7 @@ class Links:
         self._links: dict[PeerId, _Link] = {}
         self._tasks = Tasks()
         self._drained = asyncio.Event()
+        self._turn = asyncio.Lock()
         self._running = False
         self.counters = LinkCounters()
 
@@ -156,9 +161,12 @@ class Links:
             link.filled.set()
 
     async def wait_for_room(self) -> None:
-        """Wait a little while most queues are crowded, so that one stalled peer delays nobody."""
+        """Wait a while as long as most queues are crowded; one stalled peer delays nobody.
+
+        First come, first served: a busy publisher must not take all the room from the others.
+        """
         with suppress(TimeoutError):
-            async with asyncio.timeout(self._limits.publish_wait_seconds):
+            async with asyncio.timeout(self._limits.publish_wait_seconds), self._turn:
                 while self._crowded():
                     self._drained.clear()
                     await self._drained.wait()
@@ -173,7 +181,17 @@ class Links:
                 async with asyncio.timeout(self._limits.call_seconds):
                     peers = await self._transport.peers()
                 self._follow(peers)
+            self._interrupt_stalled()
             await asyncio.sleep(self._limits.poll_seconds)
+
+    def _interrupt_stalled(self) -> None:
+        """End the writes that take too long; a timer for each would cost more than the write."""
+        begun_before = asyncio.get_running_loop().time() - self._limits.stall_seconds
+        for link in self._links.values():
+            since = link.writing_since
+            if link.writer is not None and since is not None and since <= begun_before:
+                link.stalled = True
+                link.writer.cancel()
 
     def _follow(self, peers: list[PeerId]) -> None:
         """Make the links be those of the connected peers."""
@@ -239,10 +257,9 @@ class Links:
         failure only (CPython before 3.13), and a link that is unlinked then would live on.
         """
         loop = asyncio.get_running_loop()
-        tasks = [
-            loop.create_task(self._watch(stream)),
-            loop.create_task(self._write(link, stream)),
-        ]
+        link.stalled, link.writing_since = False, None
+        link.writer = loop.create_task(self._write(link, stream))
+        tasks = [loop.create_task(self._watch(stream)), link.writer]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -250,11 +267,11 @@ class Links:
                 task.cancel()
             ends = await asyncio.gather(*tasks, return_exceptions=True)
             await stream.close()
+        if link.stalled:
+            self.counters.peers_cut += 1
+            await self._cut(link.peer)
         for end in ends:
-            if isinstance(end, TimeoutError):
-                self.counters.peers_cut += 1
-                await self._cut(link.peer)
-            elif isinstance(end, Exception) and not isinstance(end, TransportError):
+            if isinstance(end, Exception) and not isinstance(end, TransportError):
                 raise end
 
     async def _watch(self, stream: Stream) -> None:
@@ -263,6 +280,7 @@ class Links:
         raise TransportError("the peer closed our stream, or wrote on it")
 
     async def _write(self, link: _Link, stream: Stream) -> None:
+        now = asyncio.get_running_loop().time
         while True:
             rpcs = link.outbox.take(_WRITE_BYTES)
             if not rpcs:
@@ -271,8 +289,9 @@ class Links:
                 continue
             self._drained.set()
             data = b"".join(map(frame, rpcs))
-            async with asyncio.timeout(self._limits.stall_seconds):
-                await stream.write(data)
+            link.writing_since = now()
+            await stream.write(data)
+            link.writing_since = None
             self.counters.frames_out += len(rpcs)
             self.counters.bytes_out += len(data)
 
@@ -303,8 +322,10 @@ class Links:
         deframer = Deframer()
         while True:
             # Between frames a peer may be silent for as long as it is connected.
-            seconds = self._limits.stall_seconds if deframer.unfinished else None
-            async with asyncio.timeout(seconds):
+            if deframer.unfinished:
+                async with asyncio.timeout(self._limits.stall_seconds):
+                    data = await stream.read(_READ_BYTES)
+            else:
                 data = await stream.read(_READ_BYTES)
             self.counters.bytes_in += len(data)
             frames = deframer.feed(data)
@@ -316,4 +337,5 @@ class Links:
                 self._apply(RpcReceived(stream.peer, rpc))
             if not data:
                 return
-            await asyncio.sleep(0)  # a busy peer must not keep the loop from the others
+            if len(data) == _READ_BYTES:
+                await asyncio.sleep(0)  # there is more: a busy peer must not keep the loop

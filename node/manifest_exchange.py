@@ -1,7 +1,6 @@
 """How a newcomer learns which run its peers are in: the signed manifest, from any of them."""
 
-import asyncio
-
+from node.blob_wire import within
 from node.frames import read_frame, write_frame
 from protocol.crypto import Verifier
 from protocol.manifest import MANIFEST_BYTES_MAX, SignedManifest, decode_signed_manifest
@@ -24,20 +23,20 @@ class ManifestServer:
         await self._transport.handle(PROTOCOL, self._serve)
 
     async def _serve(self, stream: Stream) -> None:
-        async with asyncio.timeout(EXCHANGE_SECONDS):
-            await write_frame(stream, self._encoded)
+        await within(EXCHANGE_SECONDS, write_frame(stream, self._encoded))
 
 
 async def fetch_manifest(
     transport: Transport, peer: PeerId, verify: Verifier
 ) -> SignedManifest | Fault:
-    """Ask ``peer`` for its run; raises ``TransportError`` or ``TimeoutError``."""
-    async with asyncio.timeout(EXCHANGE_SECONDS):
-        stream = await transport.open_stream(peer, PROTOCOL)
-        try:
-            encoded = await read_frame(stream, 2 * MANIFEST_BYTES_MAX)
-        finally:
-            await stream.close()
-    if isinstance(encoded, Fault):
-        return encoded
-    return decode_signed_manifest(encoded, verify)
+    """Ask ``peer`` for its run; raises ``TransportError``, also when it takes too long."""
+    encoded = await within(EXCHANGE_SECONDS, _ask(transport, peer))
+    return encoded if isinstance(encoded, Fault) else decode_signed_manifest(encoded, verify)
+
+
+async def _ask(transport: Transport, peer: PeerId) -> bytes | Fault:
+    stream = await transport.open_stream(peer, PROTOCOL)
+    try:
+        return await read_frame(stream, MANIFEST_BYTES_MAX)
+    finally:
+        await stream.close()

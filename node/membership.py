@@ -3,16 +3,27 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 
 import structlog
 
+from node.blob_wire import within
 from node.gossip import Gossip
 from protocol.crypto import Signer
+from protocol.membership import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import PROTOCOL_VERSION, Hardware, NodeRecord, Signed, seal
 from protocol.replica import Replica
 from protocol.rng import Rng
-from protocol.types import Relay, Role
-from roles.ports import Clock, Directory, Transport, TransportError
+from protocol.types import Role, Topic
+from roles.ports import (
+    Clock,
+    Directory,
+    Put,
+    StorageFullError,
+    Store,
+    Transport,
+    TransportError,
+)
 
 log = structlog.get_logger()
 
@@ -21,6 +32,19 @@ BUCKETS = 1
 
 LOOKUP_SECONDS_MIN = 2.0
 LOOKUP_SECONDS_MAX = 60.0
+CALL_SECONDS = 15.0
+"""One call of transport or directory; a directory's own deadline is shorter."""
+
+RECORDS_MAX = 1024
+"""Read of one answer of the directory; the live one keeps 240."""
+
+ADDRESSES_MAX = 8
+ADDRESS_CHARACTERS_MAX = 200
+"""As ``NodeRecord`` has them."""
+
+_TABLE = "membership"
+_KEY = b"own"
+
 DIRECTORY_LIFETIMES = 4
 """A directory entry outlives the record's place on the roster: it is only an address hint."""
 
@@ -55,6 +79,7 @@ class Membership:
         gossip: Gossip,
         topic: str,
         clock: Clock,
+        store: Store,
         rng: Rng,
         policy_version: Callable[[], int],
     ) -> None:
@@ -66,47 +91,84 @@ class Membership:
         self._gossip = gossip
         self._topic = topic
         self._clock = clock
+        self._store = store
         self._policy_version = policy_version
-        self._joined_at = round(clock.now() * 1000)
-        self._sequence = 0
+        self._joined_at, self._sequence = self._resumed()
+        self._newest: Signed[NodeRecord] | None = None
+        self._announced = asyncio.Event()
         self._keys = directory_keys(replica.run_id)
         self._own_key = self._keys[rng.below(len(self._keys))]
 
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses that we told last."""
+        return () if self._newest is None else self._newest.message.addresses
+
     async def announce(self, *, leaving: bool = False) -> None:
-        """Tell the swarm that we are here, or that we leave."""
-        epochs = self._replica.manifest.epochs
+        """Tell the swarm that we are here, or that we leave; raises ``TransportError``."""
         record = await self._record(leaving=leaving)
         received = self._replica.receive(record.envelope, self._clock.now())
-        if received.relay is not Relay.ACCEPT:
+        if received.fault is not None:
             log.warning("our own record is refused", fault=str(received.fault))
             return
+        self._newest = record
+        self._announced.set()
         await self._gossip.publish(self._topic, record.envelope)
-        if not leaving:
-            lifetime_seconds = DIRECTORY_LIFETIMES * epochs.record_epochs * epochs.seconds
-            expires_at = self._clock.now() + lifetime_seconds
-            await self._directory.publish(self._own_key, record.envelope, expires_at)
 
     async def run(self) -> None:
         """Refresh our record until cancelled."""
         epochs = self._replica.manifest.epochs
         async with asyncio.TaskGroup() as group:
+            # Beside: a slow directory must not cost us our place on the roster.
             group.create_task(self._look_up())
+            group.create_task(self._stay_listed())
             while True:
+                wait_epochs = epochs.refresh_epochs
                 try:
                     await self.announce()
                 except TransportError as error:
                     log.warning("record not announced", error=str(error))
-                await asyncio.sleep(epochs.refresh_epochs * epochs.seconds)
+                    wait_epochs = 1
+                await asyncio.sleep(wait_epochs * epochs.seconds)
+
+    def _resumed(self) -> tuple[int, int]:
+        """Return since when we are here and our last sequence number, in unix milliseconds.
+
+        A break shorter than a record's life is none: nobody else can see it, and whoever was drawn
+        before a restart stays drawn after it. Without our disk we have just come: then nobody may
+        draw us for what we may have judged and forgotten.
+        """
+        now_ms = round(self._clock.now() * 1000)
+        stored = self._store.get(_TABLE, _KEY) or b""
+        joined_at, sequence = (int.from_bytes(part, "big") for part in (stored[:8], stored[8:]))
+        epochs = self._replica.manifest.epochs
+        here_still = abs(now_ms - sequence) <= epochs.record_epochs * epochs.seconds * 1000
+        return (joined_at if here_still else now_ms), sequence
+
+    def _next_sequence(self) -> int:
+        now_ms = round(self._clock.now() * 1000)
+        if self._sequence > now_ms + CLOCK_SKEW_SECONDS_MAX * 1000:
+            return now_ms  # our clock was ahead and was set back: nobody took what it said
+        return max(self._sequence + 1, now_ms)
+
+    async def _remember(self) -> None:
+        value = b"".join(part.to_bytes(8, "big") for part in (self._joined_at, self._sequence))
+        try:
+            await self._store.commit([Put(_TABLE, _KEY, value)])
+        except StorageFullError as error:
+            log.warning("a restart will look like a new arrival", error=str(error))
 
     async def _record(self, *, leaving: bool) -> Signed[NodeRecord]:
-        now_ms = round(self._clock.now() * 1000)
-        self._sequence = max(self._sequence + 1, now_ms)
+        addresses = await within(CALL_SECONDS, self._transport.addresses())
+        short = [item for item in addresses if len(item) <= ADDRESS_CHARACTERS_MAX]
+        self._sequence = self._next_sequence()
+        await self._remember()
         return seal(
             NodeRecord(
                 sequence=self._sequence,
                 joined_at=min(self._joined_at, self._sequence),
                 roles=tuple(str(role) for role in self._about.roles),
-                addresses=tuple((await self._transport.addresses())[:8]),
+                addresses=tuple(short[:ADDRESSES_MAX]),
                 hardware=self._about.hardware,
                 upload_bytes_per_second=self._about.upload_bytes_per_second,
                 reachable=self._about.reachable,
@@ -119,13 +181,39 @@ class Membership:
             self._signer,
         )
 
+    async def _stay_listed(self) -> None:
+        """Put our newest record into the directory, again and again."""
+        epochs = self._replica.manifest.epochs
+        lifetime_seconds = DIRECTORY_LIFETIMES * epochs.record_epochs * epochs.seconds
+        await self._announced.wait()
+        while True:
+            assert self._newest is not None
+            expires_at = self._clock.now() + lifetime_seconds
+            publishing = self._directory.publish(self._own_key, self._newest.envelope, expires_at)
+            try:
+                if not await within(CALL_SECONDS, publishing):
+                    log.debug("the directory did not take our record")
+            except TransportError as error:
+                log.info("record not put into the directory", error=str(error))
+            await asyncio.sleep(epochs.refresh_epochs * epochs.seconds)
+
     async def _look_up(self) -> None:
         """Feed the directory's records to the replica; they pass the same checks as any other."""
         pause_seconds = LOOKUP_SECONDS_MIN
         while True:
             for key in self._keys:
-                for owner, envelope in (await self._directory.lookup(key)).items():
-                    if owner != self._signer.peer_id:
-                        self._replica.receive(envelope, self._clock.now())
+                await self._take(key)
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(1.5 * pause_seconds, LOOKUP_SECONDS_MAX)
+
+    async def _take(self, key: str) -> None:
+        try:
+            found = await within(CALL_SECONDS, self._directory.lookup(key))
+        except TransportError as error:
+            log.info("no answer from the directory", error=str(error))
+            return
+        for owner, envelope in islice(found.items(), RECORDS_MAX):
+            if owner != self._signer.peer_id:
+                # Nothing but records: another message would be known here without being archived.
+                self._replica.receive_topic(Topic.ROSTER, envelope, self._clock.now())
+            await asyncio.sleep(0)

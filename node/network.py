@@ -1,11 +1,11 @@
 """What a role can say and ask (``roles.flow.Network``), over gossip, direct streams and blobs."""
 
-import asyncio
 from collections.abc import Callable, Sequence
 
 import structlog
 
 from node.archive import Archive
+from node.blob_wire import within
 from node.exchange import BlobExchange
 from node.frames import read_frame, write_frame
 from node.gossip import Gossip
@@ -43,6 +43,7 @@ class SwarmNetwork:
         blobs: Blobs,
         synchroniser: Synchroniser,
         clock: Clock,
+        heard: Callable[[Received], None],
         accepted: Accepted,
         pulse: Pulse,
     ) -> None:
@@ -55,6 +56,7 @@ class SwarmNetwork:
         self._blobs = blobs
         self._synchroniser = synchroniser
         self._clock = clock
+        self._heard = heard
         self._accepted = accepted
         self._pulse = pulse
         self._protocol = f"/prime-node/1/{replica.run_id.hex()[:16]}/message"
@@ -77,6 +79,7 @@ class SwarmNetwork:
     def _validator(self, topic: Topic) -> Callable[[PeerId, bytes], Relay]:
         def validate(_author: PeerId, envelope: bytes) -> Relay:
             received = self._replica.receive_topic(topic, envelope, self._clock.now())
+            self._heard(received)
             self._take(envelope, received)
             return received.relay
 
@@ -107,6 +110,7 @@ class SwarmNetwork:
         await self._archive.keep(signed.envelope)
         received = self._replica.receive(signed.envelope, self._clock.now())
         if received.relay is not Relay.ACCEPT:
+            await self._archive.forget(signed.envelope)  # or a restart would take it for said
             raise RefusedError(str(received.fault or "no longer news"))
         self._pulse.beat()
         return signed
@@ -118,23 +122,24 @@ class SwarmNetwork:
     async def send(self, peer: PeerId, envelope: bytes) -> bool:
         """Hand a signed message to one peer; False when it could not be delivered in time."""
         try:
-            async with asyncio.timeout(SEND_SECONDS):
-                stream = await self._streams.open_stream(peer, self._protocol)
-                try:
-                    await write_frame(stream, envelope)
-                    return await stream.read_exactly(1) == _ACKNOWLEDGED
-                finally:
-                    await stream.close()
-        except (TransportError, TimeoutError):
+            return await within(SEND_SECONDS, self._deliver(peer, envelope))
+        except TransportError:
             return False
 
+    async def _deliver(self, peer: PeerId, envelope: bytes) -> bool:
+        stream = await self._streams.open_stream(peer, self._protocol)
+        try:
+            await write_frame(stream, envelope)
+            return await stream.read_exactly(1) == _ACKNOWLEDGED
+        finally:
+            await stream.close()
+
     async def _serve(self, stream: Stream) -> None:
-        async with asyncio.timeout(SEND_SECONDS):
-            envelope = await read_frame(stream, ENVELOPE_BYTES_MAX)
-            if isinstance(envelope, Fault):
-                return
-            self._take(envelope, self._replica.receive(envelope, self._clock.now()))
-            await stream.write(_ACKNOWLEDGED)
+        envelope = await within(SEND_SECONDS, read_frame(stream, ENVELOPE_BYTES_MAX))
+        if isinstance(envelope, Fault):
+            return
+        self._take(envelope, self._replica.receive(envelope, self._clock.now()))
+        await within(SEND_SECONDS, stream.write(_ACKNOWLEDGED))
 
     # What a role asks
 

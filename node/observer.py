@@ -1,7 +1,7 @@
 """Turns a running node into a ``NodeStatus``: reads, never changes."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from node.connections import Connections
@@ -13,13 +13,14 @@ from node.status import (
     MemberStatus,
     NodeStatus,
     RolloutCounts,
+    Snapshot,
     State,
     TrafficStatus,
 )
 from protocol.ledger import CommitState, Counts, Entry
 from protocol.messages import Verdict, open_envelope
 from protocol.replica import Replica
-from protocol.types import Fault, PeerId, Role
+from protocol.types import Digest, Fault, PeerId, Role
 from roles.flow import Conditions
 from roles.ports import Clock
 
@@ -37,12 +38,15 @@ class Observer:
     exchange: BlobExchange
     policies: PolicyLibrary
     conditions: Conditions
+    addresses: Callable[[], tuple[str, ...]]
     synchronised: Callable[[], bool]
     p2pd_pid: Callable[[], int | None]
     started_at: float
-    addresses: tuple[str, ...] = ()
     first_certificate_at: float | None = None
     draining: bool = False
+    judged: dict[Digest, None] = field(default_factory=dict)
+    """The versions that came as news. What was published before we came cannot be judged from what
+    we hold, and its date is only its author's word."""
 
     def status(self) -> NodeStatus:
         """Return the snapshot."""
@@ -58,7 +62,7 @@ class Observer:
             reason=reason,
             started_at=self.started_at,
             epoch=self.replica.manifest.epoch_at(now),
-            addresses=self.addresses,
+            addresses=self.addresses(),
             peers_connected=len(self.connections.connected),
             policy_version=-1 if newest is None else newest.version,
             policy_version_newest=ledger.version,
@@ -73,6 +77,26 @@ class Observer:
             p2pd_pid=self.p2pd_pid(),
         )
 
+    def snapshot(self) -> Snapshot:
+        """Return the numbers that cost nothing to take."""
+        ledger, gossip = self.replica.ledger, self.gossip
+        totals = ledger.totals
+        return Snapshot(
+            state=self._state()[0],
+            connected=len(self.connections.connected),
+            members=len(self.replica.roster.live(self.clock.now())),
+            policy_version=self.policies.newest_version(),
+            version=ledger.version,
+            backlog=ledger.backlog(),
+            committed=totals.committed,
+            certified=totals.certified,
+            rejected=totals.rejected,
+            expired=totals.expired,
+            gossip_received=gossip.counters.received,
+            gossip_duplicates=gossip.counters.duplicates,
+            gossip_dropped=gossip.link_counters.frames_dropped,
+        )
+
     def _state(self) -> tuple[State, str]:
         if self.draining:
             return "draining", ""
@@ -80,6 +104,8 @@ class Observer:
             if self.connections.unreachable_since is not None:
                 return "joining", "no bootstrap peer answers; trying again"
             return "joining", "no peer is connected yet"
+        if self.replica.ledger.slashed(self.peer_id):
+            return "paused", "a rollout of ours was rejected; `prime-node why` shows it"
         if str(self.conditions):
             return "paused", str(self.conditions)
         if not self.synchronised():
@@ -94,7 +120,7 @@ class Observer:
                 peer_id=member.peer,
                 roles=member.record.message.roles,
                 policy_version=member.record.message.policy_version,
-                age_seconds=round(now - member.seen_at, 1),
+                age_seconds=max(0.0, round(now - member.seen_at, 1)),
                 software=member.record.message.software,
                 standing="slashed" if self.replica.ledger.slashed(member.peer) else "good",
             )
@@ -102,16 +128,14 @@ class Observer:
         )
 
     def _checkpoints(self) -> tuple[CheckpointStatus, ...]:
-        started_ms = self.started_at * 1000
         return tuple(
             CheckpointStatus(
                 version=entry.manifest.message.version,
                 reward_mean=entry.manifest.message.reward_mean / 1e6,
                 created_at=entry.manifest.message.created_at / 1000,
                 commits=len(entry.manifest.message.batch),
-                # What was published before we came cannot be judged from what we hold.
                 trained_without_certificate=len(entry.uncertified)
-                if entry.manifest.message.created_at >= started_ms
+                if entry.manifest.digest in self.judged
                 else 0,
             )
             for entry in self.replica.ledger.checkpoints

@@ -2,34 +2,49 @@
 
 Every node that works or relays holds the newest versions, because everyone feeds others. A policy
 counts as here when its file is whole and its name is in the store; which tensors it holds is
-checked by the engine that loads it.
+checked by the engine that loads it, and what an engine refuses is fetched once more (``discard``).
 """
 
 import asyncio
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from node.exchange import BlobExchange
 from node.ports import Ports
-from node.weights import Weights, WeightsDownload, forget, publish_file
+from node.retention import STATES_KEPT, Kind, WeightsRetention
+from node.weights import Weights, WeightsDownload, publish_file
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica import Replica
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.forest import Member as ForestMember
 from protocol.types import Digest, Fault, PeerId, Role, Version
 from roles.flow import Conditions, Pulse, Release
-from roles.ports import Policy, Put, StorageFullError
+from roles.ports import Delete, Policy, Put, StorageFullError
 
 log = structlog.get_logger()
 
 STATE_SECONDS = 60.0
+
+REFUSALS_MAX = 3
+"""By engines, of one version: as it was here, made again from its shards, and fetched again."""
+
 _TABLE = "policies"
 
 
+@dataclass(slots=True)
+class _Arriving:
+    """A version on its way here."""
+
+    checkpoint: Signed[CheckpointManifest]
+    members: list[ForestMember]
+    weights: WeightsDownload
+    task: asyncio.Task[None]
+
+
 class PolicyLibrary:
-    """Downloads what the swarm uses, one version at a time, the newest first."""
+    """Downloads what the swarm uses, the newest version first."""
 
     def __init__(
         self,
@@ -44,8 +59,11 @@ class PolicyLibrary:
         self._exchange = exchange
         self._pulse = pulse
         self._conditions = conditions
+        self._retention = WeightsRetention(replica, ports.store, ports.blobs)
         self._held: dict[int, Policy] = {}
-        self._downloads: dict[int, asyncio.Task[None]] = {}
+        self._arriving: dict[int, _Arriving] = {}
+        self._refusals: dict[Digest, int] = {}
+        self._states_from = 0
 
     # What is here
 
@@ -81,33 +99,63 @@ class PolicyLibrary:
 
     async def restore(self) -> None:
         """Find what an earlier life of this node left."""
+        self._retention.restore()
         for key, digest in self._ports.store.scan(_TABLE):
             version = int.from_bytes(key, "big")
-            if self._ports.blobs.file_bytes(self.weights_path(version)) is not None:
-                self._held[version] = Policy(
-                    Version(version), Digest(digest), self.weights_path(version)
-                )
+            path = self.weights_path(version)
+            if self._ports.blobs.file_bytes(path) is not None:
+                self._held[version] = Policy(Version(version), Digest(digest), path)
+        self._states_from = min(self._held, default=0)
+
+    async def discard(self, policy: Policy) -> None:
+        """Drop a policy that an engine refused, and get it another way.
+
+        First from the shards that are here, then from the network, where every chunk is checked.
+        If that is refused too, its trainer has published something else than it signed.
+        """
+        version = policy.version
+        checkpoint = self._replica.ledger.checkpoint(version)
+        if self._held.get(version) is not policy or checkpoint is None:
+            return
+        del self._held[version]
+        refusals = self._refusals.get(checkpoint.digest, 0) + 1
+        self._refusals[checkpoint.digest] = refusals
+        log.error("an engine refused a policy", version=version, times=refusals)
+        if refusals == REFUSALS_MAX:
+            self._refuse(checkpoint, "its weights are not what its trainer signed")
+        elif refusals > 1:
+            await self._retention.drop(version, Digest(checkpoint.message.index))
+        self._pulse.beat()
+
+    def _refuse(self, checkpoint: Signed[CheckpointManifest], reason: str) -> None:
+        version = checkpoint.message.version
+        self._refusals[checkpoint.digest] = REFUSALS_MAX
+        self._conditions.set("weights", f"version {version} cannot be used: {reason}")
+        log.error("a version cannot be used", version=version, reason=reason)
 
     # What is made here
 
     async def release(self, policy: Policy) -> Release:
         """Cut a finished version into blobs; raises ``StorageFullError``."""
-        rules = self._replica.manifest.shardcast
-        digest, index = await publish_file(
-            policy.path, self._ports.blobs, rules.shard_bytes, rules.chunk_bytes
-        )
+        rules, blobs = self._replica.manifest.shardcast, self._ports.blobs
+        digest, index = await publish_file(policy.path, blobs, rules.shard_bytes, rules.chunk_bytes)
+        await self._retention.note(Kind.INDEX, policy.version, digest)
         state, state_bytes = None, 0
         path = self.state_path(policy.version)
         if len(self._replica.manifest.genesis.trainers) > 1:
-            state_bytes = self._ports.blobs.file_bytes(path) or 0
-            state = await self._ports.blobs.put_file(path, 0, state_bytes)
+            state_bytes = blobs.file_bytes(path) or 0
+            state = await blobs.put_file(path, 0, state_bytes)
+            await self._retention.note(Kind.STATE, policy.version, state)
         await self._hold(policy)
         return Release(
             digest, len(shard_index.encode(index)), index.total_bytes, state, state_bytes
         )
 
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
-        """Return another trainer's published state, or None when it cannot be had."""
+        """Return another trainer's published state, or None when it cannot be had.
+
+        Raises ``StorageFullError``.
+        """
         message = manifest.message
         digest = Digest(message.state)
         data = await self._exchange.fetch(
@@ -116,6 +164,7 @@ class PolicyLibrary:
         if data is None:
             return None
         path = self.state_path(message.version)
+        await self._retention.note(Kind.STATE, message.version, digest)
         await self._ports.blobs.put(data)
         await self._ports.blobs.concatenate([digest], path)
         return path
@@ -133,79 +182,102 @@ class PolicyLibrary:
         """Keep what the swarm uses until cancelled."""
         try:
             while True:
-                self._start_downloads()
+                beats = self._pulse.beats
+                await self._end_downloads()
+                self._start_download()
                 await self._forget_old()
-                await self._pulse.wait(self._replica.manifest.epochs.seconds)
+                await self._pulse.wait(self._replica.manifest.epochs.seconds, since=beats)
         finally:
-            for task in self._downloads.values():
-                task.cancel()
+            await self._cancel(list(self._arriving.values()))
 
-    def _wanted(self) -> list[int]:
-        """Return the versions that rollouts may still be of, newest first."""
+    def _wanted(self) -> range:
+        """Return the versions that rollouts may still be of."""
         newest = self._replica.ledger.version
-        oldest = max(0, newest - self._replica.manifest.grpo.async_level)
-        return list(range(newest, oldest - 1, -1))
+        return range(max(0, newest - self._replica.manifest.grpo.async_level), newest + 1)
 
-    def _start_downloads(self) -> None:
-        for version, task in list(self._downloads.items()):
-            if task.done():
-                del self._downloads[version]
-                if not task.cancelled():
-                    task.result()
-        wanted = self._wanted()
-        for version, task in self._downloads.items():
-            if version not in wanted:
-                task.cancel()
-        for version in wanted:
+    async def _end_downloads(self) -> None:
+        """Take note of those that have ended; end those of which nobody wants the result."""
+        members = self._forest_members() if self._arriving else []
+        unwanted = []
+        for version, arriving in list(self._arriving.items()):
+            current = self._replica.ledger.checkpoint(version)
+            if arriving.task.done():
+                del self._arriving[version]
+                arriving.task.result()
+            elif version not in self._wanted() or current != arriving.checkpoint:
+                del self._arriving[version]
+                unwanted.append(arriving)
+            elif members != arriving.members:
+                arriving.members = members
+                arriving.weights.change_members(members)
+        await self._cancel(unwanted)
+
+    async def _cancel(self, downloads: list[_Arriving]) -> None:
+        for download in downloads:
+            download.task.cancel()
+        await asyncio.gather(*(item.task for item in downloads), return_exceptions=True)
+
+    def _start_download(self) -> None:
+        """Start one new one at a time: the newest version has the line for itself first."""
+        for version in reversed(self._wanted()):
             checkpoint = self._replica.ledger.checkpoint(version)
-            if checkpoint is None or checkpoint.signer == self._exchange.peer_id:
+            missing = self.get(version) is None and version not in self._arriving
+            if checkpoint is None or not missing or self._is_refused(checkpoint):
                 continue
-            if self.get(version) is None and version not in self._downloads:
-                self._downloads[version] = asyncio.create_task(self._download(checkpoint))
-                return  # one new one at a time: the newest version has the line for itself first
+            members = self._forest_members()
+            root = self._root(checkpoint, members)
+            if root is not None:
+                weights = self._download(checkpoint, root, members)
+                task = asyncio.create_task(self._fetch(checkpoint, weights))
+                self._arriving[version] = _Arriving(checkpoint, members, weights, task)
+                return
 
-    async def _download(self, checkpoint: Signed[CheckpointManifest]) -> None:
-        message = checkpoint.message
-        rules = self._replica.manifest.shardcast
-        download = WeightsDownload(
+    def _is_refused(self, checkpoint: Signed[CheckpointManifest]) -> bool:
+        return self._refusals.get(checkpoint.digest, 0) >= REFUSALS_MAX
+
+    def _root(
+        self, checkpoint: Signed[CheckpointManifest], members: list[ForestMember]
+    ) -> PeerId | None:
+        """Return who has it first: its publisher, or another when that is us and we lost it."""
+        if checkpoint.signer != self._exchange.peer_id:
+            return checkpoint.signer
+        others = [member.peer for member in members if member.peer != checkpoint.signer]
+        return next(iter(others), None)
+
+    def _download(
+        self, checkpoint: Signed[CheckpointManifest], root: PeerId, members: list[ForestMember]
+    ) -> WeightsDownload:
+        message, rules = checkpoint.message, self._replica.manifest.shardcast
+        return WeightsDownload(
             self._exchange,
             self._ports.blobs,
-            Weights(
-                checkpoint.digest, Digest(message.index), message.index_bytes, checkpoint.signer
-            ),
-            self._forest_members(),
+            Weights(checkpoint.digest, Digest(message.index), message.index_bytes, root),
+            members,
             stripes=rules.stripes,
             fanout=rules.fanout,
             on_blame=lambda peer, fault: log.warning("bad weights", peer=peer, fault=str(fault)),
         )
+
+    async def _fetch(
+        self, checkpoint: Signed[CheckpointManifest], weights: WeightsDownload
+    ) -> None:
+        message = checkpoint.message
         started_at = self._ports.clock.now()
         try:
-            path = await download.run(self.weights_path(message.version))
+            await self._retention.note(Kind.INDEX, message.version, Digest(message.index))
+            path = await weights.run(self.weights_path(message.version))
             if isinstance(path, Fault):
-                log.error("a trainer published weights that cannot be", fault=str(path))
+                self._refuse(checkpoint, str(path))
                 return
             await self._hold(Policy(Version(message.version), Digest(message.policy), path))
-        except asyncio.CancelledError:
-            if message.version not in self._wanted():
-                await self._drop_arrivals(message.version)
-            raise
-        except StorageFullError as error:
-            self._conditions.set("weights", f"disk full: {error}; waiting for room")
+        except (StorageFullError, LookupError) as error:
+            self._conditions.set("weights", f"version {message.version} is not stored: {error}")
             await asyncio.sleep(self._replica.manifest.epochs.seconds)
             return
         self._conditions.clear("weights")
         seconds = self._ports.clock.now() - started_at
         log.info("policy arrived", version=message.version, seconds=round(seconds, 3))
         self._pulse.beat()
-
-    async def _drop_arrivals(self, version: int) -> None:
-        """Give back the room of a version that the swarm went past before it was here."""
-        index = await self._index(version)
-        if index is not None:
-            await forget(self._ports.blobs, index, await self._kept_indices(self._held))
-
-    async def _kept_indices(self, versions: Iterable[int]) -> list[shard_index.ShardIndex]:
-        return [index for version in versions if (index := await self._index(version))]
 
     def _forest_members(self) -> list[ForestMember]:
         return [
@@ -218,32 +290,31 @@ class PolicyLibrary:
         ]
 
     async def _hold(self, policy: Policy) -> None:
-        await self._ports.store.commit(
-            [Put(_TABLE, policy.version.to_bytes(8, "big"), policy.digest)]
-        )
+        await self._ports.store.commit([Put(_TABLE, _key(policy.version), policy.digest)])
         self._held[policy.version] = policy
 
-    async def _forget_old(self) -> None:
-        """Delete versions beyond the retention, and the blobs that only they use."""
-        kept_from = self._replica.ledger.version - self._replica.manifest.shardcast.versions_kept
-        old = [version for version in sorted(self._held) if version <= kept_from]
-        if not old:
-            return
-        kept = await self._kept_indices([item for item in self._held if item > kept_from])
-        for version in old:
-            index = await self._index(version)
-            if index is not None:
-                await forget(self._ports.blobs, index, kept)
-            checkpoint = self._replica.ledger.checkpoint(version)
-            if checkpoint is not None and checkpoint.message.state:
-                await self._ports.blobs.delete(Digest(checkpoint.message.state))
-            self._ports.blobs.delete_file(self._held.pop(version).path)
-            self._ports.blobs.delete_file(self.state_path(version))
+    # What nobody needs
 
-    async def _index(self, version: int) -> shard_index.ShardIndex | None:
-        checkpoint = self._replica.ledger.checkpoint(version)
-        if checkpoint is None:
-            return None
-        data = await self._ports.blobs.get(Digest(checkpoint.message.index))
-        index = None if data is None else shard_index.decode(data)
-        return index if isinstance(index, shard_index.ShardIndex) else None
+    async def _forget_old(self) -> None:
+        """Delete versions beyond the retention, and what an interrupted download left of them."""
+        newest = self._replica.ledger.version
+        kept_from = newest - self._replica.manifest.shardcast.versions_kept
+        old = [version for version in self._held if version <= kept_from]
+        for version in old:
+            self._ports.blobs.delete_file(self._held.pop(version).path)
+        for version in range(self._states_from, newest - STATES_KEPT + 1):
+            self._ports.blobs.delete_file(self.state_path(version))
+        self._states_from = max(self._states_from, newest - STATES_KEPT + 1)
+        await self._retention.sweep({*self._held, *self._wanted()})
+        if old:
+            await self._forget_names(old)
+
+    async def _forget_names(self, versions: list[int]) -> None:
+        try:
+            await self._ports.store.commit([Delete(_TABLE, _key(version)) for version in versions])
+        except StorageFullError as error:  # a name without its file says nothing
+            log.warning("names of old policies are not deleted", error=str(error))
+
+
+def _key(version: int) -> bytes:
+    return version.to_bytes(8, "big")

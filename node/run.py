@@ -135,6 +135,7 @@ class LiveNode:
             transport, self._identity, run_id, directory_keys(run_id)
         )
         store = SqliteStore(self._datadir.state)
+        self._datadir.weights.mkdir(exist_ok=True)
         about = About(
             roles=self._config.roles,
             hardware=probe_hardware(),

@@ -58,6 +58,27 @@ class TrafficStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Snapshot:
+    """The numbers of a ``NodeStatus`` that cost nothing to take, for who looks often."""
+
+    state: State
+    connected: int
+    members: int
+    """Live records, this node's own among them."""
+    policy_version: int
+    version: int
+    backlog: int
+    committed: int
+    certified: int
+    rejected: int
+    expired: int
+    gossip_received: int
+    """New messages."""
+    gossip_duplicates: int
+    gossip_dropped: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeStatus:
     """A node's snapshot; counts of ``rollouts`` are swarm-wide, of ``own_rollouts`` ours."""
 

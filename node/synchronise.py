@@ -1,16 +1,18 @@
 """Synchronisation: what one peer has accepted and another has missed, pulled on request.
 
 A newcomer takes everything that still matters this way, a restarted node what it slept through, and
-every node now and then what gossip lost. The server lists message ids; the client asks for those it
-lacks; each envelope then passes the same door as gossip (``Replica.receive``).
+every node now and then what gossip lost. The server lists message ids, page by page; the client
+asks for those it lacks; each envelope then passes the same door as gossip (``Replica.receive``).
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import structlog
 
+from node.blob_wire import within
 from node.frames import read_frame, write_frame
 from protocol.codec import decode, encode
 from protocol.messages import ENVELOPE_BYTES_MAX, Signed
@@ -21,11 +23,22 @@ from roles.ports import Clock, Stream, Streams, TransportError
 log = structlog.get_logger()
 
 IDS_MAX = 8192
-"""Ids in one answer: 270 KB; a longer history takes several rounds."""
+"""Ids on one page: 270 KB."""
 
 ENVELOPES_MAX = 1024
+"""Messages asked for at once."""
+
+REQUEST_BYTES_MAX = 64
+PAGE_BYTES_MAX = IDS_MAX * (DIGEST_BYTES + 2) + 1024
+
 EXCHANGE_SECONDS = 30.0
-REQUEST_BYTES_MAX = IDS_MAX * (DIGEST_BYTES + 2) + 1024
+"""For all that one pull takes; what is left over comes with the next one."""
+
+STALL_SECONDS = 5.0
+"""For one frame."""
+
+SERVED_MAX = 16
+"""Peers served at once, each once: an answer may take megabytes, its question takes 40 bytes."""
 
 Accepted = Callable[[bytes, Received], None]
 
@@ -41,6 +54,7 @@ class Synchroniser:
         self._clock = clock
         self._accepted = accepted
         self._protocol = f"/prime-node/1/{replica.run_id.hex()[:16]}/sync"
+        self._serving: dict[PeerId, None] = {}
         self.synchronised = False
 
     async def start(self) -> None:
@@ -48,80 +62,118 @@ class Synchroniser:
         await self._streams.handle(self._protocol, self._serve)
 
     async def pull(self, peer: PeerId) -> bool:
-        """Take what ``peer`` has and we lack; False when it could not be reached in time."""
+        """Take what ``peer`` has and we lack; False when it did not tell all of it in time."""
         try:
-            async with asyncio.timeout(EXCHANGE_SECONDS):
-                while await self._round(peer):
-                    pass
-        except (TransportError, TimeoutError) as error:
+            await within(EXCHANGE_SECONDS, self._pull(peer))
+        except TransportError as error:
             log.info("synchronisation failed", peer=peer[-8:], error=str(error))
             return False
         self.synchronised = True
         return True
 
-    async def _round(self, peer: PeerId) -> bool:
-        """Ask once; True when there was more news than fits one answer."""
+    async def _pull(self, peer: PeerId) -> None:
+        """Go through the peer's pages; each id is asked for once, whatever comes of it."""
+        asked: dict[Digest, None] = {}
+        skip = 0
+        while True:
+            before = self._replica.ledger.version
+            listed, wanted = await self._round(peer, skip, asked)
+            asked.update(dict.fromkeys(wanted))
+            if len(wanted) == ENVELOPES_MAX:
+                continue  # more of the same page
+            if listed < IDS_MAX:
+                return
+            # The list begins at our newest version: when that moves, the pages do.
+            skip = skip + IDS_MAX if self._replica.ledger.version == before else 0
+
+    async def _round(
+        self, peer: PeerId, skip: int, asked: dict[Digest, None]
+    ) -> tuple[int, list[Digest]]:
+        """Take what is new on one page; return how long the page was, and what was asked for."""
         stream = await self._streams.open_stream(peer, self._protocol)
         try:
-            await write_frame(stream, encode({"version": self._replica.ledger.version + 1}))
-            ids = _ids(await read_frame(stream, REQUEST_BYTES_MAX))
+            request = {"skip": skip, "version": self._replica.ledger.version + 1}
+            await write_frame(stream, encode(request))
+            ids = _ids(await within(STALL_SECONDS, read_frame(stream, PAGE_BYTES_MAX)))
+            if ids is None:
+                raise TransportError("not a list of ids")
             known = {signed.digest: None for signed in _current(self._replica, 0)}
-            wanted = [item for item in ids if item not in known][:ENVELOPES_MAX]
+            new = (item for item in dict.fromkeys(ids) if item not in known and item not in asked)
+            wanted = list(islice(new, ENVELOPES_MAX))
             await write_frame(stream, encode({"ids": wanted}))
-            news = 0
             for _ in wanted:
-                envelope = await read_frame(stream, ENVELOPE_BYTES_MAX)
-                if isinstance(envelope, Fault):
-                    return False
-                received = self._replica.receive(envelope, self._clock.now())
-                if received.relay is Relay.ACCEPT:
-                    news += 1
-                    self._accepted(envelope, received)
+                self._take(await within(STALL_SECONDS, read_frame(stream, ENVELOPE_BYTES_MAX)))
+                await asyncio.sleep(0)  # a full buffer must not keep the loop from the others
         finally:
             await stream.close()
-        return news > 0 and len(wanted) == ENVELOPES_MAX
+        return len(ids), wanted
+
+    def _take(self, envelope: bytes | Fault) -> None:
+        if isinstance(envelope, Fault):
+            raise TransportError(str(envelope))
+        received = self._replica.receive(envelope, self._clock.now())
+        if received.relay is Relay.REJECT:
+            raise TransportError(f"the peer holds what no honest node accepts: {received.fault}")
+        if received.relay is Relay.ACCEPT:
+            self._accepted(envelope, received)
 
     async def _serve(self, stream: Stream) -> None:
-        async with asyncio.timeout(EXCHANGE_SECONDS):
-            request = decode_frame(await read_frame(stream, 64))
-            version = request.get("version")
-            if not isinstance(version, int):
+        if stream.peer in self._serving or len(self._serving) >= SERVED_MAX:
+            return  # the client takes a closed stream for "ask another one"
+        self._serving[stream.peer] = None
+        try:
+            await within(EXCHANGE_SECONDS, self._answer(stream))
+        finally:
+            del self._serving[stream.peer]
+
+    async def _answer(self, stream: Stream) -> None:
+        request = _map(await within(STALL_SECONDS, read_frame(stream, REQUEST_BYTES_MAX)))
+        skip, version = request.get("skip"), request.get("version")
+        if type(skip) is not int or type(version) is not int or min(skip, version) < 0:
+            return
+        page = islice(_current(self._replica, version), skip, skip + IDS_MAX)
+        offered = {signed.digest: signed.envelope for signed in page}
+        await write_frame(stream, encode({"ids": list(offered)}))
+        wanted = _ids(await within(STALL_SECONDS, read_frame(stream, PAGE_BYTES_MAX)))
+        for digest in (wanted or [])[:ENVELOPES_MAX]:
+            envelope = offered.get(digest)
+            if envelope is None:
                 return
-            offered = {
-                signed.digest: signed.envelope for signed in _current(self._replica, version)
-            }
-            await write_frame(stream, encode({"ids": list(offered)[:IDS_MAX]}))
-            for wanted in _ids(await read_frame(stream, REQUEST_BYTES_MAX))[:ENVELOPES_MAX]:
-                envelope = offered.get(wanted)
-                if envelope is None:
-                    return
-                await write_frame(stream, envelope)
+            await within(STALL_SECONDS, write_frame(stream, envelope))
 
 
-def decode_frame(frame: bytes | Fault) -> dict[str, object]:
+def _map(frame: bytes | Fault) -> dict[str, object]:
     """Return the map that a frame holds, empty when it holds none."""
-    value = frame if isinstance(frame, Fault) else decode(frame, bytes_max=REQUEST_BYTES_MAX)
+    value = frame if isinstance(frame, Fault) else decode(frame, bytes_max=PAGE_BYTES_MAX)
     return value if isinstance(value, dict) else {}
 
 
-def _ids(frame: bytes | Fault) -> list[Digest]:
-    ids = decode_frame(frame).get("ids")
+def _ids(frame: bytes | Fault) -> list[Digest] | None:
+    """Return the ids that a frame holds, None when it is nothing of the kind."""
+    ids = _map(frame).get("ids")
     if not isinstance(ids, tuple) or len(ids) > IDS_MAX:
-        return []
-    return [Digest(item) for item in ids if isinstance(item, bytes) and len(item) == DIGEST_BYTES]
+        return None
+    well_formed = all(isinstance(item, bytes) and len(item) == DIGEST_BYTES for item in ids)
+    return [Digest(item) for item in ids] if well_formed else None
 
 
-def _current(replica: Replica, from_version: int) -> Iterable[Signed[Any]]:
+def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:
     """Yield what matters now, in an order in which it can be taken in.
 
-    Members first, since certificates are checked against the roster; then versions from
-    ``from_version`` on, commits before the certificates that settle them.
+    The keys of the genesis first, since certificates are checked against the roster; then versions
+    from ``from_version`` on, commits before the certificates that settle them. Everybody else's
+    records come last: anyone may make thousands of them, and nothing waits for them.
     """
-    ledger = replica.ledger
-    yield from replica.roster.records()
-    for checkpoint in ledger.checkpoints[max(0, from_version) :]:
-        yield checkpoint.manifest
+    ledger, manifest = replica.ledger, replica.manifest
+    records = replica.roster.records()
+    named = {*manifest.genesis.trainers, *manifest.genesis.validators}
+    yield from (record for record in records if record.signer in named)
+    yield from (checkpoint.manifest for checkpoint in ledger.checkpoints[from_version:])
     yield from (entry.commit for entry in ledger.entries.values())
-    yield from (
-        entry.certificate for entry in ledger.entries.values() if entry.certificate is not None
-    )
+    yield from _certificates(replica)
+    yield from (record for record in records if record.signer not in named)
+
+
+def _certificates(replica: Replica) -> Iterable[Signed[Any]]:
+    entries = replica.ledger.entries.values()
+    return (entry.certificate for entry in entries if entry.certificate is not None)

@@ -32,7 +32,7 @@ from protocol.shardcast.events import (
     TransferLimits,
 )
 from protocol.shardcast.forest import Member
-from protocol.shardcast.index import ChunkHasher, Shard, ShardIndex
+from protocol.shardcast.index import Shard, ShardIndex
 from protocol.shardcast.transfer import Transfer
 from protocol.types import Digest, Fault, PeerId
 from roles.ports import Blobs, PartialBlob, TransportError
@@ -69,21 +69,18 @@ async def publish_file(
 ) -> tuple[Digest, ShardIndex]:
     """Store a file as shards and their index; return the index blob's digest, and the index.
 
-    Runs beside training: the store reads and writes in its own threads, hashing holds the loop for
-    one piece at a time. Raises ``StorageFullError``; ``ValueError`` when the file is empty, shrinks
-    meanwhile, or is too large for its chunks.
+    Runs beside training: the store reads, writes and hashes in its own threads. Raises
+    ``StorageFullError``; ``ValueError`` when the file is empty or missing, shrinks meanwhile, or is
+    too large for its chunks.
     """
-    total_bytes = path.stat().st_size  # noqa: ASYNC240 - one look at metadata, no reading
+    total_bytes = blobs.file_bytes(path)
     if not total_bytes:
-        raise ValueError(f"{path} is empty")
+        raise ValueError(f"{path} is empty or missing")
     shards = []
     for number in range(shard_index.shard_count(total_bytes, shard_bytes)):
         length = shard_index.shard_length(total_bytes, shard_bytes, number)
         digest = await blobs.put_file(path, number * shard_bytes, length)
-        hasher = ChunkHasher(chunk_bytes)
-        async for piece in blobs.stream(digest, 0, length):
-            hasher.update(piece)
-        shards.append(Shard(digest, length, hasher.finish()))
+        shards.append(Shard(digest, length, await blobs.chunk_digests(digest, chunk_bytes)))
     index = ShardIndex(total_bytes, shard_bytes, chunk_bytes, tuple(shards))
     return await blobs.put(shard_index.encode(index)), index
 

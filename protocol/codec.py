@@ -6,6 +6,7 @@ accepted spelling and a digest of the bytes is a digest of the value.
 """
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import msgpack
@@ -31,11 +32,53 @@ def decode(data: bytes, *, bytes_max: int) -> Any | Fault:
         return Fault("oversize", f"{len(data)} bytes, limit {bytes_max}")
     try:
         value = msgpack.unpackb(data, raw=False, use_list=False, strict_map_key=True)
-        if encode(value) != data:
+        # What came out of msgpack needs no rebuilding, as ``encode`` does it, but a look.
+        if not _is_canonical(value, DEPTH_MAX) or msgpack.packb(value, use_bin_type=True) != data:
             return Fault("not-canonical")
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
         return Fault("undecodable", type(error).__name__)
     return value
+
+
+_PLAIN = frozenset({type(None), bool, int, str, bytes})
+
+
+def _is_canonical(value: Any, depth: int) -> bool:
+    """Tell whether an unpacked value has sorted string keys and nothing that has no encoding."""
+    kind = type(value)
+    if depth == 0:
+        raise ValueError(f"nested deeper than {DEPTH_MAX}")
+    if kind is dict:
+        if not _in_order(value):
+            return False
+        value = value.values()
+    elif kind is not tuple:
+        return _is_plain(value)
+    if depth == 1 and value:
+        raise ValueError(f"nested deeper than {DEPTH_MAX}")
+    return all(type(item) in _PLAIN or _is_canonical(item, depth - 1) for item in value)
+
+
+def _in_order(keys: Iterable[Any]) -> bool:
+    last = ""
+    for key in keys:
+        if type(key) is not str:
+            raise TypeError("map keys must be strings")
+        if key < last:
+            return False
+        last = key
+    return True
+
+
+def _is_plain(value: Any) -> bool:
+    kind = type(value)
+    if kind is float and not math.isfinite(value):
+        raise ValueError("not a finite number")
+    if kind is float or kind in _PLAIN:
+        return True
+    if kind is msgpack.ExtType:
+        return False
+    raise TypeError(f"no canonical form for {kind.__name__}")
 
 
 def _canonical(value: Any, depth: int) -> Any:

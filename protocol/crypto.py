@@ -6,6 +6,7 @@ id alone. Layouts: libp2p peer-id specification, key protobuf and identity multi
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Protocol
 
 import base58
@@ -49,6 +50,7 @@ def peer_id_from_public_key(public_key: bytes) -> PeerId:
     return PeerId(base58.b58encode(PEER_ID_PREFIX + public_key).decode())
 
 
+@lru_cache(maxsize=4096)  # base58 and the check of its spelling cost 40 us, and authors repeat
 def public_key_from_peer_id(peer_id: str) -> bytes | None:
     """Return the 32-byte Ed25519 key inside ``peer_id``, or None when it holds none.
 

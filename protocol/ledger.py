@@ -80,6 +80,8 @@ class Ledger:
         self._in_flight: dict[PeerId, dict[Digest, None]] = {}
         self._trained: dict[Digest, int] = {}
         self._epoch = 0
+        self.forks: dict[PeerId, tuple[Digest, Digest]] = {}
+        """Workers that signed two commits for one slot, with the evidence."""
         self.policy_lag_max = 0
         """Largest age, in versions, of a policy whose rollout a version has learned from."""
 
@@ -117,14 +119,19 @@ class Ledger:
     def restore_commit(self, commit: Signed[RolloutCommit]) -> None:
         """Take back a commit that was accepted before a restart, whatever else waited then."""
         fault = self._check_commit(commit, commit.message.epoch)
-        if fault is None and commit.digest not in self.entries:
+        stood = fault is None or fault.reason == "slashed"  # then, it was not yet
+        if stood and commit.digest not in self.entries:
             self._take_commit(commit)
 
     def _take_commit(self, commit: Signed[RolloutCommit]) -> None:
         worker, message = commit.signer, commit.message
         entry = Entry(commit, trained_in=self._trained.get(commit.digest))
         self.entries[commit.digest] = entry
-        self._slots.setdefault((worker, message.version), {})[message.slot] = commit.digest
+        slots = self._slots.setdefault((worker, message.version), {})
+        first = slots.setdefault(message.slot, commit.digest)
+        if first != commit.digest:
+            # Both are kept, and both travel: every node must come to the same outcomes.
+            self.forks[worker] = (first, commit.digest)
         self._in_flight.setdefault(worker, {})[commit.digest] = None
         for counts in self._counts(worker):
             counts.committed += 1
@@ -144,16 +151,14 @@ class Ledger:
         if message.body_bytes > self._body_bytes_max:
             return Fault("oversize")
         checkpoint = self.checkpoint(message.version)
-        if checkpoint is not None and checkpoint.message.policy != message.policy:
-            return Fault("wrong-policy")
+        if checkpoint is not None and checkpoint.digest != message.checkpoint:
+            return Fault("wrong-checkpoint")
         return self._check_slot(commit)
 
     def _check_slot(self, commit: Signed[RolloutCommit]) -> Fault | None:
         message = commit.message
         if (message.slot == 0) != (message.previous == b""):
             return Fault("slot-order", "slot 0 and no other has no predecessor")
-        if message.slot in self._slots.get((commit.signer, message.version), {}):
-            return Fault("slot-reused", "two commits for one slot")
         return None
 
     def predecessor_known(self, commit: Signed[RolloutCommit]) -> bool:
@@ -179,9 +184,10 @@ class Ledger:
         return len(self._in_flight.get(worker, {}))
 
     def slashed(self, worker: PeerId) -> bool:
-        """Tell whether a rejected rollout has ended the standing of ``worker``."""
+        """Tell whether a rejected rollout, or two for one slot, ended a worker's standing."""
         counts = self.workers.get(worker)
-        return self._manifest.credit.slash_on_reject and counts is not None and counts.rejected > 0
+        guilty = worker in self.forks or (counts is not None and counts.rejected > 0)
+        return self._manifest.credit.slash_on_reject and guilty
 
     # Outcomes
 

@@ -8,6 +8,7 @@ different runs cannot mix. Unknown keys and wrong types are errors that name the
 
 import tomllib
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -227,7 +228,7 @@ class RunManifest(Recipe):
         """Return the canonical bytes, whose digest is the run id."""
         return encode(self.model_dump(mode="json"))
 
-    @property
+    @cached_property
     def run_id(self) -> RunId:
         """The digest that names the run."""
         return RunId(digest(self.encoded()))

@@ -17,6 +17,10 @@ CLOCK_SKEW_SECONDS_MAX = 3.0
 MEMBERS_MAX = 20_000
 """A bound on memory, about 1 KB each; four times the largest run that we simulate."""
 
+REFRESH_SHARE_MIN = 0.1
+"""Records of one member closer than this share of a refresh are no news: each travels to everyone,
+and a member could sign one for every millisecond."""
+
 
 @dataclass(frozen=True, slots=True)
 class Member:
@@ -55,6 +59,9 @@ class Roster:
         self._manifest = manifest
         self._members: dict[PeerId, Member] = {}
         self._lifetime_seconds = manifest.epochs.record_epochs * manifest.epochs.seconds
+        self._pause_seconds = (
+            REFRESH_SHARE_MIN * manifest.epochs.refresh_epochs * manifest.epochs.seconds
+        )
 
     def offer(self, record: Signed[NodeRecord], now: float) -> Fault | bool:
         """Take a record whose signature is checked; False when it is not news."""
@@ -63,7 +70,7 @@ class Roster:
             return fault
         known = self._members.get(record.signer)
         issued_at = record.message.issued_at
-        if known is not None and record.message.sequence <= known.record.message.sequence:
+        if known is not None and not self._is_news(record, known):
             return False
         if issued_at < now - self._lifetime_seconds:
             return False
@@ -91,6 +98,13 @@ class Roster:
             if role in message.roles and not admits(record.signer):
                 return Fault("not-admitted", role)
         return None
+
+    def _is_news(self, record: Signed[NodeRecord], known: Member) -> bool:
+        """Tell whether a member's next record is due, or says that it leaves."""
+        leaves = record.message.leaving and not known.record.message.leaving
+        pause_seconds = 0.0 if leaves else self._pause_seconds
+        newer = record.message.sequence > known.record.message.sequence
+        return newer and record.message.issued_at >= known.seen_at + pause_seconds
 
     def _room_for(self, peer: PeerId) -> bool:
         """Tell whether a newcomer fits; strangers never take the places of the genesis keys."""

@@ -42,12 +42,11 @@ FAULTS_OF_VIEW = frozenset(
         "future-epoch",
         "protocol-version",
         "slashed",
-        "slot-reused",
         "trained-on-rejected",
         "unknown-role",
         "version-reused",
         "wrong-parent",
-        "wrong-policy",
+        "wrong-checkpoint",
     }
 )
 """What only our own view, clock or software may show: its author can tell two honest nodes two

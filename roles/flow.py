@@ -25,15 +25,21 @@ class Pulse:
 
     def __init__(self) -> None:
         self._next: asyncio.Future[None] | None = None
+        self.beats = 0
+        """How often it has beaten: read before looking, given to ``wait`` after it."""
 
     def beat(self) -> None:
         """Wake all current waiters."""
+        self.beats += 1
         if self._next is not None and not self._next.done():
             self._next.set_result(None)
         self._next = None
 
-    async def wait(self, seconds: float) -> None:
-        """Return at the next beat, or after ``seconds``."""
+    async def wait(self, seconds: float, since: int) -> None:
+        """Return at the first beat after ``since`` of them, or after ``seconds``."""
+        if self.beats != since:
+            await asyncio.sleep(0)
+            return
         if self._next is None:
             self._next = asyncio.get_running_loop().create_future()
         await asyncio.wait((self._next,), timeout=seconds)
@@ -71,11 +77,12 @@ class Network(Protocol):
     async def publish(self, topic: Topic, message: MessageT) -> Signed[MessageT]:
         """Sign, store durably, apply to our own replica, and gossip; in this order.
 
-        Raises ``RefusedError`` when our own replica refuses it.
+        Raises ``RefusedError`` when our own replica refuses it, ``StorageFullError`` when it cannot
+        be stored; then it was not said.
         """
 
     async def record(self, message: MessageT) -> Signed[MessageT]:
-        """Sign, store durably and apply to our own replica, without gossip."""
+        """Sign, store durably and apply to our own replica, without gossip; raises alike."""
 
     async def announce(self, topic: Topic, envelope: bytes) -> None:
         """Gossip a message that is already stored."""
@@ -122,7 +129,13 @@ class Policies(Protocol):
         """Cut a finished version into blobs; raises ``StorageFullError``."""
 
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
-        """Return another trainer's published state, or None when it cannot be had."""
+        """Return another trainer's published state, or None when it cannot be had.
+
+        Raises ``StorageFullError``.
+        """
+
+    async def discard(self, policy: Policy) -> None:
+        """Drop a policy that an engine refused, and get it another way if there is one."""
 
 
 class RefusedError(Exception):
@@ -158,9 +171,9 @@ class RoleContext:
         """Return the epoch that it is now."""
         return self.manifest.epoch_at(self.clock.now())
 
-    async def tick(self) -> None:
-        """Wait for news, or half an epoch."""
-        await self.pulse.wait(self.epoch_seconds / 2)
+    async def tick(self, since: int) -> None:
+        """Wait for news after ``since`` beats of the pulse, or half an epoch."""
+        await self.pulse.wait(self.epoch_seconds / 2, since)
 
 
 def reward(

@@ -111,6 +111,9 @@ class Blobs(Protocol):
     async def put_file(self, path: Path, offset: int, length: int) -> Digest:
         """Store a slice of a file without holding it in memory; raises ``StorageFullError``."""
 
+    async def chunk_digests(self, digest: Digest, chunk_bytes: int) -> tuple[Digest, ...]:
+        """Return the digests of a blob's chunks; raises ``LookupError`` when it is not here."""
+
     async def get(self, digest: Digest) -> bytes | None:
         """Return the whole blob, or None when it is not (completely) here."""
 
@@ -133,6 +136,12 @@ class Blobs(Protocol):
 
     async def delete(self, digest: Digest) -> None:
         """Forget a blob; idempotent."""
+
+    def file_bytes(self, path: Path) -> int | None:
+        """Return the length of a file that an engine or ``concatenate`` wrote, None without one."""
+
+    def delete_file(self, path: Path) -> None:
+        """Delete such a file; idempotent."""
 
 
 @dataclass(frozen=True, slots=True)

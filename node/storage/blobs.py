@@ -20,6 +20,7 @@ from pathlib import Path
 
 from node.storage import files
 from node.storage.arrival import Arrival, Plan, prepare
+from protocol.shardcast import index as shard_index
 from protocol.types import DIGEST_BYTES, Digest
 from roles.ports import StorageFullError
 
@@ -70,6 +71,17 @@ class FileBlobs:
         """
         pieces = functools.partial(_slice, path, offset, length)
         return await files.uninterrupted(self._store(length, pieces))
+
+    async def chunk_digests(self, digest: Digest, chunk_bytes: int) -> tuple[Digest, ...]:
+        """Return the digests of a blob's chunks; raises ``LookupError`` when it is not here."""
+        if digest not in self._sizes:
+            raise LookupError("no such blob")
+        try:
+            return await files.in_thread(
+                _chunk_digests, self._path(digest), self._sizes[digest], chunk_bytes
+            )
+        except FileNotFoundError as error:  # deleted meanwhile
+            raise LookupError("no such blob") from error
 
     async def get(self, digest: Digest) -> bytes | None:
         """Return the whole blob, or None when it is not (completely) here."""
@@ -134,6 +146,17 @@ class FileBlobs:
             self._used_bytes -= arrival.plan.length
         self._used_bytes -= self._leftovers.pop(digest, 0) + self._sizes.pop(digest, 0)
         await files.uninterrupted(files.in_thread(self._unlink, digest))
+
+    def file_bytes(self, path: Path) -> int | None:
+        """Return the length of a file beside the blobs, None when there is none."""
+        try:
+            return path.stat().st_size
+        except FileNotFoundError:
+            return None
+
+    def delete_file(self, path: Path) -> None:
+        """Delete a file beside the blobs; idempotent."""
+        path.unlink(missing_ok=True)
 
     # Storing
 
@@ -266,6 +289,10 @@ def _slice(path: Path, offset: int, length: int) -> Iterator[bytes]:
                 raise ValueError(f"{path} ends before its slice")
             length -= len(piece)
             yield piece
+
+
+def _chunk_digests(path: Path, length: int, chunk_bytes: int) -> tuple[Digest, ...]:
+    return shard_index.chunk_digests(_slice(path, 0, length), chunk_bytes)
 
 
 def _concatenate(sources: Sequence[Path], target: Path) -> None:

@@ -1,5 +1,6 @@
 """What was seen (so nothing is handled twice) and what can be served (IHAVE and IWANT)."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from protocol.types import PeerId
@@ -18,6 +19,11 @@ class SeenCache:
 
     def __contains__(self, message_id: bytes) -> bool:
         return message_id in self._expires_at
+
+    def unseen(self, message_ids: Iterable[bytes]) -> list[bytes]:
+        """Return those of many ids that are not here."""
+        seen = self._expires_at
+        return [message_id for message_id in message_ids if message_id not in seen]
 
     def add(self, message_id: bytes, now: float) -> None:
         """Remember a new id; a repeat does not prolong its life."""

@@ -25,6 +25,8 @@ class Deframer:
 
     def feed(self, data: bytes) -> list[bytes] | Fault:
         """Return the frames that ``data`` completes; after a ``Fault`` the stream is useless."""
+        if not self._buffer and (single := _whole_frame(data)) is not None:
+            return [single]
         self._buffer += data
         frames: list[bytes] = []
         at = 0
@@ -50,3 +52,15 @@ class Deframer:
             if byte < 0x80:
                 return length, at + index + 1
         return (RPC_BYTES_MAX + 1, at) if len(self._buffer) - at >= _LENGTH_BYTES_MAX else None
+
+
+def _whole_frame(data: bytes) -> bytes | None:
+    """Return the one frame of less than 16 KiB that ``data`` is, as it mostly is, else None."""
+    if len(data) < 2:
+        return None
+    length, start = data[0], 1
+    if length >= 0x80:
+        if data[1] >= 0x80:
+            return None
+        length, start = length & 0x7F | data[1] << 7, 2
+    return data[start:] if start + length == len(data) else None

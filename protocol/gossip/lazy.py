@@ -1,6 +1,6 @@
 """The lazy half of the protocol: advertise (IHAVE), ask (IWANT) and serve, within budgets."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from protocol.gossip.cache import MessageCache
 from protocol.gossip.message import MESSAGE_ID_BYTES
@@ -28,9 +28,15 @@ class LazyGossip:
         self.cache.shift()
 
     def ask(
-        self, state: PeerState, entries: Iterable[IHave], wanted: Callable[[str, bytes], bool]
+        self,
+        state: PeerState,
+        entries: Iterable[IHave],
+        wanted: Callable[[str, Sequence[bytes]], list[bytes]],
     ) -> tuple[bytes, ...]:
-        """Return the ids to ask of a peer for the IHAVEs of one RPC; ``wanted(topic, id)``."""
+        """Return the ids to ask of a peer for the IHAVEs of one RPC.
+
+        ``wanted(topic, ids)`` says which of a topic's ids we lack.
+        """
         state.ihave_messages += 1
         if state.ihave_messages > self._params.ihave_messages_max:
             return ()
@@ -39,11 +45,12 @@ class LazyGossip:
             self._params.asked_max - len(self._asked),
         )
         asked: dict[bytes, None] = {}
-        for topic, message_id in _advertised(entries):
-            if len(asked) >= room:
-                break
-            if message_id not in self._asked and wanted(topic, message_id):
-                asked[message_id] = None
+        for entry in entries:
+            for message_id in wanted(entry.topic, entry.message_ids):
+                if len(asked) >= room:
+                    break
+                if len(message_id) == MESSAGE_ID_BYTES and message_id not in self._asked:
+                    asked[message_id] = None
         self._asked.update(asked)
         state.ids_asked += len(asked)
         return tuple(asked)
@@ -72,24 +79,23 @@ class LazyGossip:
         for topic, message_ids in self.cache.gossip_ids().items():
             outside, inside = audience(topic)
             share = int(self._params.gossip_factor * len(outside))
-            chosen = self._rng.sample(outside, max(self._params.lazy_peers, share))
+            chosen = self._choose(outside, max(self._params.lazy_peers, share), told)
             room = max(0, self._params.lazy_peers - len(chosen))
-            for peer in chosen + self._rng.sample(inside, room):
-                self._tell(told.setdefault(peer, []), topic, message_ids)
+            everything = IHave(topic, tuple(message_ids))
+            for peer in chosen + self._choose(inside, room, told):
+                self._tell(told.setdefault(peer, []), everything)
         return {peer: tuple(entries) for peer, entries in told.items() if entries}
 
-    def _tell(self, entries: list[IHave], topic: str, message_ids: list[bytes]) -> None:
+    def _choose(self, peers: Sequence[PeerId], count: int, told: Container[PeerId]) -> list[PeerId]:
+        """Return random peers, those first that hear of another topic anyway: one RPC for both."""
+        chosen = [peer for peer in peers if peer in told][:count]
+        others = [peer for peer in peers if peer not in told]
+        return chosen + self._rng.sample(others, count - len(chosen))
+
+    def _tell(self, entries: list[IHave], offer: IHave) -> None:
         """Add an IHAVE within the ids that one peer heeds; a random part when they are too many."""
         room = self._params.ihave_ids_max - sum(len(entry.message_ids) for entry in entries)
-        if len(message_ids) > room:
-            message_ids = self._rng.sample(message_ids, room)
-        if message_ids:
-            entries.append(IHave(topic, tuple(message_ids)))
-
-
-def _advertised(entries: Iterable[IHave]) -> Iterator[tuple[str, bytes]]:
-    """Yield (topic, id) of what can be a message of an Ed25519 author."""
-    for entry in entries:
-        for message_id in entry.message_ids:
-            if len(message_id) == MESSAGE_ID_BYTES:
-                yield entry.topic, message_id
+        if len(offer.message_ids) > room:
+            offer = IHave(offer.topic, tuple(self._rng.sample(offer.message_ids, room)))
+        if offer.message_ids:
+            entries.append(offer)

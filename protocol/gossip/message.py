@@ -7,7 +7,7 @@ without signature and key. ``from`` is the 38-byte identity multihash, which hol
 varints, repeats) is refused: a relay could otherwise make many spellings of one signed message.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 import base58
@@ -39,11 +39,12 @@ class Message:
     seqno: bytes
     topic: str
     signature: bytes
+    message_id: bytes = field(init=False, compare=False, repr=False)
+    """Author and sequence number: 46 bytes, the libp2p default."""
 
-    @property
-    def message_id(self) -> bytes:
-        """Author and sequence number: 46 bytes, the libp2p default."""
-        return self.source + self.seqno
+    def __post_init__(self) -> None:
+        """Join the id once: it is asked for several times."""
+        object.__setattr__(self, "message_id", self.source + self.seqno)
 
     @property
     def author(self) -> PeerId:
@@ -77,20 +78,37 @@ def encode_message(message: Message) -> bytes:
 def decode_message(data: bytes) -> Message | Fault:
     """Return the message that ``data`` spells canonically, or a ``Fault``; no signature check."""
     try:
+        return _decode_message(data)
+    except _FaultyMessageError as error:
+        return error.fault
+
+
+class _FaultyMessageError(Exception):
+    def __init__(self, reason: str, detail: str = "") -> None:
+        super().__init__(reason)
+        self.fault = Fault(reason, detail)
+
+
+@lru_cache(maxsize=1024)  # each comes from about six mesh peers; what raises is not kept
+def _decode_message(data: bytes) -> Message:
+    try:
         fields = _fields(data)
         topic = topic_text(fields.pop(4, b""))
     except MalformedError as error:
-        return Fault("message-malformed", str(error))
+        raise _FaultyMessageError("message-malformed", str(error)) from error
     source, body = fields.get(1, b""), fields.get(2, b"")
     seqno, signature = fields.get(3, b""), fields.get(5, b"")
     if len(source) != SOURCE_BYTES or not source.startswith(PEER_ID_PREFIX):
-        return Fault("message-source", "not the identity multihash of an Ed25519 key")
+        detail = "not the identity multihash of an Ed25519 key"
+        raise _FaultyMessageError("message-source", detail)
     if len(seqno) != SEQNO_BYTES:
-        return Fault("message-seqno", f"{len(seqno)} bytes")
+        raise _FaultyMessageError("message-seqno", f"{len(seqno)} bytes")
     if len(signature) != SIGNATURE_BYTES:
-        return Fault("message-signature", f"{len(signature)} bytes")
+        raise _FaultyMessageError("message-signature", f"{len(signature)} bytes")
     message = Message(source, body, seqno, topic, signature)
-    return message if encode_message(message) == data else Fault("message-not-canonical")
+    if encode_message(message) != data:
+        raise _FaultyMessageError("message-not-canonical")
+    return message
 
 
 def _fields(data: bytes) -> dict[int, bytes]:
@@ -102,6 +120,7 @@ def _fields(data: bytes) -> dict[int, bytes]:
     return fields
 
 
+@lru_cache(maxsize=256)  # the canonical check, and then the signature, need the same bytes
 def _unsigned_bytes(message: Message) -> bytes:
     return b"".join(
         (

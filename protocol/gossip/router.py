@@ -4,6 +4,7 @@ Every input is checked before anything changes; what a peer did wrong comes out 
 our own application does wrong (a message over the limit) is a ``ValueError``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -40,7 +41,15 @@ from protocol.gossip.message import (
 )
 from protocol.gossip.params import Params
 from protocol.gossip.peers import Peers, PeerState
-from protocol.gossip.rpc import TOPIC_BYTES_MAX, Prune, Rpc, Subscription, decode_rpc, encode_rpc
+from protocol.gossip.rpc import (
+    TOPIC_BYTES_MAX,
+    IHave,
+    Prune,
+    Rpc,
+    Subscription,
+    decode_rpc,
+    encode_rpc,
+)
 from protocol.rng import Rng
 from protocol.types import Fault, PeerId, Relay
 
@@ -263,17 +272,22 @@ class Router:
         effects += [Send(peer, encode_rpc(Rpc(publish=(each,))), Priority.RELAY) for each in served]
         return effects
 
-    def _wanted(self, topic: str, message_id: bytes) -> bool:
-        own = message_id.startswith(self._own_source)
-        return topic in self._mesh and message_id not in self._seen and not own
+    def _wanted(self, topic: str, message_ids: Sequence[bytes]) -> list[bytes]:
+        if topic not in self._mesh:
+            return []
+        unseen = self._seen.unseen(message_ids)
+        return [item for item in unseen if not item.startswith(self._own_source)]
 
     def _on_heartbeat(self, now: float) -> list[Effect]:
         self._peers.start_heartbeat()
         self._mesh.expire(now)
         self._seen.expire(now)
         effects = self._maintain_meshes(now)
+        encoded: dict[tuple[IHave, ...], bytes] = {}  # many peers are told the same
         for peer, entries in self._lazy.advertise(self._audience).items():
-            effects.append(Send(peer, encode_rpc(Rpc(ihave=entries)), Priority.IHAVE))
+            if entries not in encoded:
+                encoded[entries] = encode_rpc(Rpc(ihave=entries))
+            effects.append(Send(peer, encoded[entries], Priority.IHAVE))
         self._lazy.heartbeat()
         return effects
 

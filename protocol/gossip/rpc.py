@@ -7,7 +7,7 @@ Graft {1 topicID}; Prune {1 topicID, 2 peers, 3 backoff}. Source: libp2p ``pubsu
 Published messages stay encoded here: ``message`` reads them, and a relay forwards the same bytes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from protocol.types import Fault
@@ -26,6 +26,9 @@ MESSAGE_ID_BYTES_MAX = 128
 """A guess above 46, the author and sequence number of an Ed25519 message."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
+
+_ONE_MESSAGE = bytes((2 << 3 | _LENGTH,))
+"""The tag of a published message."""
 
 Field = tuple[int, int | bytes]
 """Number and value; fixed-width fields arrive as bytes."""
@@ -77,13 +80,17 @@ class FieldReader:
     def __init__(self, fields_max: int = FIELDS_MAX) -> None:
         self._fields_left = fields_max
 
+    def spend(self, count: int) -> None:
+        """Take fields from the budget; raises ``MalformedError``."""
+        self._fields_left -= count
+        if self._fields_left < 0:
+            raise MalformedError("too many fields")
+
     def fields(self, data: bytes) -> Iterator[Field]:
         """Yield the fields of ``data`` in order; raises ``MalformedError``."""
         at, end = 0, len(data)
         while at < end:
-            self._fields_left -= 1
-            if self._fields_left < 0:
-                raise MalformedError("too many fields")
+            self.spend(1)
             tag, at = read_uvarint(data, at)
             wire = tag & 7
             if tag >> 3 == 0:
@@ -147,7 +154,7 @@ def encode_rpc(rpc: Rpc) -> bytes:
     parts += [length_field(2, message) for message in rpc.publish]
     control = [length_field(1, _encode_ihave(entry)) for entry in rpc.ihave]
     if rpc.iwant:
-        control.append(length_field(2, b"".join(length_field(1, each) for each in rpc.iwant)))
+        control.append(length_field(2, _repeated(1, rpc.iwant)))
     control += [length_field(3, length_field(1, topic.encode())) for topic in rpc.graft]
     control += [length_field(4, _encode_prune(entry)) for entry in rpc.prune]
     if control:
@@ -160,6 +167,10 @@ def decode_rpc(data: bytes) -> Rpc | Fault:
     if len(data) > RPC_BYTES_MAX:
         return Fault("rpc-oversize", f"{len(data)} bytes")
     try:
+        if data[:1] == _ONE_MESSAGE:  # nearly every RPC of a busy swarm
+            length, start = read_uvarint(data, 1)
+            if start + length == len(data):
+                return Rpc(publish=(data[start:],))
         return _decode_rpc(data)
     except MalformedError as error:
         return Fault("rpc-malformed", str(error))
@@ -209,6 +220,11 @@ class _Control:
                 self._read_prune(_sized(value))
 
     def _read_ihave(self, data: bytes) -> None:
+        regular = _regular_ihave(data)
+        if regular is not None:
+            self._reader.spend(1 + len(regular[1]))
+            self.ihave.append(IHave(topic_text(regular[0]), tuple(regular[1])))
+            return
         topic = ""
         message_ids: list[bytes] = []
         for number, value in self._reader.fields(data):
@@ -240,6 +256,25 @@ class _Control:
         self.prune.append(Prune(topic, backoff_seconds))
 
 
+def _regular_ihave(data: bytes) -> tuple[bytes, list[bytes]] | None:
+    """Return topic and ids of an IHAVE as we write it, None when it looks different.
+
+    One topic and then ids of one length: cut without walking through the fields, ten times faster.
+    """
+    if len(data) < 4 or data[0] != 1 << 3 | _LENGTH or data[1] > 0x7F:
+        return None
+    start = 2 + data[1]
+    body = data[start:]
+    if len(body) < 2 or body[0] != 2 << 3 | _LENGTH or not 0 < body[1] <= 0x7F:
+        return None
+    stride = 2 + body[1]
+    count, rest = divmod(len(body), stride)
+    tags, lengths = bytes((body[0],)) * count, bytes((body[1],)) * count
+    if rest or body[::stride] != tags or body[1::stride] != lengths:
+        return None
+    return data[2:start], [body[at + 2 : at + stride] for at in range(0, len(body), stride)]
+
+
 def _decode_subscription(reader: FieldReader, data: bytes) -> Subscription:
     subscribe, topic = False, ""
     for number, value in reader.fields(data):
@@ -255,8 +290,16 @@ def _encode_subscription(entry: Subscription) -> bytes:
 
 
 def _encode_ihave(entry: IHave) -> bytes:
-    ids = (length_field(2, message_id) for message_id in entry.message_ids)
-    return length_field(1, entry.topic.encode()) + b"".join(ids)
+    return length_field(1, entry.topic.encode()) + _repeated(2, entry.message_ids)
+
+
+def _repeated(number: int, values: Sequence[bytes]) -> bytes:
+    """Return a length-delimited field for each value."""
+    length = len(values[0]) if values else 0
+    if 0 < length <= 0x7F and all(len(value) == length for value in values):
+        head = bytes((number << 3 | _LENGTH, length))
+        return head + head.join(values)
+    return b"".join(length_field(number, value) for value in values)
 
 
 def _encode_prune(entry: Prune) -> bytes:

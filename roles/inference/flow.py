@@ -1,12 +1,15 @@
 """Inference: generate what was assigned with the newest policy, prove it, commit to it."""
 
+import asyncio
+import math
+
 import structlog
 
 from protocol.assignment import assign
 from protocol.ledger import CommitState
 from protocol.messages import RolloutCommit
 from protocol.rollout import RolloutSequence, encode_body
-from protocol.types import Topic
+from protocol.types import Digest, Topic
 from roles.flow import RefusedError, RoleContext, reward
 from roles.ports import (
     Environment,
@@ -22,6 +25,9 @@ log = structlog.get_logger()
 OWN_COMMITS_IN_FLIGHT_MAX = 2
 """One being checked while the next one is generated; more only makes rollouts older."""
 
+REPEAT_EPOCHS = 4.0
+"""A commit that has no outcome by then may have been announced to nobody: it is told again."""
+
 
 class InferenceFlow:
     """One worker."""
@@ -32,32 +38,46 @@ class InferenceFlow:
         self._context = context
         self._engine = engine
         self._environment = environment
-        self._loaded_version: int | None = None
+        self._loaded: Digest | None = None
+        self._announced_at: dict[Digest, float] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
-        await self._announce_unsettled()
+        context = self._context
         while True:
+            beats = context.pulse.beats
+            await self._repeat_unsettled()
             policy = self._policy_to_use()
             if policy is None:
-                await self._context.tick()
+                await context.tick(beats)
                 continue
             try:
-                await self._roll_out(policy)
-                self._context.conditions.clear("inference")
+                if await self._load(policy):
+                    await self._roll_out(policy)
+                    context.conditions.clear("inference")
+                    continue
             except StorageFullError as error:
-                self._context.conditions.set("inference", f"disk full: {error}; waiting for room")
-                await self._context.tick()
+                context.conditions.set("inference", f"disk full: {error}; waiting for room")
             except RefusedError as error:
-                self._context.conditions.set("inference", f"commit refused: {error}")
-                await self._context.tick()
+                context.conditions.set("inference", f"commit refused: {error}")
+            await asyncio.sleep(context.epoch_seconds / 2)  # the same again would end the same way
 
-    async def _announce_unsettled(self) -> None:
-        """Tell the swarm again what we had committed to before a restart."""
-        for entry in list(self._context.replica.ledger.entries.values()):
-            ours = entry.commit.signer == self._context.peer_id
-            if ours and entry.state is CommitState.COMMITTED:
-                await self._context.network.announce(Topic.COMMITS, entry.commit.envelope)
+    async def _repeat_unsettled(self) -> None:
+        """Tell the swarm again what we had committed to, after a restart or a lonely time."""
+        context = self._context
+        if not context.network.synchronised:
+            return  # nobody would hear it
+        now = asyncio.get_running_loop().time()
+        entries = context.replica.ledger.entries
+        self._announced_at = {key: at for key, at in self._announced_at.items() if key in entries}
+        for commit, entry in list(entries.items()):
+            unsettled = entry.state is CommitState.COMMITTED
+            if entry.commit.signer != context.peer_id or not unsettled:
+                continue
+            announced_at = self._announced_at.get(commit, -math.inf)
+            if now >= announced_at + REPEAT_EPOCHS * context.epoch_seconds:
+                self._announced_at[commit] = now
+                await context.network.announce(Topic.COMMITS, entry.commit.envelope)
 
     def _policy_to_use(self) -> Policy | None:
         """Return the newest policy here if the swarm wants a rollout of it from us now."""
@@ -66,23 +86,41 @@ class InferenceFlow:
         policy = context.policies.newest()
         wanted = (
             policy is not None
+            and context.network.synchronised  # else we could use a slot of before a restart again
             and policy.version >= ledger.version - context.manifest.grpo.async_level
             and ledger.checkpoint(policy.version) is not None
             and ledger.in_flight(context.peer_id) < OWN_COMMITS_IN_FLIGHT_MAX
             and not ledger.slashed(context.peer_id)
             and ledger.demand()
+            and self._can_be_checked()
         )
         return policy if wanted else None
+
+    def _can_be_checked(self) -> bool:
+        """Tell whether there are enough validators: without a committee a commit only expires."""
+        context = self._context
+        validators = context.replica.electorate.validators(context.epoch())
+        return len(validators) >= context.manifest.committee.roster_min
+
+    async def _load(self, policy: Policy) -> bool:
+        """Swap the engine to ``policy``; False when its weights are not what they should be."""
+        if self._loaded == policy.digest:
+            return True
+        try:
+            await self._engine.load(policy)
+        except ValueError as error:
+            log.warning("policy refused", version=policy.version, error=str(error))
+            await self._context.policies.discard(policy)
+            return False
+        self._loaded = policy.digest
+        return True
 
     async def _roll_out(self, policy: Policy) -> None:
         context = self._context
         manifest, ledger = context.manifest, context.replica.ledger
         checkpoint = ledger.checkpoint(policy.version)
-        if checkpoint is None:
-            return
-        if self._loaded_version != policy.version:
-            await self._engine.load(policy)
-            self._loaded_version = policy.version
+        if checkpoint is None or checkpoint.message.policy != policy.digest:
+            return  # superseded while it was being loaded
         slot, previous = ledger.next_slot(context.peer_id, policy.version)
         assignments = assign(manifest, checkpoint.digest, context.peer_id, slot)
         requests = [
@@ -106,7 +144,7 @@ class InferenceFlow:
             RolloutCommit(
                 epoch=context.epoch(),
                 version=policy.version,
-                policy=policy.digest,
+                checkpoint=checkpoint.digest,
                 slot=slot,
                 previous=previous,
                 body=digest,
@@ -115,6 +153,7 @@ class InferenceFlow:
                 tokens=sum(len(generation.tokens) for generation in generations),
             ),
         )
+        self._announced_at[signed.digest] = asyncio.get_running_loop().time()
         log.info(
             "rollout committed",
             commit=signed.digest.hex()[:12],

@@ -6,13 +6,18 @@ number.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
 from protocol.assignment import assign
+from protocol.audit import check_claims
 from protocol.ledger import Entry
-from protocol.messages import CheckpointManifest
+from protocol.messages import CheckpointManifest, Signed
 from protocol.rollout import REWARD_SCALE, decode_body
 from protocol.types import Digest, Fault, Topic, Version
 from roles.flow import RefusedError, RoleContext, reward
@@ -30,6 +35,8 @@ PUBLICATION_DRAIN_SECONDS = 10.0
 
 Batch = tuple[list[Entry], list[TrainingSequence]]
 
+T = TypeVar("T")
+
 
 class TrainerFlow:
     """One trainer; it leads while it is its turn and follows otherwise."""
@@ -40,19 +47,24 @@ class TrainerFlow:
         self._context = context
         self._engine = engine
         self._environment = environment
-        self._started_at = context.clock.now()
+        self._started_at = asyncio.get_running_loop().time()
         self._consumed: dict[Digest, None] = {}
+        self._misses: Counter[Digest] = Counter()
         self._version = -1
         self._term = 0
         self._publishing: asyncio.Task[None] | None = None
 
     async def run(self) -> None:
         """Work until cancelled."""
+        context = self._context
         try:
             while True:
-                if self._leads() and not self._finished() and await self._resume():
+                beats = context.pulse.beats
+                if not self._leads():
+                    context.conditions.clear("trainer")  # what held us up is another one's now
+                elif not self._finished() and await self._resume():
                     await self._lead()
-                await self._context.tick()
+                await context.tick(beats)
         finally:
             if self._publishing is not None:  # a drain lets the version under way out
                 await asyncio.wait((self._publishing,), timeout=PUBLICATION_DRAIN_SECONDS)
@@ -64,7 +76,7 @@ class TrainerFlow:
         genesis = context.manifest.genesis
         if context.peer_id != genesis.trainers[0]:
             # Those before us in the order get one record's life to show up.
-            waited_seconds = context.clock.now() - self._started_at
+            waited_seconds = asyncio.get_running_loop().time() - self._started_at
             if waited_seconds < context.manifest.epochs.record_epochs * context.epoch_seconds:
                 return False
         now = context.clock.now()
@@ -82,21 +94,56 @@ class TrainerFlow:
             return await self._begin()
         version = head.message.version
         own_state = context.policies.state_path(version)
-        published = None
-        if head.signer == context.peer_id and own_state.exists():
-            await self._engine.load_state(own_state)
-        elif head.message.state and (published := await context.policies.fetch_state(head)):
-            await self._engine.load_state(published)
-        elif (policy := context.policies.get(version)) is not None:
-            await self._engine.load_policy(policy)
-        else:
-            context.conditions.set("trainer", f"waiting for the weights of version {version}")
+        ours = (
+            head.signer == context.peer_id
+            and context.blobs.file_bytes(own_state) is not None
+            and await self._load_state(own_state)
+        )
+        if not ours and not await self._take_over(head):
             return False
         self._version = version
-        self._term = head.message.term + (head.signer != context.peer_id)
+        # A later term is above what an earlier trainer, or we before we lost our disk, published
+        # without our knowing.
+        self._term = head.message.term + (not ours)
         self._consumed.clear()
         context.conditions.clear("trainer")
+        if ours:  # a crash may have come between its storing and its announcing
+            await context.network.announce(Topic.CHECKPOINTS, head.envelope)
         log.info("training resumed", version=version, term=self._term)
+        return True
+
+    async def _take_over(self, head: Signed[CheckpointManifest]) -> bool:
+        """Load the published state, or else the weights alone; False while neither is here."""
+        context, version = self._context, head.message.version
+        try:
+            published = await context.policies.fetch_state(head) if head.message.state else None
+        except StorageFullError as error:
+            context.conditions.set("trainer", f"disk full: {error}; waiting for room")
+            await asyncio.sleep(context.epoch_seconds)
+            return False
+        if published is not None and await self._load_state(published):
+            return True
+        policy = context.policies.get(version)
+        if policy is not None and await self._load_policy(policy):
+            return True
+        context.conditions.set("trainer", f"waiting for the weights of version {version}")
+        return False
+
+    async def _load_state(self, path: Path) -> bool:
+        try:
+            await self._engine.load_state(path)
+        except ValueError as error:
+            log.warning("a trainer's state is damaged", error=str(error))
+            return False
+        return True
+
+    async def _load_policy(self, policy: Policy) -> bool:
+        try:
+            await self._engine.load_policy(policy)
+        except ValueError as error:
+            log.warning("policy refused", version=policy.version, error=str(error))
+            await self._context.policies.discard(policy)
+            return False
         return True
 
     async def _begin(self) -> bool:
@@ -106,24 +153,42 @@ class TrainerFlow:
         if path is None or context.peer_id != context.manifest.genesis.trainers[0]:
             context.conditions.set("trainer", "waiting for the genesis policy")
             return False
+        if self._has_begun():
+            context.conditions.set("trainer", "waiting for what others know of this run")
+            return False
         policy = Policy(Version(0), context.manifest.genesis_policy, path)
-        await self._engine.load_policy(policy)
+        if not await self._load_policy(policy):
+            context.conditions.set("trainer", f"{path} is not the genesis policy of this run")
+            await asyncio.sleep(context.epoch_seconds)
+            return False
         self._version = -1
+        self._term = 0
         await self._finish_version([], 0)
         await self._settle_publication()
         return context.replica.ledger.version == 0
+
+    def _has_begun(self) -> bool:
+        """Tell whether others hold a version: then we have published, and have lost our disk."""
+        context = self._context
+        manifest = context.manifest
+        return any(
+            member.record.message.policy_version >= 0
+            for member in context.replica.roster.live(context.clock.now())
+            if manifest.is_validator(member.peer) or manifest.is_trainer(member.peer)
+        )
 
     async def _lead(self) -> None:
         """Train until it is no longer our turn or the run is complete."""
         context = self._context
         steps = context.manifest.grpo.steps
         while self._leads() and self._version < steps:
+            beats = context.pulse.beats
             published = self._publishing is not None and self._publishing.done()
             if published and not await self._settle_publication():
                 return
             batch = await self._next_batch()
             if batch is None:
-                await context.tick()
+                await context.tick(beats)
                 continue
             entries, sequences = batch
             metrics = await self._engine.step(sequences)
@@ -149,6 +214,8 @@ class TrainerFlow:
         context = self._context
         grpo = context.manifest.grpo
         oldest = self._version - grpo.async_level
+        entries = context.replica.ledger.entries
+        self._misses = Counter({key: n for key, n in self._misses.items() if key in entries})
         candidates = [
             entry
             for entry in context.replica.ledger.usable()
@@ -156,14 +223,9 @@ class TrainerFlow:
         ]
         if len(candidates) < grpo.rollouts_per_step:
             return None
-        found = await asyncio.gather(
-            *(self._sequences(entry) for entry in candidates[: 2 * grpo.rollouts_per_step])
-        )
-        complete = [
-            (entry, sequences)
-            for entry, sequences in zip(candidates, found, strict=False)
-            if sequences is not None
-        ][: grpo.rollouts_per_step]
+        # Bodies that could not be had come last, so that a few lost ones hold nothing up.
+        candidates.sort(key=lambda entry: self._misses[entry.commit.digest])
+        complete = await self._complete(candidates[: 2 * grpo.rollouts_per_step])
         if len(complete) < grpo.rollouts_per_step:
             return None
         batch = [
@@ -179,20 +241,40 @@ class TrainerFlow:
         ]
         return [entry for entry, _ in complete], batch
 
+    async def _complete(
+        self, candidates: list[Entry]
+    ) -> list[tuple[Entry, list[TrainingSequence]]]:
+        """Return a batch of entries with their bodies, or fewer; no more than needed is fetched."""
+        count = self._context.manifest.grpo.rollouts_per_step
+        complete: list[tuple[Entry, list[TrainingSequence]]] = []
+        waiting = iter(candidates)
+        while some := list(islice(waiting, count - len(complete))):
+            found = await asyncio.gather(*map(self._sequences, some))
+            for entry, sequences in zip(some, found, strict=True):
+                if sequences is None:
+                    self._misses[entry.commit.digest] += 1
+                else:
+                    complete.append((entry, sequences))
+        return complete
+
     async def _sequences(self, entry: Entry) -> list[TrainingSequence] | None:
         """Fetch a certified body; rewards are recomputed, never taken from it."""
         context, message = self._context, entry.commit.message
         voters = context.replica.tally(entry.commit.digest).verdicts
+        certifier = [] if entry.certificate is None else [entry.certificate.signer]
         body = await context.network.fetch(
-            Digest(message.body), message.body_bytes, [entry.commit.signer, *voters]
+            Digest(message.body), message.body_bytes, [entry.commit.signer, *certifier, *voters]
         )
         checkpoint = context.replica.ledger.checkpoint(message.version)
-        if body is None or checkpoint is None:
+        if body is None or checkpoint is None or checkpoint.digest != message.checkpoint:
             return None
         sequences = decode_body(body, context.manifest)
         if isinstance(sequences, Fault):
             return None
         assignments = assign(context.manifest, checkpoint.digest, entry.commit.signer, message.slot)
+        own = [item.reward for item in sequences]
+        if check_claims(context.manifest, message, sequences, own) is not None:
+            return None  # a certificate is worth its signers' word; the model must not choke on it
         return [
             TrainingSequence(
                 item.group,
@@ -211,28 +293,35 @@ class TrainerFlow:
         context = self._context
         version = self._version + 1
         path = context.policies.weights_path(version)
-        digest = await self._engine.write_policy(path)
-        await self._engine.save_state(context.policies.state_path(version))
+        state_path = context.policies.state_path(version)
+        digest = await self._stored(lambda: self._engine.write_policy(path))
+        await self._stored(lambda: self._engine.save_state(state_path))
         batch = [entry.commit.digest for entry in entries]
-        self._consumed.update(dict.fromkeys(batch))
+        self._consumed = dict.fromkeys(batch)  # what came before is in the ledger
         self._version = version
         policy = Policy(Version(version), digest, path)
         self._publishing = asyncio.create_task(self._publish(policy, batch, reward_mean))
 
-    async def _publish(self, policy: Policy, batch: Sequence[Digest], reward_mean: int) -> None:
+    async def _stored(self, write: Callable[[], Awaitable[T]]) -> T:
+        """Return what ``write`` returns, repeating it while the disk is full."""
         context = self._context
         while True:
             try:
-                release = await context.policies.release(policy)
-                break
+                result = await write()
             except StorageFullError as error:
                 context.conditions.set("trainer", f"disk full: {error}; waiting for room")
-                await context.tick()
-        context.conditions.clear("trainer")
-        head = context.replica.ledger.head
-        await context.network.publish(
-            Topic.CHECKPOINTS,
-            CheckpointManifest(
+                await asyncio.sleep(context.epoch_seconds)
+                continue
+            context.conditions.clear("trainer")
+            return result
+
+    async def _publish(self, policy: Policy, batch: Sequence[Digest], reward_mean: int) -> None:
+        context = self._context
+        release = await self._stored(lambda: context.policies.release(policy))
+
+        async def announce() -> None:
+            head = context.replica.ledger.head
+            manifest = CheckpointManifest(
                 version=policy.version,
                 term=self._term,
                 parent=b"" if head is None else head.digest,
@@ -245,8 +334,10 @@ class TrainerFlow:
                 batch=tuple(batch),
                 reward_mean=reward_mean,
                 created_at=round(context.clock.now() * 1000),
-            ),
-        )
+            )
+            await context.network.publish(Topic.CHECKPOINTS, manifest)
+
+        await self._stored(announce)
         log.info("version published", version=policy.version, term=self._term)
 
     async def _settle_publication(self) -> bool:
@@ -255,13 +346,14 @@ class TrainerFlow:
         False when it was refused: another trainer has taken over with a later term. Our unpublished
         work is dropped then, and ``_resume`` starts from what the swarm has.
         """
-        publishing, self._publishing = self._publishing, None
-        if publishing is None:
+        if self._publishing is None:
             return True
         try:
-            await publishing
+            await asyncio.shield(self._publishing)  # a drain that comes now waits for it too
         except RefusedError as error:
             log.warning("publication refused", error=str(error))
             self._context.conditions.set("trainer", f"publication refused: {error}")
+            self._publishing = None
             return False
+        self._publishing = None
         return True

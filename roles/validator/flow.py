@@ -6,6 +6,7 @@ that was stored before a crash is never signed a second time.
 """
 
 import asyncio
+from collections import Counter
 
 import structlog
 
@@ -17,12 +18,20 @@ from protocol.messages import RolloutCommit, Signed, Verdict
 from protocol.rollout import RolloutSequence, decode_body
 from protocol.types import Digest, Fault, PeerId, Topic, Version
 from roles.flow import RefusedError, RoleContext, reward
-from roles.ports import Environment, StorageFullError, VerificationEngine, VerificationRequest
+from roles.ports import (
+    Environment,
+    Policy,
+    StorageFullError,
+    VerificationEngine,
+    VerificationRequest,
+)
 
 log = structlog.get_logger()
 
-CHECKS_AT_ONCE = 4
-"""Bodies are fetched while another one is measured; the engine itself takes one at a time."""
+CHECKS_AT_ONCE = 16
+CHECKS_PER_WORKER = 2
+"""Bodies are fetched while another one is measured; the engine itself takes one at a time. Who
+commits to bodies and then withholds them must not take the places of the others."""
 
 RETRY_EPOCHS = 1.0
 """Pause before a body that nobody had, or a peer that did not answer, is tried again."""
@@ -38,28 +47,40 @@ class ValidatorFlow:
         self._engine = engine
         self._environment = environment
         self._checking: dict[Digest, asyncio.Task[None]] = {}
+        self._workers: Counter[PeerId] = Counter()
+        self._attempts: Counter[Digest] = Counter()
         self._retry_at: dict[Digest, float] = {}
         self._delivered: dict[Digest, dict[PeerId, None]] = {}
         self._sending: dict[tuple[Digest, PeerId], asyncio.Task[None]] = {}
         self._decided_at: dict[Digest, float] = {}
+        self._computing = asyncio.Lock()
         self._loaded: dict[int, Digest] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
+        context = self._context
         try:
             while True:
+                beats = context.pulse.beats
                 self._forget()
-                for entry in list(self._context.replica.ledger.entries.values()):
-                    if entry.state is CommitState.COMMITTED:
-                        await self._attend(entry)
-                await self._context.tick()
+                for entry in self._open_entries():
+                    await self._attend(entry)
+                await context.tick(beats)
         finally:
-            for task in [*self._checking.values(), *self._sending.values()]:
+            tasks = [*self._checking.values(), *self._sending.values()]
+            for task in tasks:
                 task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _open_entries(self) -> list[Entry]:
+        """Return the commits without an outcome, those first that were tried least."""
+        entries = self._context.replica.ledger.entries.values()
+        waiting = [entry for entry in entries if entry.state is CommitState.COMMITTED]
+        return sorted(waiting, key=lambda entry: self._attempts[entry.commit.digest])
 
     def _forget(self) -> None:
         entries = self._context.replica.ledger.entries
-        for table in (self._retry_at, self._delivered, self._decided_at):
+        for table in (self._retry_at, self._delivered, self._decided_at, self._attempts):
             for commit in [key for key in table if key not in entries]:
                 del table[commit]
         for task in [*self._checking.values(), *self._sending.values()]:
@@ -67,11 +88,15 @@ class ValidatorFlow:
                 task.result()  # a failure in a check is ours and must not pass in silence
         self._checking = {key: task for key, task in self._checking.items() if not task.done()}
         self._sending = {key: task for key, task in self._sending.items() if not task.done()}
+        self._workers = Counter(
+            entries[commit].commit.signer for commit in self._checking if commit in entries
+        )
 
     async def _attend(self, entry: Entry) -> None:
         """Do what is due for one commit without an outcome."""
         context = self._context
-        if context.epoch() <= entry.commit.message.epoch:
+        settled = entry.state is not CommitState.COMMITTED
+        if settled or context.epoch() <= entry.commit.message.epoch:
             return  # the beacon that draws its committee is of the next epoch
         committee = context.replica.committee(entry.commit)
         if committee is None:
@@ -93,28 +118,44 @@ class ValidatorFlow:
     # Checking
 
     def _start_check(self, entry: Entry, members: tuple[PeerId, ...]) -> None:
-        digest = entry.commit.digest
-        waiting = self._retry_at.get(digest, 0.0) > self._context.clock.now()
-        if digest in self._checking or waiting or len(self._checking) >= CHECKS_AT_ONCE:
+        digest, worker = entry.commit.digest, entry.commit.signer
+        waits = self._retry_at.get(digest, 0.0) > asyncio.get_running_loop().time()
+        full = len(self._checking) >= CHECKS_AT_ONCE or self._workers[worker] >= CHECKS_PER_WORKER
+        if digest in self._checking or waits or full or not self._is_due(entry):
             return
-        if not self._context.replica.ledger.predecessor_known(entry.commit):
-            return  # slot order is not proven yet; synchronisation brings the predecessor
-        self._checking[digest] = asyncio.create_task(self._check(entry, members))
+        self._workers[worker] += 1
+        check = self._checking[digest] = asyncio.create_task(self._check(entry, members))
+        check.add_done_callback(lambda _: self._context.pulse.beat())  # its place is free
+
+    def _is_due(self, entry: Entry) -> bool:
+        """Tell whether all that a check needs besides the body is here."""
+        # Slot order may not be proven yet; synchronisation brings the predecessor.
+        ordered = self._context.replica.ledger.predecessor_known(entry.commit)
+        return ordered and self._policy(entry.commit) is not None
+
+    def _policy(self, commit: Signed[RolloutCommit]) -> Policy | None:
+        """Return the policy that the commit names, None while its weights are not here."""
+        checkpoint = self._context.replica.ledger.checkpoint(commit.message.version)
+        if checkpoint is None or checkpoint.digest != commit.message.checkpoint:
+            return None
+        return self._context.policies.get(commit.message.version)
 
     async def _check(self, entry: Entry, members: tuple[PeerId, ...]) -> None:
         context, commit = self._context, entry.commit
-        retry_at = context.clock.now() + RETRY_EPOCHS * context.epoch_seconds
-        self._retry_at[commit.digest] = retry_at
+        pause_seconds = RETRY_EPOCHS * context.epoch_seconds
+        self._retry_at[commit.digest] = asyncio.get_running_loop().time() + pause_seconds
+        self._attempts[commit.digest] += 1
         body = await context.network.fetch(
             Digest(commit.message.body),
             commit.message.body_bytes,
             [commit.signer, *(peer for peer in members if peer != context.peer_id)],
         )
-        if body is None or not await self._ready(commit):
+        if body is None:
             return
-        started = context.clock.now()
-        finding = await self._examine(commit, body)
-        if context.replica.tally(commit.digest).verdicts.get(context.peer_id) is not None:
+        async with self._computing:
+            started = context.clock.now()
+            finding = await self._examine(entry, body)
+        if finding is None:
             return
         try:
             await context.network.record(
@@ -126,8 +167,11 @@ class ValidatorFlow:
                     margins=finding.margins,
                 )
             )
-        except (RefusedError, StorageFullError) as error:
-            context.conditions.set("validator", str(error))
+        except StorageFullError as error:
+            context.conditions.set("validator", f"disk full: {error}; waiting for room")
+            return
+        except RefusedError as error:
+            log.warning("verdict refused", commit=commit.digest.hex()[:12], error=str(error))
             return
         context.conditions.clear("validator")
         log.info(
@@ -138,46 +182,58 @@ class ValidatorFlow:
             detail=finding.detail,
             check_seconds=round(context.clock.now() - started, 3),
         )
-        context.pulse.beat()
 
-    async def _ready(self, commit: Signed[RolloutCommit]) -> bool:
-        """Load the policy that the commit names; False while its weights are not here."""
-        policy = self._context.policies.get(commit.message.version)
-        if policy is None or policy.digest != commit.message.policy:
-            return False
-        if self._loaded.get(policy.version) != policy.digest:
-            await self._engine.load(policy)
-            self._loaded = {
-                version: digest
-                for version, digest in self._loaded.items()
-                if version > policy.version - self._context.manifest.shardcast.versions_kept
-            } | {policy.version: policy.digest}
-        return True
-
-    async def _examine(self, commit: Signed[RolloutCommit], body: bytes) -> Finding:
-        context, manifest = self._context, self._context.manifest
+    async def _examine(self, entry: Entry, body: bytes) -> Finding | None:
+        """Judge a body; None when it cannot be judged here and now, which is no fault of it."""
+        context, manifest, commit = self._context, self._context.manifest, entry.commit
+        own = context.replica.tally(commit.digest).verdicts.get(context.peer_id)
+        if own is not None or entry.state is not CommitState.COMMITTED:
+            return None  # settled while we waited for our turn
         sequences = decode_body(body, manifest)
         if isinstance(sequences, Fault):
             return Finding("format", str(sequences)[:200])
-        checkpoint = context.replica.ledger.checkpoint(commit.message.version)
-        if checkpoint is None:
-            return Finding("format", "unknown version")
-        assignments = assign(manifest, checkpoint.digest, commit.signer, commit.message.slot)
+        assignments = assign(
+            manifest, Digest(commit.message.checkpoint), commit.signer, commit.message.slot
+        )
         rewards = [
             reward(manifest, self._environment, assignment, item.tokens)
+            if all(0 <= token < manifest.model.vocabulary_size for token in item.tokens)
+            else 0  # refused below; tasks are asked about tokens that exist only
             for assignment, item in zip(assignments, sequences, strict=True)
         ]
         finding = check_claims(manifest, commit.message, sequences, rewards)
         if finding is not None:
             return finding
+        if not await self._load(commit):
+            return None
         return await self._measure(commit, sequences, assignments)
+
+    async def _load(self, commit: Signed[RolloutCommit]) -> bool:
+        """Give the engine the policy of ``commit``; False when that is not possible."""
+        policy = self._policy(commit)
+        if policy is None:
+            return False
+        if self._loaded.get(policy.version) == policy.digest:
+            return True
+        self._loaded.pop(policy.version, None)
+        try:
+            await self._engine.load(policy)
+        except ValueError as error:
+            log.warning("policy refused", version=policy.version, error=str(error))
+            await self._context.policies.discard(policy)
+            return False
+        self._loaded[policy.version] = policy.digest
+        # Engines keep the last few that they were given: as many as rollouts may be of.
+        for version in list(self._loaded)[: -(self._context.manifest.grpo.async_level + 1)]:
+            del self._loaded[version]
+        return self._policy(commit) is not None
 
     async def _measure(
         self,
         commit: Signed[RolloutCommit],
         sequences: list[RolloutSequence],
         assignments: list[SequenceAssignment],
-    ) -> Finding:
+    ) -> Finding | None:
         manifest = self._context.manifest
         beacon = self._context.replica.electorate.beacon(commit.message.epoch + 1)
         chosen = audited(beacon, commit.digest, len(sequences), manifest.toploc.audit_share)
@@ -191,9 +247,14 @@ class ValidatorFlow:
             )
             for index in chosen
         ]
-        measurements = await self._engine.measure(
-            Version(commit.message.version), requests, manifest.sampling.temperature
-        )
+        version = Version(commit.message.version)
+        try:
+            measurements = await self._engine.measure(
+                version, requests, manifest.sampling.temperature
+            )
+        except LookupError:  # the engine keeps fewer policies than we thought
+            self._loaded.clear()
+            return None
         return decide(manifest, [sequences[index] for index in chosen], measurements)
 
     # Verdicts and certificates
@@ -223,11 +284,12 @@ class ValidatorFlow:
         members = committee.escalated if outcome.escalated else committee.first
         if context.peer_id not in members:
             return
-        now = context.clock.now()
+        now = asyncio.get_running_loop().time()
         decided_at = self._decided_at.setdefault(digest, now)
         if now < decided_at + members.index(context.peer_id) * context.epoch_seconds / 2:
             return
         try:
             await context.network.publish(Topic.CERTIFICATES, outcome.certificate(digest))
-        except RefusedError as error:
-            log.info("certificate refused", commit=digest.hex()[:12], error=str(error))
+        except (RefusedError, StorageFullError) as error:
+            log.warning("no certificate", commit=digest.hex()[:12], error=str(error))
+            self._decided_at[digest] = now + RETRY_EPOCHS * context.epoch_seconds

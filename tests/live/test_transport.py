@@ -449,6 +449,7 @@ async def test_p2pd_survives_ctrl_c_and_dies_with_its_owner(keys, owner):
         return not alive(pid)
 
     await eventually(gone, 5)
+    owner.wait(5)  # the kernel may close its control connection before its lock
     assert exists(sockets)
     await (await start(keys, 8)).close()
     assert not exists(sockets)

@@ -23,6 +23,7 @@ from protocol.shardcast.index import chunk_digests
 from protocol.toploc.proof import ChunkResult
 from protocol.types import Digest, PeerId, Role, Version
 from roles.ports import (
+    Clock,
     Delete,
     Generation,
     GenerationRequest,
@@ -284,6 +285,8 @@ class Machine:
     directory: Path
     blobs: MemoryBlobs = field(default_factory=MemoryBlobs)
     store: MemoryStore = field(default_factory=MemoryStore)
+    engines: ToyEngines = field(default_factory=ToyEngines)
+    clock: Clock = field(default_factory=LoopClock)
     daemon: Daemon | None = None
     task: "asyncio.Task[None] | None" = None
     transport: MemoryTransport | None = None
@@ -329,7 +332,7 @@ class SwarmWorld:
     def start(self, name: str, **options: object) -> Daemon:
         machine = self.machines[name]
         machine.transport = self.hub.transport(machine.identity.peer_id)
-        clock = LoopClock()
+        clock = machine.clock
         rng = Rng(machine.identity.public_key)
         first = next(iter(self.machines.values())).identity.peer_id
         address = f"/memory/{first}/p2p/{first}"
@@ -348,7 +351,7 @@ class SwarmWorld:
                 weights=machine.directory / "weights",
                 genesis=machine.directory / "genesis.safetensors",
             ),
-            ToyEngines(),
+            machine.engines,
             connections,
             **options,
         )

@@ -341,6 +341,41 @@ def test_publishing_slows_down_instead_of_dropping():
     run_virtual(scenario())
 
 
+def test_a_busy_publisher_does_not_take_the_room_of_the_others():
+    async def scenario():
+        limits = GossipLimits(outbox_frames_max=20)
+        async with swarm(2, limits=limits) as (_, nodes):
+            await eventually(lambda: meshed(*nodes))
+            progress = [0] * 8
+            at_first_end = []
+
+            async def burst(publisher: int):
+                while progress[publisher] < 50:
+                    await nodes[0].gossip.publish(TOPIC, b"x")
+                    progress[publisher] += 1
+                at_first_end.append(min(progress))
+
+            async with asyncio.TaskGroup() as group:
+                for publisher in range(8):
+                    group.create_task(burst(publisher))
+            assert at_first_end[0] >= 30
+
+    run_virtual(scenario())
+
+
+def test_a_disconnected_peer_leaves_no_task_behind():
+    async def scenario():
+        async with swarm(2) as (hub, nodes):
+            await eventually(lambda: meshed(*nodes))
+            hub.disconnect(nodes[0].peer_id, nodes[1].peer_id)
+            await asyncio.sleep(5)
+            for node in nodes:
+                assert node.gossip._links._links == {}
+                assert len(node.gossip._links._tasks._tasks) == 1  # the poll
+
+    run_virtual(scenario())
+
+
 def test_a_second_inbound_stream_replaces_the_first_and_gets_a_new_hello():
     async def scenario():
         async with swarm(1) as (hub, (node,)):

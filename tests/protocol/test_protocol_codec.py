@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec import DEPTH_MAX, decode, encode
-from protocol.types import Fault
+from protocol.types import Fault, Role
 
 SCALARS = (
     st.none()
@@ -130,3 +130,7 @@ def test_true_is_not_one_and_one_is_not_one_point_zero():
     assert len({encode(True), encode(1), encode(1.0)}) == 3
     assert decode(encode(True), bytes_max=9) is True
     assert type(decode(encode(1), bytes_max=9)) is int
+
+
+def test_an_enumeration_is_spelled_as_its_value():
+    assert encode([Role.RELAY]) == encode(["relay"])

@@ -54,7 +54,7 @@ def reason(result) -> str:
         ({"sequences": 5}, "bad-counts"),
         ({"tokens": 4 * 8 + 1}, "bad-counts"),
         ({"body_bytes": 2**53}, "oversize"),
-        ({"policy": bytes(32)}, "wrong-policy"),
+        ({"checkpoint": bytes(32)}, "wrong-checkpoint"),
         ({"previous": bytes(32)}, "slot-order"),
         ({"slot": 1}, "slot-order"),
     ],
@@ -85,12 +85,19 @@ def test_a_commit_counts_once():
     assert result.totals.committed == result.workers[WORKER.peer_id].committed == 1
 
 
-def test_a_slot_is_used_once():
-    result = ledger(WORLD.commit(WORKER))
-    assert reason(result.offer_commit(WORLD.commit(WORKER, tokens=11), 0)) == "slot-reused"
+def test_two_commits_for_one_slot_are_kept_and_end_the_workers_standing():
+    first, fork = WORLD.commit(WORKER), WORLD.commit(WORKER, tokens=11)
+    result = ledger(first)
+    assert result.offer_commit(fork, 0) is True
+    assert result.forks == {WORKER.peer_id: (first.digest, fork.digest)}
+    assert result.next_slot(WORKER.peer_id, 0) == (1, first.digest)
+    assert reason(result.offer_commit(WORLD.commit(WORKER, tokens=12), 0)) == "slashed"
     assert result.offer_commit(WORLD.commit(OTHER, tokens=11), 0) is True
-    # Version 1 is not known yet, so its policy cannot be compared.
-    assert result.offer_commit(WORLD.commit(WORKER, version=1), 0) is True
+
+
+def test_a_commit_of_an_unknown_version_waits_for_it():
+    # Version 1 is not known yet, so its checkpoint cannot be compared.
+    assert ledger().offer_commit(WORLD.commit(WORKER, version=1), 0) is True
 
 
 def test_slots_may_come_in_any_order_and_the_predecessor_tells():
@@ -442,7 +449,6 @@ def test_a_restart_takes_back_more_than_may_wait_at_once():
     restarted = ledger()
     for commit in (*old, new, new):
         restarted.restore_commit(commit)
-    restarted.restore_commit(WORLD.commit(WORKER, tokens=11))  # was refused: its slot is taken
     restarted.advance(EXPIRE + 1)
     assert restarted.totals == result.totals
     assert list(restarted.entries) == list(result.entries)

@@ -129,6 +129,20 @@ def test_the_roster_is_bounded_and_strangers_cannot_shut_out_the_genesis_keys(mo
     assert result.offer(WORLD.record(TRAINER, ("trainer",)), WORLD.at(1)) is True
 
 
+def test_a_member_is_heard_at_a_bounded_rate_and_when_it_leaves():
+    result = roster(WORLD.record(WORKER, ("relay",)))
+    start = result.get(WORKER.peer_id).record.message.sequence
+
+    def heard(after_ms, **changes):
+        record = WORLD.record(WORKER, ("relay",), sequence=start + after_ms, **changes)
+        return result.offer(record, WORLD.at(0))
+
+    assert not any(heard(after_ms) for after_ms in range(1, 1000))
+    assert heard(1, leaving=True) is True
+    assert not any(heard(after_ms, leaving=after_ms % 2 == 0) for after_ms in range(2, 1000))
+    assert heard(1001) is True
+
+
 def test_orders_do_not_depend_on_arrival():
     records = [WORLD.record(one, ("relay",)) for one in WORLD.workers]
     one, other = roster(*records), roster(*reversed(records))

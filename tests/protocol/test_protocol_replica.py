@@ -112,8 +112,7 @@ def test_only_what_is_wrong_for_everyone_is_blamed_on_its_carrier():
     assert refused(target, wrong.envelope) == "bad-counts"
     # Two honest nodes may each hold one of two such messages.
     views = {
-        "slot-reused": WORLD.commit(WORKER, tokens=11),
-        "wrong-policy": WORLD.commit(OTHER, policy=bytes(32)),
+        "wrong-checkpoint": WORLD.commit(OTHER, checkpoint=bytes(32)),
         "future-epoch": WORLD.commit(OTHER, epoch=9),
         "clock-skew": WORLD.record(OTHER, ("relay",), 9),
         "protocol-version": WORLD.record(OTHER, ("relay",), protocol_version=2),
@@ -131,6 +130,16 @@ def test_a_slashed_worker_is_not_heard_and_its_carrier_not_blamed():
     successor = WORLD.commit(WORKER, 1, COMMIT.digest)
     assert refused(target, successor.envelope, Relay.IGNORE) == "slashed"
     assert target.ledger.entries[COMMIT.digest].reason == "reward"
+
+
+def test_two_commits_for_one_slot_end_the_same_everywhere():
+    fork = WORLD.commit(WORKER, tokens=11)
+    one, other = replica(COMMIT), replica(fork)
+    for target in (one, other):
+        for signed in (COMMIT, fork, CERTIFICATE):
+            take(target, signed)
+        target.advance(NOW)
+    assert one.ledger.totals.certified == other.ledger.totals.certified
 
 
 # Verdicts
@@ -189,6 +198,7 @@ def lies() -> dict:
         "one verdict three times": {"verdicts": three[:1] * 3},
         "the wrong end of the ranking": {"verdicts": votes(ranked[3:6])},
         "a verdict of the worker": {"verdicts": (*three[:2], worker_vote)},
+        "a verdict too many, of the worker": {"verdicts": (*three, worker_vote)},
         "verdicts of trainers": {"verdicts": votes(WORLD.trainers)},
         "a verdict about another commit": {
             "verdicts": (*three[:2], WORLD.verdict(ranked[2], other).envelope)
@@ -225,7 +235,13 @@ def test_a_lying_certificate_settles_nothing(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["one verdict three times", "a forged verdict", "a reject shown as accept"]
+    "name",
+    [
+        "one verdict three times",
+        "a forged verdict",
+        "a reject shown as accept",
+        "a verdict too many, of the worker",
+    ],
 )
 def test_what_is_wrong_with_a_certificate_for_everyone_is_rejected(name):
     target = replica(COMMIT)
@@ -415,8 +431,9 @@ def test_a_restart_keeps_more_commits_than_may_wait_at_once():
 
 
 def test_a_restart_keeps_a_commit_whose_version_was_superseded():
-    target = replica(WORLD.checkpoint(GENESIS, policy=digest(b"first")))
-    old = WORLD.commit(WORKER, version=1, policy=digest(b"first"))
+    first = WORLD.checkpoint(GENESIS, policy=digest(b"first"))
+    target = replica(first)
+    old = WORLD.commit(WORKER, version=1, checkpoint=first.digest)
     assert take(target, old) is Relay.ACCEPT
     successor = WORLD.checkpoint(GENESIS, trainer=1, term=1, policy=digest(b"second"))
     assert take(target, successor) is Relay.ACCEPT

@@ -117,7 +117,7 @@ class World:
         fields = {
             "epoch": 0,
             "version": 0,
-            "policy": self.manifest.genesis_policy,
+            "checkpoint": self.genesis().digest,
             "slot": slot,
             "previous": previous,
             "body": digest(b"body"),

@@ -1,0 +1,305 @@
+"""Sizes and habits that a reader may rely on, checked on the syntax tree."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("protocol", "roles", "node", "simulations")
+MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+
+FUNCTION_LINES_MAX = 70
+MODULE_LINES_MAX = 400
+
+CLOCKS_AND_DICE = (
+    "time",
+    "random",
+    "secrets",
+    "uuid",
+    "os.urandom",
+    "os.getrandom",
+    "datetime.datetime.now",
+    "datetime.datetime.utcnow",
+    "datetime.datetime.today",
+    "datetime.date.today",
+    "numpy.random",
+    "torch.rand",
+    "torch.randn",
+    "torch.randint",
+    "torch.seed",
+)
+"""Names whose use reads a clock or draws a number; ``time`` stands for everything in it."""
+
+DRIVERS = (
+    "node/live/",
+    "node/run.py",
+    "node/datadir.py",
+    "node/engines.py",
+    "node/testnet/",
+    "node/commands/",
+    "/engines/",
+)
+"""Where processes are driven and the real clock and entropy enter."""
+
+ARGUMENTS_MIN = {
+    "time.strftime": 2,
+    "time.gmtime": 1,
+    "time.localtime": 1,
+    "numpy.random.default_rng": 1,
+}
+"""What is given a time or a seed reads no clock and draws nothing of its own."""
+
+TYPES = ("numpy.random.Generator", "time.struct_time")
+
+
+def relative(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def parsed(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+every_module = pytest.mark.parametrize("path", MODULES, ids=relative)
+pure_module = pytest.mark.parametrize(
+    "path", [path for path in MODULES if relative(path).startswith("protocol/")], ids=relative
+)
+
+
+def test_there_is_something_to_check():
+    assert len(MODULES) > 50
+
+
+# Sizes
+
+
+@every_module
+def test_a_module_opens_with_prose_and_is_short(path):
+    docstring = ast.get_docstring(parsed(path)) or ""
+    assert len(docstring) > 10
+    assert len(path.read_text().splitlines()) <= MODULE_LINES_MAX
+
+
+@every_module
+def test_functions_are_short(path):
+    long = [
+        f"{node.name}: {lines} lines"
+        for node in ast.walk(parsed(path))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := node.end_lineno - node.lineno + 1) > FUNCTION_LINES_MAX
+    ]
+    assert long == []
+
+
+# The protocol is pure and ordered
+
+
+@pure_module
+def test_the_protocol_never_waits(path):
+    kinds = (ast.AsyncFunctionDef, ast.Await, ast.AsyncFor, ast.AsyncWith)
+    assert [node.lineno for node in ast.walk(parsed(path)) if isinstance(node, kinds)] == []
+
+
+@pure_module
+def test_the_protocol_iterates_over_no_set(path):
+    assert set_iterations(parsed(path)) == []
+
+
+def set_iterations(tree: ast.Module) -> list[int]:
+    """Return the lines where something that is plainly a set is iterated over.
+
+    The order of a set of bytes or strings differs between processes. Membership tests, sizes,
+    comparisons and ``sorted`` are what sets are for.
+    """
+    ordered = {"list", "tuple", "iter", "enumerate", "zip", "map", "filter", ".join", ".extend"}
+    ordered |= {".fromkeys"}
+    iterated = []
+    for scope in scopes(tree):
+        sets = set_names(scope)
+        for node in own_nodes(scope):
+            if isinstance(node, ast.For | ast.comprehension):
+                iterated.append((node.iter, sets))
+            elif isinstance(node, ast.Starred):
+                iterated.append((node.value, sets))
+            elif isinstance(node, ast.Call) and called(node) in ordered:
+                iterated += [(argument, sets) for argument in node.args]
+    return sorted({node.lineno for node, sets in iterated if is_set(node, sets)})
+
+
+def scopes(tree: ast.Module) -> Iterator[ast.AST]:
+    yield tree
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+
+
+def own_nodes(scope: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a scope without those of the functions in it."""
+    for node in ast.iter_child_nodes(scope):
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield node
+            yield from own_nodes(node)
+
+
+def set_names(scope: ast.AST) -> set[str]:
+    """Return the names that a scope assigns a set to."""
+    names: set[str] = set()
+    for node in own_nodes(scope):
+        if isinstance(node, ast.Assign) and is_set(node.value, names):
+            names |= {name_of(target) for target in node.targets}
+        elif isinstance(node, ast.AnnAssign):
+            annotation = ast.unparse(node.annotation)
+            if annotation.startswith(("set[", "frozenset[", "set", "frozenset", "AbstractSet")):
+                names.add(name_of(node.target))
+    return names
+
+
+def is_set(node: ast.expr, names: set[str]) -> bool:
+    match node:
+        case ast.Set() | ast.SetComp():
+            return True
+        case ast.Call(func=ast.Name(id="set" | "frozenset")):
+            return True
+        case ast.Call(func=ast.Attribute(value=value, attr=attr)):
+            kept = {"union", "intersection", "difference", "symmetric_difference", "copy"}
+            return attr in kept and is_set(value, names)
+        case ast.BinOp(op=ast.BitOr() | ast.BitAnd() | ast.Sub() | ast.BitXor()):
+            return is_set(node.left, names) or is_set(node.right, names)
+        case ast.Name() | ast.Attribute():
+            return name_of(node) in names
+    return False
+
+
+def called(node: ast.Call) -> str:
+    """Return the name of a function, or of a method with a dot before it."""
+    is_method = isinstance(node.func, ast.Attribute)
+    return f".{node.func.attr}" if is_method else name_of(node.func)
+
+
+def name_of(node: ast.expr) -> str:
+    """Return a dotted name as it is written, empty for anything else."""
+    match node:
+        case ast.Name(id=name):
+            return name
+        case ast.Attribute(value=value, attr=attr):
+            return f"{name_of(value)}.{attr}"
+    return ""
+
+
+# Clocks and dice
+
+
+@every_module
+def test_clocks_and_dice_are_at_the_edge(path):
+    used = clocks_and_dice(parsed(path))
+    allowed = any(part in relative(path) for part in DRIVERS)
+    assert allowed or used == []
+
+
+def clocks_and_dice(tree: ast.Module) -> list[str]:
+    """Return the uses of clocks and dice, by whatever name they were imported."""
+    modules, members = imports(tree)
+    given = {
+        node.func
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and len(node.args) >= ARGUMENTS_MIN.get(resolved(node.func, modules | members), 1000)
+    }
+    found = []
+    for node in ast.walk(tree):
+        known = members if isinstance(node, ast.Name) else modules | members
+        if isinstance(node, ast.Attribute | ast.Name) and node not in given:
+            name = resolved(node, known)
+            banned = any(name == one or name.startswith(f"{one}.") for one in CLOCKS_AND_DICE)
+            if banned and name not in (*TYPES, "numpy.random"):
+                found.append(f"line {node.lineno}: {name}")
+    return sorted(set(found))
+
+
+def imports(tree: ast.Module) -> tuple[dict[str, str], dict[str, str]]:
+    """Return what local names stand for: modules, and members of modules."""
+    modules, members = {}, {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                modules[alias.asname or top] = alias.name if alias.asname else top
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                members[alias.asname or alias.name] = f"{node.module}.{alias.name}"
+    return modules, members
+
+
+def resolved(node: ast.expr, known: dict[str, str]) -> str:
+    first, dot, rest = name_of(node).partition(".")
+    return known.get(first, "") + dot + rest
+
+
+# The checks can fail
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for x in {1, 2}: pass",
+        "for x in set(y): pass",
+        "a = [x for x in frozenset(y)]",
+        "s = {x for x in y}\nfor z in s: pass",
+        "def f(y):\n    s: set[int] = y\n    return list(s)",
+        "def f(y):\n    s = set(y)\n    return [*s]",
+        "a = tuple(set(y) - {1})",
+        "b''.join({b'a', b'b'})",
+        "def f(self):\n    self.s = set()\n    return [x for x in self.s | y]",
+        "dict.fromkeys(set(y).union(z))",
+    ],
+)
+def test_an_iterated_set_is_found(code):
+    assert set_iterations(ast.parse(code)) != []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "for x in sorted({1, 2}): pass",
+        "s = set(y)\na = z in s and len(s) == 3",
+        "for x in {1: 2}: pass",
+        "any(x in {1, 2} for x in y)",
+    ],
+)
+def test_what_sets_are_for_is_allowed(code):
+    assert set_iterations(ast.parse(code)) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time\ntime.time()",
+        "from time import monotonic as m\nm()",
+        "import random\nx = random.random",
+        "import os\nos.urandom(4)",
+        "from os import urandom\nurandom(4)",
+        "import datetime\ndatetime.datetime.now()",
+        "from datetime import datetime\ndatetime.now()",
+        "import numpy as np\nnp.random.rand()",
+        "import time\ntime.strftime('%H')",
+        "import uuid\nuuid.uuid4()",
+        "import numpy as np\nnp.random.default_rng()",
+        "from numpy.random import default_rng\ndefault_rng()",
+    ],
+)
+def test_a_clock_or_a_die_is_found(code):
+    assert clocks_and_dice(ast.parse(code)) != []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import time\ntime.strftime('%H', time.gmtime(now))",
+        "import numpy as np\ndef f(g: np.random.Generator): np.random.default_rng(7)",
+        "from protocol.rng import Rng\nRng(b'seed')",
+    ],
+)
+def test_what_is_given_a_time_or_a_seed_is_allowed(code):
+    assert clocks_and_dice(ast.parse(code)) == []

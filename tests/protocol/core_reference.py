@@ -1,0 +1,232 @@
+"""The core vectors, computed from the words of the protocol and none of its code.
+
+``python tests/protocol/core_reference.py`` prints ``core.json``. A change of what it holds is
+a change of the protocol, and needs another protocol version.
+"""
+
+import json
+import sys
+from typing import Any
+
+import base58
+import msgpack
+from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+SEEDS = [bytes([n]) * 32 for n in range(6)]
+WORKER, VALIDATORS = 0, (1, 2, 3, 4, 5)
+
+VALUES: list[Any] = [
+    None,
+    True,
+    0,
+    127,
+    128,
+    -32,
+    -33,
+    2**53,
+    2**64 - 1,
+    -(2**63),
+    0.0,
+    1.5,
+    "",
+    "é",
+    [],
+    {"b": [1, [2]], "a": {"z": None, "é": 0.25}},
+]
+
+MANIFEST: dict[str, Any] = {
+    "admission": {"rule": "open", "workers": []},
+    "committee": {
+        "escalate_after_epochs": 4,
+        "escalated_size": 4,
+        "expire_after_epochs": 10,
+        "roster_min": 3,
+        "size": 2,
+    },
+    "credit": {"per_certified_token": 1, "slash_on_reject": True},
+    "environment": {"dataset": "", "name": "arithmetic"},
+    "epochs": {"record_epochs": 5, "refresh_epochs": 1, "seconds": 10.0},
+    "genesis": {"created_at": 1_700_000_000, "policy": "ab" * 32},
+    "grpo": {
+        "adam_betas": [0.9, 0.95],
+        "async_level": 2,
+        "delta": 4.0,
+        "entropy_coefficient": 0.0,
+        "epsilon": 0.2,
+        "gradient_clip": 1.0,
+        "learning_rate": 0.0001,
+        "rollouts_ahead": 2,
+        "rollouts_per_step": 4,
+        "steps": 100,
+        "warmup_steps": 0,
+        "weight_decay": 0.0,
+    },
+    "model": {
+        "architecture": "qwen2",
+        "config": {"eos_token_id": 1, "vocab_size": 32},
+        "dtype": "fp32",
+        "name": "vector",
+    },
+    "name": "vector",
+    "sampling": {
+        "group_size": 2,
+        "length_penalty": 0.0,
+        "length_targets": [10, 20, 30],
+        "prompts_per_rollout": 2,
+        "temperature": 1.0,
+        "tokens_max": 8,
+    },
+    "shardcast": {
+        "chunk_bytes": 65_536,
+        "fanout": 2,
+        "shard_bytes": 262_144,
+        "stripes": 4,
+        "versions_kept": 6,
+    },
+    "toploc": {
+        "audit_share": 1.0,
+        "chunk_tokens": 32,
+        "end_probability_min": 0.0,
+        "exponent_mismatches_max": 4,
+        "logprob_error_max": 0.001,
+        "mantissa_error_mean_max": 32.0,
+        "mantissa_error_median_max": 32.0,
+        "precision": "fp32",
+        "sampling_gap_max": 0.001,
+        "top_k": 64,
+    },
+}
+
+
+def digest(*parts: bytes) -> bytes:
+    return blake3(b"".join(parts)).digest()
+
+
+def canonical(value: Any) -> bytes:
+    def ordered(item: Any) -> Any:
+        if isinstance(item, dict):
+            return {key: ordered(item[key]) for key in sorted(item)}
+        return [ordered(one) for one in item] if isinstance(item, list) else item
+
+    return msgpack.packb(ordered(value))
+
+
+def public_key(seed: bytes) -> bytes:
+    return Ed25519PrivateKey.from_private_bytes(seed).public_key().public_bytes_raw()
+
+
+def peer_id(seed: bytes) -> str:
+    return base58.b58encode(bytes.fromhex("002408011220") + public_key(seed)).decode()
+
+
+def manifest() -> dict[str, Any]:
+    keys = {
+        "creator": peer_id(SEEDS[0]),
+        "trainers": [peer_id(SEEDS[0])],
+        "validators": [peer_id(SEEDS[n]) for n in VALIDATORS],
+    }
+    return MANIFEST | {"genesis": MANIFEST["genesis"] | keys}
+
+
+def envelope(run_id: bytes) -> dict[str, Any]:
+    """Return a rollout commit of the worker, signed."""
+    fields = {
+        "epoch": 7,
+        "version": 0,
+        "checkpoint": bytes.fromhex("ab" * 32),
+        "slot": 0,
+        "previous": b"",
+        "body": digest(b"body"),
+        "body_bytes": 1000,
+        "sequences": 4,
+        "tokens": 20,
+    }
+    kind, payload, seed = b"rollout-commit", canonical(fields), SEEDS[WORKER]
+    domain = b"prime-node/1" + bytes([len(kind)]) + kind + run_id
+    outer = {
+        "kind": kind.decode(),
+        "payload": payload,
+        "signature": Ed25519PrivateKey.from_private_bytes(seed).sign(domain + payload),
+        "signer": peer_id(seed),
+    }
+    name = digest(domain, peer_id(seed).encode(), payload)
+    return {"envelope": canonical(outer).hex(), "digest": name.hex()}
+
+
+def ranking(run_id: bytes, commit: bytes, epoch: int) -> list[str]:
+    beacon = digest(b"prime-node/beacon", run_id, epoch.to_bytes(8, "big"))
+    peers = [peer_id(SEEDS[n]) for n in VALIDATORS]
+    return sorted(peers, key=lambda peer: digest(beacon, commit, peer.encode()))
+
+
+def assignment(run_id: bytes, slot: int) -> list[list[int]]:
+    """Return group, problem seed, noise seed and length target of every sequence of a slot."""
+    worker = peer_id(SEEDS[WORKER]).encode()
+    root = digest(
+        b"prime-node/assignment",
+        run_id,
+        digest(b"checkpoint"),
+        worker,
+        b"/",
+        slot.to_bytes(8, "big"),
+    )
+    rows = []
+    for group in range(2):
+        stream = blake3(root + group.to_bytes(4, "big")).digest(32)
+        problem, length, *noises = (
+            int.from_bytes(stream[at : at + 8], "big") for at in (0, 8, 16, 24)
+        )
+        rows += [[group, problem, noise, (10, 20, 30)[length % 3]] for noise in noises]
+    return rows
+
+
+def draws() -> dict[str, Any]:
+    """Return what one stream gives, each from its own counter."""
+
+    def block(seed: bytes, counter: int, suffix: bytes = b"", length: int = 8) -> bytes:
+        return blake3(seed + counter.to_bytes(8, "big") + suffix).digest(length)
+
+    def number(seed: bytes, counter: int) -> int:
+        return int.from_bytes(block(seed, counter), "big")
+
+    child = digest(b"seed/gossip")
+    items = list("abcde")
+    for counter, last in enumerate((4, 3, 2, 1)):
+        chosen = number(child, counter) * (last + 1) >> 64
+        items[last], items[chosen] = items[chosen], items[last]
+    return {
+        "bits64": number(b"seed", 0),
+        "below_1000": number(b"seed", 1) * 1000 >> 64,
+        "uniform": (number(b"seed", 2) >> 11) / 2**53,
+        "bytes_5": block(b"seed", 3, b"b", 5).hex(),
+        "gossip_shuffled": "".join(items),
+    }
+
+
+def policy() -> dict[str, Any]:
+    tensors = [["b.weight", "F32", [2, 3], digest(b"b")], ["a.bias", "BF16", [], digest(b"a")]]
+    shown = [[name, dtype, shape, body.hex()] for name, dtype, shape, body in tensors]
+    return {"tensors": shown, "digest": digest(canonical(sorted(tensors))).hex()}
+
+
+def vectors() -> dict[str, Any]:
+    run_id = digest(canonical(manifest()))
+    commit = envelope(run_id)
+    return {
+        "canonical": [[value, canonical(value).hex()] for value in VALUES],
+        "digests": {text: digest(text.encode()).hex() for text in ("", "prime-node")},
+        "identities": [[seed.hex(), public_key(seed).hex(), peer_id(seed)] for seed in SEEDS],
+        "manifest": manifest(),
+        "run_id": run_id.hex(),
+        "commit": commit,
+        "ranking": ranking(run_id, bytes.fromhex(commit["digest"]), 8),
+        "assignment": {str(slot): assignment(run_id, slot) for slot in (0, 1, 2**53)},
+        "rng": draws(),
+        "policy": policy(),
+    }
+
+
+if __name__ == "__main__":
+    json.dump(vectors(), sys.stdout, indent=1, ensure_ascii=False)
+    sys.stdout.write("\n")
