@@ -31,7 +31,7 @@ from protocol.replica import Received, Replica
 from protocol.types import Fault, PeerId, Relay, Role, Topic
 from roles.flow import Conditions, Pulse, RoleContext
 from roles.inference.flow import InferenceFlow
-from roles.ports import StorageFullError, TransportError
+from roles.ports import StorageFullError, Streams, TransportError
 from roles.trainer.flow import TrainerFlow
 from roles.validator.flow import ValidatorFlow
 
@@ -65,6 +65,7 @@ class Daemon:
         p2pd_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._manifest = manifest.manifest
+        self._signer = signer
         self._about = about
         self._ports = ports
         self._engines = engines
@@ -72,7 +73,7 @@ class Daemon:
         self._connections = connections
         self._stop = asyncio.Event()
         self._pulse = Pulse()
-        conditions = Conditions()
+        self._conditions = Conditions()
         replica = connections.replica = Replica(self._manifest, verifier)
         self._replica = replica
         self._archive = Archive(ports.store)
@@ -90,61 +91,75 @@ class Daemon:
         )
         self._synchroniser = Synchroniser(ports.transport, replica, ports.clock, self._accepted)
         self._manifest_server = ManifestServer(ports.transport, manifest)
-        self._network = SwarmNetwork(
-            signer,
-            replica,
+        self._network = self._make_network(streams)
+        self._policies = PolicyLibrary(
+            ports, replica, self._exchange, self._pulse, self._conditions
+        )
+        self._retention = BodyRetention(replica, ports.blobs)
+        self._membership = self._make_membership()
+        self._context = self._make_context()
+        self._observer = self._make_observer(p2pd_pid)
+
+    def _make_network(self, streams: Streams) -> SwarmNetwork:
+        return SwarmNetwork(
+            self._signer,
+            self._replica,
             archive=self._archive,
             gossip=self._gossip,
             streams=streams,
             exchange=self._exchange,
-            blobs=ports.blobs,
+            blobs=self._ports.blobs,
             synchroniser=self._synchroniser,
-            clock=ports.clock,
+            clock=self._ports.clock,
             heard=self._heard,
             accepted=self._accepted,
             pulse=self._pulse,
         )
-        self._policies = PolicyLibrary(ports, replica, self._exchange, self._pulse, conditions)
-        self._retention = BodyRetention(replica, ports.blobs)
-        self._membership = Membership(
-            signer,
-            replica,
-            about,
-            transport=ports.transport,
-            directory=ports.directory,
+
+    def _make_membership(self) -> Membership:
+        return Membership(
+            self._signer,
+            self._replica,
+            self._about,
+            transport=self._ports.transport,
+            directory=self._ports.directory,
             gossip=self._gossip,
             topic=self._network.topic(Topic.ROSTER),
-            clock=ports.clock,
-            store=ports.store,
-            rng=ports.rng.child("membership"),
+            clock=self._ports.clock,
+            store=self._ports.store,
+            rng=self._ports.rng.child("membership"),
             policy_version=self._policies.newest_version,
         )
-        self._context = RoleContext(
-            signer=signer,
+
+    def _make_context(self) -> RoleContext:
+        return RoleContext(
+            signer=self._signer,
             manifest=self._manifest,
-            replica=replica,
-            clock=ports.clock,
-            blobs=ports.blobs,
-            store=ports.store,
+            replica=self._replica,
+            clock=self._ports.clock,
+            blobs=self._ports.blobs,
+            store=self._ports.store,
             network=self._network,
             policies=self._policies,
             pulse=self._pulse,
-            conditions=conditions,
+            conditions=self._conditions,
         )
-        self._observer = Observer(
-            peer_id=signer.peer_id,
-            roles=about.roles,
-            replica=replica,
-            clock=ports.clock,
-            connections=connections,
+
+    def _make_observer(self, p2pd_pid: Callable[[], int | None]) -> Observer:
+        return Observer(
+            peer_id=self._signer.peer_id,
+            roles=self._about.roles,
+            replica=self._replica,
+            clock=self._ports.clock,
+            connections=self._connections,
             gossip=self._gossip,
             exchange=self._exchange,
             policies=self._policies,
-            conditions=conditions,
+            conditions=self._conditions,
             addresses=lambda: self._membership.addresses,
             synchronised=lambda: self._synchroniser.synchronised,
             p2pd_pid=p2pd_pid,
-            started_at=ports.clock.now(),
+            started_at=self._ports.clock.now(),
         )
 
     @property
