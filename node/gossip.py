@@ -91,6 +91,10 @@ class Gossip:
         """Frames and bytes on the streams."""
         return self._links.counters
 
+    def sizes(self) -> dict[str, int]:
+        """Return how full the bounded queues and tables are, by name."""
+        return {**self._router.sizes(), **self._links.sizes()}
+
     async def start(self) -> None:
         """Serve the protocol and begin to look for peers; raises ``TransportError``."""
         await self._links.start()

@@ -160,6 +160,14 @@ class Links:
             self.counters.frames_dropped += link.outbox.push(effect.rpc, effect.priority)
             link.filled.set()
 
+    def sizes(self) -> dict[str, int]:
+        """Return how full the fullest queue of a peer is, by name."""
+        outboxes = [link.outbox for link in self._links.values()]
+        return {
+            "outbox_bytes": max((outbox.size_bytes for outbox in outboxes), default=0),
+            "outbox_frames": max(map(len, outboxes), default=0),
+        }
+
     async def wait_for_room(self) -> None:
         """Wait a while as long as most queues are crowded; one stalled peer delays nobody.
 

@@ -17,7 +17,8 @@ from node.status import (
     State,
     TrafficStatus,
 )
-from protocol.ledger import CommitState, Counts, Entry
+from protocol.counts import Counts
+from protocol.ledger import CommitState, Entry
 from protocol.messages import Verdict, open_envelope
 from protocol.replica import Replica
 from protocol.types import Digest, Fault, PeerId, Role
@@ -95,6 +96,8 @@ class Observer:
             gossip_received=gossip.counters.received,
             gossip_duplicates=gossip.counters.duplicates,
             gossip_dropped=gossip.link_counters.frames_dropped,
+            weights_received=self.exchange.weights_bytes_received,
+            sizes={**gossip.sizes(), **self.replica.sizes()},
         )
 
     def _state(self) -> tuple[State, str]:

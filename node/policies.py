@@ -130,7 +130,6 @@ class PolicyLibrary:
     def _refuse(self, checkpoint: Signed[CheckpointManifest], reason: str) -> None:
         version = checkpoint.message.version
         self._refusals[checkpoint.digest] = REFUSALS_MAX
-        self._conditions.set("weights", f"version {version} cannot be used: {reason}")
         log.error("a version cannot be used", version=version, reason=reason)
 
     # What is made here
@@ -219,10 +218,15 @@ class PolicyLibrary:
 
     def _start_download(self) -> None:
         """Start one new one at a time: the newest version has the line for itself first."""
+        self._conditions.clear("policy")
         for version in reversed(self._wanted()):
             checkpoint = self._replica.ledger.checkpoint(version)
             missing = self.get(version) is None and version not in self._arriving
-            if checkpoint is None or not missing or self._is_refused(checkpoint):
+            if checkpoint is None or not missing:
+                continue
+            if self._refusals.get(checkpoint.digest, 0) >= REFUSALS_MAX:
+                reason = f"version {version} is not what its trainer signed"
+                self._conditions.set("policy", reason)
                 continue
             members = self._forest_members()
             root = self._root(checkpoint, members)
@@ -231,9 +235,6 @@ class PolicyLibrary:
                 task = asyncio.create_task(self._fetch(checkpoint, weights))
                 self._arriving[version] = _Arriving(checkpoint, members, weights, task)
                 return
-
-    def _is_refused(self, checkpoint: Signed[CheckpointManifest]) -> bool:
-        return self._refusals.get(checkpoint.digest, 0) >= REFUSALS_MAX
 
     def _root(
         self, checkpoint: Signed[CheckpointManifest], members: list[ForestMember]

@@ -76,6 +76,10 @@ class Snapshot:
     """New messages."""
     gossip_duplicates: int
     gossip_dropped: int
+    weights_received: int
+    """Bytes since the start."""
+    sizes: dict[str, int]
+    """How full the bounded queues and tables are, the fullest of a kind."""
 
 
 @dataclass(frozen=True, slots=True)

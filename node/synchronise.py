@@ -37,6 +37,9 @@ EXCHANGE_SECONDS = 30.0
 STALL_SECONDS = 5.0
 """For one frame."""
 
+REVIEW_VERSIONS_MIN = 8
+"""How many of our own versions are compared first when another chain has shown up."""
+
 SERVED_MAX = 16
 """Peers served at once, each once: an answer may take megabytes, its question takes 40 bytes."""
 
@@ -55,6 +58,7 @@ class Synchroniser:
         self._accepted = accepted
         self._protocol = f"/prime-node/1/{replica.run_id.hex()[:16]}/sync"
         self._serving: dict[PeerId, None] = {}
+        self._review = 0
         self.synchronised = False
 
     async def start(self) -> None:
@@ -69,6 +73,8 @@ class Synchroniser:
             log.info("synchronisation failed", peer=peer[-8:], error=str(error))
             return False
         self.synchronised = True
+        # The versions that we lack may replace many of ours: we look further back each time.
+        self._review = max(REVIEW_VERSIONS_MIN, 8 * self._review) if self._replica.forked else 0
         return True
 
     async def _pull(self, peer: PeerId) -> None:
@@ -92,7 +98,8 @@ class Synchroniser:
         """Take what is new on one page; return how long the page was, and what was asked for."""
         stream = await self._streams.open_stream(peer, self._protocol)
         try:
-            request = {"skip": skip, "version": self._replica.ledger.version + 1}
+            version = max(0, self._replica.ledger.version + 1 - self._review)
+            request = {"skip": skip, "version": version}
             await write_frame(stream, encode(request))
             ids = _ids(await within(STALL_SECONDS, read_frame(stream, PAGE_BYTES_MAX)))
             if ids is None:
@@ -161,14 +168,16 @@ def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:
     """Yield what matters now, in an order in which it can be taken in.
 
     The keys of the genesis first, since certificates are checked against the roster; then versions
-    from ``from_version`` on, commits before the certificates that settle them. Everybody else's
-    records come last: anyone may make thousands of them, and nothing waits for them.
+    from ``from_version`` on, and the newest in any case, because it may be of another chain;
+    commits before the certificates that settle them. Everybody else's records come last: anyone may
+    make thousands of them, and nothing waits for them.
     """
     ledger, manifest = replica.ledger, replica.manifest
     records = replica.roster.records()
     named = {*manifest.genesis.trainers, *manifest.genesis.validators}
     yield from (record for record in records if record.signer in named)
-    yield from (checkpoint.manifest for checkpoint in ledger.checkpoints[from_version:])
+    first = max(0, min(from_version, ledger.version))
+    yield from (checkpoint.manifest for checkpoint in ledger.checkpoints[first:])
     yield from (entry.commit for entry in ledger.entries.values())
     yield from _certificates(replica)
     yield from (record for record in records if record.signer not in named)

@@ -6,12 +6,14 @@ in has been checked (``replica``). Outcomes are final: what is certified stays c
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
+from protocol.counts import Counts
 from protocol.manifest import RunManifest
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed
 from protocol.rollout import body_bytes_max
+from protocol.slots import Slots
 from protocol.types import Digest, Fault, PeerId
 
 COMMITS_IN_FLIGHT_MAX = 16
@@ -46,19 +48,6 @@ class Entry:
 
 
 @dataclass(slots=True)
-class Counts:
-    """Commits by outcome; ``committed`` counts all of them."""
-
-    committed: int = 0
-    certified: int = 0
-    rejected: int = 0
-    expired: int = 0
-    trained: int = 0
-    tokens_certified: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass(slots=True)
 class CheckpointEntry:
     """A published version, and which of its commits are not certified as far as we know."""
 
@@ -76,10 +65,13 @@ class Ledger:
         self.checkpoints: list[CheckpointEntry] = []
         self.totals = Counts()
         self.workers: dict[PeerId, Counts] = {}
-        self._slots: dict[tuple[PeerId, int], dict[int, Digest]] = {}
+        self.kept: dict[Digest, Entry] = {}
+        """Commits that ``entries`` has forgotten and a restart could not do without."""
+        self._slots = Slots()
         self._in_flight: dict[PeerId, dict[Digest, None]] = {}
         self._trained: dict[Digest, int] = {}
         self._epoch = 0
+        self._rejected: dict[PeerId, Digest] = {}
         self.forks: dict[PeerId, tuple[Digest, Digest]] = {}
         """Workers that signed two commits for one slot, with the evidence."""
         self.policy_lag_max = 0
@@ -124,12 +116,11 @@ class Ledger:
             self._take_commit(commit)
 
     def _take_commit(self, commit: Signed[RolloutCommit]) -> None:
-        worker, message = commit.signer, commit.message
+        worker = commit.signer
         entry = Entry(commit, trained_in=self._trained.get(commit.digest))
         self.entries[commit.digest] = entry
-        slots = self._slots.setdefault((worker, message.version), {})
-        first = slots.setdefault(message.slot, commit.digest)
-        if first != commit.digest:
+        first = self._slots.take(commit)
+        if first is not None:
             # Both are kept, and both travel: every node must come to the same outcomes.
             self.forks[worker] = (first, commit.digest)
         self._in_flight.setdefault(worker, {})[commit.digest] = None
@@ -153,10 +144,6 @@ class Ledger:
         checkpoint = self.checkpoint(message.version)
         if checkpoint is not None and checkpoint.digest != message.checkpoint:
             return Fault("wrong-checkpoint")
-        return self._check_slot(commit)
-
-    def _check_slot(self, commit: Signed[RolloutCommit]) -> Fault | None:
-        message = commit.message
         if (message.slot == 0) != (message.previous == b""):
             return Fault("slot-order", "slot 0 and no other has no predecessor")
         return None
@@ -167,21 +154,22 @@ class Ledger:
         It is asked before a commit is checked and not when it is taken: what a node holds must not
         depend on which of two commits came first.
         """
-        message = commit.message
-        slots = self._slots.get((commit.signer, message.version), {})
-        return message.slot == 0 or slots.get(message.slot - 1) == message.previous
+        return self._slots.follows(commit)
 
     def next_slot(self, worker: PeerId, version: int) -> tuple[int, bytes]:
         """Return the slot that ``worker`` must use next, and the digest of the one before it."""
-        slots = self._slots.get((worker, version), {})
-        if not slots:
-            return 0, b""
-        last = max(slots)
-        return last + 1, slots[last]
+        checkpoint = self.checkpoint(version)
+        current = b"" if checkpoint is None else checkpoint.digest
+        return self._slots.after_last(worker, version, current)
 
     def in_flight(self, worker: PeerId) -> int:
         """Return how many commits of ``worker`` wait for an outcome."""
         return len(self._in_flight.get(worker, {}))
+
+    @property
+    def in_flight_max(self) -> int:
+        """The most commits of one worker that wait for an outcome."""
+        return max(map(len, self._in_flight.values()), default=0)
 
     def slashed(self, worker: PeerId) -> bool:
         """Tell whether a rejected rollout, or two for one slot, ended a worker's standing."""
@@ -210,6 +198,7 @@ class Ledger:
             counts.tokens_certified += entry.commit.message.tokens if accepted else 0
             if not accepted:
                 counts.reasons[reason] += 1
+                self._rejected.setdefault(entry.commit.signer, entry.commit.digest)
         version = self._trained.get(entry.commit.digest)
         if accepted and version is not None:
             self.checkpoints[version].uncertified.pop(entry.commit.digest, None)
@@ -287,6 +276,10 @@ class Ledger:
 
     def _supersede(self, version: int) -> None:
         """Take back ``version`` and what came after it; their commits may be learned from again."""
+        gone = {superseded.manifest.digest for superseded in self.checkpoints[version:]}
+        for stranded in self.entries.values():
+            if stranded.commit.message.checkpoint in gone:
+                self._expire(stranded)  # nobody can check it any more
         for superseded in self.checkpoints[version:]:
             for commit in superseded.manifest.message.batch:
                 self._trained.pop(Digest(commit), None)
@@ -310,38 +303,51 @@ class Ledger:
         expired: list[Entry] = []
         for digest, entry in list(self.entries.items()):
             age_epochs = epoch - entry.commit.message.epoch
-            if entry.state is CommitState.COMMITTED and age_epochs > rules.expire_after_epochs:
-                entry.state = CommitState.EXPIRED
-                self._settle(entry)
+            if age_epochs > rules.expire_after_epochs and self._expire(entry):
                 expired.append(entry)
-                for counts in self._counts(entry.commit.signer):
-                    counts.expired += 1
             if age_epochs > 4 * rules.expire_after_epochs:
                 del self.entries[digest]
+                self.kept[digest] = entry
         self._forget_slots()
+        self.kept = {key: entry for key, entry in self.kept.items() if self._is_needed(entry)}
         return expired
 
+    def _expire(self, entry: Entry) -> bool:
+        if entry.state is not CommitState.COMMITTED:
+            return False
+        entry.state = CommitState.EXPIRED
+        self._settle(entry)
+        for counts in self._counts(entry.commit.signer):
+            counts.expired += 1
+        return True
+
+    def _is_needed(self, entry: Entry) -> bool:
+        """Tell whether an old commit proves a fault, or is the last link of slots still in use."""
+        worker, digest = entry.commit.signer, entry.commit.digest
+        guilty = digest == self._rejected.get(worker) or digest in self.forks.get(worker, ())
+        return guilty or (self._is_current(entry) and self._slots.is_last(entry.commit))
+
     def _forget_slots(self) -> None:
-        """Forget the slots of old versions, and of versions that never came to be."""
-        oldest = self.version - 4 * self._manifest.shardcast.versions_kept
-        held = {
-            (entry.commit.signer, entry.commit.message.version): None
+        """Forget the slots of old versions, and of those that were superseded or never came."""
+        oldest = max(0, self.version - 4 * self._manifest.shardcast.versions_kept)
+        known = {(n, self.checkpoints[n].manifest.digest) for n in range(oldest, self.version + 1)}
+        awaited = {
+            (entry.commit.signer, entry.commit.message.version, entry.commit.message.checkpoint)
             for entry in self.entries.values()
+            if entry.commit.message.version > self.version
         }
-        for key in list(self._slots):
-            _, version = key
-            if version < oldest or (version > self.version and key not in held):
-                del self._slots[key]
+        self._slots.forget(lambda *key: key[1:] in known or key in awaited)
 
     def usable(self) -> list[Entry]:
         """Return certified commits that the next version may learn from, oldest first."""
-        fresh = self.version - self._manifest.grpo.async_level
+        certified = CommitState.CERTIFIED
         entries = [
             entry
             for entry in self.entries.values()
-            if entry.state is CommitState.CERTIFIED
+            if entry.state is certified
+            and self._is_current(entry)
             and entry.trained_in is None
-            and fresh <= entry.commit.message.version <= self.version
+            and entry.commit.message.version <= self.version
         ]
         return sorted(
             entries,
@@ -356,17 +362,27 @@ class Ledger:
         """Return how many fresh commits are certified or on their way and not learned from.
 
         A commit counts for as long as it could wait for an outcome: one that the trainer cannot
-        use for a reason that we do not see must not hold up the workers for ever.
+        use for a reason that we do not see must not hold up the workers for ever. Without an
+        outcome it counts as far as its worker is known to deliver: commits are free to make.
         """
-        fresh = self.version - self._manifest.grpo.async_level
         oldest = self._epoch - self._manifest.committee.expire_after_epochs
-        return sum(
-            entry.trained_in is None
-            and entry.state in (CommitState.COMMITTED, CommitState.CERTIFIED)
-            and entry.commit.message.version >= fresh
-            and entry.commit.message.epoch >= oldest
-            for entry in self.entries.values()
-        )
+        certified, waiting = 0, Counter[PeerId]()
+        for entry in self.entries.values():
+            if (
+                self._is_current(entry)
+                and entry.trained_in is None
+                and entry.commit.message.epoch >= oldest
+            ):
+                certified += entry.state is CommitState.CERTIFIED
+                waiting[entry.commit.signer] += entry.state is CommitState.COMMITTED
+        believed = (min(n, self.workers[worker].credit) for worker, n in waiting.items())
+        return certified + sum(believed)
+
+    def _is_current(self, entry: Entry) -> bool:
+        """Tell whether the next version, or the ones after it, may learn from such a commit."""
+        message, checkpoint = entry.commit.message, self.checkpoint(entry.commit.message.version)
+        young = message.version >= self.version - self._manifest.grpo.async_level
+        return young and (checkpoint is None or checkpoint.digest == message.checkpoint)
 
     def demand(self) -> bool:
         """Tell whether workers should start another rollout: back-pressure without a queue."""

@@ -122,6 +122,9 @@ class Roster:
             del self._members[peer]
         return silent
 
+    def __len__(self) -> int:
+        return len(self._members)
+
     def get(self, peer: PeerId) -> Member | None:
         """Return a member, also one that has just fallen silent."""
         return self._members.get(peer)

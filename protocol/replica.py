@@ -181,14 +181,28 @@ class Replica:
                     settled.append(signed)
         return settled
 
+    def sizes(self) -> dict[str, int]:
+        """Return how full the bounded tables are, the fullest of a kind, by name."""
+        early = (self._early_certificates, self._early_checkpoints, self._early_verdicts)
+        return {
+            "in_flight": self.ledger.in_flight_max,
+            "roster": len(self.roster),
+            "waiting": max(len(waiting.entries) for waiting in early),
+        }
+
     @property
     def behind(self) -> bool:
         """Whether something has come whose predecessor has not: a peer should be asked."""
         return bool(self._early_checkpoints.entries or self._early_certificates.entries)
 
+    @property
+    def forked(self) -> bool:
+        """Whether a version has come whose parent we lack: perhaps one that supersedes ours."""
+        return bool(self._early_checkpoints.entries)
+
     def envelopes(self) -> list[bytes]:
         """Return what a restart needs, in an order in which it can be taken back."""
-        commits = list(self.ledger.entries.values())
+        commits = [*self.ledger.kept.values(), *self.ledger.entries.values()]
         return [
             *(entry.commit.envelope for entry in commits),
             *(entry.manifest.envelope for entry in self.ledger.checkpoints),

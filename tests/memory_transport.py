@@ -162,7 +162,8 @@ class Hub:
     def connect(self, one: PeerId, other: PeerId) -> None:
         """Connect two nodes; raises ``TransportError`` across a partition or to a stranger."""
         reachable = self._island.get(one, 0) == self._island.get(other, 0)
-        if one == other or other not in self.transports or not reachable:
+        here = one in self.transports and other in self.transports
+        if one == other or not here or not reachable:
             raise TransportError(f"cannot reach {other}")
         self._connections.setdefault(frozenset((one, other)), [])
 

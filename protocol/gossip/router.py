@@ -97,6 +97,15 @@ class Router:
         """Return the mesh of a topic; empty when we are not subscribed."""
         return self._mesh.members(topic)
 
+    def sizes(self) -> dict[str, int]:
+        """Return how full the bounded tables are, by name."""
+        return {
+            "backoffs": len(self._mesh.backoffs),
+            "cache_bytes": self._lazy.cache.size_bytes,
+            "pending": len(self._pending),
+            "seen": len(self._seen),
+        }
+
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event; raises ``ValueError`` for what our application must not ask."""
         match event:

@@ -39,6 +39,7 @@ DRIVERS = (
     "node/engines.py",
     "node/testnet/",
     "node/commands/",
+    "simulations/console.py",  # progress for a person who waits
     "/engines/",
 )
 """Where processes are driven and the real clock and entropy enter."""

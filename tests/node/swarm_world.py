@@ -1,4 +1,4 @@
-"""A swarm of real daemons in one process, in virtual time, with memory in place of disks and models.
+"""A swarm of real daemons in one process and in virtual time, on memory and modelled compute.
 
 The daemons, role flows, gossip, forest and protocol are the ones that run live; only what touches
 the outside is replaced, and compute is a digest in place of a model.
@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from memory_transport import Hub, LoopClock, MemoryTransport
+
 from node.connections import Connections
 from node.daemon import Daemon
 from node.membership import About
@@ -167,7 +168,7 @@ class MemoryDirectory:
 
 
 class ToyTask:
-    """Right when the sequence's first token is even; the toy policy is right more and more often."""
+    """Right when the sequence's first token is even."""
 
     name = "toy"
     vocabulary = ("", "\n", *"abcdefgh")

@@ -1,6 +1,7 @@
 import pytest
 from worlds import World, run_manifest
 
+from protocol.counts import CREDIT_MAX
 from protocol.crypto import digest
 from protocol.ledger import COMMITS_IN_FLIGHT_MAX, EPOCHS_AHEAD_MAX, CommitState, Ledger
 from protocol.messages import Certificate
@@ -382,7 +383,7 @@ def test_commits_for_versions_that_never_come_leave_nothing_behind():
             assert result.offer_commit(commit, epoch) is True
         assert len(result._slots) == COMMITS_IN_FLIGHT_MAX
     result.advance(100 * EXPIRE)
-    assert (result.entries, result._slots, result._in_flight) == ({}, {}, {})
+    assert (result.entries, result.kept, result._in_flight, len(result._slots)) == ({}, {}, {}, 0)
 
 
 def test_usable_are_certified_fresh_and_not_learned_from_oldest_first():
@@ -409,15 +410,74 @@ def test_a_commit_for_a_version_to_come_is_not_usable_yet():
 def test_workers_pause_when_enough_is_on_its_way():
     grpo = WORLD.manifest.grpo
     chain = WORLD.chain(WORKER, grpo.rollouts_per_step * grpo.rollouts_ahead)
-    result = ledger(*chain[:-1])
-    assert result.demand()
-    assert result.offer_commit(chain[-1], 0) is True
+    result = ledger(*chain)
+    certified = chain[:-CREDIT_MAX]
+    for commit in certified:
+        assert result.demand()
+        settle(result, commit)
     assert result.backlog() == len(chain)
     assert not result.demand()
-    settle(result, chain[0])
-    assert not result.demand(), "a certified commit still waits to be learned from"
-    assert trained(result, chain[0]) is True
+    assert trained(result, *certified) is True
+    assert result.backlog() == CREDIT_MAX
     assert result.demand()
+
+
+def test_commits_that_come_to_nothing_do_not_hold_up_the_others():
+    silent = WORLD.chain(WORKER, COMMITS_IN_FLIGHT_MAX)
+    result = ledger(*silent)
+    assert result.backlog() == 0, "who has never delivered is not counted on"
+    for commit in silent[:3]:
+        settle(result, commit)
+    assert trained(result, *silent[:3]) is True
+    assert result.backlog() == CREDIT_MAX, "nor is more than an honest worker has in flight"
+    result.advance(EXPIRE + 1)
+    again = WORLD.commit(WORKER, len(silent), silent[-1].digest, epoch=EXPIRE + 1)
+    assert result.offer_commit(again, EXPIRE + 1) is True
+    assert result.backlog() == 0, "who let more expire than was certified is not counted on"
+
+
+def test_slots_belong_to_a_checkpoint():
+    """After a later term the same version has other assignments: that is no second commit."""
+    world = World(run_manifest(trainers=2))
+    result = ledger(world=world)
+    old = world.checkpoint(world.genesis())
+    new = world.checkpoint(world.genesis(), trainer=1, term=1, policy=digest(b"another"))
+    assert result.offer_checkpoint(old) is True
+    before = world.commit(WORKER, version=1, checkpoint=old.digest)
+    assert result.offer_commit(before, 0) is True
+    assert result.offer_checkpoint(new) is True
+    assert result.entries[before.digest].state is CommitState.EXPIRED, "nobody can check it now"
+    assert result.in_flight(WORKER.peer_id) == 0
+    assert result.next_slot(WORKER.peer_id, 1) == (0, b"")
+    after = world.commit(WORKER, version=1, checkpoint=new.digest)
+    assert result.offer_commit(after, 0) is True
+    assert not result.slashed(WORKER.peer_id)
+    assert result.predecessor_known(after)
+    settle(result, before)
+    assert result.usable() == [], "its prompts were those of another checkpoint"
+
+
+def test_what_proves_a_fault_or_ends_a_chain_of_slots_survives_restarts():
+    chain = WORLD.chain(WORKER, 3)
+    liar = WORLD.commit(OTHER)
+    result = ledger(*chain, liar)
+    settle(result, liar, accepted=False)
+    result.advance(5 * EXPIRE)
+    assert result.entries == {}
+    assert list(result.kept) == [chain[-1].digest, liar.digest]
+    restarted = ledger()
+    for entry in result.kept.values():
+        restarted.restore_commit(entry.commit)
+        if entry.certificate is not None:
+            restarted.offer_certificate(entry.certificate, entry.reason)
+    restarted.advance(5 * EXPIRE)
+    assert restarted.next_slot(WORKER.peer_id, 0) == (3, chain[-1].digest)
+    assert restarted.slashed(OTHER.peer_id)
+    assert list(restarted.kept) == list(result.kept)
+    for _ in range(WORLD.manifest.grpo.async_level + 1):
+        assert trained(result) is True
+    result.advance(5 * EXPIRE)
+    assert list(result.kept) == [liar.digest]
 
 
 def test_what_nobody_can_use_does_not_hold_up_the_workers_for_ever():

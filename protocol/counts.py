@@ -1,0 +1,28 @@
+"""What became of the commits of one worker, or of all of them, in numbers."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+CREDIT_MAX = 2
+"""Unsettled commits of one worker that hold back the others: as many as an honest one has."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """Commits by outcome; ``committed`` counts all of them."""
+
+    committed: int = 0
+    certified: int = 0
+    rejected: int = 0
+    expired: int = 0
+    trained: int = 0
+    tokens_certified: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def credit(self) -> int:
+        """How many unsettled commits of this worker are believed to come to something.
+
+        A commit is free to make, also for a rollout that nobody will ever see.
+        """
+        return max(0, min(CREDIT_MAX, self.certified - self.expired))

@@ -1,0 +1,123 @@
+"""No rollout is learned from without a valid certificate, and no two certificates disagree."""
+
+from simulations.checkers.quorum import Quorum
+from simulations.checkers.swarm import Member
+from simulations.checkers.watch import Watch
+from simulations.checkers.wire import Opened, short, shown
+from simulations.trace import Event
+
+MARKS_KEPT = 100_000
+"""Rollouts that may still be learned from, many times over."""
+
+HARMLESS = ("flood",)
+"""Behaviours of workers that annoy the network and still compute honest rollouts."""
+
+
+class Certificates:
+    """Follows every certificate from its author to those who act on it.
+
+    An author stores a certificate before anyone else can have it, so when a trainer trains, and
+    when a node takes a version, a valid one must be in the trace already.
+
+    Training engines see sequences and no commits. So an engine that generates marks what it made
+    (a hash of prompts and tokens), the commit that its worker stores next is about that, and an
+    engine that trains says which marks it trained on.
+    """
+
+    def __init__(self, watch: Watch, quorum: Quorum) -> None:
+        self._watch = watch
+        self._quorum = quorum
+        self.outcomes: dict[bytes, dict[bool, Opened]] = {}
+        """Commit digest to its valid certificates by outcome."""
+        self.certified = 0
+        """Commits with a valid certificate that accepts them."""
+        self.certified_false = 0
+        self.contradictory = 0
+        self._made: dict[str, str] = {}
+        """Node to the mark of what it generated last."""
+        self._commit_of: dict[str, bytes] = {}
+        """Mark to the commit about it."""
+        watch.on("generated", self._on_generated)
+        watch.on_message("rollout-commit", self._on_commit)
+        watch.on_message("certificate", self._on_certificate)
+        watch.on_message("checkpoint-manifest", self._on_checkpoint)
+        watch.on("trained", self._on_trained)
+
+    def _on_generated(self, event: Event) -> None:
+        self._made[event.node] = shown(event.facts["rollout"])
+
+    def _on_commit(self, event: Event, member: Member, commit: Opened) -> None:
+        mark = self._made.pop(event.node, None) if commit.signer == member.peer else None
+        if mark is not None:
+            self._commit_of[mark] = commit.digest
+            if len(self._commit_of) > MARKS_KEPT:
+                del self._commit_of[next(iter(self._commit_of))]
+
+    def _on_certificate(self, event: Event, member: Member, certificate: Opened) -> None:
+        flaw = self._quorum.flaw(certificate)
+        commit: bytes = certificate.fields["commit"]
+        if flaw:
+            # Its author may have stored it and been refused by its own replica, or be dishonest.
+            if member.honest and certificate.signer != member.peer:
+                self._report(
+                    event.node, f"{short(commit)} is accepted with a certificate", flaw, commit
+                )
+            return
+        outcomes = self.outcomes.setdefault(commit, {})
+        accepted: bool = certificate.fields["accepted"]
+        if accepted not in outcomes:
+            outcomes[accepted] = certificate
+            self.certified += accepted
+            self._judge(event, commit, accepted=accepted)
+
+    def _judge(self, event: Event, commit: bytes, *, accepted: bool) -> None:
+        if len(self.outcomes[commit]) > 1:
+            self.contradictory += 1
+            what = f"{short(commit)} has a certificate that accepts it and one that rejects it"
+            self._watch.report("one-outcome", event.node, what, (commit,))
+        if accepted and self._is_false(commit):
+            self.certified_false += 1
+            what = f"{short(commit)} is certified, and the world knows that it is a lie"
+            self._watch.report("no-lie-certified", event.node, what, (commit,))
+
+    def _is_false(self, commit: bytes) -> bool:
+        message = self._watch.wire.message(commit)
+        author = None if message is None else self._watch.swarm.by_peer.get(message.signer)
+        return author is not None and not author.honest and author.behaviour not in HARMLESS
+
+    def _on_trained(self, event: Event) -> None:
+        member = self._watch.swarm.members.get(event.node)
+        if member is None or not member.honest:
+            return
+        for mark in shown(event.facts["rollouts"]).split(","):
+            commit = self._commit_of.get(mark)
+            if commit is None:
+                what = f"trained on {mark}, which nobody generated and committed to"
+                self._watch.report("certified-only", event.node, what)
+            else:
+                began_at = event.at - float(event.facts["seconds"] or 0.0)
+                self._watch.history.note(commit, event, "trained on it")
+                self._require(commit, event.node, f"trained on {short(commit)}", before=began_at)
+
+    def _on_checkpoint(self, event: Event, member: Member, manifest: Opened) -> None:
+        if not member.honest:
+            return
+        version = manifest.fields["version"]
+        for commit in manifest.fields["batch"]:
+            what = f"took version {version}, which learned from {short(commit)}"
+            self._require(commit, event.node, what, version, before=event.at)
+
+    def _require(self, commit: bytes, node: str, what: str, *versions: int, before: float) -> None:
+        outcomes = self.outcomes.get(commit, {})
+        accepting = outcomes.get(True)
+        if accepting is None:
+            flaw = "there is a certificate that rejects it" if outcomes else "there is none"
+        elif accepting.first_at > before:
+            flaw = f"it came {accepting.first_at - before:.3f} s too late"
+        else:
+            return
+        self._report(node, what, flaw, commit, *versions)
+
+    def _report(self, node: str, what: str, flaw: str, *subjects: bytes | int) -> None:
+        what = f"{what} without a valid certificate: {flaw}"
+        self._watch.report("certified-only", node, what, subjects)

@@ -1,0 +1,86 @@
+"""After the faults have ended, every node that stays reaches the same outcome of every commit."""
+
+from dataclasses import dataclass
+
+from simulations.checkers.swarm import Member
+from simulations.checkers.watch import Watch
+from simulations.checkers.wire import Opened, short
+from simulations.trace import Event
+
+CLOCK_SLACK_EPOCHS = 2
+"""A commit this close to its expiry may be too old by another node's clock."""
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """A commit with a certificate, and who holds one (bit ``n`` is member number ``n``)."""
+
+    epoch: int
+    first_at: float
+    holders: int = 0
+
+
+class Convergence:
+    """Certified sets are equal ``epochs`` after a certificate, or after the end of the faults.
+
+    A node is asked about a commit when it ran without a break since then, and when the commit was
+    still young enough to be taken; an older one has expired wherever it was not known.
+    """
+
+    def __init__(self, watch: Watch, epochs: int) -> None:
+        self._watch = watch
+        self._epochs = epochs
+        self._open: dict[bytes, _Outcome] = {}
+        watch.on_message("certificate", self._on_certificate)
+        watch.on("node-down", self._on_down)
+        watch.on_tick(self._on_tick)
+
+    def _on_certificate(self, event: Event, member: Member, certificate: Opened) -> None:
+        digest: bytes = certificate.fields["commit"]
+        commit = self._watch.wire.message(digest)
+        if commit is None or commit.kind != "rollout-commit":
+            return
+        outcome = self._open.get(digest)
+        if outcome is None:
+            if certificate.stores > 1:
+                return  # judged before; somebody has just come and learned of it
+            outcome = self._open[digest] = _Outcome(commit.fields["epoch"], event.at)
+        outcome.holders |= 1 << member.number
+
+    def _on_down(self, event: Event) -> None:
+        member = self._watch.swarm.members.get(event.node)
+        if member is not None and event.facts.get("how") == "lost":
+            for outcome in self._open.values():
+                outcome.holders &= ~(1 << member.number)
+
+    def _on_tick(self, now: float) -> None:
+        rules, calm_since = self._watch.rules, self._watch.swarm.calm_since
+        members = self._watch.swarm.live()
+        honest = sum(1 << member.number for member in members if member.honest)
+        for digest, outcome in list(self._open.items()):
+            since = max(outcome.first_at, now if calm_since is None else calm_since)
+            young_until = outcome.epoch + rules.expire_epochs - CLOCK_SLACK_EPOCHS
+            if rules.epoch_at(since) > young_until:
+                del self._open[digest]
+            elif now >= since + self._epochs * rules.epoch_seconds:
+                del self._open[digest]
+                missing = honest & ~outcome.holders
+                if missing:
+                    self._judge(digest, missing, members, since, now)
+
+    def _judge(
+        self, digest: bytes, missing: int, members: list[Member], since: float, now: float
+    ) -> None:
+        lacking = [
+            member.name
+            for member in members
+            if missing >> member.number & 1 and member.steady_since(since, now)
+        ]
+        if lacking:
+            count = len(lacking)
+            what = (
+                f"{count} live node{'s' * (count > 1)} ({', '.join(lacking[:4])}) "
+                f"lack{'s' * (count == 1)} the outcome of {short(digest)} "
+                f"{self._epochs} epochs after it was known and the faults had ended"
+            )
+            self._watch.report("ledgers-converge", lacking[0], what, (digest,))

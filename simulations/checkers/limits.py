@@ -1,0 +1,43 @@
+"""Every message, queue and table stays within its limit."""
+
+from simulations.checkers.swarm import Member
+from simulations.checkers.watch import Watch
+from simulations.checkers.wire import ENVELOPE_BYTES_MAX, VERDICT_BYTES_MAX, Opened
+from simulations.trace import Event
+
+LIMITS = {
+    "backoffs": 1 << 14,
+    "cache_bytes": 64 << 20,
+    "connected": 512,
+    "in_flight": 16,
+    "outbox_bytes": 4 << 20,
+    "outbox_frames": 4096,
+    "pending": 1024,
+    "roster": 20_000,
+    "seen": 1 << 17,
+    "waiting": 1024,
+}
+"""Facts of a sample and the most that each may be; written down again here on purpose."""
+
+
+class Limits:
+    """Compares samples and stored messages with what the design allows."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        watch.on("sample", self._on_sample)
+        watch.on_message("*", self._on_message)
+
+    def _on_sample(self, event: Event) -> None:
+        for name, limit in LIMITS.items():
+            value = event.facts.get(name)
+            if isinstance(value, int | float) and value > limit:
+                what = f"{name} is {value}, its limit {limit}"
+                self._watch.report("within-limits", event.node, what)
+
+    def _on_message(self, event: Event, member: Member, message: Opened) -> None:
+        del member
+        limit = VERDICT_BYTES_MAX if message.kind == "verdict" else ENVELOPE_BYTES_MAX
+        if message.length > limit:
+            what = f"a {message.kind} of {message.length} bytes, its limit {limit}"
+            self._watch.report("within-limits", event.node, what)

@@ -1,0 +1,129 @@
+"""What makes a certificate valid, computed again from the run's rules and from who was up.
+
+Nodes draw committees from their own views, which may differ for good reasons. What is checked here
+holds whatever a view was: the signers are genesis validators, each counted once, who say what the
+certificate says, and as many as the smallest committee that a node may draw has. While the network
+is whole, the signers must also be of the committee that is drawn from the validators that were up
+long enough for everybody to know them, give or take ``VIEW_SLACK`` ranks.
+"""
+
+from simulations.checkers.swarm import Member
+from simulations.checkers.watch import Watch
+from simulations.checkers.wire import VERDICT_BYTES_MAX, Opened, blake3_digest
+
+VIEW_SLACK = 2
+"""One rank that nodes allow each other, and one for a validator that is just leaving."""
+
+
+class Quorum:
+    """Judges certificates, each once."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._flaws: dict[bytes, str] = {}
+        self._certain: dict[int, tuple[str, ...]] = {}
+        watch.on_forget(self._forget)
+
+    def flaw(self, certificate: Opened) -> str:
+        """Return what is wrong with a certificate, empty when nothing is."""
+        if certificate.digest not in self._flaws:
+            self._flaws[certificate.digest] = self._flaw(certificate)
+        return self._flaws[certificate.digest]
+
+    def verdicts(self, certificate: Opened) -> list[Opened]:
+        """Return the verdicts inside a certificate that can be read."""
+        envelopes = certificate.fields["verdicts"]
+        opened = [self._watch.wire.open(envelope, self._watch.now) for envelope in envelopes]
+        return [item for item in opened if item is not None and item.kind == "verdict"]
+
+    def _flaw(self, certificate: Opened) -> str:
+        rules, fields = self._watch.rules, certificate.fields
+        commit = self._watch.wire.message(fields["commit"])
+        if certificate.signer not in rules.validators:
+            return "its author is no validator"
+        if not certificate.well_signed:
+            return "its signature is not its author's"
+        if commit is None or commit.kind != "rollout-commit":
+            return "nobody has made the commit that it is about"
+        verdicts = self.verdicts(certificate)
+        if len(verdicts) != len(fields["verdicts"]):
+            return "it holds something that is no verdict"
+        return self._flaw_of(verdicts, certificate) or self._too_few(verdicts, certificate, commit)
+
+    def _flaw_of(self, verdicts: list[Opened], certificate: Opened) -> str:
+        rules, fields = self._watch.rules, certificate.fields
+        for verdict in verdicts:
+            if verdict.signer not in rules.validators:
+                return "a verdict's author is no validator"
+            if not verdict.well_signed:
+                return "a verdict's signature is not its author's"
+            if verdict.length > VERDICT_BYTES_MAX:
+                return f"a verdict of {verdict.length} bytes"
+            if verdict.fields["commit"] != fields["commit"]:
+                return "a verdict is about another commit"
+            if verdict.fields["accept"] is not fields["accepted"]:
+                return "a verdict says otherwise"
+        if len({verdict.signer for verdict in verdicts}) != len(verdicts):
+            return "a validator is counted twice"
+        return ""
+
+    def _too_few(self, verdicts: list[Opened], certificate: Opened, commit: Opened) -> str:
+        rules, fields = self._watch.rules, certificate.fields
+        if not fields["accepted"] and not fields["escalated"]:
+            return "a first committee cannot reject"
+        epoch = commit.fields["epoch"] + 1
+        certain = [peer for peer in self._certain_at(epoch) if peer != commit.signer]
+        size_max = rules.escalated_size if fields["escalated"] else rules.committee_size
+        size_min = min(size_max, max(rules.roster_min, len(certain) - VIEW_SLACK))
+        needed = -(-2 * size_min // 3) if fields["escalated"] else size_min
+        beacon = rules.beacon(epoch)
+        ranks = {
+            peer: blake3_digest(beacon + commit.digest + peer.encode())
+            for peer in (*certain, *(verdict.signer for verdict in verdicts))
+        }
+        eligible = sum(
+            sum(ranks[peer] < ranks[verdict.signer] for peer in certain) < size_max + VIEW_SLACK
+            for verdict in verdicts
+        )
+        if eligible >= needed:
+            return ""
+        return (
+            f"{eligible} of its {len(verdicts)} signers are of the committee, {needed} are needed"
+        )
+
+    # Who everybody must know
+
+    def _certain_at(self, epoch: int) -> tuple[str, ...]:
+        """Return the validators that every view of ``epoch`` holds; none while views may differ."""
+        if epoch not in self._certain:
+            if len(self._certain) > 64:
+                self._certain.clear()
+            start = self._watch.rules.epoch_start(epoch)
+            self._certain[epoch] = self._validators_known_by(start)
+        return self._certain[epoch]
+
+    def _validators_known_by(self, start: float) -> tuple[str, ...]:
+        rules, swarm = self._watch.rules, self._watch.swarm
+        life_seconds = rules.record_epochs * rules.epoch_seconds
+        known_from = start - life_seconds
+        faulty = swarm.last_fault_at is not None and (
+            swarm.calm_since is None or swarm.calm_since > known_from
+        )
+        if faulty or known_from < self._watch.started_at:
+            return ()
+        members = [swarm.by_peer.get(peer) for peer in rules.validators]
+        return tuple(
+            member.peer
+            for member in members
+            if member is not None and self._steady(member, known_from)
+        )
+
+    def _steady(self, member: Member, known_from: float) -> bool:
+        return member.steady_since(known_from, self._watch.now)
+
+    def _forget(self, oldest: float) -> None:
+        wire = self._watch.wire
+        del oldest  # whatever the wire has forgotten
+        self._flaws = {
+            digest: flaw for digest, flaw in self._flaws.items() if wire.message(digest) is not None
+        }

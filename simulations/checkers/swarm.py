@@ -1,0 +1,102 @@
+"""Who is who and who was up when, read from the trace."""
+
+from dataclasses import dataclass, field
+
+from simulations.trace import Event
+
+
+@dataclass(slots=True, eq=False)
+class Member:
+    """One simulated node over all its lives."""
+
+    name: str
+    number: int
+    role: str
+    peer: str
+    behaviour: str
+    upload: float = 0.0
+    """Bytes per second; 0 where the network does not limit it."""
+    download: float = 0.0
+    up_since: float | None = None
+    lives: list[tuple[float, float]] = field(default_factory=list)
+    """From when to when it ran, the present life not included."""
+    state_lost_at: float | None = None
+    """When it last began anew without what it had stored."""
+
+    @property
+    def honest(self) -> bool:
+        """Whether it runs the daemon with nothing replaced."""
+        return not self.behaviour
+
+    def steady_since(self, at: float, now: float) -> bool:
+        """Tell whether it ran without a break from ``at`` to ``now``."""
+        up_since = self.up_since
+        return up_since is not None and up_since <= at <= now
+
+    def up_at(self, at: float) -> bool:
+        """Tell whether it ran at a moment of the past."""
+        if self.up_since is not None and self.up_since <= at:
+            return True
+        return any(start <= at < end for start, end in self.lives)
+
+
+class Swarm:
+    """Every node that ever came up, by name and by peer id."""
+
+    def __init__(self) -> None:
+        self.members: dict[str, Member] = {}
+        self.by_peer: dict[str, Member] = {}
+        self.last_fault_at: float | None = None
+        self.calm_since: float | None = None
+
+    def see(self, event: Event) -> None:
+        """Follow one event of the world."""
+        match event.kind:
+            case "node-up":
+                self._up(event)
+            case "node-down":
+                self._down(event)
+            case "fault":
+                self.last_fault_at = event.at
+            case "calm":
+                self.calm_since = event.at
+
+    def live(self) -> list[Member]:
+        """Return the nodes that are up, in the order they first came."""
+        return [member for member in self.members.values() if member.up_since is not None]
+
+    def honest(self, peer: str) -> bool:
+        """Tell whether ``peer`` runs the daemon as it is; strangers do not."""
+        member = self.by_peer.get(peer)
+        return member is not None and member.honest
+
+    def name(self, peer: str) -> str:
+        """Return the short name of a peer."""
+        member = self.by_peer.get(peer)
+        return peer[-8:] if member is None else member.name
+
+    def _up(self, event: Event) -> None:
+        facts = event.facts
+        member = self.members.get(event.node)
+        if member is None:
+            member = Member(
+                event.node,
+                len(self.members),
+                str(facts.get("role", "")),
+                str(facts.get("peer", "")),
+                str(facts.get("behaviour") or ""),
+            )
+            self.members[event.node] = self.by_peer[member.peer] = member
+        member.behaviour = str(facts.get("behaviour") or "")
+        member.upload = float(facts.get("upload") or 0.0)
+        member.download = float(facts.get("download") or 0.0)
+        member.up_since = event.at
+
+    def _down(self, event: Event) -> None:
+        member = self.members.get(event.node)
+        if member is None or member.up_since is None:
+            return
+        member.lives.append((member.up_since, event.at))
+        member.up_since = None
+        if event.facts.get("how") == "lost":
+            member.state_lost_at = event.at

@@ -1,0 +1,82 @@
+"""Version numbers are never reused within one term, and each term is one chain."""
+
+from simulations.checkers.swarm import Member
+from simulations.checkers.watch import Watch
+from simulations.checkers.wire import Opened
+from simulations.trace import Event
+
+ANCESTORS_MAX = 64
+"""How far back a batch is searched for a commit that was learned from before."""
+
+
+class Versions:
+    """Every manifest that a node took from another one.
+
+    A manifest that only its author has stored never was a version: its author may have crashed
+    before the announcement and lost it, or was refused by its own replica.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._by_term: dict[tuple[int, int], Opened] = {}
+        self._taken: dict[tuple[int, int], tuple[float, int, bytes]] = {}
+        watch.on_message("checkpoint-manifest", self._on_manifest)
+
+    def _on_manifest(self, event: Event, member: Member, manifest: Opened) -> None:
+        if manifest.signer == member.peer or not member.honest:
+            return
+        fields = manifest.fields
+        version, term = fields["version"], fields["term"]
+        first = self._by_term.setdefault((term, version), manifest)
+        if first is not manifest and first.digest != manifest.digest:
+            what = f"version {version} of term {term} exists twice"
+            self._watch.report("one-chain", event.node, what, (version,))
+        if first is manifest:
+            self._check_place(event, manifest)
+        self._check_order(event, member, manifest)
+
+    def _check_place(self, event: Event, manifest: Opened) -> None:
+        rules, fields = self._watch.rules, manifest.fields
+        version = fields["version"]
+        if manifest.signer not in rules.trainers or not manifest.well_signed:
+            self._report(event, version, f"version {version} is not signed by a trainer")
+        if version == 0:
+            if fields["policy"] != rules.genesis_policy or fields["parent"] or fields["batch"]:
+                self._report(event, 0, "version 0 is not the genesis policy")
+            return
+        parent = self._watch.wire.message(fields["parent"])
+        if parent is None or parent.fields.get("version") != version - 1:
+            self._report(event, version, f"the parent of version {version} is not the one before")
+        elif parent.fields["term"] > fields["term"]:
+            self._report(event, version, f"the term falls from version {version - 1} to {version}")
+        else:
+            self._check_batch(event, manifest)
+
+    def _check_batch(self, event: Event, manifest: Opened) -> None:
+        """Check that no commit of the batch was learned from in an ancestor, or twice."""
+        batch: tuple[bytes, ...] = manifest.fields["batch"]
+        version = manifest.fields["version"]
+        learned = dict.fromkeys(batch)
+        twice = len(learned) != len(batch)
+        ancestor = self._watch.wire.message(manifest.fields["parent"])
+        for _ in range(ANCESTORS_MAX):
+            if ancestor is None or twice:
+                break
+            twice = any(commit in learned for commit in ancestor.fields["batch"])
+            ancestor = self._watch.wire.message(ancestor.fields["parent"])
+        if twice:
+            self._report(event, version, f"version {version} learned from a rollout a second time")
+
+    def _check_order(self, event: Event, member: Member, manifest: Opened) -> None:
+        """Check that a node replaces a version only by one of a later term."""
+        version, term = manifest.fields["version"], manifest.fields["term"]
+        at, known_term, known = self._taken.get((member.number, version), (0.0, -1, b""))
+        lost_at = member.state_lost_at
+        forgotten = lost_at is not None and lost_at >= at
+        if known and known != manifest.digest and term <= known_term and not forgotten:
+            what = f"took version {version} of term {term} in place of the one of term {known_term}"
+            self._report(event, version, what)
+        self._taken[member.number, version] = (event.at, term, manifest.digest)
+
+    def _report(self, event: Event, version: int, what: str) -> None:
+        self._watch.report("one-chain", event.node, what, (version, version - 1))

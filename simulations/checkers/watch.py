@@ -1,0 +1,152 @@
+"""The trace listener behind every checker: decodes each event once and passes it on.
+
+A listener runs inside the code that emitted the event, so nothing here raises: the first violation
+is kept, ``on_violation`` is told, and from then on events pass unseen.
+"""
+
+from collections.abc import Callable
+
+from simulations.checkers.history import History, Subject, Violation
+from simulations.checkers.swarm import Member, Swarm
+from simulations.checkers.wire import Opened, Rules, Wire
+from simulations.trace import Event
+
+EventHandler = Callable[[Event], None]
+MessageHandler = Callable[[Event, Member, Opened], None]
+TickHandler = Callable[[float], None]
+"""Told the time."""
+ForgetHandler = Callable[[float], None]
+"""Told the time before which nothing is needed any more."""
+
+_WORLD_KINDS = ("node-up", "node-down", "fault", "calm")
+_FORGET_EXPIRIES = 8
+"""A ledger forgets a commit four expiry times after it was made; nobody sends one later."""
+
+
+class Watch:
+    """What checkers and numbers share: rules, members, opened messages, and who hears what."""
+
+    def __init__(self, on_violation: Callable[[Violation], None] = lambda _violation: None) -> None:
+        self.swarm = Swarm()
+        self.history = History(self.swarm.name)
+        self.violation: Violation | None = None
+        self.started_at = 0.0
+        self.now = 0.0
+        self._on_violation = on_violation
+        self._rules: Rules | None = None
+        self._wire: Wire | None = None
+        self._next_tick_at = float("inf")
+        self._events: dict[str, list[EventHandler]] = {}
+        self._messages: dict[str, list[MessageHandler]] = {}
+        self._ticks: list[TickHandler] = []
+        self._forgets: list[ForgetHandler] = []
+        self._next_forget_at = float("inf")
+
+    @property
+    def rules(self) -> Rules:
+        """The rules of the run; known from the trace's first event on."""
+        if self._rules is None:
+            raise RuntimeError("the trace has not said yet which run it is of")
+        return self._rules
+
+    @property
+    def wire(self) -> Wire:
+        """The messages that were opened so far."""
+        if self._wire is None:
+            raise RuntimeError("the trace has not said yet which run it is of")
+        return self._wire
+
+    # Who hears what
+
+    def on(self, kind: str, handler: EventHandler) -> None:
+        """Call ``handler`` with every event of ``kind``."""
+        self._events.setdefault(kind, []).append(handler)
+
+    def on_message(self, kind: str, handler: MessageHandler) -> None:
+        """Call ``handler`` with every message of ``kind`` that a node stores."""
+        self._messages.setdefault(kind, []).append(handler)
+
+    def on_tick(self, handler: TickHandler) -> None:
+        """Call ``handler`` about once per epoch, between events."""
+        self._ticks.append(handler)
+
+    def on_forget(self, handler: ForgetHandler) -> None:
+        """Call ``handler`` now and then with the time before which nothing can come again."""
+        self._forgets.append(handler)
+
+    # What happens
+
+    def see(self, event: Event) -> None:
+        """Take one event of the trace."""
+        if self.violation is not None:
+            return
+        self.now = event.at
+        kind = event.kind
+        if kind == "run":
+            self._begin(event)
+        elif kind in _WORLD_KINDS:
+            self.swarm.see(event)
+            self.history.note_world(event)
+        elif kind == "stored" and event.facts["table"] == "messages":
+            self._stored(event)
+        for handler in self._events.get(kind, ()):
+            handler(event)
+        if event.at >= self._next_tick_at:
+            self._tick(event.at)
+
+    def report(self, rule: str, node: str, what: str, subjects: tuple[Subject, ...] = ()) -> None:
+        """State that ``rule`` does not hold; the first such statement ends the watch."""
+        if self.violation is None:
+            causes = self.history.causes(subjects, self.started_at)
+            self.violation = Violation(rule, self.now - self.started_at, node, what, causes)
+            self._on_violation(self.violation)
+
+    def note_failure(self, what: str) -> None:
+        """Take note that a daemon ended with an error of its own, which ended the simulation."""
+        if self.violation is None:
+            causes = self.history.causes((), self.started_at)
+            node, _, error = what.partition(": ")
+            at = self.now - self.started_at
+            self.violation = Violation("no-node-fails", at, node, error or what, causes)
+
+    def finish(self, now: float) -> None:
+        """Let the checkers look once more at the end of the run."""
+        self.now = max(self.now, now)
+        if self.violation is None and self._rules is not None:
+            self._tick(self.now)
+
+    def _begin(self, event: Event) -> None:
+        manifest = event.facts["manifest"]
+        if not isinstance(manifest, bytes):
+            raise TypeError("the manifest of a run is bytes")
+        self.started_at = event.at
+        self._rules = Rules.read(manifest)
+        real = event.facts.get("signatures") == "ed25519"
+        self._wire = Wire(self._rules, check_signatures=real)
+        self.on_forget(self._wire.forget)
+        self._next_tick_at = self._next_forget_at = event.at + self._rules.epoch_seconds
+
+    def _stored(self, event: Event) -> None:
+        envelope, member = event.facts["value"], self.swarm.members.get(event.node)
+        if not isinstance(envelope, bytes) or member is None:
+            return
+        opened = self.wire.open(envelope, event.at)
+        if opened is None:
+            self.report("readable", event.node, "stored a message that cannot be read")
+            return
+        opened.stores += 1
+        self.history.note_message(event, opened)
+        for handler in (*self._messages.get("*", ()), *self._messages.get(opened.kind, ())):
+            handler(event, member, opened)
+        if opened.signer == member.peer:
+            opened.stored_by_author = True
+
+    def _tick(self, now: float) -> None:
+        self._next_tick_at = now + self.rules.epoch_seconds
+        for handler in self._ticks:
+            handler(now)
+        if now >= self._next_forget_at:
+            expiry_seconds = self.rules.expire_epochs * self.rules.epoch_seconds
+            self._next_forget_at = now + expiry_seconds
+            for handler in self._forgets:
+                handler(now - _FORGET_EXPIRIES * expiry_seconds)

@@ -1,0 +1,64 @@
+"""Weights are used only with the digest that a published manifest names."""
+
+from simulations.checkers.swarm import Member
+from simulations.checkers.watch import Watch
+from simulations.checkers.wire import Opened, shown
+from simulations.trace import Event
+
+
+class Weights:
+    """Compares what engines loaded with what was published.
+
+    ``claimed`` is what the node asked the engine for, ``actual`` the digest of the tensors that the
+    engine found. A dishonest worker loads what it likes; what it makes of it must be caught.
+    """
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._published: dict[int, dict[str, None]] = {}
+        """Policy digests in hexadecimal, by version."""
+        watch.on_message("checkpoint-manifest", self._on_manifest)
+        watch.on("policy-loaded", self._on_loaded)
+        watch.on("stored", self._on_stored)
+
+    def _on_manifest(self, event: Event, member: Member, manifest: Opened) -> None:
+        del event, member
+        policies = self._published.setdefault(manifest.fields["version"], {})
+        policies[manifest.fields["policy"].hex()] = None
+
+    def _on_loaded(self, event: Event) -> None:
+        member = self._watch.swarm.members.get(event.node)
+        if member is None or not member.honest:
+            return
+        facts = event.facts
+        version = facts["version"]
+        claimed, actual = shown(facts["claimed"]), shown(facts["actual"])
+        if claimed != actual:
+            what = f"loaded {actual} as version {shown(version)}, which is {claimed}"
+            self._report(event, version, what)
+        elif not self._is_published(version, actual):
+            what = f"loaded {actual} as version {shown(version)}, which nobody has published"
+            self._report(event, version, what)
+
+    def _on_stored(self, event: Event) -> None:
+        facts = event.facts
+        if facts["table"] != "policies" or not isinstance(facts["key"], bytes):
+            return
+        version = int.from_bytes(facts["key"], "big")
+        member = self._watch.swarm.members.get(event.node)
+        # A trainer holds a version just before it signs its manifest.
+        if member is None or member.peer in self._watch.rules.trainers:
+            return
+        policy = shown(facts["value"])
+        if not self._is_published(version, policy):
+            what = f"holds {policy} as version {version}, which nobody has published"
+            self._report(event, version, what)
+
+    def _is_published(self, version: object, policy: str) -> bool:
+        genesis = version == 0 and policy == self._watch.rules.genesis_policy.hex()
+        published = isinstance(version, int) and policy in self._published.get(version, {})
+        return genesis or published
+
+    def _report(self, event: Event, version: object, what: str) -> None:
+        subjects = (version,) if isinstance(version, int) else ()
+        self._watch.report("right-weights", event.node, what, subjects)

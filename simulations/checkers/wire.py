@@ -1,0 +1,217 @@
+"""Reads what nodes stored with nothing of ``protocol``: manifests, envelopes, digests, signatures.
+
+Written from the wire format alone, so a mistake in the daemon's codec, signing or committee
+arithmetic does not repeat itself in what judges it. An envelope is canonical msgpack of ``kind``,
+``payload``, ``signature`` and ``signer``; the payload is msgpack again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import base58
+import msgpack
+from blake3 import blake3
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+_DOMAIN = b"prime-node/1"
+_PEER_ID_PREFIX_BYTES = 6
+"""Identity multihash and key protobuf in front of the 32 bytes of an Ed25519 key."""
+
+ENVELOPE_BYTES_MAX = 16 * 1024
+VERDICT_BYTES_MAX = 1024
+
+
+def blake3_digest(data: bytes) -> bytes:
+    """Return the 32-byte BLAKE3 digest of ``data``."""
+    return blake3(data).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What a run manifest fixes and checkers need; times in unix seconds."""
+
+    run_id: bytes
+    genesis_policy: bytes
+    trainers: tuple[str, ...]
+    validators: tuple[str, ...]
+    created_at: float
+    epoch_seconds: float
+    record_epochs: int
+    refresh_epochs: int
+    committee_size: int
+    escalated_size: int
+    roster_min: int
+    expire_epochs: int
+    async_level: int
+    steps: int
+
+    @classmethod
+    def read(cls, manifest: bytes) -> "Rules":
+        """Read the canonical bytes of a run manifest."""
+        values = msgpack.unpackb(manifest, raw=False, use_list=False)
+        genesis, epochs, committee = values["genesis"], values["epochs"], values["committee"]
+        return cls(
+            run_id=blake3_digest(manifest),
+            genesis_policy=bytes.fromhex(genesis["policy"]),
+            trainers=tuple(genesis["trainers"]),
+            validators=tuple(genesis["validators"]),
+            created_at=float(genesis["created_at"]),
+            epoch_seconds=float(epochs["seconds"]),
+            record_epochs=epochs["record_epochs"],
+            refresh_epochs=epochs["refresh_epochs"],
+            committee_size=committee["size"],
+            escalated_size=committee["escalated_size"],
+            roster_min=committee["roster_min"],
+            expire_epochs=committee["expire_after_epochs"],
+            async_level=values["grpo"]["async_level"],
+            steps=values["grpo"]["steps"],
+        )
+
+    def epoch_at(self, at: float) -> int:
+        """Return the epoch of a moment; 0 before the genesis."""
+        return max(0, int((at - self.created_at) // self.epoch_seconds))
+
+    def epoch_start(self, epoch: int) -> float:
+        """Return when ``epoch`` begins."""
+        return self.created_at + epoch * self.epoch_seconds
+
+    def beacon(self, epoch: int) -> bytes:
+        """Return the randomness that draws the committees of ``epoch``."""
+        return blake3_digest(b"prime-node/beacon" + self.run_id + epoch.to_bytes(8, "big"))
+
+
+@dataclass(slots=True, eq=False)
+class Opened:
+    """A signed message that some node has stored, and how often that was seen."""
+
+    kind: str
+    signer: str
+    fields: dict[str, Any]
+    digest: bytes
+    """Of signer, kind, run and payload: what other messages call it by."""
+    length: int
+    well_signed: bool
+    first_at: float
+    stored_by_author: bool = False
+    stores: int = 0
+
+    @property
+    def commit(self) -> bytes | None:
+        """The commit that this message is, or is about."""
+        if self.kind == "rollout-commit":
+            return self.digest
+        commit = self.fields.get("commit")
+        return commit if isinstance(commit, bytes) else None
+
+    def describe(self, name: Callable[[str], str]) -> str:
+        """Say it in a line of a causal history; ``name`` shortens a peer id."""
+        fields = self.fields
+        match self.kind:
+            case "rollout-commit":
+                what = f"version {fields['version']} slot {fields['slot']} epoch {fields['epoch']}"
+            case "verdict":
+                what = f"{short(fields['commit'])} {fields['reason']}"
+            case "certificate":
+                outcome = "accept" if fields["accepted"] else "reject"
+                wide = " escalated" if fields["escalated"] else ""
+                count = len(fields["verdicts"])
+                what = f"{short(fields['commit'])} {outcome}{wide} by {count} verdicts"
+            case "checkpoint-manifest":
+                what = f"version {fields['version']} term {fields['term']}"
+            case _:
+                what = ""
+        return f"{self.kind} {short(self.digest)} of {name(self.signer)} {what}".rstrip()
+
+
+class Wire:
+    """Opens envelopes, each distinct one once."""
+
+    def __init__(self, rules: Rules, *, check_signatures: bool) -> None:
+        self._rules = rules
+        self._check_signatures = check_signatures
+        self._by_envelope: dict[bytes, Opened | None] = {}
+        self._by_digest: dict[bytes, Opened] = {}
+
+    def open(self, envelope: bytes, at: float) -> Opened | None:
+        """Return what an envelope says, or None when it is none."""
+        if envelope not in self._by_envelope:
+            self._by_envelope[envelope] = self._open(envelope, at)
+        return self._by_envelope[envelope]
+
+    def message(self, digest: bytes) -> Opened | None:
+        """Return a message that was opened before."""
+        return self._by_digest.get(digest)
+
+    def forget(self, oldest: float) -> None:
+        """Forget messages first seen before ``oldest``; versions may be asked for at any time."""
+        self._by_envelope = {
+            envelope: opened
+            for envelope, opened in self._by_envelope.items()
+            if opened is not None and _kept(opened, oldest)
+        }
+        self._by_digest = {
+            digest: opened for digest, opened in self._by_digest.items() if _kept(opened, oldest)
+        }
+
+    def _open(self, envelope: bytes, at: float) -> Opened | None:
+        fields = _unpacked(envelope) or {}
+        match fields:
+            case {
+                "kind": str(kind),
+                "payload": bytes(payload),
+                "signature": bytes(signature),
+                "signer": str(signer),
+            } if len(fields) == 4:
+                values = _unpacked(payload)
+            case _:
+                return None
+        if values is None:
+            return None
+        signed = self._signed(kind, payload)
+        digest = blake3_digest(self._signed(kind, signer.encode() + payload))
+        well_signed = not self._check_signatures or signature_fits(signer, signed, signature)
+        known = self._by_digest.get(digest)
+        if known is not None and known.well_signed and well_signed:
+            return known
+        opened = Opened(kind, signer, values, digest, len(envelope), well_signed, at)
+        if well_signed:
+            self._by_digest[digest] = opened
+        return opened
+
+    def _signed(self, kind: str, payload: bytes) -> bytes:
+        name = kind.encode()
+        return b"".join((_DOMAIN, bytes([len(name) & 0xFF]), name, self._rules.run_id, payload))
+
+
+def signature_fits(signer: str, message: bytes, signature: bytes) -> bool:
+    """Check an Ed25519 signature by the key inside a libp2p peer id."""
+    try:
+        key = base58.b58decode(signer)[_PEER_ID_PREFIX_BYTES:]
+        Ed25519PublicKey.from_public_bytes(key).verify(signature, message)
+    except (ValueError, InvalidSignature):
+        return False
+    return True
+
+
+def short(digest: bytes) -> str:
+    """Return the beginning of a digest, as people compare them."""
+    return digest.hex()[:12]
+
+
+def shown(value: object) -> str:
+    """Return a fact of an event as text, digests in hexadecimal."""
+    return value.hex() if isinstance(value, bytes) else str(value)
+
+
+def _kept(opened: Opened, oldest: float) -> bool:
+    return opened.first_at >= oldest or opened.kind == "checkpoint-manifest"
+
+
+def _unpacked(data: bytes) -> dict[str, Any] | None:
+    try:
+        value = msgpack.unpackb(data, raw=False, use_list=False)
+    except (ValueError, TypeError, RecursionError, msgpack.UnpackException):
+        return None
+    return value if isinstance(value, dict) else None

@@ -1,0 +1,89 @@
+"""Bytes of which only the length and the identity matter.
+
+A thousand nodes that hold the weights of six versions would hold the same gigabytes a thousand
+times. An ``Extent`` is a range of a file that was never written out: it passes through exchange and
+transport as ``bytes`` do, costs nothing to cut, join or check, and its digest is a hash of what
+range of which file it is.
+"""
+
+from collections.abc import Sequence
+
+from protocol.crypto import digest
+from protocol.types import Digest
+
+
+class Extent(bytes):
+    """Bytes ``start`` to ``start + length`` of the file that ``seed`` stands for."""
+
+    seed: bytes
+    start: int
+    _length: int
+
+    @classmethod
+    def of(cls, seed: bytes, start: int, length: int) -> "Extent":
+        """Return a range of a file."""
+        extent = cls(b"extent")  # what is stored is not empty, so that it is true
+        extent.seed, extent.start, extent._length = seed, start, length
+        return extent
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __bool__(self) -> bool:
+        return self._length > 0
+
+    def __getitem__(self, key: object) -> "Extent":  # type: ignore[override] # slices only
+        if not isinstance(key, slice):
+            raise TypeError("an extent has no single bytes")
+        start, stop, step = key.indices(self._length)
+        if step != 1:
+            raise ValueError("an extent is cut in one piece")
+        if start == 0 and stop == self._length:
+            return self
+        return Extent.of(self.seed, self.start + start, max(0, stop - start))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Extent) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[bytes, int, int]:
+        return (self.seed, self.start, self._length)
+
+    @property
+    def digest(self) -> Digest:
+        """What stands for the digest of these bytes."""
+        place = self.start.to_bytes(8, "big") + self._length.to_bytes(8, "big")
+        return digest(b"extent/" + self.seed + place)
+
+
+def digest_of(content: bytes) -> Digest:
+    """Return the digest of bytes or of an extent."""
+    return content.digest if isinstance(content, Extent) else digest(content)
+
+
+def joined(pieces: Sequence[bytes]) -> bytes:
+    """Return ``pieces`` as one: neighbours of one file are an extent again.
+
+    What does not fit together, as when a relay mixes in other bytes, becomes an extent of no file.
+    """
+    if len(pieces) == 1:
+        return pieces[0]
+    if not any(isinstance(piece, Extent) for piece in pieces):
+        return b"".join(pieces)
+    length = sum(map(len, pieces))
+    first = pieces[0]
+    if isinstance(first, Extent) and _contiguous(pieces):
+        return Extent.of(first.seed, first.start, length)
+    return Extent.of(digest(b"".join(map(digest_of, pieces))), 0, length)
+
+
+def _contiguous(pieces: Sequence[bytes]) -> bool:
+    end: tuple[bytes, int] | None = None
+    for piece in pieces:
+        if not isinstance(piece, Extent) or end not in (None, (piece.seed, piece.start)):
+            return False
+        end = (piece.seed, piece.start + len(piece))
+    return True

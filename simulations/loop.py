@@ -1,0 +1,212 @@
+"""An asyncio event loop whose clock jumps: a sleep of an hour costs nothing.
+
+There is no selector and no thread. What is ready runs in the order in which it became ready; when
+nothing is, the clock jumps to the earliest timer, and timers of one moment run in the order in
+which they were set. So a program that draws no other randomness does the same thing every time.
+
+The clock starts at zero and not at unix time: a double of today's unix seconds has steps of 0.24
+microseconds, which swallows short timers. ``START`` is what wall clocks add to it.
+"""
+
+import asyncio
+import heapq
+import threading
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from typing import Any, NoReturn, TypeVar
+
+T = TypeVar("T")
+
+START = 1_700_000_000.0
+"""Unix seconds at which every simulation begins."""
+
+_COMPACT_AT = 4096
+"""Timers in the heap from which on cancelled ones are swept when they are the majority."""
+
+
+class DeadlockError(RuntimeError):
+    """No task is ready and no timer is set: nothing can ever happen again."""
+
+
+class UnsimulatedError(RuntimeError):
+    """Simulated code reached for a thread, a socket or a process."""
+
+
+def _refuse(what: str) -> Any:
+    """Return a method that says what simulated code must not ask for."""
+
+    def refuse(*_args: Any, **_options: Any) -> NoReturn:
+        raise UnsimulatedError(f"simulated code asked for {what}: it may only use its ports")
+
+    return refuse
+
+
+class _Handle:
+    """What ``call_soon`` and ``call_at`` return; ``asyncio.Handle`` without its debug state."""
+
+    __slots__ = ("args", "callback", "context", "loop", "when")
+
+    def __init__(
+        self,
+        loop: "VirtualLoop | None",
+        when: float,
+        callback: Callable[..., object],
+        args: tuple[Any, ...],
+        context: Context | None,
+    ) -> None:
+        self.loop = loop
+        self.when = when
+        self.callback: Callable[..., object] | None = callback
+        self.args = args
+        self.context = context
+
+    def cancel(self) -> None:
+        if self.callback is not None:
+            self.callback = None
+            self.args = ()
+            self.context = None
+            if self.loop is not None:
+                self.loop.timer_cancelled()
+
+    def cancelled(self) -> bool:
+        return self.callback is None
+
+
+class VirtualLoop(asyncio.BaseEventLoop):
+    """Runs coroutines in virtual time, which begins at zero."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._now = 0.0
+        self._runnable: deque[_Handle] = deque()
+        self._timers: list[tuple[float, int, _Handle]] = []
+        self._timers_set = 0
+        self._timers_cancelled = 0
+        self.steps = 0
+        """Callbacks run so far."""
+
+    def time(self) -> float:
+        """Return virtual seconds since the start."""
+        return self._now
+
+    def call_soon(  # type: ignore[override] # our handle is what asyncio uses of asyncio.Handle
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> _Handle:
+        """Run ``callback`` after everything that is ready now."""
+        handle = _Handle(None, 0.0, callback, args, context)
+        self._runnable.append(handle)
+        return handle
+
+    def call_soon_threadsafe(  # type: ignore[override] # as above
+        self, callback: Callable[..., object], *args: Any, context: Context | None = None
+    ) -> _Handle:
+        """Run ``callback`` soon; raises ``UnsimulatedError`` in another thread than the loop's.
+
+        asyncio calls it itself, in the loop's thread, to close forgotten generators.
+        """
+        if self.is_running() and threading.get_ident() != self._thread_id:  # type: ignore[attr-defined]
+            raise UnsimulatedError("a thread called the loop")
+        return self.call_soon(callback, *args, context=context)
+
+    def call_at(  # type: ignore[override] # as above
+        self,
+        when: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> _Handle:
+        """Run ``callback`` at virtual time ``when``, at once if that has passed."""
+        handle = _Handle(self, when, callback, args, context)
+        self._timers_set += 1
+        heapq.heappush(self._timers, (when, self._timers_set, handle))
+        return handle
+
+    def call_later(  # type: ignore[override] # as above
+        self,
+        delay: float,
+        callback: Callable[..., object],
+        *args: Any,
+        context: Context | None = None,
+    ) -> _Handle:
+        """Run ``callback`` after ``delay`` virtual seconds."""
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def timer_cancelled(self) -> None:
+        """Note that a timer in the heap will not run, and sweep when most are like that."""
+        self._timers_cancelled += 1
+        if len(self._timers) > _COMPACT_AT and 2 * self._timers_cancelled > len(self._timers):
+            self._timers = [item for item in self._timers if item[2].callback is not None]
+            heapq.heapify(self._timers)
+            self._timers_cancelled = 0
+
+    def _run_once(self) -> None:
+        """Run everything that is ready, or let the next timers fire; called until ``stop``."""
+        if not self._runnable:
+            self._jump()
+        runnable = self._runnable
+        for _ in range(len(runnable)):
+            handle = runnable.popleft()
+            callback = handle.callback
+            if callback is None:
+                continue
+            self.steps += 1
+            try:
+                if handle.context is None:
+                    callback(*handle.args)
+                else:
+                    handle.context.run(callback, *handle.args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001 - as asyncio: the loop outlives callbacks
+                self.call_exception_handler(
+                    {"message": f"exception in callback {callback!r}", "exception": error}
+                )
+
+    def _jump(self) -> None:
+        """Move the clock to the earliest timer and make all timers of that moment runnable."""
+        timers = self._timers
+        while timers and timers[0][2].callback is None:
+            heapq.heappop(timers)
+            self._timers_cancelled -= 1
+        if not timers:
+            raise DeadlockError("no task is ready and no timer is set")
+        self._now = now = max(self._now, timers[0][0])
+        while timers and timers[0][0] <= now:
+            handle = heapq.heappop(timers)[2]
+            if handle.callback is None:
+                self._timers_cancelled -= 1
+            else:
+                handle.loop = None  # no longer in the heap: a late cancel is not counted
+                self._runnable.append(handle)
+
+    # What a simulation has no use for
+
+    def _process_events(self, event_list: Any) -> None:
+        raise NotImplementedError("there is no selector")
+
+    def _write_to_self(self) -> None:
+        """Nothing ever blocks, so nothing needs waking."""
+
+    run_in_executor = _refuse("a thread")
+    add_reader = _refuse("a descriptor")
+    add_writer = _refuse("a descriptor")
+    add_signal_handler = _refuse("a signal")
+    getaddrinfo = _refuse("a name service")
+    create_connection = _refuse("a socket")
+    create_server = _refuse("a socket")
+    create_unix_connection = _refuse("a socket")
+    create_unix_server = _refuse("a socket")
+    create_datagram_endpoint = _refuse("a socket")
+    sock_accept = _refuse("a socket")
+    sock_connect = _refuse("a socket")
+    sock_recv = _refuse("a socket")
+    sock_sendall = _refuse("a socket")
+    subprocess_exec = _refuse("a process")
+    subprocess_shell = _refuse("a process")
+
+
+def run_virtual(main: Coroutine[Any, Any, T]) -> T:
+    """Run ``main`` to its end in virtual time."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        return runner.run(main)

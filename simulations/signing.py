@@ -1,0 +1,114 @@
+"""Signatures for simulations: as cheap as one hash, and a look at who gossips what when.
+
+The keyed scheme stands in for Ed25519: whoever lacks the simulation's secret cannot sign, and no
+simulated code has it but the signers of their own keys. Every gossiped message is signed once by
+its author and verified once by each node that sees it for the first time, before anything else is
+done with it; that is where ``Witness`` looks.
+"""
+
+from collections.abc import Callable
+
+from blake3 import blake3
+
+from protocol.crypto import Identity, Signer, Verifier, peer_id_from_public_key, verify
+from protocol.gossip.message import SIGN_PREFIX
+from protocol.types import PeerId
+
+SIGNATURE_BYTES = 64
+
+Sighting = Callable[[str, bytes, bool], None]
+"""``(topic, signature, ours)``: we published or first saw a gossiped message."""
+
+
+class KeyedSigner:
+    """The ``Signer`` port with a hash for a signature."""
+
+    def __init__(self, secret: bytes, public_key: bytes) -> None:
+        self._secret = secret
+        self._peer_id = peer_id_from_public_key(public_key)
+        self._prefix = self._peer_id.encode()
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The id whose key signs."""
+        return self._peer_id
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the 64-byte signature of ``message``."""
+        return blake3(self._prefix + message, key=self._secret).digest(SIGNATURE_BYTES)
+
+
+class KeyedVerifier:
+    """Checks what ``KeyedSigner`` made; ``secret`` has 32 bytes."""
+
+    def __init__(self, secret: bytes) -> None:
+        self._secret = secret
+
+    def __call__(self, signer: PeerId, message: bytes, signature: bytes) -> bool:
+        """Tell whether ``signer`` signed ``message``."""
+        hasher = blake3(signer.encode() + message, key=self._secret)
+        return hasher.digest(SIGNATURE_BYTES) == signature
+
+
+class Scheme:
+    """How the nodes of one simulation sign: ``keyed`` or ``ed25519``."""
+
+    def __init__(self, name: str, secret: bytes) -> None:
+        self._ed25519 = name == "ed25519"
+        self._secret = secret
+        self.verifier: Verifier = verify if self._ed25519 else KeyedVerifier(secret)
+
+    def signer(self, seed: bytes) -> Signer:
+        """Return the signer of the key that ``seed`` (32 bytes) makes."""
+        return Identity(seed) if self._ed25519 else KeyedSigner(self._secret, seed)
+
+
+class WitnessedSigner:
+    """Signs for one node and tells of what it gossips."""
+
+    def __init__(self, signer: Signer, sighting: Sighting) -> None:
+        self._signer = signer
+        self._sighting = sighting
+
+    @property
+    def peer_id(self) -> PeerId:
+        """The id whose key signs."""
+        return self._signer.peer_id
+
+    def sign(self, message: bytes) -> bytes:
+        """Return the signature of ``message``."""
+        signature = self._signer.sign(message)
+        if message.startswith(SIGN_PREFIX):
+            self._sighting(_topic(message), signature, True)
+        return signature
+
+
+class WitnessedVerifier:
+    """Verifies for one node and tells of what it sees gossiped for the first time.
+
+    Equal to every other one of its scheme, because they all answer alike: what one node has opened
+    need not be opened again by the next.
+    """
+
+    def __init__(self, scheme: Scheme, sighting: Sighting) -> None:
+        self._scheme = scheme
+        self._verify = scheme.verifier
+        self._sighting = sighting
+
+    def __call__(self, signer: PeerId, message: bytes, signature: bytes) -> bool:
+        """Tell whether ``signer`` signed ``message``."""
+        valid = self._verify(signer, message, signature)
+        if valid and message.startswith(SIGN_PREFIX):
+            self._sighting(_topic(message), signature, False)
+        return valid
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, WitnessedVerifier) and self._scheme is other._scheme
+
+    def __hash__(self) -> int:
+        return hash(id(self._scheme))
+
+
+def _topic(message: bytes) -> str:
+    """Return the last word of a gossiped message's topic, which ends what is signed."""
+    return message[-24:].rpartition(b"/")[2].decode("ascii", "replace")

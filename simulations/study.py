@@ -1,0 +1,169 @@
+"""One simulation as people ask for it: a plan in, numbers and a history out.
+
+Puts together what the other modules are: a scenario, the world that runs it, the trace, and the
+checkers and meters that listen to it.
+"""
+
+import logging
+import resource
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from simulations.calm import announce_calm
+from simulations.checkers import Patience, Violation, Watch, attach_checkers
+from simulations.loop import run_virtual
+from simulations.machine import Twist
+from simulations.numbers import Meter, Result
+from simulations.scenario import Nodes, Scenario, load_scenario
+from simulations.series import Series
+from simulations.trace import Event, Trace
+from simulations.world import Actor, NodeFailedError, World
+
+PATIENCE = Patience(converge_epochs=24, progress_epochs=60)
+"""Guesses: three rounds of the synchronisation that repairs what gossip lost, and several steps of
+a trainer that has to wait for new rollouts first."""
+
+PROGRESS_EVENTS = 512
+"""How many events pass between two looks at the progress."""
+
+Progress = Callable[[float, float], None]
+"""``(virtual seconds so far, virtual seconds in all)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run: a scenario by name or path, and what differs from its file."""
+
+    scenario: str
+    seed: int = 0
+    nodes: int | None = None
+    minutes: float | None = None
+
+    @property
+    def command(self) -> str:
+        """The one command that runs this again."""
+        words = ["prime-node", "simulate", "run", self.scenario, "--seed", str(self.seed)]
+        if self.nodes is not None:
+            words += ["--nodes", str(self.nodes)]
+        if self.minutes is not None:
+            words += ["--minutes", f"{self.minutes:g}"]
+        return shlex.join(words)
+
+    def load(self) -> Scenario:
+        """Return the scenario; raises ``ScenarioError``."""
+        scenario = load_scenario(self.scenario)
+        changes: dict[str, object] = {}
+        if self.minutes is not None:
+            changes["minutes"] = self.minutes
+        if self.nodes is not None:
+            changes["nodes"] = resized(scenario.nodes, self.nodes)
+        return scenario.model_copy(update=changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to."""
+
+    plan: Plan
+    result: Result
+    series: Series | None
+    """None for a run of a sweep."""
+
+    @property
+    def violation(self) -> Violation | None:
+        """The rule that did not hold, if any."""
+        return next(iter(self.result.violations), None)
+
+
+class ViolationError(Exception):
+    """Ends a simulation in which a rule did not hold."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(str(violation))
+        self.violation = violation
+
+
+def run_plan(
+    plan: Plan,
+    *,
+    clock: Callable[[], float],
+    on_progress: Progress = lambda _now, _end: None,
+    twists: Mapping[str, Twist] | None = None,
+    actors: Sequence[Actor] = (),
+) -> Outcome:
+    """Run a plan to its end or to its first violation; raises ``ScenarioError``.
+
+    ``clock`` gives real seconds, to say how long it took.
+    """
+    scenario = plan.load()
+    _silence_daemons()
+    trace, watch = Trace(), Watch(_end_simulation)
+    meter = Meter(watch, attach_checkers(watch, PATIENCE))
+    trace.listen(watch.see)
+    trace.listen(_reporter(watch, scenario.seconds, on_progress))
+    began = clock()
+    try:
+        run_virtual(_live(scenario, plan.seed, trace, twists, actors))
+        watch.finish(watch.started_at + scenario.seconds)
+    except ViolationError:
+        pass  # the watch knows it
+    except NodeFailedError as error:
+        watch.note_failure(str(error))
+    result = meter.result(
+        scenario.name,
+        plan.seed,
+        nodes=scenario.nodes.total,
+        wall_s=clock() - began,
+        events=trace.events,
+        trace_digest=trace.digest,
+        peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    )
+    return Outcome(plan, result, meter.series)
+
+
+def _silence_daemons() -> None:
+    """Let the daemons' log calls cost next to nothing: a thousand nodes are not to be read."""
+    nothing = structlog.make_filtering_bound_logger(logging.CRITICAL)
+    structlog.configure(wrapper_class=nothing, cache_logger_on_first_use=False)
+
+
+async def _live(
+    scenario: Scenario,
+    seed: int,
+    trace: Trace,
+    twists: Mapping[str, Twist] | None,
+    actors: Sequence[Actor],
+) -> None:
+    await World(scenario, seed, trace, twists=twists).run((announce_calm, *actors))
+
+
+def _end_simulation(violation: Violation) -> None:
+    raise ViolationError(violation)
+
+
+def _reporter(watch: Watch, seconds: float, on_progress: Progress) -> Callable[[Event], None]:
+    seen = 0
+
+    def report(event: Event) -> None:
+        nonlocal seen
+        seen += 1
+        if seen % PROGRESS_EVENTS == 0:
+            on_progress(event.at - watch.started_at, seconds)
+
+    return report
+
+
+def resized(nodes: Nodes, total: int) -> Nodes:
+    """Return as many nodes as asked for, in the proportions of ``nodes``; trainers stay as many.
+
+    Relays and validators are rounded, at least one and as many as a committee needs; workers are
+    the rest.
+    """
+    share = total / nodes.total
+    relays = max(1, round(nodes.relay * share))
+    validators = max(min(nodes.validator, 4), round(nodes.validator * share))
+    workers = max(0, total - nodes.trainer - relays - validators)
+    return nodes.model_copy(update={"relay": relays, "validator": validators, "inference": workers})

@@ -1,0 +1,221 @@
+"""A trace written by hand: what a small, well-behaved swarm would emit, and ways to spoil it."""
+
+import base58
+import msgpack
+from blake3 import blake3
+
+from simulations.checkers import Patience, Watch, attach_checkers
+from simulations.trace import Event
+
+START = 1_700_000_000.0
+EPOCH_SECONDS = 2.0
+GENESIS = bytes(31) + b"g"
+PATIENCE = Patience(converge_epochs=5, progress_epochs=20)
+
+
+def packed(value) -> bytes:
+    return msgpack.packb(value, use_bin_type=True)
+
+
+def peer_id(name: str) -> str:
+    key = blake3(name.encode()).digest()
+    return base58.b58encode(bytes.fromhex("002408011220") + key).decode()
+
+
+class TraceExample:
+    """Emits the events of one run into a watch; time passes with ``wait``."""
+
+    def __init__(self, roles, *, patience=PATIENCE, signatures="keyed", **rules) -> None:
+        self.violations = []
+        self.watch = Watch(self.violations.append)
+        self.certificates = attach_checkers(self.watch, patience)
+        self.now = START
+        self.roles = dict(roles)
+        self.peers = {name: peer_id(name) for name in roles}
+        committee = {
+            "size": 2,
+            "escalated_size": 3,
+            "roster_min": 2,
+            "escalate_after_epochs": 2,
+            "expire_after_epochs": 10,
+        }
+        self.manifest = packed(
+            {
+                "committee": {**committee, **rules},
+                "epochs": {"seconds": EPOCH_SECONDS, "record_epochs": 5, "refresh_epochs": 2},
+                "genesis": {
+                    "created_at": int(START),
+                    "policy": GENESIS.hex(),
+                    "trainers": self._of("trainer"),
+                    "validators": self._of("validator"),
+                },
+                "grpo": {"async_level": 2, "steps": 1000},
+            }
+        )
+        self.run_id = blake3(self.manifest).digest()
+        self.emit("world", "run", manifest=self.manifest, signatures=signatures)
+
+    def _of(self, role):
+        return [self.peers[name] for name, (own, *_) in self.roles.items() if own == role]
+
+    # Events
+
+    def emit(self, node, kind, **facts):
+        self.watch.see(Event(self.now, node, kind, facts))
+
+    def wait(self, epochs):
+        """Let time pass; a sample now and then makes the clock of the watch move."""
+        for _ in range(round(epochs)):
+            self.now += EPOCH_SECONDS
+            self.emit("world", "sample")
+
+    def up(self, *names, restart=False):
+        for name in names or self.roles:
+            role, *behaviour = self.roles[name]
+            self.emit(
+                name,
+                "node-up",
+                role=role,
+                peer=self.peers[name],
+                restart=restart,
+                behaviour=behaviour[0] if behaviour else "",
+                upload=1e6,
+                download=2e6,
+            )
+
+    def down(self, name, how="crash"):
+        self.emit(name, "node-down", how=how)
+
+    def stored(self, envelope, *names):
+        """Make ``names`` store a message, in this order."""
+        for name in names:
+            self.emit(name, "stored", table="messages", key=b"", value=envelope)
+
+    def spread(self, envelope, *names):
+        """Make its author store a message, then ``names``, or everybody but the author."""
+        fields = msgpack.unpackb(envelope)
+        author = next(name for name in self.roles if self.peers[name] == fields["signer"])
+        if fields["kind"] == "rollout-commit":
+            mark = self.digest(envelope).hex()[:16]
+            self.emit(author, "generated", rollout=mark, sequences=4, seconds=1.0)
+        others = [name for name in names or self.roles if name != author]
+        self.stored(envelope, author, *others)
+
+    # Messages
+
+    def envelope(self, kind, author, **fields):
+        return packed(
+            {
+                "kind": kind,
+                "payload": packed(fields),
+                "signature": bytes(64),
+                "signer": self.peers[author],
+            }
+        )
+
+    def digest(self, envelope):
+        fields = msgpack.unpackb(envelope)
+        kind = fields["kind"].encode()
+        head = b"prime-node/1" + bytes([len(kind)]) + kind + self.run_id
+        return blake3(head + fields["signer"].encode() + fields["payload"]).digest()
+
+    def epoch(self):
+        return int((self.now - START) // EPOCH_SECONDS)
+
+    def commit(self, worker, slot=0, previous=b"", version=0):
+        return self.envelope(
+            "rollout-commit",
+            worker,
+            epoch=self.epoch(),
+            version=version,
+            policy=GENESIS,
+            slot=slot,
+            previous=previous,
+            body=bytes(32),
+            body_bytes=10,
+            sequences=4,
+            tokens=40,
+        )
+
+    def verdict(self, validator, commit, *, accept=True, detail=""):
+        return self.envelope(
+            "verdict",
+            validator,
+            commit=self.digest(commit),
+            accept=accept,
+            reason="accepted" if accept else "computation",
+            detail=detail,
+            margins=[],
+        )
+
+    def certificate(self, validators, commit, *, accepted=True, escalated=False, author=None):
+        verdicts = [self.verdict(name, commit, accept=accepted) for name in validators]
+        for name, verdict in zip(validators, verdicts, strict=True):
+            self.stored(verdict, name)
+        return self.envelope(
+            "certificate",
+            author or validators[0],
+            commit=self.digest(commit),
+            escalated=escalated,
+            accepted=accepted,
+            verdicts=verdicts,
+        )
+
+    def checkpoint(self, version, parent=None, batch=(), *, term=0, author="trainer", policy=None):
+        return self.envelope(
+            "checkpoint-manifest",
+            author,
+            version=version,
+            term=term,
+            parent=b"" if parent is None else self.digest(parent),
+            policy=policy or (bytes(31) + bytes([version]) if version else GENESIS),
+            index=bytes(32),
+            index_bytes=100,
+            total_bytes=4_000_000,
+            batch=[self.digest(commit) for commit in batch],
+            reward_mean=500_000,
+            created_at=int(self.now * 1000),
+        )
+
+    # Whole stories
+
+    def trained(self, *commits):
+        """Let the trainer train on rollouts for a second that ends now, certified or not."""
+        marks = ",".join(self.digest(commit).hex()[:16] for commit in commits)
+        self.emit("trainer", "trained", rollouts=marks, step=1, seconds=1.0)
+
+    def certified(self, worker, validators=("validator-0", "validator-1"), **place):
+        """Let a rollout be made, certified and known to everyone; return its commit."""
+        commit = self.commit(worker, **place)
+        self.spread(commit)
+        self.spread(self.certificate(validators, commit))
+        return commit
+
+    def published(self, version, parent=None, batch=(), **options):
+        """Let a version be published and taken by everyone; return its manifest."""
+        manifest = self.checkpoint(version, parent, batch, **options)
+        self.spread(manifest)
+        return manifest
+
+    @property
+    def rules_broken(self):
+        return [violation.rule for violation in self.violations]
+
+
+SMALL = {
+    "relay": ("relay",),
+    "trainer": ("trainer",),
+    "worker-0": ("inference",),
+    "liar": ("inference", "edited-tokens"),
+    "validator-0": ("validator",),
+    "validator-1": ("validator",),
+    "validator-2": ("validator",),
+}
+
+
+def small_run(**options) -> TraceExample:
+    """Return a run whose nodes are all up and that has its version 0."""
+    example = TraceExample(SMALL, **options)
+    example.up()
+    example.genesis = example.published(0)
+    return example
