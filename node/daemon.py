@@ -26,9 +26,15 @@ from node.status import NodeStatus, Snapshot
 from node.synchronise import Synchroniser
 from protocol.crypto import Signer, Verifier, verify
 from protocol.manifest import SignedManifest
-from protocol.messages import Certificate, CheckpointManifest, NodeRecord
+from protocol.messages import (
+    Certificate,
+    CheckpointManifest,
+    Message,
+    NodeRecord,
+    RolloutCommit,
+)
 from protocol.replica import Received, Replica
-from protocol.types import Fault, PeerId, Relay, Role, Topic
+from protocol.types import Digest, Fault, PeerId, Relay, Role, Topic
 from roles.flow import Conditions, Pulse, RoleContext
 from roles.inference.flow import InferenceFlow
 from roles.ports import StorageFullError, Streams, TransportError
@@ -263,7 +269,24 @@ class Daemon:
         if isinstance(message, NodeRecord):
             return  # it comes again soon, and elections look at the clock anyway
         self._archive.later(envelope)
-        self._pulse.beat()
+        if isinstance(message, CheckpointManifest):
+            self._policies.news.beat()
+        if self._concerns_us(message):
+            self._pulse.beat()
+
+    def _concerns_us(self, message: Message | None) -> bool:
+        """Tell whether a role has something to do now, and not only at its next look."""
+        if isinstance(message, RolloutCommit | Certificate) and not self._judges:
+            if isinstance(message, RolloutCommit):
+                return False
+            entry = self._replica.ledger.entries.get(Digest(message.commit))
+            return entry is not None and entry.commit.signer == self._signer.peer_id
+        return True
+
+    @property
+    def _judges(self) -> bool:
+        """Whether we look at the rollouts of others."""
+        return Role.VALIDATOR in self._about.roles or Role.TRAINER in self._about.roles
 
     async def _synchronise(self) -> None:
         """Pull from one peer after another: at once when we come, then now and then."""
@@ -279,6 +302,7 @@ class Daemon:
         """Let time pass in the replica, write in batches, delete what nobody needs."""
         loop, epochs = asyncio.get_running_loop(), self._manifest.epochs
         compact_at = loop.time() + COMPACT_EPOCHS * epochs.seconds
+        sweep_at = loop.time()
         while True:
             for signed in self._replica.advance(self._ports.clock.now()):
                 self._accepted(signed.envelope, Received(Relay.ACCEPT, signed))
@@ -290,7 +314,9 @@ class Daemon:
             if loop.time() >= compact_at:
                 await self._archive.compact(self._replica)
                 compact_at = loop.time() + COMPACT_EPOCHS * epochs.seconds
-            await self._retention.sweep()
+            if loop.time() >= sweep_at:
+                await self._retention.sweep()
+                sweep_at = loop.time() + epochs.seconds
             await asyncio.sleep(epochs.seconds / 4)
 
 

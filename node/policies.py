@@ -58,6 +58,8 @@ class PolicyLibrary:
         self._replica = replica
         self._exchange = exchange
         self._pulse = pulse
+        self.news = Pulse()
+        """Beats when a version has come or gone: most of what happens to a run is neither."""
         self._conditions = conditions
         self._retention = WeightsRetention(replica, ports.store, ports.blobs)
         self._held: dict[int, Policy] = {}
@@ -126,6 +128,7 @@ class PolicyLibrary:
         elif refusals > 1:
             await self._retention.drop(version, Digest(checkpoint.message.index))
         self._pulse.beat()
+        self.news.beat()
 
     def _refuse(self, checkpoint: Signed[CheckpointManifest], reason: str) -> None:
         version = checkpoint.message.version
@@ -169,11 +172,8 @@ class PolicyLibrary:
         return path
 
     def _trainers(self) -> list[PeerId]:
-        return [
-            member.peer
-            for member in self._replica.roster.live(self._ports.clock.now())
-            if member.holds(Role.TRAINER)
-        ]
+        now = self._ports.clock.now()
+        return [member.peer for member in self._replica.roster.live(now, Role.TRAINER)]
 
     # What others made
 
@@ -181,11 +181,11 @@ class PolicyLibrary:
         """Keep what the swarm uses until cancelled."""
         try:
             while True:
-                beats = self._pulse.beats
+                beats = self.news.beats
                 await self._end_downloads()
                 self._start_download()
                 await self._forget_old()
-                await self._pulse.wait(self._replica.manifest.epochs.seconds, since=beats)
+                await self.news.wait(self._replica.manifest.epochs.seconds, since=beats)
         finally:
             await self._cancel(list(self._arriving.values()))
 
@@ -233,6 +233,7 @@ class PolicyLibrary:
             if root is not None:
                 weights = self._download(checkpoint, root, members)
                 task = asyncio.create_task(self._fetch(checkpoint, weights))
+                task.add_done_callback(lambda _: self.news.beat())
                 self._arriving[version] = _Arriving(checkpoint, members, weights, task)
                 return
 

@@ -33,9 +33,7 @@ class ViewElectorate:
 
     def validators(self, epoch: int) -> list[PeerId]:
         """Return the genesis validators that are on the roster of ``epoch``, by peer id."""
-        return [
-            member.peer for member in self._roster.at_epoch(epoch) if member.holds(Role.VALIDATOR)
-        ]
+        return [member.peer for member in self._roster.at_epoch(epoch, Role.VALIDATOR)]
 
     def beacon(self, epoch: int) -> Digest:
         """Return ``H(run || epoch)``."""

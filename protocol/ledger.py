@@ -6,15 +6,16 @@ in has been checked (``replica``). Outcomes are final: what is certified stays c
 """
 
 from collections import Counter
-from dataclasses import dataclass
-from enum import StrEnum
 
 from protocol.counts import Counts
+from protocol.entries import CheckpointEntry, CommitState, Entry
 from protocol.manifest import RunManifest
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed
 from protocol.rollout import body_bytes_max
 from protocol.slots import Slots
 from protocol.types import Digest, Fault, PeerId
+
+__all__ = ["CheckpointEntry", "CommitState", "Entry", "Ledger"]
 
 COMMITS_IN_FLIGHT_MAX = 16
 """Commits of one worker that may wait for an outcome; it bounds what a liar can make us do.
@@ -25,34 +26,6 @@ certificate yet counts a commit longer than its worker does.
 
 EPOCHS_AHEAD_MAX = 2
 """A commit may claim an epoch this far ahead of ours: clock skew, not a choice."""
-
-
-class CommitState(StrEnum):
-    """Where a commit stands."""
-
-    COMMITTED = "committed"
-    CERTIFIED = "certified"
-    REJECTED = "rejected"
-    EXPIRED = "expired"
-
-
-@dataclass(slots=True)
-class Entry:
-    """A commit and what became of it."""
-
-    commit: Signed[RolloutCommit]
-    state: CommitState = CommitState.COMMITTED
-    certificate: Signed[Certificate] | None = None
-    reason: str = ""
-    trained_in: int | None = None
-
-
-@dataclass(slots=True)
-class CheckpointEntry:
-    """A published version, and which of its commits are not certified as far as we know."""
-
-    manifest: Signed[CheckpointManifest]
-    uncertified: dict[Digest, None]
 
 
 class Ledger:
@@ -69,8 +42,12 @@ class Ledger:
         """Commits that ``entries`` has forgotten and a restart could not do without."""
         self._slots = Slots()
         self._in_flight: dict[PeerId, dict[Digest, None]] = {}
+        self._unlearned: dict[Digest, Entry] = {}
+        """Commits of ``entries`` that are certified or may still be, and not learned from."""
         self._trained: dict[Digest, int] = {}
         self._epoch = 0
+        self._tidied: tuple[int, int] | None = None
+        """Epoch and number of versions when old commits and slots were last forgotten."""
         self._rejected: dict[PeerId, Digest] = {}
         self.forks: dict[PeerId, tuple[Digest, Digest]] = {}
         """Workers that signed two commits for one slot, with the evidence."""
@@ -92,8 +69,6 @@ class Ledger:
         known = 0 <= version < len(self.checkpoints)
         return self.checkpoints[version].manifest if known else None
 
-    # Commits
-
     def offer_commit(self, commit: Signed[RolloutCommit], epoch: int) -> Fault | bool:
         """Take a commit in our ``epoch``; False when it is known or no longer news."""
         if commit.digest in self.entries:
@@ -101,9 +76,8 @@ class Ledger:
         fault = self._check_commit(commit, epoch)
         if fault is not None:
             return fault
-        if commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch:
-            return False
-        if self.in_flight(commit.signer) >= COMMITS_IN_FLIGHT_MAX:
+        late = commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch
+        if late or self.in_flight(commit.signer) >= COMMITS_IN_FLIGHT_MAX:
             return False
         self._take_commit(commit)
         return True
@@ -124,6 +98,8 @@ class Ledger:
             # Both are kept, and both travel: every node must come to the same outcomes.
             self.forks[worker] = (first, commit.digest)
         self._in_flight.setdefault(worker, {})[commit.digest] = None
+        self._file(entry)
+        self._tidied = None
         for counts in self._counts(worker):
             counts.committed += 1
             counts.trained += entry.trained_in is not None
@@ -162,6 +138,15 @@ class Ledger:
         current = b"" if checkpoint is None else checkpoint.digest
         return self._slots.after_last(worker, version, current)
 
+    def open_entries(self, worker: PeerId | None = None) -> list[Entry]:
+        """Return the commits without an outcome, of ``worker`` or of all."""
+        digests = (
+            [digest for waiting in self._in_flight.values() for digest in waiting]
+            if worker is None
+            else self._in_flight.get(worker, {})
+        )
+        return [self.entries[digest] for digest in digests]
+
     def in_flight(self, worker: PeerId) -> int:
         """Return how many commits of ``worker`` wait for an outcome."""
         return len(self._in_flight.get(worker, {}))
@@ -191,6 +176,7 @@ class Ledger:
         entry.state = CommitState.CERTIFIED if accepted else CommitState.REJECTED
         entry.reason = reason
         self._settle(entry)
+        self._file(entry)
         for counts in self._counts(entry.commit.signer):
             counts.expired -= was_expired
             counts.certified += accepted
@@ -209,10 +195,11 @@ class Ledger:
         message = manifest.message
         if not self._manifest.is_trainer(manifest.signer):
             return Fault("not-a-trainer")
+        if message.term != self._manifest.term_of(manifest.signer, message.term):
+            return Fault("other-term", f"term {message.term} is another trainer's")
         known = self.checkpoint(message.version)
-        if known is not None and known.digest == manifest.digest:
-            return False
-        if self._parent_awaited(message):
+        same = known is not None and known.digest == manifest.digest
+        if same or self._parent_awaited(message):
             return False
         fault = self._check_successor(message)
         if fault is not None:
@@ -227,6 +214,7 @@ class Ledger:
             entry = self.entries.get(commit)
             if entry is not None:
                 entry.trained_in = message.version
+                self._file(entry)
                 lag = message.version - 1 - entry.commit.message.version
                 self.policy_lag_max = max(self.policy_lag_max, lag)
                 for counts in self._counts(entry.commit.signer):
@@ -238,11 +226,9 @@ class Ledger:
         if message.version > len(self.checkpoints):
             return True
         parent = self.checkpoint(message.version - 1)
-        return (
-            parent is not None
-            and parent.digest != message.parent
-            and parent.message.term < message.term
-        )
+        if parent is None or parent.digest == message.parent:
+            return False
+        return parent.message.term < message.term
 
     def _check_successor(self, message: CheckpointManifest) -> Fault | None:
         """Check a version against its parent, and against the one that it would supersede.
@@ -286,6 +272,7 @@ class Ledger:
                 entry = self.entries.get(Digest(commit))
                 if entry is not None:
                     entry.trained_in = None
+                    self._file(entry)
                     for counts in self._counts(entry.commit.signer):
                         counts.trained -= 1
         del self.checkpoints[version:]
@@ -300,23 +287,38 @@ class Ledger:
         """Expire commits that waited too long and forget old ones; return the expired."""
         rules = self._manifest.committee
         self._epoch = epoch
-        expired: list[Entry] = []
-        for digest, entry in list(self.entries.items()):
-            age_epochs = epoch - entry.commit.message.epoch
-            if age_epochs > rules.expire_after_epochs and self._expire(entry):
-                expired.append(entry)
-            if age_epochs > 4 * rules.expire_after_epochs:
-                del self.entries[digest]
-                self.kept[digest] = entry
-        self._forget_slots()
-        self.kept = {key: entry for key, entry in self.kept.items() if self._is_needed(entry)}
+        oldest = epoch - rules.expire_after_epochs
+        waiting = [entry for entry in self.open_entries() if entry.commit.message.epoch < oldest]
+        expired = [entry for entry in waiting if self._expire(entry)]
+        if self._tidied != (epoch, len(self.checkpoints)):
+            self._forget_entries(epoch - 4 * rules.expire_after_epochs)
+            self._forget_slots()
+            self.kept = {key: entry for key, entry in self.kept.items() if self._is_needed(entry)}
+            self._tidied = (epoch, len(self.checkpoints))
         return expired
+
+    def _forget_entries(self, oldest_epoch: int) -> None:
+        entries = self.entries.items()
+        old = [digest for digest, entry in entries if entry.commit.message.epoch < oldest_epoch]
+        for digest in old:
+            self.kept[digest] = self.entries.pop(digest)
+            self._unlearned.pop(digest, None)
+
+    def _file(self, entry: Entry) -> None:
+        """Follow a change of state or training in ``_unlearned``."""
+        digest = entry.commit.digest
+        hopeful = entry.state in (CommitState.COMMITTED, CommitState.CERTIFIED)
+        if hopeful and entry.trained_in is None and digest in self.entries:
+            self._unlearned[digest] = entry
+        else:
+            self._unlearned.pop(digest, None)
 
     def _expire(self, entry: Entry) -> bool:
         if entry.state is not CommitState.COMMITTED:
             return False
         entry.state = CommitState.EXPIRED
         self._settle(entry)
+        self._file(entry)
         for counts in self._counts(entry.commit.signer):
             counts.expired += 1
         return True
@@ -343,10 +345,9 @@ class Ledger:
         certified = CommitState.CERTIFIED
         entries = [
             entry
-            for entry in self.entries.values()
+            for entry in self._unlearned.values()
             if entry.state is certified
             and self._is_current(entry)
-            and entry.trained_in is None
             and entry.commit.message.version <= self.version
         ]
         return sorted(
@@ -367,14 +368,12 @@ class Ledger:
         """
         oldest = self._epoch - self._manifest.committee.expire_after_epochs
         certified, waiting = 0, Counter[PeerId]()
-        for entry in self.entries.values():
-            if (
-                self._is_current(entry)
-                and entry.trained_in is None
-                and entry.commit.message.epoch >= oldest
-            ):
-                certified += entry.state is CommitState.CERTIFIED
-                waiting[entry.commit.signer] += entry.state is CommitState.COMMITTED
+        for entry in self._unlearned.values():
+            if entry.commit.message.epoch >= oldest and self._is_current(entry):
+                if entry.state is CommitState.CERTIFIED:
+                    certified += 1
+                else:
+                    waiting[entry.commit.signer] += 1
         believed = (min(n, self.workers[worker].credit) for worker, n in waiting.items())
         return certified + sum(believed)
 

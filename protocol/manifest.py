@@ -8,7 +8,6 @@ different runs cannot mix. Unknown keys and wrong types are errors that name the
 
 import tomllib
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -228,7 +227,7 @@ class RunManifest(Recipe):
         """Return the canonical bytes, whose digest is the run id."""
         return encode(self.model_dump(mode="json"))
 
-    @cached_property
+    @property
     def run_id(self) -> RunId:
         """The digest that names the run."""
         return RunId(digest(self.encoded()))
@@ -249,6 +248,15 @@ class RunManifest(Recipe):
     def is_trainer(self, peer: PeerId) -> bool:
         """Tell whether the genesis lists ``peer`` as a trainer."""
         return peer in self.genesis.trainers
+
+    def term_of(self, trainer: PeerId, least: int) -> int:
+        """Return the first term from ``least`` on that is this trainer's.
+
+        The trainers have them in turn, so two that take over at once, cut off from each other, do
+        not claim the same one.
+        """
+        trainers = self.genesis.trainers
+        return least + (trainers.index(trainer) - least) % len(trainers)
 
     def is_validator(self, peer: PeerId) -> bool:
         """Tell whether the genesis lists ``peer`` as a validator."""

@@ -5,6 +5,8 @@ uses is the set of members that were here before *e* began and had not fallen si
 record that arrives during *e* changes nobody's committee.
 """
 
+import bisect
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from protocol.manifest import RunManifest
@@ -58,6 +60,12 @@ class Roster:
     def __init__(self, manifest: RunManifest) -> None:
         self._manifest = manifest
         self._members: dict[PeerId, Member] = {}
+        self._order: list[PeerId] = []
+        """The members by peer id, so that nobody sorts them at every look."""
+        self._holders: dict[str, list[PeerId]] = {role: [] for role in Role}
+        """Who claims a role, by peer id."""
+        self._all_heard_since = float("-inf")
+        """No record here is older."""
         self._lifetime_seconds = manifest.epochs.record_epochs * manifest.epochs.seconds
         self._pause_seconds = (
             REFRESH_SHARE_MIN * manifest.epochs.refresh_epochs * manifest.epochs.seconds
@@ -76,8 +84,27 @@ class Roster:
             return False
         if known is None and not self._room_for(record.signer):
             return False
-        self._members[record.signer] = Member(record)
+        self._put(record)
         return True
+
+    def _put(self, record: Signed[NodeRecord]) -> None:
+        peer = record.signer
+        known = self._members.get(peer)
+        self._members[peer] = Member(record)
+        self._all_heard_since = min(self._all_heard_since, record.message.issued_at)
+        if known is None:
+            bisect.insort(self._order, peer)
+        if known is None or known.record.message.roles != record.message.roles:
+            self._index_roles(peer, () if known is None else known.record.message.roles)
+
+    def _index_roles(self, peer: PeerId, before: Iterable[str]) -> None:
+        member = self._members.get(peer)
+        now = () if member is None else member.record.message.roles
+        for role, holders in self._holders.items():
+            if role in before and role not in now:
+                _remove(holders, peer)
+            elif role in now and role not in before:
+                bisect.insort(holders, peer)
 
     def _check(self, record: Signed[NodeRecord], now: float) -> Fault | None:
         message = record.message
@@ -113,13 +140,16 @@ class Roster:
 
     def advance(self, now: float) -> list[PeerId]:
         """Forget who has been silent for twice a record's life; return who was forgotten."""
-        silent = [
-            peer
-            for peer, member in self._members.items()
-            if member.seen_at < now - 2 * self._lifetime_seconds
-        ]
+        oldest = now - 2 * self._lifetime_seconds
+        if self._all_heard_since >= oldest:
+            return []
+        silent = [peer for peer, member in self._members.items() if member.seen_at < oldest]
         for peer in silent:
-            del self._members[peer]
+            roles = self._members.pop(peer).record.message.roles
+            _remove(self._order, peer)
+            self._index_roles(peer, roles)
+        seen = (member.seen_at for member in self._members.values())
+        self._all_heard_since = min(seen, default=float("inf"))
         return silent
 
     def __len__(self) -> int:
@@ -131,25 +161,26 @@ class Roster:
 
     def records(self) -> list[Signed[NodeRecord]]:
         """Return every record that is held, by peer id."""
-        return [self._members[peer].record for peer in sorted(self._members)]
+        return [self._members[peer].record for peer in self._order]
 
-    def live(self, now: float) -> list[Member]:
-        """Return the members whose record is fresh at ``now``, by peer id."""
-        return [
-            self._members[peer]
-            for peer in sorted(self._members)
-            if self._fresh(self._members[peer], now)
-        ]
+    def live(self, now: float, role: Role | None = None) -> list[Member]:
+        """Return the members (that hold ``role``) whose record is fresh at ``now``, by peer id."""
+        members, oldest = self._members, now - self._lifetime_seconds
+        fresh = []
+        for peer in self._order if role is None else self._holders[role]:
+            member = members[peer]
+            message = member.record.message
+            seen_at = message.sequence / 1000
+            if seen_at >= oldest and not (message.leaving and seen_at <= now):
+                fresh.append(member)
+        return fresh
 
-    def at_epoch(self, epoch: int) -> list[Member]:
-        """Return the members that take part in the elections of ``epoch``, by peer id."""
+    def at_epoch(self, epoch: int, role: Role | None = None) -> list[Member]:
+        """Return who (of a role) takes part in the elections of ``epoch``, by peer id."""
         start = self._manifest.epoch_start(epoch)
-        return [
-            self._members[peer]
-            for peer in sorted(self._members)
-            if self._members[peer].since <= start and self._fresh(self._members[peer], start)
-        ]
+        return [member for member in self.live(start, role) if member.since <= start]
 
-    def _fresh(self, member: Member, now: float) -> bool:
-        leaving = member.record.message.leaving and member.seen_at <= now
-        return not leaving and member.seen_at >= now - self._lifetime_seconds
+
+def _remove(peers: list[PeerId], peer: PeerId) -> None:
+    """Take a peer out of a sorted list that holds it."""
+    del peers[bisect.bisect_left(peers, peer)]

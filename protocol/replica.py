@@ -148,7 +148,10 @@ class Replica:
                 isinstance(certificate, Signed)
                 and certificate.message.commit in self.ledger.entries
             ):
-                self.ledger.offer_certificate(certificate, _reason(self._open(certificate) or []))
+                verdicts = self._open(certificate) or []
+                for each in verdicts:
+                    self.tally(Digest(certificate.message.commit)).add(each)
+                self.ledger.offer_certificate(certificate, _reason(verdicts))
         elif kind == CheckpointManifest.kind:
             checkpoint = open_envelope(envelope, CheckpointManifest, self.run_id, self._verify)
             if isinstance(checkpoint, Signed):
@@ -231,7 +234,7 @@ class Replica:
         manifest's order. Staying with the last one avoids a contested hand-over when an earlier
         trainer comes back.
         """
-        live = {member.peer for member in self.roster.live(now) if member.holds(Role.TRAINER)}
+        live = {member.peer for member in self.roster.live(now, Role.TRAINER)}
         head = self.ledger.head
         if head is not None and head.signer in live:
             return head.signer

@@ -56,4 +56,9 @@ class Rng:
 
     def sample(self, items: Sequence[T], count: int) -> list[T]:
         """Return up to ``count`` distinct items in random order."""
-        return self.shuffled(items)[:count]
+        result = list(items)
+        count = max(0, min(count, len(result)))
+        for place in range(count):
+            chosen = place + self.below(len(result) - place)
+            result[place], result[chosen] = result[chosen], result[place]
+        return result[:count]

@@ -24,25 +24,35 @@ class Pulse:
     """Wakes everyone who waits whenever something about the run has changed."""
 
     def __init__(self) -> None:
-        self._next: asyncio.Future[None] | None = None
+        self._waiting: dict[asyncio.Future[None], None] = {}
         self.beats = 0
         """How often it has beaten: read before looking, given to ``wait`` after it."""
 
     def beat(self) -> None:
         """Wake all current waiters."""
         self.beats += 1
-        if self._next is not None and not self._next.done():
-            self._next.set_result(None)
-        self._next = None
+        for future in self._waiting:
+            _wake(future)
 
     async def wait(self, seconds: float, since: int) -> None:
         """Return at the first beat after ``since`` of them, or after ``seconds``."""
         if self.beats != since:
             await asyncio.sleep(0)
             return
-        if self._next is None:
-            self._next = asyncio.get_running_loop().create_future()
-        await asyncio.wait((self._next,), timeout=seconds)
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[None] = loop.create_future()
+        self._waiting[future] = None
+        timer = loop.call_later(seconds, _wake, future)
+        try:
+            await future
+        finally:
+            timer.cancel()
+            del self._waiting[future]
+
+
+def _wake(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 class Conditions:

@@ -45,6 +45,9 @@ class Stream(Protocol):
     async def write(self, data: bytes) -> None:
         """Send ``data``, waiting while the peer's window is full; raises ``TransportError``."""
 
+    def offer(self, data: bytes) -> bool:
+        """Send ``data`` if nothing waits before it; False when it was not sent: use ``write``."""
+
     async def close(self) -> None:
         """Close both directions; idempotent, never raises."""
 

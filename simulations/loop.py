@@ -21,6 +21,9 @@ T = TypeVar("T")
 START = 1_700_000_000.0
 """Unix seconds at which every simulation begins."""
 
+TICKS_PER_SECOND = 1000
+"""Grain of ``call_about``: what happens within a millisecond happens together."""
+
 _COMPACT_AT = 4096
 """Timers in the heap from which on cancelled ones are swept when they are the majority."""
 
@@ -83,6 +86,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers: list[tuple[float, int, _Handle]] = []
         self._timers_set = 0
         self._timers_cancelled = 0
+        self._ticks: list[int] = []
+        self._at_tick: dict[int, list[tuple[Callable[[Any], None], Any]]] = {}
         self.steps = 0
         """Callbacks run so far."""
 
@@ -132,6 +137,18 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Run ``callback`` after ``delay`` virtual seconds."""
         return self.call_at(self._now + delay, callback, *args, context=context)
 
+    def call_about(self, when: float, callback: Callable[[Any], None], argument: Any) -> None:
+        """Run ``callback(argument)`` at ``when``, rounded up to a tick; cannot be cancelled.
+
+        For what there are millions of: a list per tick costs a fraction of a heap of timers.
+        """
+        tick = int(when * TICKS_PER_SECOND) + 1
+        calls = self._at_tick.get(tick)
+        if calls is None:
+            calls = self._at_tick[tick] = []
+            heapq.heappush(self._ticks, tick)
+        calls.append((callback, argument))
+
     def timer_cancelled(self) -> None:
         """Note that a timer in the heap will not run, and sweep when most are like that."""
         self._timers_cancelled += 1
@@ -169,6 +186,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
         while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
             self._timers_cancelled -= 1
+        if self._ticks and (not timers or self._ticks[0] <= timers[0][0] * TICKS_PER_SECOND):
+            self._tick()
+            return
         if not timers:
             raise DeadlockError("no task is ready and no timer is set")
         self._now = now = max(self._now, timers[0][0])
@@ -179,6 +199,20 @@ class VirtualLoop(asyncio.BaseEventLoop):
             else:
                 handle.loop = None  # no longer in the heap: a late cancel is not counted
                 self._runnable.append(handle)
+
+    def _tick(self) -> None:
+        """Move the clock to the earliest tick and make the calls of it."""
+        tick = heapq.heappop(self._ticks)
+        self._now = max(self._now, tick / TICKS_PER_SECOND)
+        calls = self._at_tick.pop(tick)
+        self.steps += len(calls)
+        for callback, argument in calls:
+            try:
+                callback(argument)
+            except Exception as error:  # noqa: BLE001 - as in ``_run_once``
+                self.call_exception_handler(
+                    {"message": f"exception in callback {callback!r}", "exception": error}
+                )
 
     # What a simulation has no use for
 

@@ -89,6 +89,13 @@ class Pipe:
         if data:
             self._send(data)
 
+    def offer(self, data: bytes) -> bool:
+        """Send ``data`` if there is room for it now."""
+        if self.broken or self.closed or self._on_the_way >= WINDOW_BYTES:
+            return False
+        self._send(data)
+        return True
+
     async def _wait_for_room(self) -> None:
         if self._writers is None:
             self._writers = deque()
@@ -113,7 +120,7 @@ class Pipe:
             arrives = passed + connection.delay() + size / self._target.down.bytes_per_second
             # Not before one that was lost and sent again.
             self._arrives_at = arrives = max(arrives, self._arrives_at)
-            self._loop.call_at(arrives, self._arrive, data)
+            self._loop.call_about(arrives, self._arrive, data)
             return
         self._bulk += 1
         begins = max(now, self._source.up.free_at)
@@ -261,7 +268,7 @@ def pair(
 class SimStream:
     """The ``Stream`` port: one end of two pipes."""
 
-    __slots__ = ("_peer", "incoming", "outgoing", "read", "read_exactly", "write")
+    __slots__ = ("_peer", "incoming", "offer", "outgoing", "read", "read_exactly", "write")
 
     def __init__(self, peer: PeerId, outgoing: Pipe) -> None:
         self._peer = peer
@@ -271,6 +278,7 @@ class SimStream:
         self.read = incoming.read
         self.read_exactly = incoming.read_exactly
         self.write = outgoing.write
+        self.offer = outgoing.offer
 
     @property
     def peer(self) -> PeerId:

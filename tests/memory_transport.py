@@ -99,6 +99,13 @@ class _Pipe:
             else:
                 await self._changed.wait()
 
+    def offer(self, data: bytes) -> bool:
+        if self.ended or len(self._buffer) + len(data) > WINDOW_BYTES:
+            return False
+        self._buffer += data
+        self.wake()
+        return True
+
     async def read(self, bytes_max: int) -> bytes:
         while True:
             if self.broken:
@@ -139,6 +146,9 @@ class MemoryStream:
 
     async def write(self, data: bytes) -> None:
         await self.outgoing.write(data)
+
+    def offer(self, data: bytes) -> bool:
+        return self.outgoing.offer(data)
 
     async def close(self) -> None:
         self.incoming.end(broken=False)

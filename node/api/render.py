@@ -26,6 +26,10 @@ ROLLOUTS_SHOWN = 20
 """Rollouts that ``why`` explains when none is named, the newest ones."""
 
 
+FINDINGS_CHARACTERS_MAX = 800
+"""Six margins take about 300; the rest is a peer's own words."""
+
+
 def plain(text: str, characters_max: int = 200) -> str:
     """Return what another node wrote without what could steer a terminal."""
     kept = text[:characters_max]
@@ -213,4 +217,4 @@ def _findings(verdict: VerdictFinding) -> str:
         f"{name} {margin.value:.4g} (limit {margin.limit:.4g})"
         for name, margin in sorted(verdict.margins.items())
     ]
-    return plain("; ".join(part for part in (*head, *margins) if part))
+    return plain("; ".join(part for part in (*head, *margins) if part), FINDINGS_CHARACTERS_MAX)

@@ -126,6 +126,16 @@ class P2pStream:
         except (OSError, RuntimeError) as error:  # uvloop: RuntimeError on a handle just closed
             raise TransportError(f"stream broke: {error}") from error
 
+    def offer(self, data: bytes) -> bool:
+        """Send ``data`` if nothing is buffered; False when it was not sent."""
+        if self._writer.is_closing() or self._writer.transport.get_write_buffer_size():
+            return False
+        try:
+            self._writer.write(data)
+        except (OSError, RuntimeError):  # as in ``write``, which the caller turns to
+            return False
+        return True
+
     async def close(self) -> None:
         """Flush and close; what a stalled peer has not taken in ``CLOSE_SECONDS`` is dropped."""
         await close_writer(self._writer)

@@ -6,7 +6,6 @@ import math
 import structlog
 
 from protocol.assignment import assign
-from protocol.ledger import CommitState
 from protocol.messages import RolloutCommit
 from protocol.rollout import RolloutSequence, encode_body
 from protocol.types import Digest, Topic
@@ -68,16 +67,16 @@ class InferenceFlow:
         if not context.network.synchronised:
             return  # nobody would hear it
         now = asyncio.get_running_loop().time()
-        entries = context.replica.ledger.entries
-        self._announced_at = {key: at for key, at in self._announced_at.items() if key in entries}
-        for commit, entry in list(entries.items()):
-            unsettled = entry.state is CommitState.COMMITTED
-            if entry.commit.signer != context.peer_id or not unsettled:
-                continue
-            announced_at = self._announced_at.get(commit, -math.inf)
+        unsettled = {
+            entry.commit.digest: entry.commit
+            for entry in context.replica.ledger.open_entries(context.peer_id)
+        }
+        self._announced_at = {key: at for key, at in self._announced_at.items() if key in unsettled}
+        for digest, commit in unsettled.items():
+            announced_at = self._announced_at.get(digest, -math.inf)
             if now >= announced_at + REPEAT_EPOCHS * context.epoch_seconds:
-                self._announced_at[commit] = now
-                await context.network.announce(Topic.COMMITS, entry.commit.envelope)
+                self._announced_at[digest] = now
+                await context.network.announce(Topic.COMMITS, commit.envelope)
 
     def _policy_to_use(self) -> Policy | None:
         """Return the newest policy here if the swarm wants a rollout of it from us now."""

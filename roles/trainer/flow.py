@@ -104,7 +104,8 @@ class TrainerFlow:
         self._version = version
         # A later term is above what an earlier trainer, or we before we lost our disk, published
         # without our knowing.
-        self._term = head.message.term + (not ours)
+        term = head.message.term
+        self._term = term if ours else context.manifest.term_of(context.peer_id, term + 1)
         self._consumed.clear()
         context.conditions.clear("trainer")
         if ours:  # a crash may have come between its storing and its announcing

@@ -74,8 +74,7 @@ class ValidatorFlow:
 
     def _open_entries(self) -> list[Entry]:
         """Return the commits without an outcome, those first that were tried least."""
-        entries = self._context.replica.ledger.entries.values()
-        waiting = [entry for entry in entries if entry.state is CommitState.COMMITTED]
+        waiting = self._context.replica.ledger.open_entries()
         return sorted(waiting, key=lambda entry: self._attempts[entry.commit.digest])
 
     def _forget(self) -> None:

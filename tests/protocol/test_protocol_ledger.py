@@ -232,7 +232,7 @@ def test_only_trainers_publish():
 def test_a_version_number_is_used_once_in_a_term():
     result = ledger()
     assert trained(result) is True
-    assert reason(trained(result, parent=GENESIS, trainer=1)) == "version-reused"
+    assert reason(trained(result, parent=GENESIS, index_bytes=98)) == "version-reused"
     unknown = WORLD.checkpoint(GENESIS, index_bytes=99)
     assert reason(trained(result, parent=unknown)) == "wrong-parent"
     assert result.version == 1
@@ -240,9 +240,20 @@ def test_a_version_number_is_used_once_in_a_term():
 
 def test_terms_never_fall():
     result = ledger()
-    assert trained(result, term=3) is True
+    assert trained(result, term=4) is True
     assert reason(trained(result, term=2)) == "old-term"
-    assert trained(result, term=3) is True
+    assert trained(result, term=4) is True
+
+
+def test_a_term_is_one_trainers():
+    """Else two that lead at once, cut off from each other, would found chains of equal right."""
+    result = ledger()
+    assert reason(trained(result, trainer=1)) == "other-term"
+    assert reason(trained(result, trainer=1, term=2)) == "other-term"
+    assert trained(result, trainer=1, term=3) is True
+    for place, trainer in enumerate(WORLD.trainers):
+        terms = [WORLD.manifest.term_of(trainer.peer_id, least) for least in range(5)]
+        assert terms == [[0, 2, 2, 4, 4], [1, 1, 3, 3, 5]][place]
 
 
 def test_a_later_term_supersedes_and_frees_what_was_learned():

@@ -1,0 +1,79 @@
+import asyncio
+
+import pytest
+from memory_transport import Hub, run_virtual
+
+from node.frames import write_frame
+from node.manifest_exchange import PROTOCOL, ManifestServer, fetch_manifest
+from protocol.crypto import verify
+from protocol.manifest import sign_manifest
+from protocol.types import Fault, PeerId
+from roles.ports import TransportError
+from tests.protocol.worlds import identity, run_manifest
+
+SIGNED = sign_manifest(run_manifest(), identity("creator"))
+HERE, THERE = PeerId("here"), PeerId("there")
+
+
+async def ask(serve=None):
+    """Ask a peer for its run; ``serve`` is what it does instead of the right thing."""
+    hub = Hub()
+    here, there = hub.transport(HERE), hub.transport(THERE)
+    hub.connect(HERE, THERE)
+    if serve is None:
+        await ManifestServer(there, SIGNED).start()
+    else:
+        await there.handle(PROTOCOL, serve)
+    return await fetch_manifest(here, THERE, verify)
+
+
+def test_a_newcomer_learns_the_run():
+    assert run_virtual(ask()) == SIGNED
+
+
+def test_a_manifest_that_its_creator_did_not_sign_is_a_fault():
+    async def serve(stream):
+        await write_frame(stream, SIGNED.encoded()[:-1] + b"\0")
+
+    assert isinstance(run_virtual(ask(serve)), Fault)
+
+
+def test_a_huge_answer_is_not_read():
+    async def serve(stream):
+        await stream.write((1 << 31).to_bytes(4, "big"))
+
+    fault = run_virtual(ask(serve))
+    assert isinstance(fault, Fault)
+    assert fault.reason == "oversize"
+
+
+async def silent(_stream):
+    await asyncio.sleep(3600)
+
+
+async def short(stream):
+    await stream.write(b"\0\0\0\x09abc")
+
+
+@pytest.mark.parametrize("serve", [silent, short])
+def test_who_does_not_answer_in_time_is_not_reachable(serve):
+    with pytest.raises(TransportError):
+        run_virtual(ask(serve))
+
+
+def test_a_peer_that_does_not_read_costs_the_server_nothing():
+    async def scenario():
+        hub = Hub()
+        here, there = hub.transport(HERE), hub.transport(THERE)
+        hub.connect(HERE, THERE)
+        large = sign_manifest(run_manifest(validators=1000), identity("creator"))
+        await ManifestServer(there, large).start()
+        assert len(large.encoded()) > 1.5 * 2**15
+        hub.stall(THERE)
+        streams = [await here.open_stream(THERE, PROTOCOL) for _ in range(3)]
+        await asyncio.sleep(20)
+        assert there._tasks == {}
+        for stream in streams:
+            await stream.close()
+
+    run_virtual(scenario())
