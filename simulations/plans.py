@@ -1,6 +1,6 @@
 """The parts of a scenario that say what goes wrong: churn, faults and adversaries, as data.
 
-``simulations.churn``, ``faults`` and ``adversary`` carry them out. Times are minutes of the
+They are read and checked, and nothing carries them out yet. Times are minutes of the
 simulation where a name says ``minute`` and seconds else; shares are of the nodes that a
 ``Selection`` leaves.
 """

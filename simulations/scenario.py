@@ -181,6 +181,8 @@ class Scenario(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.churn or self.faults or self.adversaries:
+            raise ValueError("churn, faults and adversaries are planned here and not yet simulated")
         for role in ALL_ROLES:
             if not any(role in item.roles for item in self.lines):
                 raise ValueError(f"lines has no class for {role}")
