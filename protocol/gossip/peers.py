@@ -8,8 +8,9 @@ from protocol.types import PeerId
 
 @dataclass(slots=True)
 class PeerState:
-    """One connected peer; the counters start anew with each heartbeat."""
+    """One connected peer; the counters are of one heartbeat."""
 
+    heartbeat: int = 0
     topics: dict[str, None] = field(default_factory=dict)
     ihave_messages: int = 0
     ids_asked: int = 0
@@ -23,13 +24,18 @@ class Peers:
         self._params = params
         self._states: dict[PeerId, PeerState] = {}
         self._subscribers: dict[str, dict[PeerId, None]] = {}
+        self._heartbeat = 0
 
     def __len__(self) -> int:
         return len(self._states)
 
     def get(self, peer: PeerId) -> PeerState | None:
-        """Return the state of a connected peer."""
-        return self._states.get(peer)
+        """Return the state of a connected peer, its budgets those of this heartbeat."""
+        state = self._states.get(peer)
+        if state is not None and state.heartbeat != self._heartbeat:
+            state.heartbeat = self._heartbeat
+            state.ihave_messages = state.ids_asked = state.bytes_served = 0
+        return state
 
     def all(self) -> list[PeerId]:
         """Return the connected peers, in the order they came."""
@@ -73,6 +79,5 @@ class Peers:
             self._subscribers.pop(topic, None)
 
     def start_heartbeat(self) -> None:
-        """Give every peer its budgets again."""
-        for state in self._states.values():
-            state.ihave_messages = state.ids_asked = state.bytes_served = 0
+        """Give every peer its budgets again, when it is asked for next."""
+        self._heartbeat += 1

@@ -49,6 +49,7 @@ from protocol.gossip.rpc import (
     Subscription,
     decode_rpc,
     encode_rpc,
+    only_message,
 )
 from protocol.rng import Rng
 from protocol.types import Fault, PeerId, Relay
@@ -180,6 +181,9 @@ class Router:
         state = self._peers.get(peer)
         if state is None or self._score(peer) < self._params.graylist_score_min:
             return []
+        encoded = only_message(data)
+        if encoded is not None:
+            return self._on_message(peer, encoded, now)
         rpc = decode_rpc(data)
         if isinstance(rpc, Fault):
             return [Blame(peer, rpc)]
@@ -322,7 +326,7 @@ class Router:
 
     def _audience(self, topic: str) -> tuple[list[PeerId], list[PeerId]]:
         """Return the subscribers that may hear of our messages, outside and inside the mesh."""
-        members = self._mesh.members(topic)
+        members = frozenset(self._mesh.members(topic))
         outside: list[PeerId] = []
         inside: list[PeerId] = []
         for peer in self._peers.subscribers(topic):
