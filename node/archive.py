@@ -37,21 +37,24 @@ class Archive:
             if len(envelope) <= ENVELOPE_BYTES_MAX:
                 replica.restore(envelope)
 
-    async def keep(self, envelope: bytes) -> None:
-        """Write an envelope durably, after everything that came before it.
+    async def keep(self, envelope: bytes) -> bool:
+        """Write an envelope durably, after everything that came before it; False if it was here.
 
         Raises ``StorageFullError``, and then it is not written later either: its author makes
         another one, and a restart must not find both.
         """
+        known = envelope in self._written or envelope in self._pending
         self._keeping[envelope] = None
-        self.later(envelope)
         try:
-            await self.flush()
+            while envelope not in self._written:  # whoever keeps it too may have had to give it up
+                self.later(envelope)
+                await self.flush()
         except StorageFullError:
             self._pending.pop(envelope, None)
             raise
         finally:
-            del self._keeping[envelope]
+            self._keeping.pop(envelope, None)
+        return not known
 
     def later(self, envelope: bytes) -> None:
         """Write an envelope with the next ``flush``."""

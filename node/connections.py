@@ -18,10 +18,15 @@ CONNECTIONS_TARGET = 32
 
 RETRY_SECONDS_MIN = 0.5
 RETRY_SECONDS_MAX = 15.0
-POLL_SECONDS = 0.5
+POLL_SECONDS = 1.0
+
+DIALS_AT_ONCE = 2
+"""Of members, while there are too few connections; a guess."""
 
 REMEMBERED_MAX = 64
-"""Addresses that answered once, and addresses of members, that a lonely node tries; a guess."""
+TRIED_MAX = 4
+"""Addresses that answered once, and how many of them and of members' a lonely node tries at once
+besides the bootstrap peers; guesses."""
 
 
 class Connections:
@@ -90,7 +95,7 @@ class Connections:
         return True
 
     def _addresses(self) -> list[str]:
-        """Return where somebody may answer who is not us: bootstrap peers first."""
+        """Return where somebody may answer who is not us: bootstrap peers, and some we knew."""
         records = self.replica.roster.records() if self.replica is not None else []
         members = [
             address
@@ -98,10 +103,13 @@ class Connections:
             for address in record.message.addresses
             if record.message.reachable and address.endswith(f"/p2p/{record.signer}")
         ]
-        some = self._rng.sample(members, REMEMBERED_MAX)
+        known = [
+            *self._rng.sample(list(self._answered), TRIED_MAX),
+            *self._rng.sample(members, TRIED_MAX),
+        ]
         own = f"/p2p/{self._transport.peer_id}"
-        known = dict.fromkeys((*self._initial_peers, *self._answered, *some))
-        return [address for address in known if not address.endswith(own)]
+        every = dict.fromkeys((*self._initial_peers, *known))
+        return [address for address in every if not address.endswith(own)]
 
     async def _look(self) -> None:
         try:
@@ -135,17 +143,29 @@ class Connections:
         self._dialled_at = {
             peer: at for peer, at in self._dialled_at.items() if at > now - RETRY_SECONDS_MAX
         }
-        strangers = [
-            member.peer
-            for member in self.replica.roster.live(self._clock.now())
-            if member.peer not in self._connected
-            and member.peer != self._transport.peer_id
-            and member.record.message.reachable
-            and member.peer not in self._dialled_at
-        ]
-        chosen = self._rng.sample(strangers, 2)
-        self._dialled_at.update(dict.fromkeys(chosen, now))
-        await asyncio.gather(*map(self.ensure, chosen))
+        chosen: list[PeerId] = []
+        while len(chosen) < DIALS_AT_ONCE and (peer := self._choose_stranger(now)) is not None:
+            chosen.append(peer)
+        if chosen:
+            await asyncio.gather(*map(self.ensure, chosen))
+
+    def _choose_stranger(self, now: float) -> PeerId | None:
+        """Return a member to dial, the first one from a random place in the roster on.
+
+        Not a sample of all of them: looking at a thousand members to take two costs more than the
+        rest of this task.
+        """
+        assert self.replica is not None
+        roster, wall_now = self.replica.roster, self._clock.now()
+        for peer in roster.peers_from(self._rng.below(max(1, len(roster)))):
+            if peer in self._connected or peer in self._dialled_at:
+                continue
+            member = roster.get(peer)
+            reachable = member is not None and member.record.message.reachable
+            if reachable and peer != self._transport.peer_id and roster.is_live(peer, wall_now):
+                self._dialled_at[peer] = now
+                return peer
+        return None
 
     async def _dial_any(self, addresses: Sequence[str]) -> bool:
         """Dial all at once; True as soon as one answers."""

@@ -16,7 +16,7 @@ from node.connections import Connections, DiallingTransport
 from node.exchange import BlobExchange, ExchangeLimits
 from node.gossip import Gossip
 from node.manifest_exchange import ManifestServer
-from node.membership import About, Membership
+from node.membership import About, Membership, is_known
 from node.network import SwarmNetwork
 from node.observer import Observer
 from node.policies import PolicyLibrary
@@ -95,7 +95,13 @@ class Daemon:
             limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
             on_fault=_log_fault,
         )
-        self._synchroniser = Synchroniser(ports.transport, replica, ports.clock, self._accepted)
+        self._synchroniser = Synchroniser(
+            ports.transport,
+            replica,
+            ports.clock,
+            self._accepted,
+            blank=not is_known(ports.store),
+        )
         self._manifest_server = ManifestServer(ports.transport, manifest)
         self._network = self._make_network(streams)
         self._policies = PolicyLibrary(
@@ -135,6 +141,7 @@ class Daemon:
             store=self._ports.store,
             rng=self._ports.rng.child("membership"),
             policy_version=self._policies.newest_version,
+            synchroniser=self._synchroniser,
         )
 
     def _make_context(self) -> RoleContext:

@@ -29,7 +29,7 @@ class ExchangeLimits:
 
     streams_per_peer: int = 16
     streams_total: int = 256
-    piece_bytes: int = 64 * 1024
+    piece_bytes: int = 256 * 1024
     open_seconds: float = 10.0
     stall_seconds: float = 60.0
     upload_bytes_per_second: int | None = None
@@ -138,29 +138,32 @@ class BlobExchange:
     ) -> bytes | None:
         """Return a whole blob, from here or from the first of ``sources`` that has it, or None.
 
-        What one source began another goes on with. The result has ``digest``; it is not stored.
+        What one source began another goes on with, as soon as it has had its share of the time: one
+        that sends a byte now and then must not use up all of it. The result has ``digest``; it is
+        not stored.
         """
         local = await self._blobs.get(digest)
         if local is not None:
             return local
         order = deque((peer, False) for peer in dict.fromkeys(sources) if peer != self.peer_id)
-        stall_seconds = min(self._limits.stall_seconds, deadline_seconds / max(1, len(order)))
+        now = asyncio.get_running_loop().time
+        ends_at = now() + deadline_seconds
         assembly = _Assembly()
-        try:
-            async with asyncio.timeout(deadline_seconds):
-                while order:
-                    peer, alone = order.popleft()
-                    if alone:
-                        assembly.clear()
-                    if not await self._pull(
-                        peer, digest, length_max, assembly, stall_seconds, kind
-                    ):
-                        continue
-                    if crypto.digest(bytes(assembly.data)) == digest:
-                        return bytes(assembly.data)
-                    order.extendleft(self._suspects(assembly))
-        except TimeoutError:
-            return None
+        while order:
+            share_seconds = (ends_at - now()) / len(order)
+            peer, alone = order.popleft()
+            if alone:
+                assembly.clear()
+            patience = min(self._limits.stall_seconds, share_seconds)
+            pulling = self._pull(peer, digest, length_max, assembly, patience, kind)
+            try:
+                whole = await within(share_seconds, pulling)
+            except TransportError:
+                continue
+            if whole and crypto.digest(bytes(assembly.data)) == digest:
+                return bytes(assembly.data)
+            if whole:
+                order.extendleft(self._suspects(assembly))
         return None
 
     def _suspects(self, assembly: _Assembly) -> list[tuple[PeerId, bool]]:
@@ -298,5 +301,6 @@ class BlobExchange:
             for start in range(0, len(piece), self._limits.piece_bytes):
                 part = piece[start : start + self._limits.piece_bytes]
                 await self._cap.take(len(part))
-                await within(stall_seconds, stream.write(part))
+                if not stream.offer(part):  # a deadline costs more than most writes
+                    await within(stall_seconds, stream.write(part))
                 self._sent[request.kind] += len(part)

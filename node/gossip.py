@@ -105,13 +105,21 @@ class Gossip:
         await self._tasks.cancel()
         await self._links.stop()
 
-    def subscribe(self, topic: str, validate: Validator, deliver: Delivery | None = None) -> None:
+    def subscribe(
+        self,
+        topic: str,
+        validate: Validator,
+        deliver: Delivery | None = None,
+        *,
+        may_wait: bool = False,
+    ) -> None:
         """Take part in ``topic``; raises ``ValueError`` for a bad or one too many topic.
 
+        With ``may_wait`` others' messages are relayed in batches, up to a heartbeat later.
         ``validate`` decides before a message is relayed; ``deliver`` gets each accepted one once.
         A message of our own is not delivered to us.
         """
-        self._apply(Subscribe(topic))
+        self._apply(Subscribe(topic, may_wait))
         self._topics[topic] = _Topic(validate, deliver)
 
     def unsubscribe(self, topic: str) -> None:
@@ -134,21 +142,25 @@ class Gossip:
 
     def _apply(self, event: Event) -> None:
         for effect in self._router.handle(event, self._clock.now()):
-            match effect:
-                case Send():
-                    self._links.send(effect)
-                case Validate():
-                    self._validate(effect)
-                case Deliver():
-                    self._deliver(effect)
-                case Discard(reason=DiscardReason.DUPLICATE):
-                    self.counters.duplicates += 1
-                case Discard():
-                    self.counters.overflows += 1
-                case Blame(peer, fault):
-                    self._blame(peer, fault)
-                case _:
-                    assert_never(effect)
+            # By frequency, and not by ``match``, which takes three times as long.
+            if isinstance(effect, Send):
+                self._links.send(effect)
+            elif isinstance(effect, Discard):
+                self._discard(effect)
+            elif isinstance(effect, Validate):
+                self._validate(effect)
+            elif isinstance(effect, Deliver):
+                self._deliver(effect)
+            elif isinstance(effect, Blame):
+                self._blame(effect.peer, effect.fault)
+            else:
+                assert_never(effect)
+
+    def _discard(self, effect: Discard) -> None:
+        if effect.reason is DiscardReason.DUPLICATE:
+            self.counters.duplicates += 1
+        else:
+            self.counters.overflows += 1
 
     def _blame(self, peer: PeerId, fault: Fault) -> None:
         self.counters.faults += 1

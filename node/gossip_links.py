@@ -45,6 +45,10 @@ class GossipLimits:
     """Per peer; bodies are shared between the queues."""
 
 
+STALL_LOOKS = 4
+"""How often stalled writes are looked for within the time that makes one."""
+
+
 @dataclass(slots=True)
 class LinkCounters:
     """What the streams carried since the start."""
@@ -138,6 +142,9 @@ class Links:
         self._turn = asyncio.Lock()
         self._running = False
         self._framed = (b"", b"")
+        self._followed: list[PeerId] = []
+        self._stalls_looked_for_at = 0.0
+        """The connected peers at the last look."""
         self.counters = LinkCounters()
 
     async def start(self) -> None:
@@ -166,15 +173,17 @@ class Links:
 
     def _send_at_once(self, link: _Link, rpc: bytes) -> bool:
         """Spare an RPC the way through the queue and its task when nothing waits before it."""
-        if link.idle is None or link.outbox:
+        idle = link.idle
+        if idle is None or link.outbox:
             return False
         if rpc is not self._framed[0]:
             self._framed = (rpc, frame(rpc))  # the next ones mostly get the same
         data = self._framed[1]
-        if not link.idle.offer(data):
+        if not idle.offer(data):
             return False
-        self.counters.frames_out += 1
-        self.counters.bytes_out += len(data)
+        counters = self.counters
+        counters.frames_out += 1
+        counters.bytes_out += len(data)
         return True
 
     def sizes(self) -> dict[str, int]:
@@ -211,7 +220,11 @@ class Links:
 
     def _interrupt_stalled(self) -> None:
         """End the writes that take too long; a timer for each would cost more than the write."""
-        begun_before = asyncio.get_running_loop().time() - self._limits.stall_seconds
+        now = asyncio.get_running_loop().time()
+        if now < self._stalls_looked_for_at + self._limits.stall_seconds / STALL_LOOKS:
+            return
+        self._stalls_looked_for_at = now
+        begun_before = now - self._limits.stall_seconds
         for link in self._links.values():
             since = link.writing_since
             if link.writer is not None and since is not None and since <= begun_before:
@@ -220,6 +233,9 @@ class Links:
 
     def _follow(self, peers: list[PeerId]) -> None:
         """Make the links be those of the connected peers."""
+        if peers == self._followed and len(self._links) == len(peers):
+            return
+        self._followed = peers
         connected = dict.fromkeys(peers)
         for peer, link in list(self._links.items()):
             if peer not in connected and link.inbound is None:
@@ -250,7 +266,7 @@ class Links:
 
     async def _write_for_ever(self, link: _Link) -> None:
         """Keep one outbound stream to a peer, as long as it is connected."""
-        wait_seconds = self._limits.retry_seconds
+        wait_seconds, now = self._limits.retry_seconds, asyncio.get_running_loop().time
         while True:
             link.retry.clear()
             try:
@@ -264,10 +280,14 @@ class Links:
                 wait_seconds = min(2 * wait_seconds, self._limits.retry_seconds_max)
                 continue
             self._greet(link)
+            opened_at = now()
             await self._use(link, stream)
             link.greeted = False  # the next stream begins with a new hello
-            wait_seconds = self._limits.retry_seconds
+            if now() - opened_at >= self._limits.retry_seconds_max:
+                wait_seconds = self._limits.retry_seconds
             await self._wait_to_retry(link, wait_seconds)
+            # A peer that has no room for us closes each stream at once.
+            wait_seconds = min(2 * wait_seconds, self._limits.retry_seconds_max)
 
     async def _wait_to_retry(self, link: _Link, seconds: float) -> None:
         """Wait, but not longer than until the peer opens a stream to us."""
@@ -348,23 +368,24 @@ class Links:
             link.inbound = None
 
     async def _read(self, stream: Stream) -> None:
-        deframer = Deframer()
+        deframer, peer, read, counters = Deframer(), stream.peer, stream.read, self.counters
         while True:
             # Between frames a peer may be silent for as long as it is connected.
             if deframer.unfinished:
                 async with asyncio.timeout(self._limits.stall_seconds):
-                    data = await stream.read(_READ_BYTES)
+                    data = await read(_READ_BYTES)
             else:
-                data = await stream.read(_READ_BYTES)
-            self.counters.bytes_in += len(data)
+                data = await read(_READ_BYTES)
+            size = len(data)
+            if not size:
+                return
+            counters.bytes_in += size
             frames = deframer.feed(data)
             if isinstance(frames, Fault):
-                self._blame(stream.peer, frames)
+                self._blame(peer, frames)
                 return
+            counters.frames_in += len(frames)
             for rpc in frames:
-                self.counters.frames_in += 1
-                self._apply(RpcReceived(stream.peer, rpc))
-            if not data:
-                return
-            if len(data) == _READ_BYTES:
+                self._apply(RpcReceived(peer, rpc))
+            if size == _READ_BYTES:
                 await asyncio.sleep(0)  # there is more: a busy peer must not keep the loop

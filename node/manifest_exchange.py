@@ -2,6 +2,7 @@
 
 from node.blob_wire import within
 from node.frames import read_frame, write_frame
+from node.serving import Bounded
 from protocol.crypto import Verifier
 from protocol.manifest import MANIFEST_BYTES_MAX, SignedManifest, decode_signed_manifest
 from protocol.types import Fault, PeerId
@@ -9,6 +10,9 @@ from roles.ports import Stream, Transport
 
 PROTOCOL = "/prime-node/1/manifest"
 EXCHANGE_SECONDS = 10.0
+
+SERVED_MAX = 16
+"""Newcomers served at once, each once; a guess. The largest manifest is some hundred kilobytes."""
 
 
 class ManifestServer:
@@ -20,7 +24,8 @@ class ManifestServer:
 
     async def start(self) -> None:
         """Serve the protocol."""
-        await self._transport.handle(PROTOCOL, self._serve)
+        serve = Bounded(self._serve, per_peer=1, total=SERVED_MAX)
+        await self._transport.handle(PROTOCOL, serve)
 
     async def _serve(self, stream: Stream) -> None:
         await within(EXCHANGE_SECONDS, write_frame(stream, self._encoded))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -9,6 +10,7 @@ import structlog
 
 from node.blob_wire import within
 from node.gossip import Gossip
+from node.synchronise import Synchroniser
 from protocol.crypto import Signer
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import PROTOCOL_VERSION, Hardware, NodeRecord, Signed, seal
@@ -33,10 +35,13 @@ BUCKETS = 1
 LOOKUP_SECONDS_MIN = 2.0
 LOOKUP_SECONDS_MAX = 60.0
 CALL_SECONDS = 15.0
-"""One call of transport or directory; a directory's own deadline is shorter."""
+"""One call of transport or directory; a live directory gives up before."""
 
 RECORDS_MAX = 1024
 """Read of one answer of the directory; the live one keeps 240."""
+
+DIRECTORY_LIFETIMES = 4
+"""A directory entry outlives the record's place on the roster: it is only an address hint."""
 
 ADDRESSES_MAX = 8
 ADDRESS_CHARACTERS_MAX = 200
@@ -45,8 +50,10 @@ ADDRESS_CHARACTERS_MAX = 200
 _TABLE = "membership"
 _KEY = b"own"
 
-DIRECTORY_LIFETIMES = 4
-"""A directory entry outlives the record's place on the roster: it is only an address hint."""
+
+def is_known(store: Store) -> bool:
+    """Tell whether this disk was here before: it holds what we last said of ourselves."""
+    return store.get(_TABLE, _KEY) is not None
 
 
 def directory_keys(run_id: bytes) -> list[str]:
@@ -82,6 +89,7 @@ class Membership:
         store: Store,
         rng: Rng,
         policy_version: Callable[[], int],
+        synchroniser: Synchroniser,
     ) -> None:
         self._signer = signer
         self._replica = replica
@@ -93,6 +101,7 @@ class Membership:
         self._clock = clock
         self._store = store
         self._policy_version = policy_version
+        self._synchroniser = synchroniser
         self._joined_at, self._sequence = self._resumed()
         self._newest: Signed[NodeRecord] | None = None
         self._announced = asyncio.Event()
@@ -118,32 +127,55 @@ class Membership:
     async def run(self) -> None:
         """Refresh our record until cancelled."""
         epochs = self._replica.manifest.epochs
+        begun = is_known(self._store)
         async with asyncio.TaskGroup() as group:
             # Beside: a slow directory must not cost us our place on the roster.
             group.create_task(self._look_up())
             group.create_task(self._stay_listed())
+            if not begun:
+                await self._hear_of_past()
             while True:
-                wait_epochs = epochs.refresh_epochs
                 try:
                     await self.announce()
+                    wait_epochs = epochs.refresh_epochs
                 except TransportError as error:
                     log.warning("record not announced", error=str(error))
                     wait_epochs = 1
                 await asyncio.sleep(wait_epochs * epochs.seconds)
 
+    async def _hear_of_past(self) -> None:
+        """Let a peer show us a record of a life before; our next one would take its place."""
+        with suppress(TimeoutError):  # the first node of a run is alone
+            async with asyncio.timeout(self._replica.manifest.epochs.seconds):
+                await self._synchroniser.wait_until_synchronised()
+
     def _resumed(self) -> tuple[int, int]:
         """Return since when we are here and our last sequence number, in unix milliseconds.
 
         A break shorter than a record's life is none: nobody else can see it, and whoever was drawn
-        before a restart stays drawn after it. Without our disk we have just come: then nobody may
-        draw us for what we may have judged and forgotten.
+        before a restart stays drawn after it. Without our disk we seem to have just come, until a
+        peer shows us what we said before (``_take_up``).
         """
         now_ms = round(self._clock.now() * 1000)
         stored = self._store.get(_TABLE, _KEY) or b""
         joined_at, sequence = (int.from_bytes(part, "big") for part in (stored[:8], stored[8:]))
+        return (joined_at if self._is_recent(sequence) else now_ms), sequence
+
+    def _is_recent(self, sequence: int) -> bool:
         epochs = self._replica.manifest.epochs
-        here_still = abs(now_ms - sequence) <= epochs.record_epochs * epochs.seconds * 1000
-        return (joined_at if here_still else now_ms), sequence
+        now_ms = round(self._clock.now() * 1000)
+        return abs(now_ms - sequence) <= epochs.record_epochs * epochs.seconds * 1000
+
+    def _take_up(self) -> None:
+        """Go on from the record of a life whose disk is lost.
+
+        Certificates that we signed then stay valid for whoever comes late and draws their
+        committees from today's records.
+        """
+        former = self._synchroniser.former
+        if former is not None and self._is_recent(former.message.sequence):
+            self._joined_at = min(self._joined_at, former.message.joined_at)
+            self._sequence = max(self._sequence, former.message.sequence)
 
     def _next_sequence(self) -> int:
         now_ms = round(self._clock.now() * 1000)
@@ -161,6 +193,7 @@ class Membership:
     async def _record(self, *, leaving: bool) -> Signed[NodeRecord]:
         addresses = await within(CALL_SECONDS, self._transport.addresses())
         short = [item for item in addresses if len(item) <= ADDRESS_CHARACTERS_MAX]
+        self._take_up()
         self._sequence = self._next_sequence()
         await self._remember()
         return seal(
@@ -182,11 +215,12 @@ class Membership:
         )
 
     async def _stay_listed(self) -> None:
-        """Put our newest record into the directory, again and again."""
+        """Put each record that we announce into the directory."""
         epochs = self._replica.manifest.epochs
         lifetime_seconds = DIRECTORY_LIFETIMES * epochs.record_epochs * epochs.seconds
-        await self._announced.wait()
         while True:
+            await self._announced.wait()
+            self._announced.clear()
             assert self._newest is not None
             expires_at = self._clock.now() + lifetime_seconds
             publishing = self._directory.publish(self._own_key, self._newest.envelope, expires_at)
@@ -195,7 +229,6 @@ class Membership:
                     log.debug("the directory did not take our record")
             except TransportError as error:
                 log.info("record not put into the directory", error=str(error))
-            await asyncio.sleep(epochs.refresh_epochs * epochs.seconds)
 
     async def _look_up(self) -> None:
         """Feed the directory's records to the replica; they pass the same checks as any other."""
@@ -213,7 +246,9 @@ class Membership:
             log.info("no answer from the directory", error=str(error))
             return
         for owner, envelope in islice(found.items(), RECORDS_MAX):
-            if owner != self._signer.peer_id:
+            member = self._replica.roster.get(owner)
+            known = member is not None and member.record.envelope == envelope
+            if owner != self._signer.peer_id and not known:
                 # Nothing but records: another message would be known here without being archived.
                 self._replica.receive_topic(Topic.ROSTER, envelope, self._clock.now())
-            await asyncio.sleep(0)
+                await asyncio.sleep(0)

@@ -9,6 +9,7 @@ from node.blob_wire import within
 from node.exchange import BlobExchange
 from node.frames import read_frame, write_frame
 from node.gossip import Gossip
+from node.serving import Bounded
 from node.synchronise import Synchroniser
 from protocol.crypto import Signer
 from protocol.messages import ENVELOPE_BYTES_MAX, MessageT, Signed, seal
@@ -22,6 +23,10 @@ log = structlog.get_logger()
 SEND_SECONDS = 5.0
 FETCH_SECONDS = 10.0
 """A rollout body of the largest run is some tens of megabytes; the caller tries again."""
+
+SERVED_PER_PEER = 16
+SERVED_MAX = 128
+"""Direct messages that are being received at once: 2 MB at most; a guess."""
 
 _ACKNOWLEDGED = b"\x06"
 
@@ -66,15 +71,23 @@ class SwarmNetwork:
         """Whether a peer has told us since our start what we had missed."""
         return self._synchroniser.synchronised
 
+    @property
+    def forgetful(self) -> bool:
+        """Whether this key was here before with a disk that is lost."""
+        return self._synchroniser.former is not None
+
     def topic(self, topic: Topic) -> str:
         """Return the name of a topic on the wire."""
         return f"prime-node/1/{self._replica.run_id.hex()}/{topic}"
 
     async def start(self) -> None:
         """Serve direct messages and subscribe to every topic."""
-        await self._streams.handle(self._protocol, self._serve)
+        serve = Bounded(self._serve, per_peer=SERVED_PER_PEER, total=SERVED_MAX)
+        await self._streams.handle(self._protocol, serve)
         for topic in Topic:
-            self._gossip.subscribe(self.topic(topic), self._validator(topic))
+            # A record is news for an epoch, and a large swarm gossips little else.
+            may_wait = topic is Topic.ROSTER
+            self._gossip.subscribe(self.topic(topic), self._validator(topic), may_wait=may_wait)
 
     def _validator(self, topic: Topic) -> Callable[[PeerId, bytes], Relay]:
         def validate(_author: PeerId, envelope: bytes) -> Relay:
@@ -107,10 +120,11 @@ class SwarmNetwork:
     async def record(self, message: MessageT) -> Signed[MessageT]:
         """Sign, store durably and apply to our own replica, without gossip."""
         signed = seal(message, self._replica.run_id, self._signer)
-        await self._archive.keep(signed.envelope)
+        new = await self._archive.keep(signed.envelope)
         received = self._replica.receive(signed.envelope, self._clock.now())
         if received.relay is not Relay.ACCEPT:
-            await self._archive.forget(signed.envelope)  # or a restart would take it for said
+            if new:  # or a restart would take it for said
+                await self._archive.forget(signed.envelope)
             raise RefusedError(str(received.fault or "no longer news"))
         self._pulse.beat()
         return signed

@@ -48,6 +48,8 @@ class Observer:
     judged: dict[Digest, None] = field(default_factory=dict)
     """The versions that came as news. What was published before we came cannot be judged from what
     we hold, and its date is only its author's word."""
+    _counted_in: int = -1
+    _members_live: int = 0
 
     def status(self) -> NodeStatus:
         """Return the snapshot."""
@@ -85,7 +87,7 @@ class Observer:
         return Snapshot(
             state=self._state()[0],
             connected=len(self.connections.connected),
-            members=len(self.replica.roster.live(self.clock.now())),
+            members=self._count_members(),
             policy_version=self.policies.newest_version(),
             version=ledger.version,
             backlog=ledger.backlog(),
@@ -99,6 +101,14 @@ class Observer:
             weights_received=self.exchange.weights_bytes_received,
             sizes={**gossip.sizes(), **self.replica.sizes()},
         )
+
+    def _count_members(self) -> int:
+        """Count the live records, once per epoch: that is a look at every one of them."""
+        now = self.clock.now()
+        epoch = self.replica.manifest.epoch_at(now)
+        if epoch != self._counted_in:
+            self._counted_in, self._members_live = epoch, len(self.replica.roster.live(now))
+        return self._members_live
 
     def _state(self) -> tuple[State, str]:
         if self.draining:

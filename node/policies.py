@@ -7,6 +7,7 @@ checked by the engine that loads it, and what an engine refuses is fetched once 
 
 import asyncio
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import structlog
@@ -15,9 +16,11 @@ from node.exchange import BlobExchange
 from node.ports import Ports
 from node.retention import STATES_KEPT, Kind, WeightsRetention
 from node.weights import Weights, WeightsDownload, publish_file
+from protocol.membership import MEMBERS_MAX
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica import Replica
 from protocol.shardcast import index as shard_index
+from protocol.shardcast.experience import Experience
 from protocol.shardcast.forest import Member as ForestMember
 from protocol.types import Digest, Fault, PeerId, Role, Version
 from roles.flow import Conditions, Pulse, Release
@@ -38,6 +41,7 @@ class _Arriving:
     """A version on its way here."""
 
     checkpoint: Signed[CheckpointManifest]
+    root: PeerId
     members: list[ForestMember]
     weights: WeightsDownload
     task: asyncio.Task[None]
@@ -62,6 +66,7 @@ class PolicyLibrary:
         """Beats when a version has come or gone: most of what happens to a run is neither."""
         self._conditions = conditions
         self._retention = WeightsRetention(replica, ports.store, ports.blobs)
+        self._experience = Experience()
         self._held: dict[int, Policy] = {}
         self._arriving: dict[int, _Arriving] = {}
         self._refusals: dict[Digest, int] = {}
@@ -197,19 +202,25 @@ class PolicyLibrary:
     async def _end_downloads(self) -> None:
         """Take note of those that have ended; end those of which nobody wants the result."""
         members = self._forest_members() if self._arriving else []
-        unwanted = []
+        ended = []
         for version, arriving in list(self._arriving.items()):
-            current = self._replica.ledger.checkpoint(version)
             if arriving.task.done():
                 del self._arriving[version]
                 arriving.task.result()
-            elif version not in self._wanted() or current != arriving.checkpoint:
+            elif version not in self._wanted() or self._has_changed(arriving):
                 del self._arriving[version]
-                unwanted.append(arriving)
+                ended.append(arriving)
             elif members != arriving.members:
                 arriving.members = members
                 arriving.weights.change_members(members)
-        await self._cancel(unwanted)
+        await self._cancel(ended)
+
+    def _has_changed(self, arriving: _Arriving) -> bool:
+        """Tell whether a later term means another policy, or its root feeds nobody any more."""
+        checkpoint = arriving.checkpoint
+        current = self._replica.ledger.checkpoint(checkpoint.message.version)
+        superseded = current is None or current.digest != checkpoint.digest
+        return superseded or arriving.root not in self._roots(checkpoint)
 
     async def _cancel(self, downloads: list[_Arriving]) -> None:
         for download in downloads:
@@ -228,23 +239,32 @@ class PolicyLibrary:
                 reason = f"version {version} is not what its trainer signed"
                 self._conditions.set("policy", reason)
                 continue
-            members = self._forest_members()
-            root = self._root(checkpoint, members)
-            if root is not None:
-                weights = self._download(checkpoint, root, members)
+            roots = self._roots(checkpoint)
+            if roots:
+                members = self._forest_members()
+                weights = self._download(checkpoint, roots[0], members)
                 task = asyncio.create_task(self._fetch(checkpoint, weights))
                 task.add_done_callback(lambda _: self.news.beat())
-                self._arriving[version] = _Arriving(checkpoint, members, weights, task)
+                self._arriving[version] = _Arriving(checkpoint, roots[0], members, weights, task)
                 return
 
-    def _root(
-        self, checkpoint: Signed[CheckpointManifest], members: list[ForestMember]
-    ) -> PeerId | None:
-        """Return who has it first: its publisher, or another when that is us and we lost it."""
-        if checkpoint.signer != self._exchange.peer_id:
-            return checkpoint.signer
-        others = [member.peer for member in members if member.peer != checkpoint.signer]
-        return next(iter(others), None)
+    def _roots(self, checkpoint: Signed[CheckpointManifest]) -> list[PeerId]:
+        """Return who may feed the forest: the publisher, or who says to hold it when that is gone.
+
+        Everybody takes the first; who has begun with another one goes on with that.
+        """
+        publisher, version = checkpoint.signer, checkpoint.message.version
+        roster, now = self._replica.roster, self._ports.clock.now()
+        ours = publisher == self._exchange.peer_id
+        if not ours and roster.is_live(publisher, now):
+            return [publisher]
+        holders = [
+            member.peer
+            for member in roster.live(now)
+            if member.peer not in (publisher, self._exchange.peer_id)
+            and member.record.message.policy_version >= version
+        ]
+        return holders or ([] if ours else [publisher])
 
     def _download(
         self, checkpoint: Signed[CheckpointManifest], root: PeerId, members: list[ForestMember]
@@ -257,6 +277,7 @@ class PolicyLibrary:
             members,
             stripes=rules.stripes,
             fanout=rules.fanout,
+            experience=self._experience,
             on_blame=lambda peer, fault: log.warning("bad weights", peer=peer, fault=str(fault)),
         )
 
@@ -283,7 +304,7 @@ class PolicyLibrary:
 
     def _forest_members(self) -> list[ForestMember]:
         return [
-            ForestMember(
+            _forest_member(
                 member.peer,
                 member.record.message.upload_bytes_per_second,
                 member.record.message.reachable,
@@ -316,6 +337,11 @@ class PolicyLibrary:
             await self._ports.store.commit([Delete(_TABLE, _key(version)) for version in versions])
         except StorageFullError as error:  # a name without its file says nothing
             log.warning("names of old policies are not deleted", error=str(error))
+
+
+@lru_cache(maxsize=MEMBERS_MAX)  # one object per member makes two rosters quick to compare
+def _forest_member(peer: PeerId, upload_bytes_per_second: int, reachable: bool) -> ForestMember:
+    return ForestMember(peer, upload_bytes_per_second, reachable)
 
 
 def _key(version: int) -> bytes:

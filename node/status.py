@@ -64,7 +64,7 @@ class Snapshot:
     state: State
     connected: int
     members: int
-    """Live records, this node's own among them."""
+    """Live records, this node's own among them; counted once per epoch."""
     policy_version: int
     version: int
     backlog: int

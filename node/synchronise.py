@@ -6,6 +6,7 @@ asks for those it lacks; each envelope then passes the same door as gossip (``Re
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -15,7 +16,8 @@ import structlog
 from node.blob_wire import within
 from node.frames import read_frame, write_frame
 from protocol.codec import decode, encode
-from protocol.messages import ENVELOPE_BYTES_MAX, Signed
+from protocol.membership import Member
+from protocol.messages import ENVELOPE_BYTES_MAX, NodeRecord, Signed
 from protocol.replica import Received, Replica
 from protocol.types import DIGEST_BYTES, Digest, Fault, PeerId, Relay
 from roles.ports import Clock, Stream, Streams, TransportError
@@ -47,19 +49,40 @@ Accepted = Callable[[bytes, Received], None]
 
 
 class Synchroniser:
-    """Serves and pulls the messages of one run."""
+    """Serves and pulls the messages of one run; ``blank`` says that our disk knows nothing of it.
+
+    Then we have just come, or we have lost our disk; a peer that holds a record of ours tells.
+    """
 
     def __init__(
-        self, streams: Streams, replica: Replica, clock: Clock, accepted: Accepted
+        self,
+        streams: Streams,
+        replica: Replica,
+        clock: Clock,
+        accepted: Accepted,
+        *,
+        blank: bool = False,
     ) -> None:
         self._streams = streams
         self._replica = replica
         self._clock = clock
         self._accepted = accepted
         self._protocol = f"/prime-node/1/{replica.run_id.hex()[:16]}/sync"
+        self._blank = blank
         self._serving: dict[PeerId, None] = {}
         self._review = 0
-        self.synchronised = False
+        self._told = asyncio.Event()
+        self.former: Signed[NodeRecord] | None = None
+        """A record of ours that a peer holds from before this life: we have lost our disk."""
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether a peer has told us since our start what we had missed."""
+        return self._told.is_set()
+
+    async def wait_until_synchronised(self) -> None:
+        """Return when a peer has told us what we had missed."""
+        await self._told.wait()
 
     async def start(self) -> None:
         """Serve the protocol."""
@@ -72,7 +95,7 @@ class Synchroniser:
         except TransportError as error:
             log.info("synchronisation failed", peer=peer[-8:], error=str(error))
             return False
-        self.synchronised = True
+        self._told.set()
         # The versions that we lack may replace many of ours: we look further back each time.
         self._review = max(REVIEW_VERSIONS_MIN, 8 * self._review) if self._replica.forked else 0
         return True
@@ -118,11 +141,22 @@ class Synchroniser:
     def _take(self, envelope: bytes | Fault) -> None:
         if isinstance(envelope, Fault):
             raise TransportError(str(envelope))
+        own = self._replica.roster.get(self._streams.peer_id)
         received = self._replica.receive(envelope, self._clock.now())
         if received.relay is Relay.REJECT:
             raise TransportError(f"the peer holds what no honest node accepts: {received.fault}")
         if received.relay is Relay.ACCEPT:
             self._accepted(envelope, received)
+        record = received.signed
+        if self._blank and record is not None and record.signer == self._streams.peer_id:
+            self._meet_ourselves(record, own)
+
+    def _meet_ourselves(self, signed: Signed[Any], own: Member | None) -> None:
+        """Note when a peer shows a record that we made before we came, as our own one says."""
+        if isinstance(signed.message, NodeRecord):
+            joined_at = math.inf if own is None else own.record.message.joined_at
+            if signed.message.sequence < joined_at:
+                self.former = signed
 
     async def _serve(self, stream: Stream) -> None:
         if stream.peer in self._serving or len(self._serving) >= SERVED_MAX:

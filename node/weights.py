@@ -8,7 +8,7 @@ children can wait at them from the first moment, and so that a full disk shows b
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from node.blob_wire import Kind, RefusedError, Status
@@ -26,11 +26,13 @@ from protocol.shardcast.events import (
     Done,
     Effect,
     Event,
+    Late,
     Refusal,
     RequestFailed,
     Tick,
     TransferLimits,
 )
+from protocol.shardcast.experience import Experience
 from protocol.shardcast.forest import Member
 from protocol.shardcast.index import Shard, ShardIndex
 from protocol.shardcast.transfer import Transfer
@@ -40,11 +42,13 @@ from roles.ports import Blobs, PartialBlob, TransportError
 TICK_SECONDS = 0.25
 """How late a deadline may be noticed; the shortest of them is two seconds."""
 
-INDEX_SECONDS_MIN = 10.0
+INDEX_SECONDS_MIN = 2.0
 INDEX_SECONDS_MAX = 60.0
+INDEX_BYTES_PER_SECOND_MIN = 100_000
 INDEX_PAUSE_SECONDS_MIN = 0.1
 INDEX_PAUSE_SECONDS_MAX = 5.0
-"""Guesses: an index of 2 MB takes seconds on a thin link; a parent has it a moment before us."""
+"""Guesses: who holds an index sends it at once, but 2 MB take a while on a thin link; a parent has
+it a moment before us."""
 
 
 class _InconsistentIndexError(Exception):
@@ -98,7 +102,8 @@ async def forget(blobs: Blobs, index: ShardIndex, kept: Sequence[ShardIndex]) ->
 class WeightsDownload:
     """One version on its way here; ``run`` may be cancelled and run again, also after a restart.
 
-    ``on_blame`` hears who sent bad bytes, ``on_progress`` the bytes here and the bytes in all.
+    ``experience`` is what this node knows of its sources, for all of its downloads; ``on_blame``
+    hears who sent bad bytes, ``on_progress`` the bytes here and the bytes in all.
     """
 
     def __init__(
@@ -111,6 +116,7 @@ class WeightsDownload:
         stripes: int,
         fanout: int,
         limits: TransferLimits | None = None,
+        experience: Experience | None = None,
         on_blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
         on_progress: Callable[[int, int], None] = lambda _here, _total: None,
     ) -> None:
@@ -119,9 +125,14 @@ class WeightsDownload:
         self._weights = weights
         self._stripes = stripes
         self._fanout = fanout
-        self._limits = limits
+        self._limits = limits or TransferLimits()
+        self._experience = experience or Experience()
         self._on_blame = on_blame
         self._on_progress = on_progress
+        self._members = len(members)
+        self._late: dict[PeerId, None] = {}
+        self._bad: dict[PeerId, None] = {}
+        self._delivered: dict[PeerId, None] = {}
         self._candidates = self._plan(members)
         self._events: asyncio.Queue[Event | Exception] = asyncio.Queue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -129,6 +140,7 @@ class WeightsDownload:
 
     def change_members(self, members: Sequence[Member]) -> None:
         """Follow a new roster; what is on its way goes on."""
+        self._members = len(members)
         self._candidates = self._plan(members)
         self._events.put_nowait(CandidatesChanged(self._candidates))
 
@@ -139,20 +151,22 @@ class WeightsDownload:
         when what the publisher signed cannot be: then no source will help. Raises
         ``StorageFullError``; what is here already stays for the next ``run``.
         """
-        index = await self._index()
-        if isinstance(index, Fault):
-            return index
         try:
+            index = await self._index()
+            if isinstance(index, Fault):
+                return index
             await self._transfer(index)
         except _InconsistentIndexError as error:
             return Fault("index-inconsistent", str(error))
+        finally:
+            self._learn()
         await self._blobs.concatenate([shard.digest for shard in index.shards], path)
         return path
 
     def _plan(self, members: Sequence[Member]) -> tuple[tuple[PeerId, ...], ...]:
         weights = self._weights
         return tuple(
-            tuple(
+            self._experience.ordered(
                 forest.candidates(
                     members,
                     weights.root,
@@ -171,29 +185,65 @@ class WeightsDownload:
         weights = self._weights
         if not 0 < weights.index_bytes <= shard_index.INDEX_BYTES_MAX:
             return Fault("index-oversize", f"{weights.index_bytes} bytes")
-        pause, deadline, sources_max = INDEX_PAUSE_SECONDS_MIN, INDEX_SECONDS_MIN, 1
+        pause, sources_max = INDEX_PAUSE_SECONDS_MIN, 1
+        patience = INDEX_SECONDS_MIN + weights.index_bytes / INDEX_BYTES_PER_SECOND_MIN
+        slow: dict[PeerId, None] = {}
         while True:
             sources = self._candidates[0][:sources_max]
-            data = await self._exchange.fetch(
-                weights.index_digest, weights.index_bytes, sources, deadline, kind=Kind.WEIGHTS
-            )
-            if data is not None:
+            if all(peer in slow for peer in sources):
+                slow.clear()
+                patience = min(patience * 2, INDEX_SECONDS_MAX)
+            fast = [peer for peer in sources if peer not in slow]
+            if (data := await self._index_from(fast, patience, slow)) is not None:
                 break
             await asyncio.sleep(pause)
             pause = min(pause * 2, INDEX_PAUSE_SECONDS_MAX)
-            deadline = min(deadline * 2, INDEX_SECONDS_MAX)
             sources_max += 1
         index = shard_index.decode(data)
         if not isinstance(index, Fault):
             await self._blobs.put(data)
         return index
 
+    async def _index_from(
+        self, sources: Sequence[PeerId], patience_seconds: float, slow: dict[PeerId, None]
+    ) -> bytes | None:
+        """Ask one source after another; note in ``slow`` who used up all of our patience."""
+        weights, now = self._weights, asyncio.get_running_loop().time
+        for peer in sources:
+            asked_at = now()
+            data = await self._exchange.fetch(
+                weights.index_digest,
+                weights.index_bytes,
+                [peer],
+                patience_seconds,
+                kind=Kind.WEIGHTS,
+            )
+            if data is not None:
+                return data
+            if now() - asked_at >= patience_seconds:
+                slow[peer] = self._late[peer] = None
+        return None
+
+    def _learn(self) -> None:
+        self._experience.ended(
+            late=[peer for peer in self._late if peer not in self._delivered],
+            bad=self._bad,
+            delivered=[peer for peer in self._delivered if peer not in self._bad],
+            root=self._weights.root,
+            members=self._members,
+        )
+        for noted in (self._late, self._bad, self._delivered):
+            noted.clear()
+
     async def _transfer(self, index: ShardIndex) -> None:
         partials = await self._open_partials(index)
         # Deadlines are intervals: the loop's clock is monotonic, a wall clock may be set.
         now = asyncio.get_running_loop().time
         missing = [partial.missing() for partial in partials]
-        transfer = Transfer(index, self._candidates, missing, now(), self._limits)
+        root = self._weights.root
+        begin_seconds = self._experience.begin_seconds(self._limits.late_seconds_initial)
+        limits = replace(self._limits, late_seconds_initial=begin_seconds)
+        transfer = Transfer(index, self._candidates, missing, now(), limits, root=root)
         event: Event = Tick()
         try:
             while not self._apply(transfer.handle(event, now()), index, partials):
@@ -243,7 +293,10 @@ class WeightsDownload:
                     if request in self._tasks:  # else it has just ended by itself
                         self._tasks[request].cancel()
                 case Blame(peer=peer, fault=fault):
+                    self._bad[peer] = None
                     self._on_blame(peer, fault)
+                case Late(peer=peer):
+                    self._late[peer] = None
                 case Done():
                     done = True
         return done
@@ -276,11 +329,16 @@ class WeightsDownload:
             wait=ask.wait,
             kind=Kind.WEIGHTS,
         )
+        now = asyncio.get_running_loop().time
+        asked_at = now()
         async with aclosing(pieces):
             for chunk in chunks:
                 if not await partial.write_chunk(chunk, await anext(pieces)):
                     self._events.put_nowait(ChunkBad(ask.request, chunk))
                     return
+                if chunk == ask.first and ask.wait:
+                    self._experience.begun(now() - asked_at)
+                self._delivered[ask.peer] = None
                 self._events.put_nowait(ChunkGood(ask.request, ask.shard, chunk))
 
     def _failed(self, ask: Ask, refusal: Refusal) -> None:

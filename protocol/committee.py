@@ -8,6 +8,7 @@ the same ranking, where two thirds decide either way.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from protocol.crypto import digest
 from protocol.electorate import Electorate
@@ -17,6 +18,10 @@ from protocol.types import Digest, Fault, PeerId
 
 VIEW_SLACK = 1
 """Ranks by which two nodes' rankings may differ while rosters are views and not certified."""
+
+
+RANKINGS_MAX = 1024
+"""Remembered: as many as there are commits without an outcome, each asked for at every look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,17 +53,24 @@ def draw(
 ) -> Committee | None:
     """Return the committee of a commit, or None while too few validators are live."""
     epoch = commit.message.epoch + 1
-    validators = [peer for peer in electorate.validators(epoch) if peer != commit.signer]
+    validators = electorate.validators(epoch)
+    if commit.signer in validators:
+        validators = tuple(peer for peer in validators if peer != commit.signer)
     rules: CommitteeSection = manifest.committee
     if len(validators) < rules.roster_min:
         return None
-    beacon = electorate.beacon(epoch)
-    ranking = sorted(validators, key=lambda peer: digest(beacon + commit.digest + peer.encode()))
-    return Committee(
-        tuple(ranking),
-        min(rules.size, len(ranking)),
-        min(rules.escalated_size, len(ranking)),
+    return _ranked(
+        electorate.beacon(epoch) + commit.digest, validators, rules.size, rules.escalated_size
     )
+
+
+@lru_cache(maxsize=RANKINGS_MAX)
+def _ranked(
+    lot: bytes, validators: tuple[PeerId, ...], first_size: int, escalated_size: int
+) -> Committee:
+    ranking = sorted(validators, key=lambda peer: digest(lot + peer.encode()))
+    count = len(ranking)
+    return Committee(tuple(ranking), min(first_size, count), min(escalated_size, count))
 
 
 @dataclass(frozen=True, slots=True)

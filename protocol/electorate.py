@@ -13,11 +13,14 @@ from protocol.manifest import RunManifest
 from protocol.membership import Roster
 from protocol.types import Digest, PeerId, Role
 
+EPOCHS_KEPT = 256
+"""Of which the answer is remembered: it is asked for with every message about a commit."""
+
 
 class Electorate(Protocol):
     """What a committee is drawn from."""
 
-    def validators(self, epoch: int) -> list[PeerId]:
+    def validators(self, epoch: int) -> tuple[PeerId, ...]:
         """Return the validators that may be drawn in ``epoch``, by peer id."""
 
     def beacon(self, epoch: int) -> Digest:
@@ -30,11 +33,28 @@ class ViewElectorate:
     def __init__(self, manifest: RunManifest, roster: Roster) -> None:
         self._run_id = manifest.run_id
         self._roster = roster
+        self._revision = -1
+        self._validators: dict[int, tuple[PeerId, ...]] = {}
+        """By epoch, as of ``_revision`` of the roster."""
+        self._beacons: dict[int, Digest] = {}
 
-    def validators(self, epoch: int) -> list[PeerId]:
+    def validators(self, epoch: int) -> tuple[PeerId, ...]:
         """Return the genesis validators that are on the roster of ``epoch``, by peer id."""
-        return [member.peer for member in self._roster.at_epoch(epoch, Role.VALIDATOR)]
+        revision = self._roster.revision(Role.VALIDATOR)
+        if revision != self._revision or len(self._validators) >= EPOCHS_KEPT:
+            self._revision = revision
+            self._validators.clear()
+        known = self._validators.get(epoch)
+        if known is None:
+            members = self._roster.at_epoch(epoch, Role.VALIDATOR)
+            known = self._validators[epoch] = tuple(member.peer for member in members)
+        return known
 
     def beacon(self, epoch: int) -> Digest:
         """Return ``H(run || epoch)``."""
-        return digest(b"prime-node/beacon" + self._run_id + epoch.to_bytes(8, "big"))
+        if epoch not in self._beacons:
+            if len(self._beacons) >= EPOCHS_KEPT:
+                self._beacons.clear()
+            drawn = b"prime-node/beacon" + self._run_id + epoch.to_bytes(8, "big")
+            self._beacons[epoch] = digest(drawn)
+        return self._beacons[epoch]

@@ -85,21 +85,20 @@ class Ledger:
     def restore_commit(self, commit: Signed[RolloutCommit]) -> None:
         """Take back a commit that was accepted before a restart, whatever else waited then."""
         fault = self._check_commit(commit, commit.message.epoch)
-        stood = fault is None or fault.reason == "slashed"  # then, it was not yet
-        if stood and commit.digest not in self.entries:
+        if fault is None and commit.digest not in self.entries:
             self._take_commit(commit)
 
     def _take_commit(self, commit: Signed[RolloutCommit]) -> None:
         worker = commit.signer
         entry = Entry(commit, trained_in=self._trained.get(commit.digest))
         self.entries[commit.digest] = entry
-        first = self._slots.take(commit)
-        if first is not None:
+        if (first := self._slots.take(commit)) is not None:
             # Both are kept, and both travel: every node must come to the same outcomes.
             self.forks[worker] = (first, commit.digest)
         self._in_flight.setdefault(worker, {})[commit.digest] = None
         self._file(entry)
-        self._tidied = None
+        if commit.message.epoch < self._epoch or not self._is_current(entry):
+            self._tidied = None  # else tidying now would leave it alone
         for counts in self._counts(worker):
             counts.committed += 1
             counts.trained += entry.trained_in is not None
@@ -109,8 +108,6 @@ class Ledger:
         sequences = sampling.group_size * sampling.prompts_per_rollout
         if not self._manifest.admits_worker(commit.signer):
             return Fault("not-admitted")
-        if self.slashed(commit.signer):
-            return Fault("slashed")
         if message.epoch > epoch + EPOCHS_AHEAD_MAX:
             return Fault("future-epoch")
         if message.sequences != sequences or message.tokens > sequences * sampling.tokens_max:
@@ -157,7 +154,11 @@ class Ledger:
         return max(map(len, self._in_flight.values()), default=0)
 
     def slashed(self, worker: PeerId) -> bool:
-        """Tell whether a rejected rollout, or two for one slot, ended a worker's standing."""
+        """Tell whether a rejected rollout, or two for one slot, ended a worker's standing.
+
+        Nobody checks what it commits to then. It is still heard: another node may have heard it
+        before, and what a node holds must not depend on which of two messages came first.
+        """
         counts = self.workers.get(worker)
         guilty = worker in self.forks or (counts is not None and counts.rejected > 0)
         return self._manifest.credit.slash_on_reject and guilty
@@ -374,8 +375,8 @@ class Ledger:
                     certified += 1
                 else:
                     waiting[entry.commit.signer] += 1
-        believed = (min(n, self.workers[worker].credit) for worker, n in waiting.items())
-        return certified + sum(believed)
+        standing = ((self.workers[who], n) for who, n in waiting.items() if not self.slashed(who))
+        return certified + sum(min(n, counts.credit) for counts, n in standing)
 
     def _is_current(self, entry: Entry) -> bool:
         """Tell whether the next version, or the ones after it, may learn from such a commit."""

@@ -6,8 +6,9 @@ record that arrives during *e* changes nobody's committee.
 """
 
 import bisect
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain, islice
 
 from protocol.manifest import RunManifest
 from protocol.messages import PROTOCOL_VERSION, NodeRecord, Signed
@@ -15,6 +16,8 @@ from protocol.types import Fault, PeerId, Role
 
 CLOCK_SKEW_SECONDS_MAX = 3.0
 """As in hivemind's own bootstrap check."""
+
+_ROLES = frozenset(map(str, Role))
 
 MEMBERS_MAX = 20_000
 """A bound on memory, about 1 KB each; four times the largest run that we simulate."""
@@ -64,6 +67,13 @@ class Roster:
         """The members by peer id, so that nobody sorts them at every look."""
         self._holders: dict[str, list[PeerId]] = {role: [] for role in Role}
         """Who claims a role, by peer id."""
+        self._revisions: dict[str, int] = dict.fromkeys(Role, 0)
+        """How often a record of somebody with a role has come, changed or gone."""
+        self._admits: dict[str, Callable[[PeerId], bool]] = {
+            Role.VALIDATOR: manifest.is_validator,
+            Role.TRAINER: manifest.is_trainer,
+            Role.INFERENCE: manifest.admits_worker,
+        }
         self._all_heard_since = float("-inf")
         """No record here is older."""
         self._lifetime_seconds = manifest.epochs.record_epochs * manifest.epochs.seconds
@@ -94,8 +104,11 @@ class Roster:
         self._all_heard_since = min(self._all_heard_since, record.message.issued_at)
         if known is None:
             bisect.insort(self._order, peer)
-        if known is None or known.record.message.roles != record.message.roles:
-            self._index_roles(peer, () if known is None else known.record.message.roles)
+        roles = record.message.roles
+        before = () if known is None else known.record.message.roles
+        if before != roles:
+            self._index_roles(peer, before)
+        self._revise(roles if before == roles else (*before, *roles))
 
     def _index_roles(self, peer: PeerId, before: Iterable[str]) -> None:
         member = self._members.get(peer)
@@ -106,23 +119,27 @@ class Roster:
             elif role in now and role not in before:
                 bisect.insort(holders, peer)
 
+    def _revise(self, roles: Iterable[str]) -> None:
+        for role in roles:
+            self._revisions[role] += 1
+
+    def revision(self, role: Role) -> int:
+        """Return a number that changes with every record of a member that holds ``role``."""
+        return self._revisions[role]
+
     def _check(self, record: Signed[NodeRecord], now: float) -> Fault | None:
         message = record.message
         if message.issued_at > now + CLOCK_SKEW_SECONDS_MAX:
             return Fault("clock-skew", f"issued {message.issued_at - now:.1f} s ahead of our clock")
         if message.protocol_version != PROTOCOL_VERSION:
             return Fault("protocol-version", str(message.protocol_version))
-        if any(role not in list(Role) for role in message.roles):
+        if not _ROLES.issuperset(message.roles):
             return Fault("unknown-role")
         if message.joined_at > message.sequence:
             return Fault("bad-record", "joined after it was issued")
-        claims = {
-            Role.VALIDATOR: self._manifest.is_validator,
-            Role.TRAINER: self._manifest.is_trainer,
-            Role.INFERENCE: self._manifest.admits_worker,
-        }
-        for role, admits in claims.items():
-            if role in message.roles and not admits(record.signer):
+        for role in message.roles:
+            admits = self._admits.get(role)
+            if admits is not None and not admits(record.signer):
                 return Fault("not-admitted", role)
         return None
 
@@ -148,6 +165,7 @@ class Roster:
             roles = self._members.pop(peer).record.message.roles
             _remove(self._order, peer)
             self._index_roles(peer, roles)
+            self._revise(roles)
         seen = (member.seen_at for member in self._members.values())
         self._all_heard_since = min(seen, default=float("inf"))
         return silent
@@ -174,6 +192,23 @@ class Roster:
             if seen_at >= oldest and not (message.leaving and seen_at <= now):
                 fresh.append(member)
         return fresh
+
+    def is_live(self, peer: PeerId, now: float) -> bool:
+        """Tell whether ``live`` would have ``peer``, without looking at anybody else."""
+        member = self._members.get(peer)
+        return member is not None and self._is_fresh(member, now)
+
+    def peers_from(self, place: int) -> Iterator[PeerId]:
+        """Yield every member's id, live or not, from a place in their order on and round."""
+        order = self._order
+        place %= max(1, len(order))
+        return chain(islice(order, place, None), islice(order, place))
+
+    def _is_fresh(self, member: Member, now: float) -> bool:
+        message = member.record.message
+        seen_at = message.sequence / 1000
+        gone = message.leaving and seen_at <= now
+        return seen_at >= now - self._lifetime_seconds and not gone
 
     def at_epoch(self, epoch: int, role: Role | None = None) -> list[Member]:
         """Return who (of a role) takes part in the elections of ``epoch``, by peer id."""

@@ -41,7 +41,6 @@ FAULTS_OF_VIEW = frozenset(
         "equivocation",
         "future-epoch",
         "protocol-version",
-        "slashed",
         "trained-on-rejected",
         "unknown-role",
         "version-reused",
@@ -120,7 +119,10 @@ class Replica:
 
     def receive(self, envelope: bytes, now: float) -> Received:
         """Take one message from anywhere; a rejected one leaves the state untouched."""
-        handler = self._handlers.get(envelope_kind(envelope) or "")
+        return self._receive(envelope_kind(envelope), envelope, now)
+
+    def _receive(self, name: str | None, envelope: bytes, now: float) -> Received:
+        handler = self._handlers.get(name or "")
         if handler is None:
             return Received(Relay.REJECT, fault=Fault("wrong-kind"))
         kind, handle = handler
@@ -131,9 +133,10 @@ class Replica:
 
     def receive_topic(self, topic: Topic, envelope: bytes, now: float) -> Received:
         """Take a gossiped message, which must be of its topic's kind."""
-        if envelope_kind(envelope) != TOPIC_KINDS[topic].kind:
+        name = envelope_kind(envelope)
+        if name != TOPIC_KINDS[topic].kind:
             return Received(Relay.REJECT, fault=Fault("wrong-topic"))
-        return self.receive(envelope, now)
+        return self._receive(name, envelope, now)
 
     def restore(self, envelope: bytes) -> None:
         """Take back a message that this node had accepted and stored, in the order it did."""

@@ -84,6 +84,10 @@ class Network(Protocol):
     def synchronised(self) -> bool:
         """Whether a peer has told us since our start what we had missed."""
 
+    @property
+    def forgetful(self) -> bool:
+        """Whether this key was here before with a disk that is lost."""
+
     async def publish(self, topic: Topic, message: MessageT) -> Signed[MessageT]:
         """Sign, store durably, apply to our own replica, and gossip; in this order.
 

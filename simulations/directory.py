@@ -13,6 +13,9 @@ from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.ports import Clock
 
+OWNERS_PER_KEY_MAX = 240
+"""As the live directory's nodes keep (``node.live.records``); who comes later is not listed."""
+
 
 @dataclass(frozen=True, slots=True)
 class DirectoryQuality:
@@ -55,26 +58,34 @@ class SharedDirectory:
         """Return one node's ``Directory`` port."""
         return SimDirectory(self, owner, rng, self._quality)
 
-    def store(self, key: str, owner: PeerId, value: bytes, expires_at: float) -> None:
-        """Take a record."""
+    def store(self, key: str, owner: PeerId, value: bytes, expires_at: float) -> bool:
+        """Take a record; False when there is no room for another owner."""
         now = self._clock.now()
         records = self._stored.setdefault(key, {})
         known = records.get(owner)
+        if known is None and len(records) >= OWNERS_PER_KEY_MAX:
+            self._forget_expired(records, now)
+        if known is None and len(records) >= OWNERS_PER_KEY_MAX:
+            return False
         previous = None if known is None else _visible(known, now)
         records[owner] = _Stored(value, now + self._quality.delay_seconds, expires_at, previous)
+        return True
 
     def read(self, key: str, reader: PeerId) -> dict[PeerId, bytes]:
         """Return every record that is visible to ``reader``, and forget what has expired."""
         now = self._clock.now()
         records = self._stored.get(key, {})
-        for owner in [owner for owner, stored in records.items() if stored.expires_at <= now]:
-            del records[owner]
+        self._forget_expired(records, now)
         seen = {owner: _visible(stored, now) for owner, stored in records.items()}
         return {
             owner: value
             for owner, value in seen.items()
             if value is not None and self._reaches(reader, owner)
         }
+
+    def _forget_expired(self, records: dict[PeerId, _Stored], now: float) -> None:
+        for owner in [owner for owner, stored in records.items() if stored.expires_at <= now]:
+            del records[owner]
 
 
 class SimDirectory:
@@ -93,8 +104,7 @@ class SimDirectory:
         await self._take_time()
         if self._rng.uniform() < self._quality.failing:
             return False
-        self._shared.store(key, self._owner, value, expires_at)
-        return True
+        return self._shared.store(key, self._owner, value, expires_at)
 
     async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
         """Return what was found this time."""

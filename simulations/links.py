@@ -78,7 +78,6 @@ class Host:
     nat: bool
     clock: SimClock
     stalled: bool = False
-    island: int = 0
     meters: dict[str, Meter] = field(default_factory=dict)
     connections: "dict[PeerId, Connection]" = field(default_factory=dict)
     """By the other end, oldest first."""

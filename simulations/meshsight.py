@@ -8,6 +8,7 @@ graft {1 topic}, prune {1 topic, 3 back-off seconds}.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from simulations.links import Host, Meter
@@ -21,6 +22,10 @@ Record = Callable[..., None]
 
 _CONTROL, _GRAFT, _PRUNE, _TOPIC, _BACKOFF = 3, 3, 4, 1, 3
 _VARINT, _LENGTH = 0, 2
+
+_READ_KEPT = 4096
+"""Writes whose control is remembered: the same bytes go to several peers, and each is looked at
+when it leaves and when it comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +61,12 @@ class MeshPipe(Pipe):
         super()._send(data)
 
     def _arrive(self, data: bytes) -> None:
+        controls = mesh_control(data)
         waiting = len(self._items)
         super()._arrive(data)
-        if len(self._items) == waiting:
-            return  # held up, or for nobody
-        for control in mesh_control(data):
+        if not controls or len(self._items) == waiting:
+            return  # nothing of interest, held up, or for nobody
+        for control in controls:
             if isinstance(control, Prune):
                 peer, seconds = self._source.name, control.backoff_seconds
                 self._record(
@@ -81,18 +87,19 @@ def mesh_pipes(record: Record) -> PipeMaker:
     return make
 
 
-def mesh_control(data: bytes) -> list[Graft | Prune]:
+@lru_cache(maxsize=_READ_KEPT)
+def mesh_control(data: bytes) -> tuple[Graft | Prune, ...]:
     """Return the mesh control in a write of whole frames; what is no RPC holds none."""
     try:
-        return [
+        return tuple(
             control
             for frame in _frames(data)
             for number, field in _fields(frame)
             if number == _CONTROL and isinstance(field, bytes)
             for control in _control(field)
-        ]
+        )
     except (ValueError, IndexError):
-        return []
+        return ()
 
 
 def _control(data: bytes) -> Iterator[Graft | Prune]:

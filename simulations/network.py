@@ -22,6 +22,9 @@ from simulations.transport import SimTransport
 RoundTrip = Callable[[str, str], float]
 """``(region, region) -> seconds``."""
 
+Cut = Callable[[str, str], bool]
+"""``(source, target) -> whether nothing passes``, by the names of machines."""
+
 PATH_SPREAD = 0.4
 """Round trips between two regions differ by up to this share from pair to pair; a guess."""
 
@@ -52,7 +55,7 @@ class SimNetwork:
         self._round_trip = round_trip
         self._by_peer: dict[PeerId, Host] = {}
         self._transports: dict[PeerId, SimTransport] = {}
-        self._one_way: dict[tuple[str, str], None] = {}
+        self._cuts: dict[Cut, None] = {}
 
     # Machines
 
@@ -143,37 +146,34 @@ class SimNetwork:
 
     # Faults
 
-    def partition(self, *islands: Iterable[str]) -> None:
-        """Cut the network into ``islands``; machines that are not named stay together."""
-        for host in self.hosts.values():
-            host.island = 0
-        for number, island in enumerate(islands, 1):
-            for name in island:
-                self.hosts[name].island = number
-        self._follow_faults()
+    def partition(self, *islands: Iterable[str]) -> Cut:
+        """Cut the network into ``islands`` until ``heal``; who is not named stays together."""
+        island_of = {name: number for number, island in enumerate(islands, 1) for name in island}
 
-    def one_way(self, source: Iterable[str], target: Iterable[str]) -> None:
+        def cut(source: str, target: str) -> bool:
+            return island_of.get(source, 0) != island_of.get(target, 0)
+
+        return self._begin(cut)
+
+    def one_way(self, source: Iterable[str], target: Iterable[str]) -> Cut:
         """Let nothing pass from any of ``source`` to any of ``target`` until ``heal``."""
-        targets = list(target)
-        self._one_way.update({(one, other): None for one in source for other in targets})
+        sources, targets = frozenset(source), frozenset(target)
+
+        def cut(source: str, target: str) -> bool:
+            return source in sources and target in targets
+
+        return self._begin(cut)
+
+    def _begin(self, cut: Cut) -> Cut:
+        self._cuts[cut] = None
         self._follow_faults()
+        return cut
 
-    def heal(self) -> None:
-        """End partitions and one-way cuts."""
-        self._one_way.clear()
-        self.partition()
-
-    async def flap(
-        self, islands: Iterable[Iterable[str]], period_seconds: float, seconds: float
-    ) -> None:
-        """Partition and heal in turns, half a period each, for ``seconds``."""
-        parts = [list(island) for island in islands]
-        end = self.loop.time() + seconds
-        while self.loop.time() < end:
-            self.partition(*parts)
-            await asyncio.sleep(min(period_seconds / 2, end - self.loop.time()))
-            self.heal()
-            await asyncio.sleep(period_seconds / 2)
+    def heal(self, cut: Cut) -> None:
+        """End what ``partition`` or ``one_way`` returned; idempotent."""
+        if cut in self._cuts:
+            del self._cuts[cut]
+            self._follow_faults()
 
     def stall(self, name: str) -> None:
         """Keep every byte to and from a machine waiting until ``resume``."""
@@ -217,10 +217,9 @@ class SimNetwork:
     def cut(self, source: Host, target: Host) -> bool:
         """Tell whether nothing passes from one machine to another now."""
         return (
-            source.island != target.island
-            or source.stalled
+            source.stalled
             or target.stalled
-            or (source.name, target.name) in self._one_way
+            or any(cut(source.name, target.name) for cut in self._cuts)
         )
 
     def _cut_either_way(self, one: Host, other: Host) -> bool:

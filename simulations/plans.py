@@ -1,19 +1,20 @@
 """The parts of a scenario that say what goes wrong: churn, faults and adversaries, as data.
 
-They are read and checked, and nothing carries them out yet. Times are minutes of the
-simulation where a name says ``minute`` and seconds else; shares are of the nodes that a
-``Selection`` leaves.
+``churn`` and ``faults`` carry them out. Times are minutes of the simulation where a name says
+``minute`` and seconds else; shares are of the nodes that a ``Selection`` leaves.
 """
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
 from protocol.types import Role
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Minute = Annotated[float, Field(ge=0, le=100_000)]
 Seconds = Annotated[float, Field(ge=0, le=1e7)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=1e7)]
 Mbits = Annotated[float, Field(gt=0, le=1e6)]
 RoleName = Literal["inference", "validator", "trainer", "relay"]
 
@@ -34,7 +35,7 @@ class Exponential(Section):
     """Memoryless durations."""
 
     kind: Literal["exponential"]
-    mean_seconds: Annotated[float, Field(gt=0)]
+    mean_seconds: PositiveSeconds
 
 
 class Weibull(Section):
@@ -42,14 +43,31 @@ class Weibull(Section):
 
     kind: Literal["weibull"]
     shape: Annotated[float, Field(gt=0)]
-    scale_seconds: Annotated[float, Field(gt=0)]
+    scale_seconds: PositiveSeconds
 
 
 class Recorded(Section):
-    """Durations from a CSV file beside the scenario, one number of seconds per line, in turn."""
+    """Measured durations, of which each draw takes one at random.
+
+    ``file`` is a CSV beside the scenario file with a number of seconds at the start of each line.
+    """
 
     kind: Literal["recorded"]
-    file: str
+    file: str | None = None
+    seconds: Annotated[tuple[PositiveSeconds, ...], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, values: Any, info: ValidationInfo) -> Any:
+        """Read the file; the context of validation is the folder of the scenario."""
+        if not isinstance(values, dict) or not isinstance(values.get("file"), str):
+            return values
+        path = Path(info.context or ".") / values["file"]
+        try:
+            lines = path.read_text().splitlines()
+            return {**values, "seconds": [float(line.partition(",")[0]) for line in lines]}
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from None
 
 
 Duration = Annotated[Exponential | Weibull | Recorded, Field(discriminator="kind")]
@@ -111,7 +129,7 @@ class Flapping(_Lasting):
 
     kind: Literal["flapping"]
     islands: tuple[Share, ...]
-    period_seconds: Annotated[float, Field(gt=0)]
+    period_seconds: PositiveSeconds
 
 
 class Stall(_Lasting):
@@ -209,7 +227,7 @@ class Adversaries(Section):
     """Nodes of one role that run the real daemon with one behaviour replaced."""
 
     behaviour: str
-    """A name that ``simulations.adversary`` knows."""
+    """A name that ``simulations.dishonest`` knows."""
     role: RoleName
     share: Share | None = None
     count: Annotated[int, Field(ge=1)] | None = None

@@ -40,6 +40,7 @@ class Pipe:
         "_reader",
         "_received",
         "_sent",
+        "_small_arrives_at",
         "_source",
         "_target",
         "_unacknowledged",
@@ -65,6 +66,7 @@ class Pipe:
         self._unacknowledged = 0
         self._bulk = 0
         self._arrives_at = 0.0
+        self._small_arrives_at = 0.0
         self._paced_until = 0.0
         self._reader: asyncio.Future[None] | None = None
         self._writers: deque[asyncio.Future[None]] | None = None
@@ -120,7 +122,7 @@ class Pipe:
             arrives = passed + connection.delay() + size / self._target.down.bytes_per_second
             # Not before one that was lost and sent again.
             self._arrives_at = arrives = max(arrives, self._arrives_at)
-            self._loop.call_about(arrives, self._arrive, data)
+            self._small_arrives_at = self._loop.call_about(arrives, self._arrive, data)
             return
         self._bulk += 1
         begins = max(now, self._source.up.free_at)
@@ -131,7 +133,7 @@ class Pipe:
             )
             passed = max(passed, self._paced_until)
         delay = connection.delay()
-        arrives = max(passed + delay, self._arrives_at)
+        arrives = max(passed + delay, self._arrives_at, self._small_arrives_at)
         self._arrives_at = arrives
         self._loop.call_at(arrives, self._come_in, data, begins + delay)
 
@@ -162,8 +164,9 @@ class Pipe:
             return
         self._received.received += len(data)
         self._items.append(data)
-        if self._reader is not None:
-            self._wake_reader()
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
 
     def release(self) -> None:
         """Let what was held while the way was blocked come in."""
@@ -175,17 +178,23 @@ class Pipe:
 
     async def read(self, bytes_max: int) -> bytes:
         """Return what is here, or the next that comes; raises ``TransportError``."""
-        while not self._items:
+        items = self._items
+        while not items:
             if self.broken:
                 raise TransportError("the stream was reset")
             if self.ended:
                 return b""
-            await self._wait_for_data()
-        data = self._items[0]
-        if len(data) <= bytes_max:
-            self._items.popleft()
-        else:
-            data, self._items[0] = data[:bytes_max], data[bytes_max:]
+            if self._reader is not None:
+                raise RuntimeError("two tasks read one stream")
+            self._reader = future = self._loop.create_future()
+            try:
+                await future
+            finally:
+                self._reader = None
+        data = items.popleft()
+        if len(data) > bytes_max:
+            items.appendleft(data[bytes_max:])
+            data = data[:bytes_max]
         self._acknowledge(len(data))
         return data
 
@@ -199,15 +208,6 @@ class Pipe:
             pieces.append(piece)
             count -= len(piece)
         return joined(pieces) if pieces else b""
-
-    async def _wait_for_data(self) -> None:
-        if self._reader is not None:
-            raise RuntimeError("two tasks read one stream")
-        self._reader = self._loop.create_future()
-        try:
-            await self._reader
-        finally:
-            self._reader = None
 
     def _wake_reader(self) -> None:
         if self._reader is not None and not self._reader.done():

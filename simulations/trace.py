@@ -41,11 +41,11 @@ class Trace:
     def emit(self, at: float, node: str, kind: str, **facts: Value) -> None:
         """Record an event."""
         self.events += 1
-        line = f"{at:.6f} {node} {kind} " + " ".join(
+        told = [
             f"{key}={value.hex() if isinstance(value, bytes) else value}"
             for key, value in sorted(facts.items())
-        )
-        self._hasher.update(line.encode() + b"\n")
+        ]
+        self._hasher.update(f"{at:.6f} {node} {kind} {' '.join(told)}\n".encode())
         if self._listeners:
             event = Event(at, node, kind, facts)
             for listener in self._listeners:

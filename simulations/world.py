@@ -19,6 +19,7 @@ from protocol.types import Role
 from simulations.connections import Weather
 from simulations.content import Extent
 from simulations.directory import DirectoryQuality, SharedDirectory
+from simulations.dishonest import TWISTS
 from simulations.engines import Emit, SimEngines, Workload, policy_digest, policy_seed
 from simulations.links import SimClock
 from simulations.loop import START, VirtualLoop
@@ -70,7 +71,7 @@ class World:
         self.rng = Rng(seed.to_bytes(8, "big")).child(scenario.name)
         self.machines: dict[str, Machine] = {}
         """By name, in the order they were added."""
-        self._twists = dict(twists or {})
+        self._twists = {**TWISTS, **(twists or {})}
         self._scheme = Scheme(scenario.signatures, self.rng.child("secret").bytes(32))
         self._placement = Placement(scenario)
         weather = Weather(self.rng.child("weather"), scenario.network.jitter, scenario.network.loss)
@@ -98,6 +99,7 @@ class World:
         for role in ("relay", "trainer", "validator", "inference"):
             for _ in range(scenario.nodes.count(role)):
                 self.add(role)
+        self._appoint_adversaries()
         self.manifest: SignedManifest = self._found_run()
 
     # Machines
@@ -135,6 +137,14 @@ class World:
         )
         return name
 
+    def _appoint_adversaries(self) -> None:
+        for number, plan in enumerate(self.scenario.adversaries):
+            there = [machine for machine in self.machines.values() if machine.role == plan.role]
+            honest = [machine for machine in there if not machine.behaviour]
+            count = plan.count if plan.count is not None else round((plan.share or 0) * len(there))
+            for machine in self.rng.child(f"adversaries/{number}").sample(honest, count):
+                machine.behaviour = plan.behaviour
+
     def _found_run(self) -> SignedManifest:
         creator = self._scheme.signer(self.rng.child("creator").bytes(32))
         seed = policy_seed(self._workload.skill, b"genesis")
@@ -168,6 +178,10 @@ class World:
         """Virtual unix seconds."""
         return START + self.loop.time()
 
+    async def wait_until(self, seconds: float) -> None:
+        """Sleep until so many virtual seconds after the start; not at all when that is over."""
+        await asyncio.sleep(max(0.0, seconds - self.loop.time()))
+
     def emit(self, node: str, kind: str, **facts: Value) -> None:
         """Record an event, as actors do of what they bring about."""
         self._recorder.emit(node, kind, **facts)
@@ -195,8 +209,6 @@ class World:
         machine.daemon = self._daemon(machine, life, emit)
         machine.task = self.loop.create_task(machine.daemon.run(), name=name)
         machine.task.add_done_callback(lambda task: self._daemon_ended(name, life, task))
-
-    restart = start
 
     def crash(self, name: str, *, lose_state: bool = False) -> None:
         """End a daemon as ``kill -9`` does: nothing is said, nothing more is written."""
@@ -307,7 +319,7 @@ class World:
             for name, machine in self.machines.items()
         ]
         for share, name in sorted(starts, key=lambda start: start[0]):
-            await asyncio.sleep(self.scenario.nodes.start_seconds * share - self.loop.time())
+            await self.wait_until(self.scenario.nodes.start_seconds * share)
             self.start(name)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:

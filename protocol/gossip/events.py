@@ -1,65 +1,61 @@
-"""What goes into the router and what comes out of it: two closed unions."""
+"""What goes into the router and what comes out of it: two closed unions.
 
-from dataclasses import dataclass
+Named tuples, which are made in half the time of frozen dataclasses: there are several per message.
+"""
+
 from enum import IntEnum, StrEnum
+from typing import NamedTuple
 
 from protocol.types import Fault, PeerId, Relay
 
 
-@dataclass(frozen=True, slots=True)
-class PeerConnected:
+class PeerConnected(NamedTuple):
     """A peer can be written to; said again when it lost what we told it (a new stream)."""
 
     peer: PeerId
 
 
-@dataclass(frozen=True, slots=True)
-class PeerDisconnected:
+class PeerDisconnected(NamedTuple):
     """A peer is gone."""
 
     peer: PeerId
 
 
-@dataclass(frozen=True, slots=True)
-class RpcReceived:
+class RpcReceived(NamedTuple):
     """A peer sent one frame."""
 
     peer: PeerId
     rpc: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Subscribe:
-    """Our application wants a topic."""
+class Subscribe(NamedTuple):
+    """Our application wants a topic; what others say on one that may wait is relayed in batches."""
 
     topic: str
+    may_wait: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Unsubscribe:
+class Unsubscribe(NamedTuple):
     """Our application leaves a topic."""
 
     topic: str
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(NamedTuple):
     """Our application publishes; subscribing to the topic is not needed."""
 
     topic: str
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Validated:
+class Validated(NamedTuple):
     """The application's verdict on a ``Validate``; one that comes twice or late has no effect."""
 
     message_id: bytes
     verdict: Relay
 
 
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
+class Heartbeat(NamedTuple):
     """One interval of ``Params.heartbeat_seconds`` has passed."""
 
 
@@ -88,8 +84,7 @@ class Priority(IntEnum):
     IHAVE = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Send:
+class Send(NamedTuple):
     """Send one RPC (no frame yet) to a peer."""
 
     peer: PeerId
@@ -97,8 +92,7 @@ class Send:
     priority: Priority
 
 
-@dataclass(frozen=True, slots=True)
-class Validate:
+class Validate(NamedTuple):
     """Ask the application about a message; it is relayed only after ``Validated`` ACCEPT."""
 
     message_id: bytes
@@ -108,8 +102,7 @@ class Validate:
     data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Deliver:
+class Deliver(NamedTuple):
     """Hand an accepted message to the application."""
 
     message_id: bytes
@@ -125,8 +118,7 @@ class DiscardReason(StrEnum):
     PENDING_FULL = "pending-full"
 
 
-@dataclass(frozen=True, slots=True)
-class Discard:
+class Discard(NamedTuple):
     """A message that is not ours to handle again; the score may reward a near-first duplicate."""
 
     peer: PeerId
@@ -135,8 +127,7 @@ class Discard:
     reason: DiscardReason
 
 
-@dataclass(frozen=True, slots=True)
-class Blame:
+class Blame(NamedTuple):
     """A peer broke the protocol, or forwarded what the application rejects."""
 
     peer: PeerId

@@ -36,6 +36,8 @@ class Mesh:
         self._score = score
         self._members: dict[str, dict[PeerId, None]] = {}
         self._backoff: dict[tuple[str, PeerId], float] = {}
+        self._backoff_ends_at = float("inf")
+        """No back-off ends before."""
 
     def __contains__(self, topic: str) -> bool:
         return topic in self._members
@@ -103,10 +105,13 @@ class Mesh:
         chance or by design, must not keep everybody else out.
         """
         members = self._members[topic]
-        kept = {peer: None for peer in members if self._score(peer) >= 0}
+        score = self._score
+        kept = [peer for peer in members if score(peer) >= 0]
+        pruned: list[PeerId] = []
         if len(kept) >= self._params.mesh_high:
-            kept = self._choose_kept(list(kept))
-        pruned = [peer for peer in members if peer not in kept]
+            kept = self._choose_kept(kept)
+        if len(kept) < len(members):
+            pruned = [peer for peer in members if peer not in kept]
         for peer in pruned:
             del members[peer]
             self._back_off(topic, peer, now + self._params.prune_backoff_seconds)
@@ -117,7 +122,10 @@ class Mesh:
     def expire(self, now: float) -> None:
         """Forget the back-offs that are over, for our own GRAFTs too."""
         slack = self._params.backoff_slack_seconds
+        if now < self._backoff_ends_at + slack:
+            return
         self._backoff = {key: until for key, until in self._backoff.items() if now < until + slack}
+        self._backoff_ends_at = min(self._backoff.values(), default=float("inf"))
 
     def _graft_some(self, topic: str, subscribers: Iterable[PeerId], now: float) -> list[PeerId]:
         members = self._members[topic]
@@ -134,17 +142,16 @@ class Mesh:
         until = self._backoff.get((topic, peer))
         return until is None or now >= until + self._params.backoff_slack_seconds
 
-    def _choose_kept(self, members: list[PeerId]) -> dict[PeerId, None]:
+    def _choose_kept(self, members: list[PeerId]) -> list[PeerId]:
         """Keep the best by score (ties at random) and fill up at random: no eclipse by score."""
         by_score = sorted(self._rng.shuffled(members), key=self._score, reverse=True)
         best = by_score[: self._params.mesh_keep_by_score]
         others = by_score[self._params.mesh_keep_by_score :]
-        return dict.fromkeys(
-            best + self._rng.sample(others, self._params.mesh_size - len(best)),
-        )
+        return best + self._rng.sample(others, self._params.mesh_size - len(best))
 
     def _back_off(self, topic: str, peer: PeerId, until: float) -> None:
         until = max(until, self._backoff.pop((topic, peer), until))
         self._backoff[topic, peer] = until
+        self._backoff_ends_at = min(self._backoff_ends_at, until)
         if len(self._backoff) > self._params.backoffs_max:
             del self._backoff[next(iter(self._backoff))]

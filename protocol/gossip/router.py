@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from protocol.crypto import Signer, Verifier, verify
+from protocol.gossip.batches import Batches
 from protocol.gossip.cache import SeenCache
 from protocol.gossip.events import (
     Blame,
@@ -88,6 +89,8 @@ class Router:
         self._lazy = LazyGossip(params, rng.child("lazy"))
         self._seen = SeenCache(params.seen_seconds, params.seen_max)
         self._pending: dict[bytes, _Pending] = {}
+        self._may_wait: dict[str, None] = {}
+        self._batches = Batches()
 
     @property
     def topics(self) -> list[str]:
@@ -109,9 +112,9 @@ class Router:
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Advance by one event; raises ``ValueError`` for what our application must not ask."""
+        if isinstance(event, RpcReceived):  # nearly all are, and ``match`` costs more than this
+            return self._on_rpc(event.peer, event.rpc, now)
         match event:
-            case RpcReceived(peer, rpc):
-                return self._on_rpc(peer, rpc, now)
             case Validated(message_id, verdict):
                 return self._on_validated(message_id, verdict)
             case Publish(topic, data):
@@ -122,9 +125,10 @@ class Router:
                 return self._on_connected(peer)
             case PeerDisconnected(peer):
                 self._mesh.drop(peer, self._peers.remove(peer))
+                self._batches.forget(peer)
                 return []
-            case Subscribe(topic):
-                return self._on_subscribe(topic, now)
+            case Subscribe(topic, may_wait):
+                return self._on_subscribe(topic, now, may_wait=may_wait)
             case Unsubscribe(topic):
                 return self._on_unsubscribe(topic, now)
             case _:
@@ -136,12 +140,14 @@ class Router:
         hello = Rpc(subscriptions=tuple(Subscription(True, topic) for topic in self.topics))
         return [Send(peer, encode_rpc(hello), Priority.CONTROL)]
 
-    def _on_subscribe(self, topic: str, now: float) -> list[Effect]:
+    def _on_subscribe(self, topic: str, now: float, *, may_wait: bool) -> list[Effect]:
         if topic in self._mesh:
             return []
         _check_topic(topic)
         if len(self.topics) >= self._params.topics_max:
             raise ValueError(f"more than {self._params.topics_max} topics")
+        if may_wait:
+            self._may_wait[topic] = None
         grafted = self._mesh.join(topic, self._peers.subscribers(topic), now)
         return self._tell_all(Subscription(True, topic), Rpc(graft=(topic,)), grafted)
 
@@ -150,6 +156,7 @@ class Router:
             return []
         prune = Prune(topic, self._params.unsubscribe_backoff_seconds)
         pruned = self._mesh.leave(topic, now)
+        self._may_wait.pop(topic, None)
         return self._tell_all(Subscription(False, topic), Rpc(prune=(prune,)), pruned)
 
     def _tell_all(self, subscription: Subscription, extra: Rpc, some: list[PeerId]) -> list[Effect]:
@@ -217,6 +224,7 @@ class Router:
         if pending is not None:
             pending.senders[sender] = None
         if pending is not None or message_id in self._seen or message.source == self._own_source:
+            self._batches.drop(sender, message_id)
             return [Discard(sender, topic, message_id, DiscardReason.DUPLICATE)]
         if len(self._pending) >= self._params.pending_max:
             return [Discard(sender, topic, message_id, DiscardReason.PENDING_FULL)]
@@ -244,14 +252,21 @@ class Router:
         message = pending.message
         if message.topic not in self._mesh:
             return []  # we left the topic in between
-        self._lazy.cache.put(message.message_id, message.topic, pending.encoded)
-        rpc = encode_rpc(Rpc(publish=(pending.encoded,)))
-        effects: list[Effect] = [
-            Send(peer, rpc, Priority.RELAY)
-            for peer in self._mesh.members(message.topic)
-            if peer not in pending.senders and peer != message.author
+        message_id, topic, author = message.message_id, message.topic, message.author
+        peers = [
+            peer
+            for peer in self._mesh.members(topic)
+            if peer not in pending.senders and peer != author
         ]
-        effects.append(Deliver(message.message_id, message.author, message.topic, message.data))
+        effects: list[Effect] = []
+        if topic in self._may_wait:
+            full = self._batches.add(message_id, topic, pending.encoded, peers)
+            effects += _sends(full)
+        else:
+            self._lazy.cache.put(message_id, topic, pending.encoded)
+            rpc = encode_rpc(Rpc(publish=(pending.encoded,)))
+            effects += [Send(peer, rpc, Priority.RELAY) for peer in peers]
+        effects.append(Deliver(message_id, author, topic, message.data))
         return effects
 
     def _on_mesh_control(self, peer: PeerId, rpc: Rpc, now: float) -> list[Effect]:
@@ -302,7 +317,10 @@ class Router:
                 encoded[entries] = encode_rpc(Rpc(ihave=entries))
             effects.append(Send(peer, encoded[entries], Priority.IHAVE))
         self._lazy.heartbeat()
-        return effects
+        # Told of by the next heartbeat: by now they have not even been sent.
+        for message_id, (topic, message) in self._batches.take_fresh().items():
+            self._lazy.cache.put(message_id, topic, message)
+        return effects + _sends(self._batches.take())
 
     def _maintain_meshes(self, now: float) -> list[Effect]:
         grafts: dict[PeerId, list[str]] = {}
@@ -327,12 +345,17 @@ class Router:
     def _audience(self, topic: str) -> tuple[list[PeerId], list[PeerId]]:
         """Return the subscribers that may hear of our messages, outside and inside the mesh."""
         members = frozenset(self._mesh.members(topic))
-        outside: list[PeerId] = []
-        inside: list[PeerId] = []
-        for peer in self._peers.subscribers(topic):
-            if self._score(peer) >= self._params.gossip_score_min:
-                (inside if peer in members else outside).append(peer)
-        return outside, inside
+        score, score_min = self._score, self._params.gossip_score_min
+        heeded = [peer for peer in self._peers.subscribers(topic) if score(peer) >= score_min]
+        outside = [peer for peer in heeded if peer not in members]
+        return outside, [peer for peer in heeded if peer in members]
+
+
+def _sends(batches: dict[PeerId, tuple[bytes, ...]]) -> list[Effect]:
+    return [
+        Send(peer, encode_rpc(Rpc(publish=messages)), Priority.RELAY)
+        for peer, messages in batches.items()
+    ]
 
 
 def _check_topic(topic: str) -> None:

@@ -9,6 +9,7 @@ Published messages stay encoded here: ``message`` reads them, and a relay forwar
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from protocol.types import Fault
 
@@ -18,6 +19,11 @@ RPC_BYTES_MAX = 1 << 20
 FIELDS_MAX = 20_000
 """Fields of any kind in one RPC: bounds the time of a decode (about 1 us each) and its objects.
 Above the 5000 ids of one IHAVE; 1 MiB of the shortest fields would be half a million."""
+
+_REMEMBERED_MAX = 512
+_REMEMBERED_BYTES_MAX = 8 << 10
+"""Decoded RPCs kept, and the longest of them: what one peer tells a dozen others, each heartbeat,
+is read once by all who share a process."""
 
 TOPIC_BYTES_MAX = 128
 """A guess; ours are a run id in hex, a slash and a word."""
@@ -29,6 +35,9 @@ _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
 _ONE_MESSAGE = bytes((2 << 3 | _LENGTH,))
 """The tag of a published message."""
+
+_CONTROL = bytes((3 << 3 | _LENGTH,))
+"""The tag of control entries, such as IHAVE."""
 
 Field = tuple[int, int | bytes]
 """Number and value; fixed-width fields arrive as bytes."""
@@ -181,9 +190,15 @@ def decode_rpc(data: bytes) -> Rpc | Fault:
     if len(data) > RPC_BYTES_MAX:
         return Fault("rpc-oversize", f"{len(data)} bytes")
     try:
-        return _decode_rpc(data)
+        told_to_many = data[:1] == _CONTROL and len(data) <= _REMEMBERED_BYTES_MAX
+        return _remembered_rpc(data) if told_to_many else _decode_rpc(data)
     except MalformedError as error:
         return Fault("rpc-malformed", str(error))
+
+
+@lru_cache(maxsize=_REMEMBERED_MAX)  # what raises is not kept
+def _remembered_rpc(data: bytes) -> Rpc:
+    return _decode_rpc(data)
 
 
 def _decode_rpc(data: bytes) -> Rpc:

@@ -85,11 +85,18 @@ class Blame:
 
 
 @dataclass(frozen=True, slots=True)
+class Late:
+    """``peer`` has let a request stand still and has not delivered anything in this transfer."""
+
+    peer: PeerId
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Every chunk is here; the last effect of all."""
 
 
-Effect = Ask | Cancel | Blame | Done
+Effect = Ask | Cancel | Blame | Late | Done
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,8 @@ before it too, so members that wait for each other never form a ring.
 import heapq
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 from blake3 import blake3
 
@@ -24,8 +26,11 @@ FALLBACKS_MAX = 4
 five is alive with probability 0.99999; more would only delay the way to the root."""
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+_LINES_MAX = 64
+"""Remembered: the stripes of a few versions over a few rosters; of a thousand members 0.2 MB."""
+
+
+class Member(NamedTuple):
     """One member of the roster; ``upload_bytes_per_second`` is what it declares."""
 
     peer: PeerId
@@ -50,6 +55,28 @@ def tree(
 
     Raises ``ValueError`` when ``fanout`` is below 2 or ``stripe`` is not one of ``stripes``.
     """
+    return dict(_line(tuple(members), root, version_digest, stripe, stripes, fanout).parents)
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """One stripe: who feeds whom in line order, and what a member looks up in it."""
+
+    parents: dict[PeerId, PeerId]
+    reachable: tuple[PeerId, ...]
+    reachable_before: dict[PeerId, int]
+    """Of each member: how many of ``reachable``, from the first on, stand before it."""
+
+
+@lru_cache(maxsize=_LINES_MAX)
+def _line(
+    members: tuple[Member, ...],
+    root: PeerId,
+    version_digest: Digest,
+    stripe: int,
+    stripes: int,
+    fanout: int,
+) -> _Line:
     if fanout < 2 or not 0 <= stripe < stripes:
         raise ValueError(f"no forest with fanout {fanout}, stripe {stripe} of {stripes}")
     by_peer = {member.peer: member for member in members if member.peer != root}
@@ -62,7 +89,14 @@ def tree(
     feeders = [root] * max(1, len(line) - sum(degrees))
     for member, degree in zip(inner, degrees, strict=True):
         feeders += [member.peer] * degree
-    return dict(zip(line, feeders, strict=False))
+    reachable: list[PeerId] = []
+    reachable_before: dict[PeerId, int] = {}
+    for peer in line:
+        reachable_before[peer] = len(reachable)
+        if by_peer[peer].reachable:
+            reachable.append(peer)
+    parents = dict(zip(line, feeders, strict=False))
+    return _Line(parents, tuple(reachable), reachable_before)
 
 
 def candidates(
@@ -82,15 +116,28 @@ def candidates(
     """
     if me == root:
         return []
-    parents = tree(members, root, version_digest, stripe, stripes, fanout)
-    reachable = {member.peer for member in members if member.reachable}
-    line = list(parents)
-    before = line[: line.index(me)] if me in parents else line
-    salt = version_digest + stripe.to_bytes(4, "big") + me.encode()
-    spread = sorted((p for p in before if p in reachable), key=lambda p: _rank(salt, p))
-    parent = parents.get(me)
-    order = [peer for peer in spread if peer != parent][:FALLBACKS_MAX]
+    line = _line(tuple(members), root, version_digest, stripe, stripes, fanout)
+    count = line.reachable_before.get(me, len(line.reachable))
+    places = _drawn(version_digest + stripe.to_bytes(4, "big") + me.encode(), count)
+    parent = line.parents.get(me)
+    order = [peer for place in places if (peer := line.reachable[place]) != parent][:FALLBACKS_MAX]
     return list(dict.fromkeys([*([parent] if parent else []), *order, root]))
+
+
+def _drawn(salt: bytes, count: int) -> list[int]:
+    """Return up to one more than ``FALLBACKS_MAX`` places below ``count``, drawn by hash.
+
+    A hash for each of a thousand members, to keep four, was a tenth of what a new version cost.
+    """
+    stream = blake3(salt).digest(8 * (FALLBACKS_MAX + 1))
+    moved: dict[int, int] = {}  # the first steps of a Fisher-Yates shuffle
+    drawn: list[int] = []
+    for first in range(min(FALLBACKS_MAX + 1, count)):
+        word = int.from_bytes(stream[8 * first : 8 * first + 8], "big")
+        chosen = first + word % (count - first)
+        drawn.append(moved.get(chosen, chosen))
+        moved[chosen] = moved.get(first, first)
+    return drawn
 
 
 def _rank(salt: bytes, peer: PeerId) -> bytes:

@@ -7,13 +7,17 @@ in flight to the first usable candidate of its list, the parent:
   with a single request; the next candidate in rank order takes over at once;
 * a candidate that has not got the bytes yet is asked again, and waited for a few seconds;
 * a candidate that sent bad bytes is named, and never asked again in this transfer;
+* a request to someone who is no candidate any more, because the roster has changed, is waited for
+  as briefly: by the new lists that one may be waiting for us;
 * when no candidate is left, when a stripe has had nothing to do for a while, and for the last
-  chunks in flight, anyone who has the whole shard is asked. Such requests carry ``wait=False``: the
-  other end must not make us wait for bytes that it may be awaiting from us.
+  chunks in flight, anyone who has the whole shard is asked, but for the root: if everyone asked it
+  for what is slow to come, it would never have sent all of it to anyone. Such requests carry
+  ``wait=False``: the other end must not make us wait for bytes that it may be awaiting from us.
 
-"Late" follows the measured time between chunks as TCP's retransmission timer does (RFC 6298),
-doubled while a stripe stands still, so that a jam upstream does not make everyone change parents at
-once. Only differences of ``now`` matter; a monotonic clock is meant.
+"Late" follows the time between the chunks of a stripe as TCP's retransmission timer does (RFC
+6298), doubled while the stripe stands still, so that a jam upstream does not make everyone change
+parents at once. Each stripe has a timer of its own: the root may feed one first and the others
+seconds later. Only differences of ``now`` matter; a monotonic clock is meant.
 """
 
 import bisect
@@ -30,6 +34,7 @@ from protocol.shardcast.events import (
     Done,
     Effect,
     Event,
+    Late,
     Refusal,
     RequestFailed,
     Tick,
@@ -47,6 +52,7 @@ class _Request:
     mask: int  # bit i: chunk i of the shard is awaited
     touched: float  # when it was asked or last delivered
     hedged: bool = False
+    unlisted: bool = False  # its peer was a candidate when it was asked, and is not one now
 
 
 @dataclass(slots=True)
@@ -56,6 +62,7 @@ class _Peer:
     paused_until: float = float("-inf")
     helpless_until: float = float("-inf")
     blamed: bool = False
+    delivered: bool = False
 
 
 @dataclass(slots=True)
@@ -73,11 +80,16 @@ class _Stripe:
     shards: list[int] = field(default_factory=list)  # with chunks to ask for, ascending
     in_flight: int = 0
     late: int = 0  # requests given up since the last chunk
+    gap_seconds: float | None = None  # between chunks of a request, smoothed
+    gap_deviation: float = 0.0
     holds: dict[PeerId, _Hold] = field(default_factory=dict)
 
 
 class Transfer:
-    """State of one download; ``missing`` holds, per shard, the numbers of the chunks to come."""
+    """State of one download; ``missing`` holds, per shard, the numbers of the chunks to come.
+
+    ``root`` feeds the forest and is asked as a candidate only, never on suspicion.
+    """
 
     def __init__(
         self,
@@ -86,8 +98,11 @@ class Transfer:
         missing: Sequence[Sequence[int]],
         now: float,
         limits: TransferLimits | None = None,
+        *,
+        root: PeerId | None = None,
     ) -> None:
         self._index = index
+        self._root = root
         self._limits = limits or TransferLimits()
         self._chunks_per_request = max(1, self._limits.request_bytes // index.chunk_bytes)
         self._missing = [sum(1 << chunk for chunk in dict.fromkeys(chunks)) for chunks in missing]
@@ -97,8 +112,6 @@ class Transfer:
         self._sources: dict[PeerId, _Peer] = {}  # those of them that stand in a list now
         self._requests: dict[int, _Request] = {}
         self._requests_made = 0
-        self._gap_seconds: float | None = None
-        self._gap_deviation = 0.0
         self._finished = False
         self._note_peers()
         for shard, mask in enumerate(self._missing):
@@ -158,10 +171,10 @@ class Transfer:
                         effects.append(Cancel(number))
 
     def _credit(self, request: _Request, now: float) -> None:
-        self._measure(max(0.0, now - request.touched))
-        request.touched = now
         peer, stripe = self._peers[request.ask.peer], self._stripes[request.stripe]
-        peer.failures, peer.paused_until = 0, float("-inf")
+        _measure(stripe, max(0.0, now - request.touched))
+        request.touched = now
+        peer.failures, peer.paused_until, peer.delivered = 0, float("-inf"), True
         stripe.late = 0
         stripe.holds.pop(request.ask.peer, None)
 
@@ -200,17 +213,25 @@ class Transfer:
         for stripe, order in zip(self._stripes, event.candidates, strict=True):
             stripe.candidates = order
             stripe.holds = {peer: hold for peer, hold in stripe.holds.items() if peer in order}
+        for request in self._requests.values():
+            order = self._stripes[request.stripe].candidates
+            request.unlisted = request.ask.wait and request.ask.peer not in order
         self._note_peers()
 
     def _give_up_late(self, now: float, effects: list[Effect]) -> None:
-        factors = [2 ** min(stripe.late, 3) for stripe in self._stripes]
-        late_seconds = self._late_seconds()
+        late_seconds = [
+            self._late_seconds(stripe) * 2 ** min(stripe.late, 3) for stripe in self._stripes
+        ]
         for number, request in list(self._requests.items()):
-            if now - request.touched >= late_seconds * factors[request.stripe]:
+            waited_seconds, name = now - request.touched, request.ask.peer
+            late = waited_seconds >= late_seconds[request.stripe]
+            if late or (request.unlisted and waited_seconds >= self._limits.patience_seconds):
                 self._end(number)
-                self._pause(self._peers[request.ask.peer], now)
-                self._stripes[request.stripe].late += 1
                 effects.append(Cancel(number))
+            if late:
+                self._pause(self._peers[name], now)
+                self._stripes[request.stripe].late += 1
+                effects += [] if self._peers[name].delivered else [Late(name)]
 
     def _note_busy(self, now: float) -> None:
         for request in self._requests.values():
@@ -223,12 +244,16 @@ class Transfer:
     # What to do now
 
     def _fill(self, now: float, effects: list[Effect]) -> None:
-        for number, stripe in enumerate(self._stripes):
-            while stripe.in_flight < self._limits.requests_per_stripe:
-                ask = self._next_ask(number, stripe, now)
-                if ask is None:
-                    break
-                effects.append(ask)
+        """Ask for what is missing: first the candidates of its stripe, then whoever helps it."""
+        for helping in (False, True):
+            for number, stripe in enumerate(self._stripes):
+                while stripe.in_flight < self._limits.requests_per_stripe:
+                    if not (helping or stripe.shards):
+                        break
+                    ask = self._next_ask(number, stripe, now)
+                    if ask is None:
+                        break
+                    effects.append(ask)
 
     def _next_ask(self, number: int, stripe: _Stripe, now: float) -> Ask | None:
         shard: int | None
@@ -268,11 +293,12 @@ class Transfer:
         return longest[-1] if longest else None
 
     def _anyone(self, now: float, excluded: Sequence[PeerId]) -> PeerId | None:
-        """Return the least busy peer of any list that may have a whole shard."""
+        """Return the least busy peer of any list, but for the root, that may have a whole shard."""
         usable = [
             (peer.in_flight, place, name)
             for place, (name, peer) in enumerate(self._sources.items())
-            if not peer.blamed
+            if name != self._root
+            and not peer.blamed
             and now >= max(peer.paused_until, peer.helpless_until)
             and self._has_room(peer)
             and name not in excluded
@@ -284,7 +310,8 @@ class Transfer:
         if any(stripe.shards for stripe in self._stripes):
             return
         for request in list(self._requests.values()):
-            if request.hedged or now - request.touched < self._late_seconds() / 4:
+            late_seconds = self._late_seconds(self._stripes[request.stripe])
+            if request.hedged or now - request.touched < late_seconds / 4:
                 continue
             peer = self._anyone(now, (request.ask.peer,))
             if peer is not None:
@@ -356,16 +383,17 @@ class Transfer:
         names = [name for stripe in self._stripes for name in stripe.candidates]
         self._sources = {name: self._peers.setdefault(name, _Peer()) for name in names}
 
-    def _measure(self, gap: float) -> None:
-        """Follow the time between chunks of a request: mean and deviation, RFC 6298 section 2."""
-        if self._gap_seconds is None:
-            self._gap_seconds, self._gap_deviation = gap, gap / 2
-            return
-        self._gap_deviation += (abs(gap - self._gap_seconds) - self._gap_deviation) / 4
-        self._gap_seconds += (gap - self._gap_seconds) / 8
-
-    def _late_seconds(self) -> float:
-        if self._gap_seconds is None:
+    def _late_seconds(self, stripe: _Stripe) -> float:
+        if stripe.gap_seconds is None:
             return self._limits.late_seconds_initial
-        late = self._gap_seconds + 4 * self._gap_deviation
+        late = stripe.gap_seconds + 4 * stripe.gap_deviation
         return min(max(late, self._limits.late_seconds_min), self._limits.late_seconds_max)
+
+
+def _measure(stripe: _Stripe, gap: float) -> None:
+    """Follow the time between chunks of a request: mean and deviation, RFC 6298 section 2."""
+    if stripe.gap_seconds is None:
+        stripe.gap_seconds, stripe.gap_deviation = gap, gap / 2
+        return
+    stripe.gap_deviation += (abs(gap - stripe.gap_seconds) - stripe.gap_deviation) / 4
+    stripe.gap_seconds += (gap - stripe.gap_seconds) / 8

@@ -21,6 +21,7 @@ from roles.flow import RefusedError, RoleContext, reward
 from roles.ports import (
     Environment,
     Policy,
+    Put,
     StorageFullError,
     VerificationEngine,
     VerificationRequest,
@@ -35,6 +36,9 @@ commits to bodies and then withholds them must not take the places of the others
 
 RETRY_EPOCHS = 1.0
 """Pause before a body that nobody had, or a peer that did not answer, is tried again."""
+
+_TABLE = "validator"
+_KEY = b"since"
 
 
 class ValidatorFlow:
@@ -53,12 +57,17 @@ class ValidatorFlow:
         self._delivered: dict[Digest, dict[PeerId, None]] = {}
         self._sending: dict[tuple[Digest, PeerId], asyncio.Task[None]] = {}
         self._decided_at: dict[Digest, float] = {}
+        self._for_others: dict[Digest, tuple[PeerId, ...]] = {}
+        """Commits that we have no part in, and the validators among whom they were drawn then."""
         self._computing = asyncio.Lock()
         self._loaded: dict[int, Digest] = {}
+        self._since_epoch = 0
+        """What was drawn up to this epoch we may have judged with a disk that is lost."""
 
     async def run(self) -> None:
         """Work until cancelled."""
         context = self._context
+        self._since_epoch = await self._remembered_epoch()
         try:
             while True:
                 beats = context.pulse.beats
@@ -72,6 +81,18 @@ class ValidatorFlow:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def _remembered_epoch(self) -> int:
+        """Return the epoch in which this disk came to be; it is noted when there is none yet."""
+        store, epoch = self._context.store, self._context.epoch()
+        stored = store.get(_TABLE, _KEY)
+        if stored is not None:
+            return int.from_bytes(stored, "big")
+        try:
+            await store.commit([Put(_TABLE, _KEY, epoch.to_bytes(8, "big"))])
+        except StorageFullError as error:
+            log.warning("a restart will look like a lost disk", error=str(error))
+        return epoch
+
     def _open_entries(self) -> list[Entry]:
         """Return the commits without an outcome, those first that were tried least."""
         waiting = self._context.replica.ledger.open_entries()
@@ -79,7 +100,13 @@ class ValidatorFlow:
 
     def _forget(self) -> None:
         entries = self._context.replica.ledger.entries
-        for table in (self._retry_at, self._delivered, self._decided_at, self._attempts):
+        for table in (
+            self._retry_at,
+            self._delivered,
+            self._decided_at,
+            self._attempts,
+            self._for_others,
+        ):
             for commit in [key for key in table if key not in entries]:
                 del table[commit]
         for task in [*self._checking.values(), *self._sending.values()]:
@@ -95,10 +122,17 @@ class ValidatorFlow:
         """Do what is due for one commit without an outcome."""
         context = self._context
         settled = entry.state is not CommitState.COMMITTED
-        if settled or context.epoch() <= entry.commit.message.epoch:
+        epoch = entry.commit.message.epoch
+        if settled or context.epoch() <= epoch:
             return  # the beacon that draws its committee is of the next epoch
+        digest, validators = entry.commit.digest, context.replica.electorate.validators(epoch + 1)
+        if self._for_others.get(digest) is validators:
+            return  # as nearly always in a large swarm
         committee = context.replica.committee(entry.commit)
         if committee is None:
+            return
+        if context.peer_id not in committee.escalated:
+            self._for_others[digest] = validators
             return
         wide = self._escalated(entry, committee)
         members = committee.escalated if wide else committee.first
@@ -120,17 +154,20 @@ class ValidatorFlow:
         digest, worker = entry.commit.digest, entry.commit.signer
         waits = self._retry_at.get(digest, 0.0) > asyncio.get_running_loop().time()
         full = len(self._checking) >= CHECKS_AT_ONCE or self._workers[worker] >= CHECKS_PER_WORKER
-        if digest in self._checking or waits or full or not self._is_due(entry):
+        unsure = entry.commit.message.epoch < self._since_epoch
+        if digest in self._checking or waits or full or unsure or not self._is_due(entry):
             return
         self._workers[worker] += 1
         check = self._checking[digest] = asyncio.create_task(self._check(entry, members))
         check.add_done_callback(lambda _: self._context.pulse.beat())  # its place is free
 
     def _is_due(self, entry: Entry) -> bool:
-        """Tell whether all that a check needs besides the body is here."""
+        """Tell whether a check is of use, and all that it needs besides the body is here."""
+        ledger = self._context.replica.ledger
         # Slot order may not be proven yet; synchronisation brings the predecessor.
-        ordered = self._context.replica.ledger.predecessor_known(entry.commit)
-        return ordered and self._policy(entry.commit) is not None
+        ordered = ledger.predecessor_known(entry.commit)
+        standing = not ledger.slashed(entry.commit.signer)
+        return standing and ordered and self._policy(entry.commit) is not None
 
     def _policy(self, commit: Signed[RolloutCommit]) -> Policy | None:
         """Return the policy that the commit names, None while its weights are not here."""

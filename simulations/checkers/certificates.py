@@ -1,4 +1,7 @@
-"""No rollout is learned from without a valid certificate, and no two certificates disagree."""
+"""No rollout is learned from without a valid certificate, and no certificate is wrong.
+
+Two that disagree are wrong, one that accepts a lie, and one that rejects an honest rollout.
+"""
 
 from simulations.checkers.quorum import Quorum
 from simulations.checkers.swarm import Member
@@ -75,15 +78,20 @@ class Certificates:
             self.contradictory += 1
             what = f"{short(commit)} has a certificate that accepts it and one that rejects it"
             self._watch.report("one-outcome", event.node, what, (commit,))
-        if accepted and self._is_false(commit):
+        true = self._is_true(commit)
+        if accepted and true is False:
             self.certified_false += 1
             what = f"{short(commit)} is certified, and the world knows that it is a lie"
             self._watch.report("no-lie-certified", event.node, what, (commit,))
+        if not accepted and true:
+            what = f"{short(commit)} is rejected, and the world knows that it is honest"
+            self._watch.report("no-honest-rejected", event.node, what, (commit,))
 
-    def _is_false(self, commit: bytes) -> bool:
+    def _is_true(self, commit: bytes) -> bool | None:
+        """Tell whether a rollout is honest; None when nobody knows its author."""
         message = self._watch.wire.message(commit)
         author = None if message is None else self._watch.swarm.by_peer.get(message.signer)
-        return author is not None and not author.honest and author.behaviour not in HARMLESS
+        return None if author is None else author.honest or author.behaviour in HARMLESS
 
     def _on_trained(self, event: Event) -> None:
         member = self._watch.swarm.members.get(event.node)

@@ -10,6 +10,10 @@ from simulations.trace import Event
 CLOCK_SLACK_EPOCHS = 2
 """A commit this close to its expiry may be too old by another node's clock."""
 
+ROUNDS = 3
+"""Synchronisations within the time that a node has to converge. One that has just come back must
+learn of a commit with the first of them, before it expires."""
+
 
 @dataclass(slots=True)
 class _Outcome:
@@ -59,7 +63,8 @@ class Convergence:
         honest = sum(1 << member.number for member in members if member.honest)
         for digest, outcome in list(self._open.items()):
             since = max(outcome.first_at, now if calm_since is None else calm_since)
-            young_until = outcome.epoch + rules.expire_epochs - CLOCK_SLACK_EPOCHS
+            learning_epochs = CLOCK_SLACK_EPOCHS + self._epochs // ROUNDS
+            young_until = outcome.epoch + rules.expire_epochs - learning_epochs
             if rules.epoch_at(since) > young_until:
                 del self._open[digest]
             elif now >= since + self._epochs * rules.epoch_seconds:

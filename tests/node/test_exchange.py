@@ -223,6 +223,22 @@ async def test_a_silent_source_costs_only_its_share_of_the_deadline(tmp_path: Pa
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer], 0.2) is None
 
 
+async def test_a_source_that_trickles_costs_only_its_share_of_the_deadline(tmp_path: Path) -> None:
+    async def trickle(stream: Stream) -> None:
+        size = int.from_bytes(await stream.read_exactly(2), "big")
+        await stream.read_exactly(size)
+        await stream.write(header("ok", len(DATA)))
+        for at in range(len(DATA)):
+            await stream.write(DATA[at : at + 1])
+            await asyncio.sleep(0.05)
+
+    _, (one, two, three) = await network(tmp_path, "one", "two", "three")
+    await three.blobs.put(DATA)
+    await two.transport.handle(PREFIX + PROTOCOL, trickle)
+    assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 0.8) == DATA
+    assert len(DATA) - 16 <= three.exchange.bytes_sent < len(DATA)  # what two began is kept
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -1,10 +1,11 @@
 import asyncio
 
+import memory_transport
 import pytest
 from memory_transport import Hub, run_virtual
 
 from node.frames import write_frame
-from node.manifest_exchange import PROTOCOL, ManifestServer, fetch_manifest
+from node.manifest_exchange import PROTOCOL, SERVED_MAX, ManifestServer, fetch_manifest
 from protocol.crypto import verify
 from protocol.manifest import sign_manifest
 from protocol.types import Fault, PeerId
@@ -61,19 +62,43 @@ def test_who_does_not_answer_in_time_is_not_reachable(serve):
         run_virtual(ask(serve))
 
 
-def test_a_peer_that_does_not_read_costs_the_server_nothing():
+def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch):
+    monkeypatch.setattr(memory_transport, "WINDOW_BYTES", 4096)
+
     async def scenario():
         hub = Hub()
         here, there = hub.transport(HERE), hub.transport(THERE)
         hub.connect(HERE, THERE)
-        large = sign_manifest(run_manifest(validators=1000), identity("creator"))
+        large = sign_manifest(run_manifest(validators=200), identity("creator"))
         await ManifestServer(there, large).start()
-        assert len(large.encoded()) > 1.5 * 2**15
-        hub.stall(THERE)
-        streams = [await here.open_stream(THERE, PROTOCOL) for _ in range(3)]
+        stream = await here.open_stream(THERE, PROTOCOL)
+        await asyncio.sleep(1)
+        assert len(there._tasks) == 1
         await asyncio.sleep(20)
         assert there._tasks == {}
-        for stream in streams:
-            await stream.close()
+        await stream.close()
+
+    run_virtual(scenario())
+
+
+def test_only_so_many_newcomers_are_served_at_once_each_of_them_once(monkeypatch):
+    monkeypatch.setattr(memory_transport, "WINDOW_BYTES", 4096)
+
+    async def scenario():
+        hub = Hub()
+        there = hub.transport(THERE)
+        large = sign_manifest(run_manifest(validators=200), identity("creator"))
+        await ManifestServer(there, large).start()
+        for number in (0, *range(SERVED_MAX + 5)):
+            peer = PeerId(f"peer-{number}")
+            here = hub.transports.get(peer) or hub.transport(peer)
+            hub.connect(peer, THERE)
+            await here.open_stream(THERE, PROTOCOL)
+            await asyncio.sleep(0.01)
+            assert len(there._tasks) == min(number + 1, SERVED_MAX)
+        await asyncio.sleep(20)
+        here = hub.transport(HERE)
+        hub.connect(HERE, THERE)
+        assert await fetch_manifest(here, THERE, verify) == large
 
     run_virtual(scenario())

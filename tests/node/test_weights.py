@@ -7,13 +7,15 @@ from typing import Any
 
 import pytest
 
+from node.blob_wire import PROTOCOL
 from node.exchange import BlobExchange, ExchangeLimits
 from node.storage.blobs import FileBlobs
 from node.weights import Weights, WeightsDownload, forget, publish_file
-from protocol import crypto
+from protocol import codec, crypto
 from protocol.shardcast import forest
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.events import TransferLimits
+from protocol.shardcast.experience import Experience
 from protocol.shardcast.forest import Member
 from protocol.shardcast.index import ShardIndex
 from protocol.types import Digest, Fault, PeerId
@@ -173,6 +175,68 @@ async def test_a_parent_that_stalls_is_replaced(tmp_path: Path) -> None:
     stalled = world.nodes[feeder_of(world.members, weights, 0)]
     stalled.blobs = stalled.exchange._blobs = StalledBlobs(tmp_path / stalled.peer)
     await world.run([node for node in world.nodes.values() if node.peer != ROOT], weights)
+
+
+@pytest.mark.parametrize("store", [StalledBlobs, CorruptBlobs])
+async def test_who_failed_once_is_asked_last_for_the_next_version(
+    tmp_path: Path, store: type[FileBlobs]
+) -> None:
+    world = await swarm(tmp_path, 9 * SHARD_BYTES)
+    bad, node = await world.add("bad", store), await world.add("node")
+    weights, _ = await world.publish()
+    await world.run([bad], weights)
+    experience = Experience()
+    first = world.download(node, weights, experience=experience)
+    assert any(order[0] == bad.peer for order in first._candidates)
+    assert await asyncio.wait_for(first.run(node.path), 30) == node.path
+    following = replace(weights, version_digest=crypto.digest(b"next"))
+    orders = world.download(node, following, experience=experience)._candidates
+    assert {order[0] for order in orders} == {ROOT}
+    assert any(order[-1] == bad.peer for order in orders)
+
+
+async def test_a_source_has_as_long_to_begin_as_those_of_the_version_before(
+    tmp_path: Path,
+) -> None:
+    world = await swarm(tmp_path, 2_400_000)
+    node = await world.add("node")
+    weights, _ = await world.publish()
+    experience = Experience()
+    await world.run([node], weights, experience=experience)
+    assert experience.begin_seconds(60.0) < 60.0
+    begun = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("node.weights.Transfer", lambda *arguments, **_: begun.append(arguments[4]))
+        limits = TransferLimits(late_seconds_initial=60.0)
+        again = world.download(node, weights, experience=experience, limits=limits)
+        with pytest.raises(AttributeError):
+            await again.run(node.path)
+    assert [limit.late_seconds_initial for limit in begun] == [experience.begin_seconds(60.0)]
+
+
+async def test_a_parent_that_trickles_the_index_is_passed_over(tmp_path: Path) -> None:
+    world = await swarm(tmp_path, 600_000)
+    for number in range(4):
+        await world.add(f"n{number}")
+    weights, _ = await world.publish()
+    parent = feeder_of(world.members, weights, 0)
+    asked = []
+
+    async def trickle(stream: Any) -> None:
+        asked.append(stream.peer)
+        await stream.read_exactly(int.from_bytes(await stream.read_exactly(2), "big"))
+        header = codec.encode({"status": "ok", "total_bytes": weights.index_bytes})
+        await stream.write(len(header).to_bytes(2, "big") + header)
+        while True:
+            await stream.write(b"x")
+            await asyncio.sleep(0.1)
+
+    await world.hub.transports[parent].handle(PROTOCOL, trickle)
+    children = [node for node in world.nodes.values() if node.peer not in (ROOT, parent)]
+    experience = Experience()
+    await world.run(children, weights, experience=experience)
+    assert asked  # it was somebody's first choice
+    assert experience.is_doubted(parent)
 
 
 async def test_dead_members_are_replaced_and_a_late_root_is_waited_for(tmp_path: Path) -> None:

@@ -92,8 +92,9 @@ def test_two_commits_for_one_slot_are_kept_and_end_the_workers_standing():
     assert result.offer_commit(fork, 0) is True
     assert result.forks == {WORKER.peer_id: (first.digest, fork.digest)}
     assert result.next_slot(WORKER.peer_id, 0) == (1, first.digest)
-    assert reason(result.offer_commit(WORLD.commit(WORKER, tokens=12), 0)) == "slashed"
+    assert result.slashed(WORKER.peer_id)
     assert result.offer_commit(WORLD.commit(OTHER, tokens=11), 0) is True
+    assert not result.slashed(OTHER.peer_id)
 
 
 def test_a_commit_of_an_unknown_version_waits_for_it():
@@ -184,8 +185,19 @@ def test_a_rejected_rollout_ends_a_workers_standing():
     result = ledger(chain[0])
     settle(result, chain[0], accepted=False)
     assert result.slashed(WORKER.peer_id)
-    assert reason(result.offer_commit(chain[1], 0)) == "slashed"
     assert not result.slashed(OTHER.peer_id)
+
+
+def test_what_a_slashed_worker_commits_to_is_heard_and_counts_for_nothing():
+    chain = WORLD.chain(WORKER, 4)
+    early, late = ledger(*chain[:3]), ledger(*chain[:2])
+    for result in (early, late):
+        settle(result, chain[0])
+        settle(result, chain[1], accepted=False)
+    assert late.offer_commit(chain[2], 0) is True  # the others had it before the outcome
+    assert list(late.entries) == list(early.entries)
+    assert late.workers[WORKER.peer_id].credit == 1
+    assert late.backlog() == early.backlog() == 1  # the certified one alone
 
 
 def test_a_run_may_forgive():

@@ -2,7 +2,7 @@ import pytest
 from worlds import World, identity, run_manifest
 
 from protocol import membership
-from protocol.electorate import ViewElectorate
+from protocol.electorate import EPOCHS_KEPT, ViewElectorate
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX, Roster
 from protocol.types import Fault, Role
 
@@ -87,6 +87,23 @@ def test_members_fall_silent_and_are_forgotten_later():
     assert result.get(WORKER.peer_id) is None
 
 
+def test_a_look_at_one_member_or_from_a_place_on_says_what_the_list_says():
+    signers = [*WORLD.workers[:3], *WORLD.validators[:2]]
+    records = [WORLD.record(signer, ("relay",), n) for n, signer in enumerate(signers)]
+    leaver = WORLD.record(WORLD.trainers[0], ("relay",), leaving=True)
+    result = roster(*records, leaver)
+    for now in (WORLD.at(0), WORLD.at(2), WORLD.at(2) + LIFETIME_SECONDS):
+        live = result.live(now)
+        everybody = [one.peer_id for one in (*signers, TRAINER)]
+        assert {peer for peer in everybody if result.is_live(peer, now)} == set(peers(live))
+    everybody = [record.signer for record in result.records()]
+    for place in range(2 * len(result)):
+        at = place % len(result)
+        assert list(result.peers_from(place)) == everybody[at:] + everybody[:at]
+    assert list(Roster(WORLD.manifest).peers_from(3)) == []
+    assert not result.is_live(identity("stranger").peer_id, WORLD.at(0))
+
+
 def test_an_old_record_is_no_news():
     record = WORLD.record(WORKER, ("relay",))
     late = record.message.issued_at + LIFETIME_SECONDS + 0.1
@@ -163,9 +180,33 @@ def test_the_electorate_is_the_live_validators():
     )
     electorate = ViewElectorate(WORLD.manifest, result)
     expected = sorted(one.peer_id for one in WORLD.validators[:2])
-    assert electorate.validators(1) == expected
-    assert electorate.validators(100) == []
+    assert list(electorate.validators(1)) == expected
+    assert electorate.validators(100) == ()
     assert result.get(VALIDATOR.peer_id).holds(Role.RELAY)
+
+
+def test_the_electorate_follows_who_comes_changes_role_and_is_forgotten():
+    result = roster(WORLD.record(VALIDATOR, ("validator",)))
+    electorate = ViewElectorate(WORLD.manifest, result)
+    second = WORLD.validators[1]
+    assert electorate.validators(2) == (VALIDATOR.peer_id,)
+    result.offer(WORLD.record(second, ("validator",)), WORLD.at(1))
+    both = tuple(sorted((VALIDATOR.peer_id, second.peer_id)))
+    assert electorate.validators(2) == both
+    result.offer(WORLD.record(second, ("relay",), 1), WORLD.at(1))
+    assert electorate.validators(2) == (VALIDATOR.peer_id,)
+    result.advance(WORLD.at(2) + 3 * LIFETIME_SECONDS)
+    assert electorate.validators(2) == ()
+
+
+def test_an_electorate_that_is_asked_about_many_epochs_still_answers_right():
+    result = roster(WORLD.record(VALIDATOR, ("validator",)))
+    electorate = ViewElectorate(WORLD.manifest, result)
+    for _ in range(2):
+        answers = [(electorate.validators(n), electorate.beacon(n)) for n in range(EPOCHS_KEPT + 9)]
+        fresh = ViewElectorate(WORLD.manifest, result)
+        assert answers[1] == (fresh.validators(1), fresh.beacon(1)) != answers[-1]
+        assert len({beacon for _, beacon in answers}) == len(answers)
 
 
 def test_every_epoch_and_run_has_its_own_beacon():

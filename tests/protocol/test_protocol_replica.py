@@ -124,12 +124,14 @@ def test_only_what_is_wrong_for_everyone_is_blamed_on_its_carrier():
         assert refused(target, signed.envelope, Relay.IGNORE) == reason
 
 
-def test_a_slashed_worker_is_not_heard_and_its_carrier_not_blamed():
+def test_the_outcome_of_a_commit_that_comes_after_its_worker_is_slashed_is_taken():
     rejection = WORLD.certificate(COMMIT, accepted=False, escalated=True)
     target = replica(COMMIT, rejection)
-    successor = WORLD.commit(WORKER, 1, COMMIT.digest)
-    assert refused(target, successor.envelope, Relay.IGNORE) == "slashed"
     assert target.ledger.entries[COMMIT.digest].reason == "reward"
+    successor = WORLD.commit(WORKER, 1, COMMIT.digest)
+    take(target, successor)
+    take(target, WORLD.certificate(successor, accepted=False, escalated=True))
+    assert target.ledger.entries[successor.digest].state is CommitState.REJECTED
 
 
 def test_two_commits_for_one_slot_end_the_same_everywhere():

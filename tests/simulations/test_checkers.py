@@ -153,7 +153,7 @@ def test_a_version_that_learned_from_an_uncertified_rollout_is_not_to_be_taken()
 
 def test_a_rejected_rollout_is_not_certified():
     run = small_run()
-    commit = run.commit("worker-0")
+    commit = run.commit("liar")
     run.spread(commit, *VALIDATORS)
     rejected = run.certificate(VALIDATORS[:2], commit, accepted=False, escalated=True)
     run.spread(rejected, "trainer")
@@ -277,6 +277,24 @@ def test_a_certified_lie_is_seen():
     run.certified("liar")
     assert run.rules_broken == ["no-lie-certified"]
     assert run.certificates.certified_false == 1
+
+
+@pytest.mark.parametrize("behaviour", ["", "flood"])
+def test_an_honest_rollout_that_is_rejected_is_seen(behaviour):
+    run = small_run()
+    run.watch.swarm.members["worker-0"].behaviour = behaviour
+    for author, broken in (("liar", []), ("worker-0", ["no-honest-rejected"])):
+        commit = run.commit(author)
+        run.spread(commit)
+        run.spread(run.certificate(VALIDATORS[:2], commit, accepted=False, escalated=True))
+        assert run.rules_broken == broken
+
+
+def test_a_peer_that_floods_computes_honest_rollouts():
+    run = small_run()
+    run.watch.swarm.members["worker-0"].behaviour = "flood"
+    run.certified("worker-0")
+    assert run.violations == []
 
 
 # Verdicts and slots

@@ -14,6 +14,7 @@ from protocol.shardcast.events import (
     ChunkGood,
     Done,
     Effect,
+    Late,
     Refusal,
     RequestFailed,
     Tick,
@@ -38,11 +39,12 @@ def start(
     chunks: int = 4,
     limits: TransferLimits | None = None,
     missing: Sequence[Sequence[int]] | None = None,
+    root: PeerId | None = None,
 ) -> Transfer:
     index = make_index(shards, chunks)
-    everything = [range(chunks)] * shards
+    chunks_missing = [range(chunks)] * shards if missing is None else missing
     limits = limits or TransferLimits(request_bytes=20)
-    return Transfer(index, candidates, everything if missing is None else missing, 0.0, limits)
+    return Transfer(index, candidates, chunks_missing, 0.0, limits, root=root)
 
 
 def asks(effects: Sequence[Effect]) -> list[Ask]:
@@ -133,6 +135,17 @@ def test_a_late_parent_is_cancelled_and_the_wait_doubles_while_nothing_comes() -
     assert transfer.handle(Tick(), 45.0)[0] == Cancel(second.request)
 
 
+def test_who_is_late_is_told_unless_it_has_delivered_in_this_transfer() -> None:
+    transfer = start([[A], [B]], shards=2)
+    one, _, other, _ = asks(transfer.handle(Tick(), 0.0))
+    transfer.handle(ChunkGood(one.request, one.shard, 0), 0.1)
+    effects = [effect for now in range(1, 16) for effect in transfer.handle(Tick(), float(now))]
+    assert Cancel(one.request) in effects
+    assert Cancel(other.request) in effects
+    late = [effect.peer for effect in effects if isinstance(effect, Late)]
+    assert set(late) == {B}
+
+
 def test_lateness_follows_the_measured_gap() -> None:
     transfer = start([[A, B]], shards=40)
     queue, now = asks(transfer.handle(Tick(), 0.0)), 0.0
@@ -170,11 +183,32 @@ def test_the_tail_is_asked_of_anyone_and_the_slower_answer_is_cancelled() -> Non
     transfer = start([[A], [B]], shards=2, chunks=1)
     one, other = asks(transfer.handle(Tick(), 0.0))
     deliver(transfer, other, 0.1)
-    (hedge,) = asks(transfer.handle(Tick(), 1.0))
+    assert transfer.handle(Tick(), 3.7) == [], "a quarter of what is late has not passed"
+    (hedge,) = asks(transfer.handle(Tick(), 3.8))
     assert (hedge.peer, hedge.shard, hedge.wait) == (B, one.shard, False)
-    assert transfer.handle(Tick(), 1.1) == [], "one hedge is enough"
-    effects = deliver(transfer, hedge, 1.2)
+    assert transfer.handle(Tick(), 4.0) == [], "one hedge is enough"
+    effects = deliver(transfer, hedge, 4.2)
     assert effects == [Cancel(one.request), Done()]
+
+
+def test_a_stripe_that_is_fed_late_is_not_judged_by_another_one() -> None:
+    transfer = start([[A], [B]], shards=2, chunks=2)
+    one, other = asks(transfer.handle(Tick(), 0.0))
+    transfer.handle(ChunkGood(other.request, other.shard, 0), 0.1)
+    transfer.handle(ChunkGood(other.request, other.shard, 1), 0.2)
+    effects = [effect for now in range(1, 15) for effect in transfer.handle(Tick(), float(now))]
+    assert Cancel(one.request) not in effects
+    assert Cancel(one.request) in transfer.handle(Tick(), 15.0)
+
+
+def test_the_root_is_asked_in_its_turn_and_never_on_suspicion() -> None:
+    transfer = start([[A, ROOT], [B, ROOT]], shards=2, chunks=1, root=ROOT)
+    one, _ = asks(transfer.handle(Tick(), 0.0))
+    asked = [ask.peer for now in range(1, 15) for ask in asks(transfer.handle(Tick(), float(now)))]
+    assert asked == [B, A], "a hedge for each"
+    assert Cancel(one.request) in transfer.handle(Tick(), 15.0)
+    asked = [ask.peer for now in range(16, 90) for ask in asks(transfer.handle(Tick(), float(now)))]
+    assert ROOT in asked, "who stands before it was late, too"
 
 
 def test_an_idle_stripe_helps_the_slow_one_after_a_while() -> None:
@@ -205,6 +239,41 @@ def test_new_candidates_are_used_and_old_ones_are_not() -> None:
     assert [ask.peer for ask in asks(effects)] == [B]
     again = asks(transfer.handle(RequestFailed(one.request, Refusal.BROKEN), 0.3))
     assert [ask.peer for ask in again] == [B]
+
+
+def test_who_is_no_candidate_any_more_is_waited_for_briefly_and_not_held_to_be_late() -> None:
+    transfer = start([[A, B], [B, A]], shards=2, limits=TransferLimits(requests_per_stripe=1))
+    one, other = asks(transfer.handle(Tick(), 0.0))
+    transfer.handle(CandidatesChanged(((ROOT,), (B,))), 0.5)
+    assert transfer.handle(Tick(), 2.9) == []
+    effects = transfer.handle(Tick(), 3.0)
+    assert effects[0] == Cancel(one.request)
+    assert [(ask.peer, ask.shard, ask.wait) for ask in asks(effects)] == [(ROOT, 0, True)]
+    assert not [effect for effect in effects if isinstance(effect, Late)]
+    transfer.handle(CandidatesChanged(((A, ROOT), (B,))), 3.1)
+    (again,) = asks(transfer.handle(RequestFailed(2, Refusal.BROKEN), 3.2))
+    assert again.peer == A, "it was not its fault"
+    assert Cancel(other.request) not in transfer.handle(Tick(), 4.0)
+
+
+def test_a_candidate_that_delivers_goes_on_when_it_is_none_any_more() -> None:
+    transfer = start([[A]], shards=1, limits=TransferLimits(requests_per_stripe=1))
+    (ask,) = asks(transfer.handle(Tick(), 0.0))
+    transfer.handle(CandidatesChanged(((B,),)), 0.5)
+    for chunk, now in enumerate((2.9, 5.0, 7.1)):
+        effects = transfer.handle(ChunkGood(ask.request, 0, chunk), now)
+        effects += transfer.handle(Tick(), now + 1.9)
+        assert not [effect for effect in effects if isinstance(effect, Cancel)]
+
+
+def test_a_stripe_asks_its_own_candidates_before_others_help_it() -> None:
+    limits = TransferLimits(requests_per_stripe=1)
+    transfer = start([[A], [B]], shards=2, missing=[[], range(4)], limits=limits)
+    (ask,) = asks(transfer.handle(Tick(), 0.0))
+    (again,) = asks(transfer.handle(RequestFailed(ask.request, Refusal.UNAVAILABLE), 4.0))
+    assert (again.peer, again.wait) == (A, False), "its own one is to be asked again later"
+    retry = asks(transfer.handle(RequestFailed(again.request, Refusal.UNAVAILABLE), 4.5))
+    assert [(ask.peer, ask.wait) for ask in retry] == [(B, True)]
 
 
 def test_events_of_unknown_requests_change_nothing() -> None:
@@ -250,9 +319,10 @@ class World:
             elif isinstance(effect, Blame):
                 assert self.behaviours[effect.peer] == "liar"
                 self.blamed[effect.peer] = None
-            else:
-                assert isinstance(effect, Done)
+            elif isinstance(effect, Done):
                 self.done = True
+            else:
+                assert isinstance(effect, Late)
 
     def answer(self, ask: Ask) -> None:
         """Let one request take its course for one step."""

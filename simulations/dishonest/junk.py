@@ -1,0 +1,126 @@
+"""Frames that waste a gossip router's time, each well formed as far as it goes and then wrong."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from node.daemon import Daemon
+from protocol.crypto import SIGNATURE_BYTES, Signer
+from protocol.gossip.frames import frame
+from protocol.gossip.message import MESSAGE_ID_BYTES, Message, encode_message, sign_message
+from protocol.gossip.rpc import RPC_BYTES_MAX, IHave, Prune, Rpc, Subscription, encode_rpc, uvarint
+from protocol.messages import ENVELOPE_BYTES_MAX, Certificate, RolloutCommit, seal
+from protocol.rng import Rng
+from protocol.types import DIGEST_BYTES, Topic
+
+MESSAGES_PER_BURST = 32
+CUT_SHARE = 0.02
+"""Of the bursts, those that end with a frame that no reader accepts: it ends the stream."""
+
+TOPICS = 16
+IDS = 32
+"""Subscriptions and message ids in one frame."""
+
+
+class Junk:
+    """Makes frames that waste a gossip router's time, each wrong in one way."""
+
+    def __init__(self, daemon: Daemon, signer: Signer, rng: Rng) -> None:
+        self._daemon = daemon
+        self._signer = signer
+        self._rng = rng
+        self._seqno = 0
+        self._kinds: tuple[Callable[[], bytes], ...] = (
+            self._noise,
+            self._badly_signed,
+            self._oversize,
+            self._no_envelope,
+            self._impossible_commit,
+            self._certificate_of_a_stranger,
+            self._repeated_envelope,
+            self._subscriptions,
+            self._control,
+        )
+
+    def burst(self) -> bytes:
+        """Return some frames, of kinds that are drawn."""
+        kinds = self._kinds
+        frames = [kinds[self._rng.below(len(kinds))]() for _ in range(MESSAGES_PER_BURST)]
+        if self._rng.uniform() < CUT_SHARE:
+            frames.append(uvarint(2 * RPC_BYTES_MAX))
+        return b"".join(frames)
+
+    def _noise(self) -> bytes:
+        return frame(self._rng.bytes(64))
+
+    def _badly_signed(self) -> bytes:
+        message = self._signed(Topic.COMMITS, self._rng.bytes(256))
+        return _published(replace(message, signature=bytes(SIGNATURE_BYTES)))
+
+    def _oversize(self) -> bytes:
+        return _published(self._signed(Topic.COMMITS, bytes(ENVELOPE_BYTES_MAX + 1)))
+
+    def _no_envelope(self) -> bytes:
+        return _published(self._signed(Topic.CERTIFICATES, self._rng.bytes(256)))
+
+    def _impossible_commit(self) -> bytes:
+        """Return a commit of ours to more sequences than a rollout has, or of a far epoch."""
+        manifest = self._daemon.replica.manifest
+        count = manifest.sampling.group_size * manifest.sampling.prompts_per_rollout
+        far = self._rng.below(2)
+        commit = RolloutCommit(
+            epoch=10**9 * far,
+            version=0,
+            checkpoint=self._rng.bytes(DIGEST_BYTES),
+            slot=0,
+            previous=b"",
+            body=self._rng.bytes(DIGEST_BYTES),
+            body_bytes=1,
+            sequences=count if far else 2 * count,
+            tokens=1,
+        )
+        envelope = seal(commit, self._daemon.replica.run_id, self._signer).envelope
+        return _published(self._signed(Topic.COMMITS, envelope))
+
+    def _certificate_of_a_stranger(self) -> bytes:
+        """Return a certificate of a commit that is here, by one who certifies nothing."""
+        waiting = self._daemon.replica.ledger.open_entries()
+        commit = waiting[0].commit.digest if waiting else self._rng.bytes(DIGEST_BYTES)
+        certificate = Certificate(
+            commit=commit, escalated=False, accepted=False, verdicts=(self._rng.bytes(64),)
+        )
+        envelope = seal(certificate, self._daemon.replica.run_id, self._signer).envelope
+        return _published(self._signed(Topic.CERTIFICATES, envelope))
+
+    def _repeated_envelope(self) -> bytes:
+        """Return what everybody has, as if it were news: another message about it."""
+        records = self._daemon.replica.roster.records()
+        if not records:
+            return self._noise()
+        return _published(self._signed(Topic.ROSTER, self._rng.sample(records, 1)[0].envelope))
+
+    def _subscriptions(self) -> bytes:
+        topics = (self._rng.bytes(16).hex() for _ in range(TOPICS))
+        return frame(encode_rpc(Rpc(subscriptions=tuple(Subscription(True, t) for t in topics))))
+
+    def _control(self) -> bytes:
+        """Return promises of messages that do not exist, requests for others, and mesh noise."""
+        ids = tuple(self._rng.bytes(MESSAGE_ID_BYTES) for _ in range(IDS))
+        topics = [self._topic(topic) for topic in Topic]
+        rpc = Rpc(
+            ihave=(IHave(topics[0], ids),),
+            iwant=ids,
+            graft=tuple(topics),
+            prune=tuple(Prune(topic, 1) for topic in topics[:1]),
+        )
+        return frame(encode_rpc(rpc))
+
+    def _topic(self, topic: Topic) -> str:
+        return f"prime-node/1/{self._daemon.replica.run_id.hex()}/{topic}"
+
+    def _signed(self, topic: Topic, data: bytes) -> Message:
+        self._seqno += 1
+        return sign_message(self._signer, self._topic(topic), data, self._seqno)
+
+
+def _published(message: Message) -> bytes:
+    return frame(encode_rpc(Rpc(publish=(encode_message(message),))))

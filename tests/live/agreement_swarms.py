@@ -1,0 +1,404 @@
+"""One small run, lived twice: by real nodes on ``p2pd`` and by simulated ones in virtual time.
+
+Both sides have the same keys, the same manifest, the same daemon and the same modelled engines. All
+else differs: libp2p, hivemind's directory, SQLite, files, threads and the clock on one side, what
+``simulations`` models on the other.
+
+Each worker makes as many rollouts as it is told and no more, and the run ends with version 1, so
+what both sides end with does not depend on which of them is faster. Weights are real bytes here, as
+simulated ones (``Extent``) cannot pass through libp2p.
+"""
+
+import asyncio
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from node.connections import Connections
+from node.daemon import Daemon
+from node.live.clock import SystemClock
+from node.live.hivemind_dht import HivemindDirectory
+from node.live.hivemind_p2p import HivemindTransport
+from node.membership import About, directory_keys
+from node.ports import Ports
+from node.storage.blobs import FileBlobs
+from node.storage.state import SqliteStore
+from node.weights import publish_file
+from protocol.messages import Hardware, RolloutCommit, envelope_kind
+from protocol.rng import Rng
+from protocol.types import Role
+from roles.flow import RefusedError
+from simulations.adversary import edited_tokens, forged_rewards
+from simulations.content import Extent
+from simulations.engines import Compute, SimEngines, Workload, policy_seed
+from simulations.loop import START, run_virtual
+from simulations.scenario import parse_scenario
+from simulations.storage import Disk, Life, SimBlobs
+from simulations.trace import Trace
+from simulations.world import SHORT_NAMES, World
+
+SLOTS = 3
+SCENARIO = parse_scenario("""
+name = "agreement"
+description = "A run of one version: two honest workers, two that lie."
+minutes = 5
+signatures = "ed25519"
+[nodes]
+relay = 1
+trainer = 1
+validator = 3
+inference = 4
+start_seconds = 2
+[workload]
+weights_bytes = 20_000
+skill = 0.5
+[protocol.sampling]
+group_size = 2
+[protocol.grpo]
+steps = 1
+rollouts_per_step = 6
+[protocol.committee]
+size = 2
+escalated_size = 3
+roster_min = 3
+escalate_after_epochs = 60
+expire_after_epochs = 90
+[protocol.epochs]
+seconds = 1.0
+record_epochs = 90
+refresh_epochs = 6
+[protocol.shardcast]
+shard_bytes = 8192
+chunk_bytes = 2048
+""")
+HONEST = ("worker-0", "worker-1")
+LIARS = {"worker-2": forged_rewards, "worker-3": edited_tokens}
+WORKLOAD = Workload(20_000, 12, 0.5, 0.03)
+COMPUTE = Compute(400, 4000, 4000, load_seconds=0.05)
+ROLES = {short: Role(role) for role, short in SHORT_NAMES.items()}
+SETTLE_SECONDS = 70.0
+
+
+# What both sides compute with
+
+
+def packed(weights):
+    """Return modelled weights as as many real bytes, which begin with what they stand for."""
+    return weights.seed + Rng(weights.seed).bytes(len(weights) - len(weights.seed))
+
+
+GENESIS = Extent.of(policy_seed(WORKLOAD.skill, b"genesis"), 0, WORKLOAD.weights_bytes)
+"""As ``World`` makes it, whose manifest both sides use."""
+
+
+class PackedFiles:
+    """What engines see of files with real bytes; ``read`` gives None for a file that is not."""
+
+    def __init__(self, read, write):
+        self._read = read
+        self._write = write
+
+    def get(self, path, default):
+        data = self._read(path)
+        return default if data is None else _unpacked(data)
+
+    def __getitem__(self, path):
+        return _unpacked(self._read(path))
+
+    def __setitem__(self, path, content):
+        self._write(path, packed(content) if isinstance(content, Extent) else content)
+
+
+def _unpacked(data):
+    """Return the weights that ``data`` is; a trainer's state, or damage, as it is."""
+    weights = Extent.of(data[: len(GENESIS.seed)], 0, len(data))
+    whole = len(data) > len(GENESIS.seed) and data == packed(weights)
+    return weights if whole else data
+
+
+class Bounded:
+    """A generation engine that stops after so many rollouts."""
+
+    def __init__(self, engine, rollouts):
+        self._engine = engine
+        self._left = rollouts
+
+    async def load(self, policy):
+        await self._engine.load(policy)
+
+    async def generate(self, requests, temperature):
+        if not self._left:
+            raise RefusedError("enough")
+        self._left -= 1
+        return await self._engine.generate(requests, temperature)
+
+
+class Engines:
+    """The modelled engines of a node, with its lie if it has one."""
+
+    def __init__(self, name, files, rng, rollouts):
+        disk = Disk(files=files)
+        self._modelled = SimEngines(disk, COMPUTE, WORKLOAD, rng, lambda *_, **_facts: None)
+        self._behaviour = LIARS.get(name, lambda engine, task: (engine, task))
+        self._rollouts = rollouts
+
+    def _pair(self, manifest):
+        engine = self._modelled.generation(manifest)
+        return self._behaviour(engine, self._modelled.environment(manifest))
+
+    def environment(self, manifest):
+        return self._pair(manifest)[1]
+
+    def generation(self, manifest):
+        return Bounded(self._pair(manifest)[0], self._rollouts)
+
+    def verification(self, manifest):
+        return self._modelled.verification(manifest)
+
+    def training(self, manifest):
+        return self._modelled.training(manifest)
+
+
+def rollouts_of(name):
+    """Return how many rollouts a worker makes: a liar one, as it cannot know when it is caught."""
+    return SLOTS if name in HONEST else 1
+
+
+def is_over(replica):
+    """Tell whether a node knows how everything ended."""
+    totals = replica.ledger.totals
+    outcomes = (replica.ledger.version, totals.certified, totals.rejected)
+    return outcomes == (1, SLOTS * len(HONEST), len(LIARS))
+
+
+@dataclass
+class Side:
+    """How a run ended on one side, node by node."""
+
+    names: dict
+    """Peer id to name."""
+    replicas: dict
+    disks: dict = field(default_factory=dict)
+    """What the nodes had stored: table to key to value."""
+    bodies: dict = field(default_factory=dict)
+    ended_at: float = 0.0
+
+
+# Real nodes
+
+
+class RememberingBlobs(FileBlobs):
+    """Files, and a copy of what its node has put there itself: what is settled is deleted."""
+
+    def __init__(self, directory):
+        super().__init__(directory)
+        self.bodies = {}
+
+    async def put(self, data):
+        key = await super().put(data)
+        self.bodies[key] = data
+        return key
+
+
+class LiveNode:
+    """As ``node.run`` makes one, with modelled engines."""
+
+    def __init__(self, name, identity, directory):
+        self.name = name
+        self.identity = identity
+        self.directory = directory
+        self.role = ROLES[name.partition("-")[0]]
+        self.transport = None
+        self.task = None
+
+    async def listen(self):
+        key = self.directory / "identity.key"
+        key.write_bytes(self.identity.to_protobuf())
+        self.transport = await HivemindTransport.create(self.identity, key)
+        return (await self.transport.addresses())[0]
+
+    async def start(self, manifest, bootstrap):
+        run_id = manifest.manifest.run_id
+        self.lookups = await HivemindDirectory.create(
+            self.transport, self.identity, run_id, directory_keys(run_id)
+        )
+        self.store = SqliteStore(self.directory / "state.sqlite")
+        self.blobs = RememberingBlobs(self.directory / "blobs")
+        (self.directory / "weights").mkdir()
+        rng = Rng(self.identity.public_key)
+        ports = Ports(
+            clock=SystemClock(),
+            rng=rng.child("daemon"),
+            transport=self.transport,
+            directory=self.lookups,
+            blobs=self.blobs,
+            store=self.store,
+            weights=self.directory / "weights",
+            genesis=self.directory / "genesis.safetensors",
+        )
+        files = PackedFiles(_read_file, Path.write_bytes)
+        self.daemon = Daemon(
+            manifest,
+            self.identity,
+            About((self.role,), Hardware(), reachable=True, software="agreement"),
+            ports,
+            Engines(self.name, files, rng.child("engines"), rollouts_of(self.name)),
+            Connections(self.transport, ports.clock, rng.child("connections"), [bootstrap]),
+        )
+        self.task = asyncio.create_task(self.daemon.run(), name=self.name)
+
+    async def drain(self):
+        """Let the daemon leave in order; return what it has stored."""
+        self.daemon.stop()
+        await self.task
+        return {name: dict(self.store.scan(name)) for name in ("messages", "membership")}
+
+    async def close(self):
+        """End whatever has been opened."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait([self.task])
+            await self.lookups.close()
+            self.store.close()
+        if self.transport is not None:
+            await self.transport.close()
+
+
+def _read_file(path):
+    return path.read_bytes() if path.exists() else None
+
+
+async def live_run(directory, manifest, identities):
+    """Let real nodes live the run; raises ``TimeoutError`` when it does not end."""
+    nodes = [LiveNode(name, one, directory / name) for name, one in identities.items()]
+    for node in nodes:
+        node.directory.mkdir()
+        if node.role is Role.TRAINER:
+            (node.directory / "genesis.safetensors").write_bytes(packed(GENESIS))
+    try:
+        addresses = await asyncio.gather(*(node.listen() for node in nodes))
+        for node in nodes:
+            await node.start(manifest, addresses[0])
+        async with asyncio.timeout(SETTLE_SECONDS):
+            while not all(is_over(node.daemon.replica) for node in nodes):
+                for node in nodes:
+                    assert not node.task.done(), node.task
+                await asyncio.sleep(0.1)
+        disks = await asyncio.gather(*(node.drain() for node in nodes))
+        return Side(
+            names={node.identity.peer_id: node.name for node in nodes},
+            replicas={node.name: node.daemon.replica for node in nodes},
+            disks=dict(zip(identities, disks, strict=True)),
+            bodies={key: data for node in nodes for key, data in node.blobs.bodies.items()},
+            ended_at=time.time(),
+        )
+    finally:
+        await asyncio.gather(*(node.close() for node in nodes))
+
+
+# Simulated nodes
+
+
+class OverError(Exception):
+    """Ends a simulation that has come to its end."""
+
+
+def founded():
+    """Return the manifest and the keys, as the simulator makes them."""
+
+    async def found():
+        world = World(SCENARIO, 1, Trace())
+        identities = {name: machine.signer for name, machine in world.machines.items()}
+        return world.manifest, identities
+
+    return run_virtual(found())
+
+
+def simulated_run(prepare, rollouts=rollouts_of):
+    """Let simulated nodes live the run on the disks that ``prepare(world)`` leaves."""
+
+    def twist(machine, parts, rng):
+        files = machine.disk.files
+        engines = Engines(
+            machine.name,
+            PackedFiles(files.get, files.__setitem__),
+            rng,
+            rollouts(machine.name),
+        )
+        return replace(parts, engines=engines)
+
+    async def live():
+        world = World(SCENARIO, 1, Trace(), twists={"agreement": twist})
+        for machine in world.machines.values():
+            machine.behaviour = "agreement"
+        await prepare(world)
+        replicas = {}
+
+        async def look(world):
+            while True:
+                await asyncio.sleep(1)
+                daemons = {name: machine.daemon for name, machine in world.machines.items()}
+                if all(one is not None and is_over(one.replica) for one in daemons.values()):
+                    replicas.update({name: one.replica for name, one in daemons.items()})
+                    raise OverError
+
+        with pytest.raises(OverError):
+            await world.run([look])
+        machines = world.machines.values()
+        return Side(
+            names={machine.signer.peer_id: machine.name for machine in machines},
+            replicas=replicas,
+            disks={machine.name: machine.disk.tables for machine in machines},
+        )
+
+    return run_virtual(live())
+
+
+async def give_version_0(world, machine, envelope, manifest):
+    """Put a version, as its publisher announced it, on a simulated disk."""
+    disk, path = machine.disk, machine.weights / "v0.safetensors"
+    disk.files[path] = packed(GENESIS)
+    disk.files[machine.weights / "v0.state"] = GENESIS.seed
+    disk.tables.setdefault("messages", {})[bytes(8)] = envelope
+    disk.tables["policies"] = {bytes(8): manifest.policy}
+    rules = world.manifest.manifest.shardcast
+    index, _ = await publish_file(
+        path, SimBlobs(disk, Life()), rules.shard_bytes, rules.chunk_bytes
+    )
+    assert index == manifest.index
+
+
+def simulate_from_version_0(live):
+    """Simulate the run that begins with the version 0 that the live trainer published."""
+    first = live.replicas["trainer-0"].ledger.checkpoint(0)
+
+    async def prepare(world):
+        trainer = world.machines["trainer-0"]
+        await give_version_0(world, trainer, first.envelope, first.message)
+
+    return simulated_run(prepare)
+
+
+def simulate_from_live_disks(live):
+    """Restart the live nodes in the simulator, with what went into their decisions and no more.
+
+    That is version 0, the commits, and the bodies on their workers' disks; verdicts, certificates
+    and version 1 they have to find again. Nobody generates.
+    """
+    first = live.replicas["trainer-0"].ledger.checkpoint(0)
+
+    async def prepare(world):
+        for name, machine in world.machines.items():
+            machine.host.clock.skew_seconds = live.ended_at - START
+            machine.disk.tables["membership"] = dict(live.disks[name]["membership"])
+            await give_version_0(world, machine, first.envelope, first.message)
+            for key, envelope in live.disks[name]["messages"].items():
+                if envelope_kind(envelope) == RolloutCommit.kind:
+                    machine.disk.tables["messages"][b"\1" + key[1:]] = envelope
+        for entry in live.replicas["trainer-0"].ledger.entries.values():
+            worker, key = live.names[entry.commit.signer], entry.commit.message.body
+            world.machines[worker].disk.blobs[key] = live.bodies[key]
+
+    return simulated_run(prepare, rollouts=lambda _name: 0)

@@ -1,0 +1,170 @@
+"""What simulated nodes decide is what real ones decide.
+
+Nine nodes live a small run on real ``p2pd`` processes, with hivemind's directory, SQLite and files.
+Then it is simulated twice (``agreement_swarms`` says what is shared and what is not):
+
+* From version 0 on, with everything else left to the simulator. When things happen differs, and
+  with that epochs, digests of commits and committees; what must not differ is which rollouts there
+  are, byte for byte, what becomes of each, and whom the ledger credits with what.
+* Restarted on the real nodes' disks with nothing but what they had to decide about. Here commits
+  and clocks are the same, so committees, signed verdicts, certificates and the weights of version 1
+  must be the same bytes.
+
+If a model of the simulator lost, changed or reordered what the real transport, store or directory
+keeps, or the daemon leaned on something that only one side has, one of these would differ.
+"""
+
+import asyncio
+from dataclasses import asdict
+
+import pytest
+import uvloop
+from agreement_swarms import (
+    HONEST,
+    LIARS,
+    SLOTS,
+    founded,
+    live_run,
+    simulate_from_live_disks,
+    simulate_from_version_0,
+)
+
+from protocol.crypto import verify
+from protocol.messages import Verdict, envelope_kind, open_envelope
+
+pytestmark = pytest.mark.live
+
+CERTIFIED = {(name, 0, slot): "certified" for name in HONEST for slot in range(SLOTS)}
+REJECTED = {(name, 0, 0): "rejected" for name in LIARS}
+
+
+@pytest.fixture(scope="module")
+def live(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("live")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(live_run(directory, *founded()))
+
+
+@pytest.fixture(scope="module")
+def simulated(live):
+    return simulate_from_version_0(live)
+
+
+@pytest.fixture(scope="module")
+def repeated(live):
+    return simulate_from_live_disks(live)
+
+
+def outcomes(side, node):
+    """Return what became of each rollout, by worker, version and slot."""
+    found = {}
+    for entry in side.replicas[node].ledger.entries.values():
+        message = entry.commit.message
+        found[side.names[entry.commit.signer], message.version, message.slot] = (
+            message.checkpoint,
+            message.body,
+            message.body_bytes,
+            message.tokens,
+            str(entry.state),
+            entry.reason,
+            entry.trained_in,
+        )
+    return found
+
+
+def ledger(side, node):
+    """Return the totals of each worker."""
+    workers = side.replicas[node].ledger.workers
+    return {side.names[worker]: asdict(counts) for worker, counts in workers.items()}
+
+
+def version_1(side, node):
+    """Return the version's manifest, and what it learned from by worker and slot."""
+    replica = side.replicas[node].ledger
+    message = replica.checkpoint(1).message
+    entries = [replica.entries[commit] for commit in message.batch]
+    return message, {
+        (side.names[entry.commit.signer], entry.commit.message.slot) for entry in entries
+    }
+
+
+def verdicts(side):
+    """Return the verdicts that validators have signed and stored, by validator and commit."""
+    found = {}
+    for node, tables in side.disks.items():
+        for envelope in tables["messages"].values():
+            if envelope_kind(envelope) == Verdict.kind:
+                run_id = side.replicas[node].run_id
+                signed = open_envelope(envelope, Verdict, run_id, verify)
+                found[side.names[signed.signer], signed.message.commit] = envelope
+    return found
+
+
+def test_the_run_was_worth_comparing(live):
+    found = outcomes(live, "trainer-0")
+    assert {key: value[4] for key, value in found.items()} == CERTIFIED | REJECTED
+    assert {key[0]: value[5] for key, value in found.items() if value[4] == "rejected"} == {
+        "worker-2": "reward",
+        "worker-3": "sampling",
+    }
+    assert len({value[1] for value in found.values()}) == len(found), "no two bodies are the same"
+
+
+@pytest.mark.parametrize("other", ["simulated", "repeated"])
+def test_every_node_of_both_swarms_holds_the_same_outcomes_and_ledger(live, other, request):
+    sides = (live, request.getfixturevalue(other))
+    expected = outcomes(live, "trainer-0"), ledger(live, "trainer-0")
+    for side in sides:
+        for node in side.replicas:
+            assert (outcomes(side, node), ledger(side, node)) == expected, node
+
+
+def test_both_trainers_learned_from_the_same_rollouts(live, simulated):
+    ours, batch = version_1(live, "trainer-0")
+    theirs, their_batch = version_1(simulated, "trainer-0")
+    assert batch == their_batch == {(name, slot) for name, _, slot in CERTIFIED}
+    assert ours.parent == theirs.parent
+    assert ours.reward_mean == theirs.reward_mean
+    assert (ours.term, ours.total_bytes) == (theirs.term, theirs.total_bytes)
+
+
+# On the same commits, at the same time
+
+
+def test_the_same_committees_are_drawn(live, repeated):
+    commits = [entry.commit for entry in live.replicas["trainer-0"].ledger.entries.values()]
+    for commit in commits:
+        committee = live.replicas["trainer-0"].committee(commit)
+        assert committee is not None
+        for side in (live, repeated):
+            for node, replica in side.replicas.items():
+                assert replica.committee(commit) == committee, node
+
+
+def test_validators_sign_the_same_verdicts(live, repeated):
+    """Of a rejected one two of three verdicts are enough, and which come first is chance."""
+    ours, theirs = verdicts(live), verdicts(repeated)
+    accepted = [
+        digest
+        for digest, entry in live.replicas["trainer-0"].ledger.entries.items()
+        if entry.state == "certified"
+    ]
+    for key in ours.keys() | theirs.keys():
+        if key[1] in accepted or (key in ours and key in theirs):
+            assert ours[key] == theirs[key], key
+    assert len([key for key in ours if key[1] in accepted]) == 2 * len(accepted)
+    assert len(ours.keys() & theirs.keys()) >= 2 * len(accepted) + len(LIARS)
+
+
+def test_certificates_and_the_version_after_them_are_the_same(live, repeated):
+    ours, theirs = (side.replicas["trainer-0"].ledger for side in (live, repeated))
+    assert ours.entries.keys() == theirs.entries.keys()
+    for digest, entry in ours.entries.items():
+        known = theirs.entries[digest].certificate.message
+        assert known.accepted == entry.certificate.message.accepted
+        if known.accepted:
+            assert known == entry.certificate.message
+    mine, yours = ours.checkpoint(1).message, theirs.checkpoint(1).message
+    assert mine.batch == yours.batch
+    assert mine.policy == yours.policy
+    assert mine.index == yours.index

@@ -1,0 +1,120 @@
+"""Topics that may wait: relayed with the heartbeat, told of after it, never sent back."""
+
+from protocol.gossip.batches import BATCH_BYTES_MAX, FRESH_MAX, Batches
+from protocol.gossip.events import (
+    Deliver,
+    Heartbeat,
+    PeerConnected,
+    PeerDisconnected,
+    Subscribe,
+    Unsubscribe,
+    Validated,
+)
+from protocol.gossip.message import decode_message
+from protocol.gossip.params import Params
+from protocol.gossip.router import Router
+from protocol.gossip.rpc import IHave, Rpc, Subscription
+from protocol.types import Fault, PeerId, Relay
+from tests.protocol.gossip.nodes import PEERS, TOPIC, received, router, sends, signed
+
+A, B, C = (each.peer_id for each in PEERS[:3])
+AUTHOR = PEERS[20]
+ENTER = Rpc(subscriptions=(Subscription(True, TOPIC),))
+
+
+def joined(count: int = 3, params: Params | None = None) -> Router:
+    """Return a router for which TOPIC may wait, with ``count`` subscribed peers in its mesh."""
+    node = router(params)
+    for each in PEERS[:count]:
+        node.handle(PeerConnected(each.peer_id), 0)
+        node.handle(received(each.peer_id, ENTER), 0)
+    node.handle(Subscribe(TOPIC, may_wait=True), 0)
+    return node
+
+
+def message_id(encoded: bytes) -> bytes:
+    message = decode_message(encoded)
+    assert not isinstance(message, Fault)
+    return message.message_id
+
+
+def accept(node: Router, sender: PeerId, encoded: bytes):
+    node.handle(received(sender, Rpc(publish=(encoded,))), 1)
+    return node.handle(Validated(message_id(encoded), Relay.ACCEPT), 1)
+
+
+def published(effects) -> dict[PeerId, tuple[bytes, ...]]:
+    return {peer: rpc.publish for peer, rpc in sends(effects) if rpc.publish}
+
+
+def test_messages_are_delivered_at_once_and_relayed_together_at_the_heartbeat():
+    node = joined()
+    first, second = signed(AUTHOR, b"one", 1), signed(AUTHOR, b"two", 2)
+    for sender, encoded in ((A, first), (B, second)):
+        effects = accept(node, sender, encoded)
+        assert [type(effect) for effect in effects] == [Deliver]
+    assert published(node.handle(Heartbeat(), 2)) == {A: (second,), B: (first,), C: (first, second)}
+    assert published(node.handle(Heartbeat(), 3)) == {}
+
+
+def test_who_sends_us_a_message_meanwhile_is_not_sent_it():
+    node = joined()
+    encoded = signed(AUTHOR, b"one", 1)
+    accept(node, A, encoded)
+    node.handle(received(B, Rpc(publish=(encoded,))), 1)
+    assert published(node.handle(Heartbeat(), 2)) == {C: (encoded,)}
+
+
+def test_who_has_gone_is_sent_nothing():
+    node = joined()
+    encoded = signed(AUTHOR, b"one", 1)
+    accept(node, A, encoded)
+    node.handle(PeerDisconnected(B), 1)
+    assert published(node.handle(Heartbeat(), 2)) == {C: (encoded,)}
+
+
+def test_a_message_is_told_of_by_the_heartbeats_after_the_one_that_relays_it():
+    node = joined(1)
+    encoded = signed(AUTHOR, b"one", 1)
+    accept(node, A, encoded)
+    told = [[rpc.ihave for _, rpc in sends(node.handle(Heartbeat(), now))] for now in range(2, 7)]
+    once = [(IHave(TOPIC, (message_id(encoded),)),)]
+    assert told == [[], once, once, once, []]
+
+
+def test_a_topic_that_was_left_and_entered_anew_is_in_a_hurry_again():
+    node = joined()
+    node.handle(Unsubscribe(TOPIC), 1)
+    node.handle(Subscribe(TOPIC), 100)
+    encoded = signed(AUTHOR, b"one", 1)
+    node.handle(received(A, Rpc(publish=(encoded,))), 101)
+    effects = node.handle(Validated(message_id(encoded), Relay.ACCEPT), 101)
+    assert set(published(effects)) == {B, C}
+
+
+def test_too_much_to_wait_leaves_at_once():
+    batches, size = Batches(), BATCH_BYTES_MAX // 2
+    assert batches.add(b"1", TOPIC, bytes(size), [A]) == {}
+    assert batches.add(b"2", TOPIC, bytes(size), [B]) == {}
+    assert batches.add(b"3", TOPIC, bytes(size + 1), [A]) == {A: (bytes(size), bytes(size + 1))}
+    assert batches.take() == {B: (bytes(size),)}
+
+
+def test_what_a_peer_has_makes_room_in_its_batch():
+    batches, size = Batches(), BATCH_BYTES_MAX // 2
+    batches.add(b"1", TOPIC, bytes(size), [A])
+    batches.drop(A, b"1")
+    batches.drop(A, b"1")
+    batches.drop(B, b"1")
+    assert batches.add(b"2", TOPIC, bytes(size + 1), [A]) == {}
+    assert batches.take() == {A: (bytes(size + 1),)}
+
+
+def test_a_flood_of_messages_is_told_of_in_part():
+    batches = Batches()
+    for number in range(FRESH_MAX + 3):
+        batches.add(number.to_bytes(4, "big"), TOPIC, b"", [])
+    fresh = batches.take_fresh()
+    assert len(fresh) == FRESH_MAX
+    assert bytes(4) not in fresh
+    assert batches.take_fresh() == {}

@@ -1,0 +1,104 @@
+import pytest
+
+from protocol.shardcast.experience import (
+    BEGIN_SECONDS_MIN,
+    DOUBT_VERSIONS,
+    DOUBT_VERSIONS_MAX,
+    DOUBTED_MIN,
+    Experience,
+)
+from protocol.types import PeerId
+
+A, B, C, D, ROOT = (PeerId(name) for name in ("a", "b", "c", "d", "root"))
+
+
+def end(experience, *, late=(), bad=(), delivered=(), members=20):
+    experience.ended(late=late, bad=bad, delivered=delivered, root=ROOT, members=members)
+
+
+def lasts(experience, peer):
+    """Return after how many transfers in which it has no part a peer is not doubted any more."""
+    count = 0
+    while experience.is_doubted(peer):
+        end(experience)
+        count += 1
+    return count
+
+
+def test_strangers_are_asked_as_the_forest_says():
+    assert Experience().ordered([C, A, ROOT, B]) == (C, A, ROOT, B)
+
+
+@pytest.mark.parametrize("failure", ["late", "bad"])
+def test_who_failed_us_is_asked_after_the_root_for_a_while(failure):
+    experience = Experience()
+    end(experience, **{failure: [A]})
+    assert experience.ordered([A, B, C, ROOT]) == (B, C, ROOT, A)
+    assert lasts(experience, A) == DOUBT_VERSIONS
+    assert experience.ordered([A, B, ROOT]) == (A, B, ROOT)
+
+
+def test_who_delivers_is_trusted_again():
+    experience = Experience()
+    end(experience, late=[A, B])
+    end(experience, delivered=[A])
+    assert experience.ordered([A, B, ROOT]) == (A, ROOT, B)
+
+
+def test_bad_bytes_outweigh_good_ones_of_the_same_transfer():
+    experience = Experience()
+    end(experience, bad=[A], delivered=[A, B])
+    assert experience.is_doubted(A)
+
+
+def test_a_doubt_that_proves_right_lasts_twice_as_long():
+    experience = Experience()
+    lengths = []
+    for _ in range(7):
+        end(experience, late=[A])
+        lengths.append(lasts(experience, A))
+    assert lengths[:3] == [DOUBT_VERSIONS, 2 * DOUBT_VERSIONS, 4 * DOUBT_VERSIONS]
+    assert lengths[-1] == DOUBT_VERSIONS_MAX
+    end(experience, delivered=[A])
+    end(experience, late=[A])
+    assert lasts(experience, A) == DOUBT_VERSIONS, "who has delivered begins anew"
+
+
+def test_who_fails_while_it_is_doubted_is_doubted_from_then_on_and_no_longer():
+    experience = Experience()
+    end(experience, late=[A])
+    end(experience)
+    end(experience, late=[A])
+    assert lasts(experience, A) == DOUBT_VERSIONS
+
+
+def test_when_many_are_late_or_the_root_is_nobody_is_blamed():
+    experience = Experience()
+    end(experience, late=[A, B, C])
+    end(experience, late=[A, ROOT])
+    assert experience.ordered([A, B, C, ROOT]) == (A, B, C, ROOT)
+    end(experience, late=[A, B, C], bad=[D])
+    assert experience.ordered([A, D, ROOT]) == (A, ROOT, D), "bad bytes are nobody else's"
+
+
+@pytest.mark.parametrize(("members", "doubted"), [(5, DOUBTED_MIN), (1000, 125)])
+def test_a_share_of_the_members_is_doubted_the_latest_of_them(members, doubted):
+    experience = Experience()
+    peers = [PeerId(f"p{number}") for number in range(200)]
+    end(experience, bad=peers, members=members)
+    assert [peer for peer in peers if experience.is_doubted(peer)] == peers[-doubted:]
+
+
+def test_a_source_has_as_long_to_begin_as_others_took():
+    experience = Experience()
+    assert experience.begin_seconds(15.0) == 15.0
+    for _ in range(50):
+        experience.begun(0.3)
+    assert experience.begin_seconds(15.0) == BEGIN_SECONDS_MIN
+    for seconds in (1.0, 4.0) * 25:
+        experience.begun(seconds)
+    assert 6.0 < experience.begin_seconds(15.0) < 12.0
+    for _ in range(50):
+        experience.begun(60.0)
+    assert experience.begin_seconds(15.0) == 15.0
+    assert experience.begin_seconds(1.0) == 1.0
