@@ -79,6 +79,8 @@ WORKLOAD = Workload(20_000, 12, 0.5, 0.03)
 COMPUTE = Compute(400, 4000, 4000, load_seconds=0.05)
 ROLES = {short: Role(role) for role, short in SHORT_NAMES.items()}
 SETTLE_SECONDS = 70.0
+SINCE = ("membership", "validator")
+"""Tables in which a node keeps since when it has been there; a validator judges nothing older."""
 
 
 # What both sides compute with
@@ -253,7 +255,7 @@ class LiveNode:
         """Let the daemon leave in order; return what it has stored."""
         self.daemon.stop()
         await self.task
-        return {name: dict(self.store.scan(name)) for name in ("messages", "membership")}
+        return {name: dict(self.store.scan(name)) for name in ("messages", *SINCE)}
 
     async def close(self):
         """End whatever has been opened."""
@@ -392,7 +394,7 @@ def simulate_from_live_disks(live):
     async def prepare(world):
         for name, machine in world.machines.items():
             machine.host.clock.skew_seconds = live.ended_at - START
-            machine.disk.tables["membership"] = dict(live.disks[name]["membership"])
+            machine.disk.tables.update({table: dict(live.disks[name][table]) for table in SINCE})
             await give_version_0(world, machine, first.envelope, first.message)
             for key, envelope in live.disks[name]["messages"].items():
                 if envelope_kind(envelope) == RolloutCommit.kind:
