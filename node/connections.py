@@ -43,6 +43,7 @@ class Connections:
         self._answered: dict[str, None] = {}
         self._retry_seconds = RETRY_SECONDS_MIN
         self._dialled_at: dict[PeerId, float] = {}
+        self._few = asyncio.Event()
         self.replica: Replica | None = None
         self.unreachable_since: float | None = None
 
@@ -120,6 +121,8 @@ class Connections:
         if self._connected:
             self.unreachable_since = None
             self._retry_seconds = RETRY_SECONDS_MIN
+        if len(self._connected) < CONNECTIONS_TARGET:
+            self._few.set()
 
     async def _wait_for_a_peer(self, seconds: float) -> None:
         """Wait, but not longer than until somebody has connected to us."""
@@ -130,6 +133,8 @@ class Connections:
 
     async def _dial_for_ever(self) -> None:
         while True:
+            await self._few.wait()
+            self._few.clear()
             if not self._connected:
                 await self.reach()
             elif len(self._connected) < CONNECTIONS_TARGET:

@@ -25,6 +25,7 @@ from node.retention import BodyRetention
 from node.status import NodeStatus, Snapshot
 from node.synchronise import Synchroniser
 from protocol.crypto import Signer, Verifier, verify
+from protocol.gossip.params import Params
 from protocol.manifest import SignedManifest
 from protocol.messages import (
     Certificate,
@@ -48,6 +49,8 @@ SYNCHRONISE_EPOCHS = 8
 
 STOP_SECONDS = 15.0
 """For each of the two things to do on leaving."""
+
+HEARTBEAT_EPOCHS = 0.1
 
 COMPACT_EPOCHS = 60
 """A guess: the log then holds little more than the replica, and deleting is rare."""
@@ -84,7 +87,12 @@ class Daemon:
         self._replica = replica
         self._archive = Archive(ports.store)
         self._gossip = Gossip(
-            ports.transport, signer, ports.clock, ports.rng.child("gossip"), verifier=verifier
+            ports.transport,
+            signer,
+            ports.clock,
+            ports.rng.child("gossip"),
+            params=Params(heartbeat_seconds=_heartbeat_seconds(self._manifest.epochs.seconds)),
+            verifier=verifier,
         )
         streams = DiallingTransport(ports.transport, connections)
         self._exchange = BlobExchange(
@@ -339,6 +347,15 @@ async def _for_ever(name: str, service: Coroutine[Any, Any, None]) -> None:
         if task is not None and task.cancelling():
             raise
     raise RuntimeError(f"the service {name} has ended by itself")
+
+
+def _heartbeat_seconds(epoch_seconds: float) -> float:
+    """Return the interval of gossip: the specification's second, up to two when epochs are long.
+
+    It bounds how long a lost message is missed, and nothing is decided faster than an epoch; most of
+    what an idle node does is its heartbeat.
+    """
+    return min(max(HEARTBEAT_EPOCHS * epoch_seconds, 1.0), 2.0)
 
 
 def _log_fault(peer: PeerId, fault: Fault) -> None:

@@ -58,14 +58,17 @@ class MeshPipe(Pipe):
             else:
                 seconds = control.backoff_seconds
                 self._record(self._source.name, "prune", peer=peer, topic=topic, backoff=seconds)
-        super()._send(data)
+        Pipe._send(self, data)
 
     def _arrive(self, data: bytes) -> None:
         controls = mesh_control(data)
+        if not controls:
+            Pipe._arrive(self, data)
+            return
         waiting = len(self._items)
-        super()._arrive(data)
-        if not controls or len(self._items) == waiting:
-            return  # nothing of interest, held up, or for nobody
+        Pipe._arrive(self, data)
+        if len(self._items) == waiting:
+            return  # held up, or for nobody
         for control in controls:
             if isinstance(control, Prune):
                 peer, seconds = self._source.name, control.backoff_seconds

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 
 from node.daemon import Daemon
+from protocol.types import Topic
 from roles.ports import Put
 from simulations.draws import Draws
 from simulations.engines import Emit
@@ -67,11 +68,14 @@ class Recorder:
         return on_put
 
     def sighting(self, emit: Emit) -> Sighting:
-        """Return what hears of gossiped messages when a node makes or first sees them."""
+        """Return what hears of gossiped messages when a node makes or first sees them.
+
+        Not of members' records: they come by the directory too, and who has one does not relay it.
+        """
         one_in = max(1, self._scenario.nodes.total // SIGHTINGS_FULL)
 
         def sighting(topic: str, signature: bytes, ours: bool) -> None:
-            if signature[0] % one_in == 0:
+            if signature[0] % one_in == 0 and not topic.endswith(Topic.ROSTER):
                 kind = "gossip-published" if ours else "gossip-first"
                 emit(kind, topic=topic, id=signature[1:9].hex())
 

@@ -1,6 +1,6 @@
 """The lazy half of the protocol: advertise (IHAVE), ask (IWANT) and serve, within budgets."""
 
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from protocol.gossip.cache import MessageCache
 from protocol.gossip.message import MESSAGE_ID_BYTES
@@ -82,13 +82,21 @@ class LazyGossip:
             chosen = self._choose(outside, max(self._params.lazy_peers, share), told)
             room = max(0, self._params.lazy_peers - len(chosen))
             everything = IHave(topic, tuple(message_ids))
-            for peer in chosen + self._choose(inside, room, told):
+            if room:
+                chosen += self._choose(inside, room, told)
+            for peer in chosen:
                 self._tell(told.setdefault(peer, []), everything)
         return {peer: tuple(entries) for peer, entries in told.items() if entries}
 
-    def _choose(self, peers: Sequence[PeerId], count: int, told: Container[PeerId]) -> list[PeerId]:
+    def _choose(
+        self, peers: Sequence[PeerId], count: int, told: Mapping[PeerId, object]
+    ) -> list[PeerId]:
         """Return random peers, those first that hear of another topic anyway: one RPC for both."""
+        if not told:
+            return self._rng.sample(peers, count)
         chosen = [peer for peer in peers if peer in told][:count]
+        if len(chosen) == count:
+            return chosen
         others = [peer for peer in peers if peer not in told]
         return chosen + self._rng.sample(others, count - len(chosen))
 

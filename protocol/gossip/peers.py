@@ -1,5 +1,6 @@
 """The connected peers: what they subscribe to, and what they cost in this heartbeat."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from protocol.gossip.params import Params
@@ -41,9 +42,9 @@ class Peers:
         """Return the connected peers, in the order they came."""
         return list(self._states)
 
-    def subscribers(self, topic: str) -> list[PeerId]:
-        """Return the connected peers that subscribe to ``topic``."""
-        return list(self._subscribers.get(topic, ()))
+    def subscribers(self, topic: str) -> Collection[PeerId]:
+        """Return the connected peers that subscribe to ``topic``: a view, not to be kept."""
+        return self._subscribers.get(topic, {}).keys()
 
     def add(self, peer: PeerId) -> bool:
         """Admit a peer; False when the table is full."""

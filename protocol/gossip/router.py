@@ -344,11 +344,14 @@ class Router:
 
     def _audience(self, topic: str) -> tuple[list[PeerId], list[PeerId]]:
         """Return the subscribers that may hear of our messages, outside and inside the mesh."""
-        members = frozenset(self._mesh.members(topic))
+        members = self._mesh.members(topic)
         score, score_min = self._score, self._params.gossip_score_min
-        heeded = [peer for peer in self._peers.subscribers(topic) if score(peer) >= score_min]
-        outside = [peer for peer in heeded if peer not in members]
-        return outside, [peer for peer in heeded if peer in members]
+        outside = [
+            peer
+            for peer in self._peers.subscribers(topic)
+            if peer not in members and score(peer) >= score_min
+        ]
+        return outside, [peer for peer in members if score(peer) >= score_min]
 
 
 def _sends(batches: dict[PeerId, tuple[bytes, ...]]) -> list[Effect]:

@@ -32,7 +32,7 @@ rollouts_per_step = 2
 TROUBLED = """
 name = "troubled"
 description = "A bit of everything that can go wrong."
-minutes = 1.5
+minutes = 2
 skew_seconds_max = 1.0
 [nodes]
 relay = 3
