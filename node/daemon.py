@@ -352,8 +352,8 @@ async def _for_ever(name: str, service: Coroutine[Any, Any, None]) -> None:
 def _heartbeat_seconds(epoch_seconds: float) -> float:
     """Return the interval of gossip: the specification's second, up to two when epochs are long.
 
-    It bounds how long a lost message is missed, and nothing is decided faster than an epoch; most of
-    what an idle node does is its heartbeat.
+    It bounds how long a lost message is missed, and nothing is decided faster than an epoch; most
+    of what an idle node does is its heartbeat.
     """
     return min(max(HEARTBEAT_EPOCHS * epoch_seconds, 1.0), 2.0)
 

@@ -1,6 +1,7 @@
 """A connection between two machines: its delay, its streams, and which way of it is cut."""
 
 import math
+from functools import partial
 
 from protocol.rng import Rng
 from simulations.links import Host
@@ -53,8 +54,9 @@ class Connection:
         "_blocked_since",
         "_cut_back",
         "_cut_there",
-        "_weather",
         "acceptor",
+        "blocked",
+        "delay",
         "latency",
         "loop",
         "opener",
@@ -72,19 +74,13 @@ class Connection:
         self.pace_bytes_per_second = weather.pace_bytes_per_second(latency)
         self.streams: dict[Pipe, None] = {}
         """The outgoing pipe of each stream's opener."""
-        self._weather = weather
+        self.delay = partial(weather.delay, latency)
+        """Draws the one-way delay of a write in seconds."""
+        self.blocked = False
+        """Whether either direction is cut."""
         self._cut_there = False
         self._cut_back = False
         self._blocked_since: float | None = None
-
-    @property
-    def blocked(self) -> bool:
-        """Whether either direction is cut."""
-        return self._cut_there or self._cut_back
-
-    def delay(self) -> float:
-        """Draw the one-way delay of a write in seconds."""
-        return self._weather.delay(self.latency)
 
     def blocked_towards(self, target: Host) -> bool:
         """Tell whether bytes to one of the two ends have to wait."""
@@ -95,6 +91,7 @@ class Connection:
         if (there, back) == (self._cut_there, self._cut_back):
             return
         self._cut_there, self._cut_back = there, back
+        self.blocked = there or back
         for pipe in list(self.streams):
             pipe.release()
             pipe.opposite.release()

@@ -58,15 +58,15 @@ class MeshPipe(Pipe):
             else:
                 seconds = control.backoff_seconds
                 self._record(self._source.name, "prune", peer=peer, topic=topic, backoff=seconds)
-        Pipe._send(self, data)
+        super()._send(data)
 
     def _arrive(self, data: bytes) -> None:
         controls = mesh_control(data)
         if not controls:
-            Pipe._arrive(self, data)
+            super()._arrive(data)
             return
         waiting = len(self._items)
-        Pipe._arrive(self, data)
+        super()._arrive(data)
         if len(self._items) == waiting:
             return  # held up, or for nobody
         for control in controls:

@@ -156,7 +156,8 @@ class Pipe:
     def _arrive(self, data: bytes) -> None:
         if self.broken:
             return
-        if self._held or self._connection.blocked_towards(self._target):
+        connection = self._connection
+        if self._held or (connection.blocked and connection.blocked_towards(self._target)):
             self._held.append(data)
             return
         if data is _END:
@@ -215,7 +216,8 @@ class Pipe:
 
     def _acknowledge(self, count: int) -> None:
         """Give the writer its window back; what cannot be acknowledged now is later."""
-        if self._connection.blocked_towards(self._source):
+        connection = self._connection
+        if connection.blocked and connection.blocked_towards(self._source):
             self._unacknowledged += count
             return
         self._on_the_way -= count
