@@ -134,14 +134,17 @@ class Membership:
             group.create_task(self._stay_listed())
             if not begun:
                 await self._hear_of_past()
+            early_seconds = self._early_seconds()
             while True:
                 try:
                     await self.announce()
-                    wait_epochs = epochs.refresh_epochs
+                    wait_seconds = epochs.refresh_epochs * epochs.seconds
+                    if early_seconds > 0:
+                        wait_seconds, early_seconds = early_seconds, 0.0
                 except TransportError as error:
                     log.warning("record not announced", error=str(error))
-                    wait_epochs = 1
-                await asyncio.sleep(wait_epochs * epochs.seconds)
+                    wait_seconds = epochs.seconds
+                await asyncio.sleep(wait_seconds)
 
     async def _hear_of_past(self) -> None:
         """Let a peer show us a record of a life before; our next one would take its place."""
@@ -176,6 +179,17 @@ class Membership:
         if former is not None and self._is_recent(former.message.sequence):
             self._joined_at = min(self._joined_at, former.message.joined_at)
             self._sequence = max(self._sequence, former.message.sequence)
+
+    def _early_seconds(self) -> float:
+        """Return for how long a record of ours is no news yet to whoever heard the last one.
+
+        That may have said that we leave: who comes back this soon has to say so once more.
+        """
+        self._take_up()
+        if not self._is_recent(self._sequence):
+            return 0.0
+        news_at = self._sequence / 1000 + self._replica.roster.pause_seconds
+        return news_at - self._clock.now()
 
     def _next_sequence(self) -> int:
         now_ms = round(self._clock.now() * 1000)

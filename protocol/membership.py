@@ -77,9 +77,10 @@ class Roster:
         self._all_heard_since = float("-inf")
         """No record here is older."""
         self._lifetime_seconds = manifest.epochs.record_epochs * manifest.epochs.seconds
-        self._pause_seconds = (
+        self.pause_seconds = (
             REFRESH_SHARE_MIN * manifest.epochs.refresh_epochs * manifest.epochs.seconds
         )
+        """Before a member's next record is news, unless that says that it leaves."""
 
     def offer(self, record: Signed[NodeRecord], now: float) -> Fault | bool:
         """Take a record whose signature is checked; False when it is not news."""
@@ -146,7 +147,7 @@ class Roster:
     def _is_news(self, record: Signed[NodeRecord], known: Member) -> bool:
         """Tell whether a member's next record is due, or says that it leaves."""
         leaves = record.message.leaving and not known.record.message.leaving
-        pause_seconds = 0.0 if leaves else self._pause_seconds
+        pause_seconds = 0.0 if leaves else self.pause_seconds
         newer = record.message.sequence > known.record.message.sequence
         return newer and record.message.issued_at >= known.seen_at + pause_seconds
 

@@ -174,6 +174,23 @@ def test_a_short_break_is_none():
     run_virtual(scenario())
 
 
+def test_who_leaves_and_comes_back_at_once_says_so_again_when_it_is_news():
+    """Others take no second record within a pause, and the first one said that we leave."""
+
+    async def scenario():
+        node = Node()
+        await node.run(1)
+        await node.membership.announce(leaving=True)
+        assert node.record.leaving
+        node.begin()
+        said = len(node.gossip.said)
+        await node.run(node.replica.roster.pause_seconds + REFRESH_SECONDS - 0.1)
+        assert not node.record.leaving
+        assert len(node.gossip.said) == said + 2, "once it is news, at the usual pace"
+
+    run_virtual(scenario())
+
+
 def test_without_our_disk_we_have_just_come():
     async def scenario():
         node = Node()
