@@ -49,6 +49,7 @@ ADDRESS_CHARACTERS_MAX = 200
 
 _TABLE = "membership"
 _KEY = b"own"
+_LEFT = b"left"
 
 
 def is_known(store: Store) -> bool:
@@ -155,14 +156,15 @@ class Membership:
     def _resumed(self) -> tuple[int, int]:
         """Return since when we are here and our last sequence number, in unix milliseconds.
 
-        A break shorter than a record's life is none: nobody else can see it, and whoever was drawn
-        before a restart stays drawn after it. Without our disk we seem to have just come, until a
-        peer shows us what we said before (``_take_up``).
+        A break shorter than a record's life is none, unless we said that we leave: nobody else can
+        see it, and whoever was drawn before a restart stays drawn after it. Without our disk we
+        seem to have just come, until a peer shows us what we said before (``_take_up``).
         """
         now_ms = round(self._clock.now() * 1000)
         stored = self._store.get(_TABLE, _KEY) or b""
-        joined_at, sequence = (int.from_bytes(part, "big") for part in (stored[:8], stored[8:]))
-        return (joined_at if self._is_recent(sequence) else now_ms), sequence
+        joined_at, sequence = (int.from_bytes(part, "big") for part in (stored[:8], stored[8:16]))
+        stayed = self._is_recent(sequence) and stored[16:] != _LEFT
+        return (joined_at if stayed else now_ms), sequence
 
     def _is_recent(self, sequence: int) -> bool:
         epochs = self._replica.manifest.epochs
@@ -177,7 +179,8 @@ class Membership:
         """
         former = self._synchroniser.former
         if former is not None and self._is_recent(former.message.sequence):
-            self._joined_at = min(self._joined_at, former.message.joined_at)
+            if not former.message.leaving:
+                self._joined_at = min(self._joined_at, former.message.joined_at)
             self._sequence = max(self._sequence, former.message.sequence)
 
     def _early_seconds(self) -> float:
@@ -197,8 +200,9 @@ class Membership:
             return now_ms  # our clock was ahead and was set back: nobody took what it said
         return max(self._sequence + 1, now_ms)
 
-    async def _remember(self) -> None:
+    async def _remember(self, *, leaving: bool) -> None:
         value = b"".join(part.to_bytes(8, "big") for part in (self._joined_at, self._sequence))
+        value += _LEFT if leaving else b""
         try:
             await self._store.commit([Put(_TABLE, _KEY, value)])
         except StorageFullError as error:
@@ -209,7 +213,7 @@ class Membership:
         short = [item for item in addresses if len(item) <= ADDRESS_CHARACTERS_MAX]
         self._take_up()
         self._sequence = self._next_sequence()
-        await self._remember()
+        await self._remember(leaving=leaving)
         return seal(
             NodeRecord(
                 sequence=self._sequence,

@@ -31,6 +31,9 @@ class Committee:
     ranking: tuple[PeerId, ...]
     first_size: int
     escalated_size: int
+    worker: PeerId
+    lot: bytes
+    """Beacon and commit: with a validator's id, what ranks it."""
 
     @property
     def first(self) -> tuple[PeerId, ...]:
@@ -47,6 +50,12 @@ class Committee:
         """How many of the larger committee decide: two thirds, rounded up."""
         return -(-2 * self.escalated_size // 3)
 
+    def ranking_with(self, others: Sequence[PeerId]) -> tuple[PeerId, ...]:
+        """Return the ranking as it is when ``others`` are live too; the worker never is in it."""
+        known = (*self.ranking, self.worker)
+        missing = tuple(peer for peer in others if peer not in known)
+        return _by_lot(self.lot, self.ranking + missing) if missing else self.ranking
+
 
 def draw(
     manifest: RunManifest, electorate: Electorate, commit: Signed[RolloutCommit]
@@ -59,18 +68,15 @@ def draw(
     rules: CommitteeSection = manifest.committee
     if len(validators) < rules.roster_min:
         return None
-    return _ranked(
-        electorate.beacon(epoch) + commit.digest, validators, rules.size, rules.escalated_size
-    )
+    count = len(validators)
+    lot = electorate.beacon(epoch) + commit.digest
+    first_size, escalated_size = min(rules.size, count), min(rules.escalated_size, count)
+    return Committee(_by_lot(lot, validators), first_size, escalated_size, commit.signer, lot)
 
 
 @lru_cache(maxsize=RANKINGS_MAX)
-def _ranked(
-    lot: bytes, validators: tuple[PeerId, ...], first_size: int, escalated_size: int
-) -> Committee:
-    ranking = sorted(validators, key=lambda peer: digest(lot + peer.encode()))
-    count = len(ranking)
-    return Committee(tuple(ranking), min(first_size, count), min(escalated_size, count))
+def _by_lot(lot: bytes, validators: tuple[PeerId, ...]) -> tuple[PeerId, ...]:
+    return tuple(sorted(validators, key=lambda peer: digest(lot + peer.encode())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +145,8 @@ def check_certificate(
     """Check opened verdicts against the committee that this node draws for the same commit.
 
     A ``bad-certificate`` is wrong for everyone; ``other-committee`` may be our own view's fault.
+    Signers that we do not see on the roster of that epoch were on somebody's: they count, at the
+    ranks that they have, so that a validator's later absence makes nothing of what it signed.
     """
     signers = [verdict.signer for verdict in verdicts]
     if len(set(signers)) != len(signers):
@@ -153,7 +161,7 @@ def check_certificate(
         members, needed = committee.first_size, committee.first_size
     else:
         return Fault("bad-certificate", "only the larger committee can reject")
-    eligible = committee.ranking[: members + VIEW_SLACK]
+    eligible = committee.ranking_with(signers)[: members + VIEW_SLACK]
     if sum(signer in eligible for signer in signers) < needed:
         return Fault("other-committee", "too few of its signers are of the one we draw")
     return None

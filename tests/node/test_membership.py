@@ -174,6 +174,27 @@ def test_a_short_break_is_none():
     run_virtual(scenario())
 
 
+@pytest.mark.parametrize("blank", [False, True])
+def test_who_said_that_it_leaves_has_been_away(blank):
+    """Others drew committees without us meanwhile, and whoever comes late must draw the same."""
+
+    async def scenario():
+        node = Node()
+        await node.run(1)
+        await node.membership.announce(leaving=True)
+        left = node.replica.roster.get(OWN.peer_id).record
+        await asyncio.sleep(LIFETIME_SECONDS / 2)
+        if blank:
+            node = Node()
+            node.synchroniser.former = left
+        else:
+            node.begin()
+        await node.run(1)
+        assert node.record.joined_at > left.message.sequence
+
+    run_virtual(scenario())
+
+
 def test_who_leaves_and_comes_back_at_once_says_so_again_when_it_is_news():
     """Others take no second record within a pause, and the first one said that we leave."""
 

@@ -77,7 +77,7 @@ def test_a_committee_is_no_larger_than_the_roster():
 
 @given(st.integers(1, 200))
 def test_the_quorum_is_two_thirds_and_two_quorums_share_a_member(size):
-    quorum = Committee((), 1, size).quorum
+    quorum = Committee((), 1, size, WORLD.workers[0].peer_id, b"").quorum
     assert 3 * quorum >= 2 * size > 3 * (quorum - 1)
     assert size == 1 or 2 * quorum > size
 
@@ -169,8 +169,7 @@ def test_certificates_that_hold():
         (RANKED[:4], {"accept": False}, "bad-certificate"),
         (RANKED[:4], {"accepted": False, "escalated": True, "accept": True}, "bad-certificate"),
         (RANKED[:3], {"commit": WORLD.commit(WORLD.workers[1])}, "bad-certificate"),
-        ([WORLD.workers[1], *RANKED[:2]], {}, "other-committee"),
-        ([WORLD.trainers[0], *RANKED[:2]], {}, "other-committee"),
+        ([WORLD.workers[0], *RANKED[:2]], {}, "other-committee"),  # the worker itself
     ],
 )
 def test_certificates_that_do_not(signers, options, fault):
@@ -183,3 +182,30 @@ def test_no_certificate_holds_without_its_quorum(ranks, escalated, accepted):
     of_committee = sum(rank < (4 if escalated else 3) + VIEW_SLACK for rank in ranks)
     holds = of_committee >= 3 and (accepted or escalated)
     assert (fault is None) == holds
+
+
+def test_who_was_on_the_signers_roster_counts_at_its_rank():
+    """A late node may not see somebody on the roster of back then who has been away since."""
+    absent = {RANKED[0].peer_id, RANKED[6].peer_id}
+    live = [one for one in WORLD.validators if one.peer_id not in absent]
+    replica = WORLD.replica(roster_at=None)
+    for one in live:
+        replica.receive(WORLD.record(one, ("validator",)).envelope, WORLD.at(0))
+    late = replica.committee(COMMIT)
+    assert [WORLD.by_peer[peer] for peer in late.ranking] == [
+        one for one in RANKED if one.peer_id not in absent
+    ]
+
+    def fault(signers):
+        verdicts = [WORLD.verdict(signer, COMMIT) for signer in signers]
+        certificate = Certificate(
+            commit=COMMIT.digest,
+            escalated=False,
+            accepted=True,
+            verdicts=tuple(verdict.envelope for verdict in verdicts),
+        )
+        found = check_certificate(certificate, verdicts, late)
+        return found and found.reason
+
+    assert fault(RANKED[:3]) is None
+    assert fault([*RANKED[1:3], RANKED[6]]) == "other-committee", "its rank is too low"
