@@ -23,7 +23,7 @@ from rich.text import Text
 
 from simulations.comparison import Difference, flattened
 from simulations.regressions import Regression, add_regression
-from simulations.scenario import Scenario
+from simulations.scenario import Scenario, scenario_names
 from simulations.study import Outcome, Plan, run_plan
 
 PROCESSES = 2
@@ -201,9 +201,10 @@ def show_failure(outcome: Outcome) -> None:
         console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
     console.print(f"repeat it: {outcome.plan.command}", soft_wrap=True, highlight=False)
     regression = Regression(outcome.plan, violation.rule, violation.what)
-    path = add_regression(regression, Path.cwd())
+    ours = outcome.plan.scenario in scenario_names()  # a file elsewhere is nobody else's
+    path = add_regression(regression, Path.cwd()) if ours else None
     if path is None:
-        console.print("no checkout here to keep it in; add this to simulations/regressions.toml:")
+        console.print("not kept here; to keep it, add this to simulations/regressions.toml:")
         console.print(regression.to_toml(), soft_wrap=True, markup=False, highlight=False)
     else:
         console.print(f"kept in {path}", soft_wrap=True)

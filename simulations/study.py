@@ -118,7 +118,7 @@ def run_plan(
     except NodeFailedError as error:
         watch.note_failure(str(error))
     result = meter.result(
-        scenario.name,
+        plan.scenario,
         plan.seed,
         nodes=scenario.nodes.total,
         wall_s=clock() - began,

@@ -97,7 +97,7 @@ for file in sys.argv[1:]:
     main(["simulate", "run", file, "--seed", "5", "--json"])
 """
 
-REAL = ("scenario", "wall_s", "peak_rss_mb")
+REAL = ("wall_s", "peak_rss_mb")
 """What is of this machine and no simulation."""
 
 

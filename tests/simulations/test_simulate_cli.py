@@ -123,6 +123,21 @@ def test_a_violation_adds_itself_to_the_checkout(prime_node, outcomes, tmp_path)
     assert kept.what == VIOLATION.what
 
 
+def test_a_violation_of_a_scenario_of_ones_own_is_not_kept_for_others(
+    prime_node, outcomes, tmp_path
+):
+    file = tmp_path / regressions.FILE
+    file.parent.mkdir()
+    file.write_text("# seeds\n")
+    own = tmp_path / "own.toml"
+    own.write_text('extends = "quiet-20"\nname = "own"\ndescription = "x"\n')
+    outcomes.result = result(violations=(VIOLATION,))
+    code, _, errors = prime_node("run", own, "--seed", 4)
+    assert code == 1
+    assert "[[regression]]" in errors
+    assert regressions.load_regressions(file) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
