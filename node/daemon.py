@@ -44,7 +44,8 @@ from roles.validator.flow import ValidatorFlow
 
 log = structlog.get_logger()
 
-SYNCHRONISE_EPOCHS = 8
+SYNCHRONISE_EPOCHS_MIN = 0.5
+SYNCHRONISE_EPOCHS_MAX = 8
 """Gossip loses little; this bounds how long the loss lasts."""
 
 STOP_SECONDS = 15.0
@@ -304,14 +305,20 @@ class Daemon:
         return Role.VALIDATOR in self._about.roles or Role.TRAINER in self._about.roles
 
     async def _synchronise(self) -> None:
-        """Pull from one peer after another: at once when we come, then now and then."""
+        """Pull from one peer after another: at once when we come, then ever less often.
+
+        The first peer may have just come too: after a power cut half of the swarm has.
+        """
         rng = self._ports.rng.child("synchronise")
-        epoch_seconds = self._manifest.epochs.seconds
+        pause_epochs = SYNCHRONISE_EPOCHS_MIN
         while True:
             for peer in rng.sample(self._connections.connected, 1):
                 await self._synchroniser.pull(peer)
             calm = self._synchroniser.synchronised and not self._replica.behind
-            await asyncio.sleep(SYNCHRONISE_EPOCHS * epoch_seconds if calm else epoch_seconds / 2)
+            pause_epochs = (
+                min(2 * pause_epochs, SYNCHRONISE_EPOCHS_MAX) if calm else SYNCHRONISE_EPOCHS_MIN
+            )
+            await asyncio.sleep(pause_epochs * self._manifest.epochs.seconds)
 
     async def _keep_house(self) -> None:
         """Let time pass in the replica, write in batches, delete what nobody needs."""
