@@ -52,7 +52,11 @@ class TrainerFlow:
         self._misses: Counter[Digest] = Counter()
         self._version = -1
         self._term = 0
+        self._parent = b""
+        """Digest of the manifest of the version that the next one is made from."""
         self._publishing: asyncio.Task[None] | None = None
+        self._awaited: tuple[Digest, float] | None = None
+        """The newest version while nobody can give it to us, and since when."""
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -87,7 +91,7 @@ class TrainerFlow:
         return context.replica.ledger.version >= context.manifest.grpo.steps
 
     async def _resume(self) -> bool:
-        """Load the state of the newest version; False while it cannot be had."""
+        """Load the state of the newest version that can be had; False while we wait for it."""
         context = self._context
         head = context.replica.ledger.head
         if head is None:
@@ -99,9 +103,13 @@ class TrainerFlow:
             and context.blobs.file_bytes(own_state) is not None
             and await self._load_state(own_state)
         )
+        found = head
         if not ours and not await self._take_over(head):
-            return False
-        self._version = version
+            older = await self._go_back(head)
+            if older is None:
+                return False
+            found = older
+        self._version, self._parent = found.message.version, found.digest
         # A later term is above what an earlier trainer, or we before we lost our disk, published
         # without our knowing.
         term = head.message.term
@@ -110,7 +118,7 @@ class TrainerFlow:
         context.conditions.clear("trainer")
         if ours:  # a crash may have come between its storing and its announcing
             await context.network.announce(Topic.CHECKPOINTS, head.envelope)
-        log.info("training resumed", version=version, term=self._term)
+        log.info("training resumed", version=self._version, term=self._term)
         return True
 
     async def _take_over(self, head: Signed[CheckpointManifest]) -> bool:
@@ -129,6 +137,28 @@ class TrainerFlow:
             return True
         context.conditions.set("trainer", f"waiting for the weights of version {version}")
         return False
+
+    async def _go_back(self, head: Signed[CheckpointManifest]) -> Signed[CheckpointManifest] | None:
+        """Load the newest version that we hold once the head is lost with all who had it.
+
+        A trainer may die between announcing a version and serving its first byte. Our next version
+        then takes the number of a lost one, in a later term and from the same parent.
+        """
+        context, now = self._context, asyncio.get_running_loop().time()
+        if self._awaited is None or self._awaited[0] != head.digest:
+            self._awaited = (head.digest, now)
+        # After one record's life everyone who is live has said what it holds.
+        life_seconds = context.manifest.epochs.record_epochs * context.epoch_seconds
+        if now < self._awaited[1] + life_seconds or self._is_held(head.message.version):
+            return None
+        for version in range(head.message.version - 1, -1, -1):
+            checkpoint = context.replica.ledger.checkpoint(version)
+            if checkpoint is None or context.policies.get(version) is None:
+                continue
+            if await self._take_over(checkpoint):
+                log.warning("versions are lost", newest=head.message.version, left=version)
+                return checkpoint
+        return None
 
     async def _load_state(self, path: Path) -> bool:
         try:
@@ -154,7 +184,7 @@ class TrainerFlow:
         if path is None or context.peer_id != context.manifest.genesis.trainers[0]:
             context.conditions.set("trainer", "waiting for the genesis policy")
             return False
-        if self._has_begun():
+        if self._is_held(0):  # then we have published, and have lost our disk
             context.conditions.set("trainer", "waiting for what others know of this run")
             return False
         policy = Policy(Version(0), context.manifest.genesis_policy, path)
@@ -162,18 +192,17 @@ class TrainerFlow:
             context.conditions.set("trainer", f"{path} is not the genesis policy of this run")
             await asyncio.sleep(context.epoch_seconds)
             return False
-        self._version = -1
-        self._term = 0
+        self._version, self._term, self._parent = -1, 0, b""
         await self._finish_version([], 0)
         await self._settle_publication()
         return context.replica.ledger.version == 0
 
-    def _has_begun(self) -> bool:
-        """Tell whether others hold a version: then we have published, and have lost our disk."""
+    def _is_held(self, version: int) -> bool:
+        """Tell whether a node of the genesis says that it holds ``version`` or a later one."""
         context = self._context
         manifest = context.manifest
         return any(
-            member.record.message.policy_version >= 0
+            member.record.message.policy_version >= version
             for member in context.replica.roster.live(context.clock.now())
             if manifest.is_validator(member.peer) or manifest.is_trainer(member.peer)
         )
@@ -321,11 +350,10 @@ class TrainerFlow:
         release = await self._stored(lambda: context.policies.release(policy))
 
         async def announce() -> None:
-            head = context.replica.ledger.head
             manifest = CheckpointManifest(
                 version=policy.version,
                 term=self._term,
-                parent=b"" if head is None else head.digest,
+                parent=self._parent,
                 policy=policy.digest,
                 index=release.index,
                 index_bytes=release.index_bytes,
@@ -336,7 +364,7 @@ class TrainerFlow:
                 reward_mean=reward_mean,
                 created_at=round(context.clock.now() * 1000),
             )
-            await context.network.publish(Topic.CHECKPOINTS, manifest)
+            self._parent = (await context.network.publish(Topic.CHECKPOINTS, manifest)).digest
 
         await self._stored(announce)
         log.info("version published", version=policy.version, term=self._term)

@@ -29,12 +29,13 @@ class World(FlowWorld):
         self.live(self.signer, policy_version=-1)
         self.run(self.flow)
 
-    def rollout(self, body=None, worker=0, *, held=True, certified=True):
+    def rollout(self, body=None, worker=0, *, version=None, held=True, certified=True):
         """Take a certified commit to ``body``, by default an honest one, and hold its body."""
         signer = self.world.workers[worker]
         count = self.manifest.sampling.group_size * self.manifest.sampling.prompts_per_rollout
         good = RolloutSequence((ANSWER, END), (-0.5, -0.5), 1_000_000, (b"proof",))
-        number, previous = self.replica.ledger.next_slot(signer.peer_id, self.version_now)
+        version = self.version_now if version is None else version
+        number, previous = self.replica.ledger.next_slot(signer.peer_id, version)
         unique = RolloutSequence((ANSWER, END), (-0.5, -0.5), number, (signer.public_key,))
         data = encode_body([good] * (count - 1) + [unique]) if body is None else body
         signed = self.world.commit(
@@ -42,8 +43,8 @@ class World(FlowWorld):
             number,
             previous,
             epoch=self.context.epoch(),
-            version=self.version_now,
-            checkpoint=self.replica.ledger.head.digest,
+            version=version,
+            checkpoint=self.replica.ledger.checkpoint(version).digest,
             body=digest(data),
             body_bytes=len(data),
             tokens=2 * count,
@@ -311,6 +312,60 @@ def test_no_room_for_a_state_is_told_and_waited_for(tmp_path):
         await world.rest(15)
         assert world.engine.loaded == ["published.state"]
         assert str(world.conditions) == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+LIFE_EPOCHS = 12
+
+
+def orphaned(tmp_path):
+    """Return a world whose newest version died with its trainer before anybody had it."""
+    world = World(tmp_path, epochs={"seconds": EPOCH_SECONDS, "record_epochs": LIFE_EPOCHS})
+    batch = world.batch()
+    world.version(*batch, trainer=1, term=1)
+    return world, batch
+
+
+def test_a_version_that_died_with_its_trainer_is_made_again(tmp_path):
+    async def scenario():
+        world, batch = orphaned(tmp_path)
+        lost = world.replica.ledger.head
+        world.start()
+        await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
+        assert world.engine.loaded == []
+        assert "waiting for the weights of version 1" in str(world.conditions)
+        world.live(world.signer, policy_version=0)
+        await world.rest(30)
+        assert world.engine.loaded == ["v0.safetensors"]
+        fresh = [world.rollout(worker=worker, version=0) for worker in range(2)]
+        await world.rest(5)
+        made, after = world.published
+        assert (made.version, made.parent) == (1, lost.message.parent)
+        assert made.term > lost.message.term
+        assert set(made.batch) == {signed.digest for signed in fresh}
+        assert set(after.batch) == {signed.digest for signed in batch}, "they were given back"
+        assert str(world.conditions) == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_version_that_somebody_holds_is_waited_for(tmp_path):
+    async def scenario():
+        world, _ = orphaned(tmp_path)
+        world.start()
+        await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
+        world.live(world.signer, policy_version=0)
+        holder = world.world.validators[0]
+        world.live(holder, roles=("validator",), policy_version=1)
+        await world.rest(60)
+        assert world.published == []
+        world.hold(1, b"policy 1")
+        world.pulse.beat()
+        await world.rest(5)
+        assert world.engine.loaded == ["v1.safetensors"]
         await world.stop()
 
     run_virtual(scenario())
