@@ -8,9 +8,11 @@ digest of every chunk. The words on the wire are in ``node.blob_wire``.
 import asyncio
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from node.blob_wire import PROTOCOL, Kind, Request, Status, ask, read_request, reply, within
+from node.serving import Bounded
 from protocol import crypto
 from protocol.types import Digest, Fault, PeerId
 from roles.ports import Blobs, Clock, Stream, Streams, TransportError
@@ -92,7 +94,12 @@ class BlobExchange:
         self._protocol = prefix + PROTOCOL
         self._on_fault = on_fault
         self._cap = _UploadCap(clock, self._limits.upload_bytes_per_second)
-        self._serving: Counter[PeerId] = Counter()
+        self._bounded = Bounded(
+            self._serve,
+            per_peer=self._limits.streams_per_peer,
+            total=self._limits.streams_total,
+            refuse=self._refuse,
+        )
         self._sent: Counter[Kind] = Counter()
         self._received: Counter[Kind] = Counter()
 
@@ -123,7 +130,7 @@ class BlobExchange:
 
     async def start(self) -> None:
         """Serve the protocol from now on."""
-        await self._transport.handle(self._protocol, self._serve)
+        await self._transport.handle(self._protocol, self._bounded)
 
     # Fetching
 
@@ -256,24 +263,12 @@ class BlobExchange:
     # Serving
 
     async def _serve(self, stream: Stream) -> None:
-        peer, limits = stream.peer, self._limits
-        try:
-            if (
-                self._serving[peer] >= limits.streams_per_peer
-                or self._serving.total() >= limits.streams_total
-            ):
-                await within(limits.open_seconds, reply(stream, Status.BUSY, 0))
-                return
-            self._serving[peer] += 1
-            try:
-                await self._answer(stream)
-            finally:
-                self._serving[peer] -= 1
-        except (TransportError, LookupError):  # they left, or the blob did
-            return
-        finally:
-            if not self._serving[peer]:
-                del self._serving[peer]
+        with suppress(TransportError, LookupError):  # they left, or the blob did
+            await self._answer(stream)
+
+    async def _refuse(self, stream: Stream) -> None:
+        with suppress(TransportError):
+            await within(self._limits.open_seconds, reply(stream, Status.BUSY, 0))
 
     async def _answer(self, stream: Stream) -> None:
         limits = self._limits

@@ -143,8 +143,8 @@ class Links:
         self._running = False
         self._framed = (b"", b"")
         self._followed: list[PeerId] = []
-        self._stalls_looked_for_at = 0.0
         """The connected peers at the last look."""
+        self._stalls_looked_for_at = 0.0
         self.counters = LinkCounters()
 
     async def start(self) -> None:

@@ -15,6 +15,7 @@ import structlog
 
 from node.blob_wire import within
 from node.frames import read_frame, write_frame
+from node.serving import Bounded
 from protocol.codec import decode, encode
 from protocol.membership import Member
 from protocol.messages import ENVELOPE_BYTES_MAX, NodeRecord, Signed
@@ -69,7 +70,8 @@ class Synchroniser:
         self._accepted = accepted
         self._protocol = f"/prime-node/1/{replica.run_id.hex()[:16]}/sync"
         self._blank = blank
-        self._serving: dict[PeerId, None] = {}
+        # The client takes a closed stream for "ask another one".
+        self._bounded = Bounded(self._serve, per_peer=1, total=SERVED_MAX)
         self._review = 0
         self._told = asyncio.Event()
         self.former: Signed[NodeRecord] | None = None
@@ -86,7 +88,7 @@ class Synchroniser:
 
     async def start(self) -> None:
         """Serve the protocol."""
-        await self._streams.handle(self._protocol, self._serve)
+        await self._streams.handle(self._protocol, self._bounded)
 
     async def pull(self, peer: PeerId) -> bool:
         """Take what ``peer`` has and we lack; False when it did not tell all of it in time."""
@@ -159,13 +161,7 @@ class Synchroniser:
                 self.former = signed
 
     async def _serve(self, stream: Stream) -> None:
-        if stream.peer in self._serving or len(self._serving) >= SERVED_MAX:
-            return  # the client takes a closed stream for "ask another one"
-        self._serving[stream.peer] = None
-        try:
-            await within(EXCHANGE_SECONDS, self._answer(stream))
-        finally:
-            del self._serving[stream.peer]
+        await within(EXCHANGE_SECONDS, self._answer(stream))
 
     async def _answer(self, stream: Stream) -> None:
         request = _map(await within(STALL_SECONDS, read_frame(stream, REQUEST_BYTES_MAX)))

@@ -184,15 +184,8 @@ class Roster:
 
     def live(self, now: float, role: Role | None = None) -> list[Member]:
         """Return the members (that hold ``role``) whose record is fresh at ``now``, by peer id."""
-        members, oldest = self._members, now - self._lifetime_seconds
-        fresh = []
-        for peer in self._order if role is None else self._holders[role]:
-            member = members[peer]
-            message = member.record.message
-            seen_at = message.sequence / 1000
-            if seen_at >= oldest and not (message.leaving and seen_at <= now):
-                fresh.append(member)
-        return fresh
+        peers = self._order if role is None else self._holders[role]
+        return [member for peer in peers if self._is_fresh(member := self._members[peer], now)]
 
     def is_live(self, peer: PeerId, now: float) -> bool:
         """Tell whether ``live`` would have ``peer``, without looking at anybody else."""

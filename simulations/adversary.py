@@ -45,22 +45,49 @@ class NoPredecessorError(RefusedError):
     """The first policy that a stale worker sees has none before it to cheat with."""
 
 
-class _Engine:
-    """Passes everything on."""
+class PassingGeneration:
+    """The ``GenerationEngine`` port, which passes everything on."""
 
     def __init__(self, honest: GenerationEngine) -> None:
         self._honest = honest
 
     async def load(self, policy: Policy) -> None:
+        """Load what was asked for; raises ``ValueError``."""
         await self._honest.load(policy)
 
     async def generate(
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
+        """Generate what was asked for."""
         return await self._honest.generate(requests, temperature)
 
 
-class StaleWeights(_Engine):
+class PassingEnvironment:
+    """The ``Environment`` port, which passes everything on."""
+
+    def __init__(self, honest: Environment) -> None:
+        self._honest = honest
+
+    @property
+    def name(self) -> str:
+        """The honest name."""
+        return self._honest.name
+
+    @property
+    def vocabulary(self) -> Sequence[str]:
+        """The honest vocabulary."""
+        return self._honest.vocabulary
+
+    def prompt(self, seed: int) -> tuple[int, ...]:
+        """Return the honest prompt."""
+        return self._honest.prompt(seed)
+
+    def score(self, seed: int, completion: Sequence[int]) -> float:
+        """Return the honest reward."""
+        return self._honest.score(seed, completion)
+
+
+class StaleWeights(PassingGeneration):
     """Generates with the policy before the one it claims: saves every other download."""
 
     def __init__(self, honest: GenerationEngine) -> None:
@@ -82,7 +109,7 @@ class StaleWeights(_Engine):
         previous.path.unlink()
 
 
-class OtherWeights(_Engine):
+class OtherWeights(PassingGeneration):
     """Generates with weights that are almost those it claims, as a cheaper copy would be."""
 
     def __init__(self, honest: GenerationEngine) -> None:
@@ -96,7 +123,7 @@ class OtherWeights(_Engine):
         await self._honest.load(replace(policy, digest=perturbed, path=path))
 
 
-class EditedTokens(_Engine):
+class EditedTokens(PassingGeneration):
     """Changes one token of every answer after generation and keeps the proofs."""
 
     def __init__(self, honest: GenerationEngine, vocabulary_size: int) -> None:
@@ -119,7 +146,7 @@ class EditedTokens(_Engine):
         return (*tokens[:place], other, *tokens[place + 1 :])
 
 
-class ForgedProofs(_Engine):
+class ForgedProofs(PassingGeneration):
     """Sends proofs of the right form about nothing: saves keeping the states."""
 
     def __init__(self, honest: GenerationEngine) -> None:
@@ -141,25 +168,8 @@ class ForgedProofs(_Engine):
         return words.tobytes()
 
 
-class ForgedRewards:
+class ForgedRewards(PassingEnvironment):
     """An environment that calls right answers wrong and wrong ones right."""
-
-    def __init__(self, honest: Environment) -> None:
-        self._honest = honest
-
-    @property
-    def name(self) -> str:
-        """The honest name."""
-        return self._honest.name
-
-    @property
-    def vocabulary(self) -> Sequence[str]:
-        """The honest vocabulary."""
-        return self._honest.vocabulary
-
-    def prompt(self, seed: int) -> tuple[int, ...]:
-        """Return the honest prompt."""
-        return self._honest.prompt(seed)
 
     def score(self, seed: int, completion: Sequence[int]) -> float:
         """Return one minus the honest reward."""

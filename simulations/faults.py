@@ -27,6 +27,8 @@ from simulations.world import Actor, World
 
 Work = Coroutine[Any, Any, None]
 
+OfNodes = BreakStreams | Stall | Capacity | Skew | DiskFull | Crash | Leave | RollingRestart
+
 
 def fault_actor(plan: FaultPlan, number: int) -> Actor:
     """Return the actor of the scenario's fault ``number``."""
@@ -58,6 +60,13 @@ def chosen(world: World, selection: Selection, rng: Rng) -> list[str]:
 
 def _tell(world: World, kind: str, names: list[str]) -> None:
     world.emit("world", "fault", what=kind, nodes=",".join(names[:8]), count=len(names))
+
+
+def _struck(world: World, plan: OfNodes, rng: Rng) -> list[str]:
+    """Return whom a fault strikes, and tell."""
+    names = chosen(world, plan.nodes, rng)
+    _tell(world, plan.kind, names)
+    return names
 
 
 # The network
@@ -104,8 +113,7 @@ async def _one_way(world: World, plan: OneWay, rng: Rng) -> None:
 
 
 async def _break_streams(world: World, plan: BreakStreams, rng: Rng) -> None:
-    names = chosen(world, plan.nodes, rng)
-    _tell(world, plan.kind, names)
+    names = _struck(world, plan, rng)
     for name in names:
         if plan.connections:
             world.network.break_connections(name)
@@ -117,8 +125,7 @@ async def _break_streams(world: World, plan: BreakStreams, rng: Rng) -> None:
 
 
 async def _stall(world: World, plan: Stall, rng: Rng) -> None:
-    names = chosen(world, plan.nodes, rng)
-    _tell(world, plan.kind, names)
+    names = _struck(world, plan, rng)
     for name in names:
         world.network.stall(name)
     await asyncio.sleep(plan.seconds)
@@ -127,8 +134,7 @@ async def _stall(world: World, plan: Stall, rng: Rng) -> None:
 
 
 async def _capacity(world: World, plan: Capacity, rng: Rng) -> None:
-    names = chosen(world, plan.nodes, rng)
-    _tell(world, plan.kind, names)
+    names = _struck(world, plan, rng)
     lines = {}
     upload, download = bytes_per_second(plan.upload_mbit), bytes_per_second(plan.download_mbit)
     for name in names:
@@ -141,8 +147,7 @@ async def _capacity(world: World, plan: Capacity, rng: Rng) -> None:
 
 
 async def _skew(world: World, plan: Skew, rng: Rng) -> None:
-    names = chosen(world, plan.nodes, rng.child("nodes"))
-    _tell(world, plan.kind, names)
+    names = _struck(world, plan, rng.child("nodes"))
     clocks = {name: world.machines[name].host.clock.skew_seconds for name in names}
     for name in names:
         world.network.set_skew(name, plan.skew_seconds * (2 * rng.uniform() - 1))
@@ -152,8 +157,7 @@ async def _skew(world: World, plan: Skew, rng: Rng) -> None:
 
 
 async def _disk_full(world: World, plan: DiskFull, rng: Rng) -> None:
-    names = chosen(world, plan.nodes, rng)
-    _tell(world, plan.kind, names)
+    names = _struck(world, plan, rng)
     disks = [world.machines[name].disk for name in names]
     for disk in disks:
         disk.quota_bytes = disk.used_bytes
@@ -166,16 +170,14 @@ async def _disk_full(world: World, plan: DiskFull, rng: Rng) -> None:
 
 
 async def _crash(world: World, plan: Crash, rng: Rng) -> None:
-    names = chosen(world, plan.nodes, rng)
-    _tell(world, plan.kind, names)
+    names = _struck(world, plan, rng)
     for name in names:
         world.crash(name, lose_state=plan.lose_state)
     await _return(world, names, plan.return_after_seconds)
 
 
 async def _leave(world: World, plan: Leave, rng: Rng) -> None:
-    names = chosen(world, plan.nodes, rng)
-    _tell(world, plan.kind, names)
+    names = _struck(world, plan, rng)
     await asyncio.gather(*map(world.leave, names))
     await _return(world, names, plan.return_after_seconds)
 
@@ -197,8 +199,7 @@ async def _flash_crowd(world: World, plan: FlashCrowd, rng: Rng) -> None:
 
 
 async def _rolling_restart(world: World, plan: RollingRestart, rng: Rng) -> None:
-    names = chosen(world, plan.nodes, rng)
-    _tell(world, plan.kind, names)
+    names = _struck(world, plan, rng)
     for name in names:
         world.spawn(_restart(world, name, plan.down_seconds))
         await asyncio.sleep(plan.pause_seconds)

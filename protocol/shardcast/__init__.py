@@ -1,13 +1,13 @@
 """SHARDCAST: how one large file reaches every node at about the speed of one link.
 
-Four pure pieces. ``index`` cuts the file into shards (the unit of storage) and chunks (the unit
+Five pure pieces. ``index`` cuts the file into shards (the unit of storage) and chunks (the unit
 of trust: each has its own digest, so bad bytes name their sender within one chunk). ``forest`` says
 who feeds whom: shards are striped over several trees with different inner nodes, as in SplitStream
 (Castro et al., SOSP 2003), but computed by everyone from the roster and the version, without a
 message. ``transfer`` decides which chunks to ask of whom, and replaces a parent that is late, dead
 or dishonest; ``events`` is its vocabulary. ``experience`` is what a node remembers from version to
-version of those that it had to replace. Bytes never pass through these pieces: ``node.weights``
-moves them.
+version of those that it had to replace, and ``timer`` tells both of them what is late. Bytes never
+pass through these pieces: ``node.weights`` moves them.
 
-Read in the order index, forest, events, transfer, experience.
+Read in the order index, forest, events, timer, transfer, experience.
 """

@@ -10,12 +10,13 @@ is short and small: where many were late at once, none of them is blamed for it;
 soon over; and no more than a share of the members is doubted, so that a member with a full list of
 candidates practically always finds one before the root.
 
-How long a source may take to begin follows what earlier versions took (RFC 6298, as within one).
+How long a source may take to begin follows what earlier versions took (``timer``, as within one).
 """
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
+from protocol.shardcast.timer import Timer
 from protocol.types import PeerId
 
 DOUBT_VERSIONS = 16
@@ -46,8 +47,7 @@ class Experience:
     def __init__(self) -> None:
         self._doubts: dict[PeerId, _Doubt] = {}  # the newest last
         self._transfers = 0
-        self._begin_seconds: float | None = None
-        self._begin_deviation = 0.0
+        self._begin = Timer()
 
     def ordered(self, candidates: Sequence[PeerId]) -> tuple[PeerId, ...]:
         """Return ``candidates`` with those that are doubted last."""
@@ -60,18 +60,14 @@ class Experience:
 
     def begin_seconds(self, initial: float) -> float:
         """Return how long a source may take to begin; ``initial`` before anyone has, at most."""
-        if self._begin_seconds is None:
-            return initial
-        seconds = self._begin_seconds + 4 * self._begin_deviation
-        return min(initial, max(BEGIN_SECONDS_MIN, seconds))
+        late_seconds = self._begin.late_seconds
+        return (
+            initial if late_seconds is None else min(initial, max(BEGIN_SECONDS_MIN, late_seconds))
+        )
 
     def begun(self, seconds: float) -> None:
         """Note that a source took so long from a request to the first chunk."""
-        if self._begin_seconds is None:
-            self._begin_seconds, self._begin_deviation = seconds, seconds / 2
-            return
-        self._begin_deviation += (abs(seconds - self._begin_seconds) - self._begin_deviation) / 4
-        self._begin_seconds += (seconds - self._begin_seconds) / 8
+        self._begin.measure(seconds)
 
     def ended(
         self,

@@ -42,6 +42,7 @@ from protocol.shardcast.events import (
 )
 from protocol.shardcast.forest import stripe_of
 from protocol.shardcast.index import ShardIndex
+from protocol.shardcast.timer import Timer
 from protocol.types import Fault, PeerId
 
 
@@ -80,8 +81,7 @@ class _Stripe:
     shards: list[int] = field(default_factory=list)  # with chunks to ask for, ascending
     in_flight: int = 0
     late: int = 0  # requests given up since the last chunk
-    gap_seconds: float | None = None  # between chunks of a request, smoothed
-    gap_deviation: float = 0.0
+    gap: Timer = field(default_factory=Timer)  # between chunks of a request
     holds: dict[PeerId, _Hold] = field(default_factory=dict)
 
 
@@ -172,7 +172,7 @@ class Transfer:
 
     def _credit(self, request: _Request, now: float) -> None:
         peer, stripe = self._peers[request.ask.peer], self._stripes[request.stripe]
-        _measure(stripe, max(0.0, now - request.touched))
+        stripe.gap.measure(max(0.0, now - request.touched))
         request.touched = now
         peer.failures, peer.paused_until, peer.delivered = 0, float("-inf"), True
         stripe.late = 0
@@ -384,16 +384,7 @@ class Transfer:
         self._sources = {name: self._peers.setdefault(name, _Peer()) for name in names}
 
     def _late_seconds(self, stripe: _Stripe) -> float:
-        if stripe.gap_seconds is None:
+        late = stripe.gap.late_seconds
+        if late is None:
             return self._limits.late_seconds_initial
-        late = stripe.gap_seconds + 4 * stripe.gap_deviation
         return min(max(late, self._limits.late_seconds_min), self._limits.late_seconds_max)
-
-
-def _measure(stripe: _Stripe, gap: float) -> None:
-    """Follow the time between chunks of a request: mean and deviation, RFC 6298 section 2."""
-    if stripe.gap_seconds is None:
-        stripe.gap_seconds, stripe.gap_deviation = gap, gap / 2
-        return
-    stripe.gap_deviation += (abs(gap - stripe.gap_seconds) - stripe.gap_deviation) / 4
-    stripe.gap_seconds += (gap - stripe.gap_seconds) / 8

@@ -28,7 +28,7 @@ REPEAT_EPOCHS = 4.0
 """A commit that has no outcome by then may have been announced to nobody: it is told again."""
 
 FORGETFUL_EPOCHS = 8.0
-"""For how long a worker without its disk only listens: until it has asked a second peer what it
+"""For how long a worker without its disk only listens: until it has asked several peers what it
 missed (``node.daemon``). It may have used slots of every version that it hears of meanwhile."""
 
 

@@ -103,12 +103,11 @@ class TrainerFlow:
             and context.blobs.file_bytes(own_state) is not None
             and await self._load_state(own_state)
         )
-        found = head
+        found: Signed[CheckpointManifest] | None = head
         if not ours and not await self._take_over(head):
-            older = await self._go_back(head)
-            if older is None:
-                return False
-            found = older
+            found = await self._go_back(head)
+        if found is None:
+            return False
         self._version, self._parent = found.message.version, found.digest
         # A later term is above what an earlier trainer, or we before we lost our disk, published
         # without our knowing.

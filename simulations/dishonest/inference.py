@@ -15,9 +15,9 @@ from protocol.shardcast import index as shard_index
 from protocol.types import DIGEST_BYTES, Digest, Fault
 from roles.flow import RefusedError
 from roles.ports import Environment, Generation, GenerationEngine, GenerationRequest, Policy
-from simulations.adversary import EditedTokens, ForgedRewards
+from simulations.adversary import EditedTokens, ForgedRewards, PassingGeneration
 from simulations.content import Extent
-from simulations.dishonest.passthrough import OtherEngines, PassingGeneration
+from simulations.dishonest.passthrough import OtherEngines
 from simulations.engines import SumTask, policy_digest
 from simulations.machine import Machine, Parts
 from simulations.storage import Disk, SimBlobs

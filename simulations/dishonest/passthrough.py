@@ -1,16 +1,13 @@
 """Ports that pass everything on: a behaviour overrides the one thing that it lies about."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from node.ports import Engines
 from protocol.manifest import RunManifest
 from protocol.types import PeerId
 from roles.ports import (
     Environment,
-    Generation,
     GenerationEngine,
-    GenerationRequest,
-    Policy,
     Stream,
     StreamHandler,
     TrainingEngine,
@@ -85,23 +82,6 @@ class PassingTransport:
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
         """Serve ``protocol``."""
         await self._honest.handle(protocol, handler)
-
-
-class PassingGeneration:
-    """The ``GenerationEngine`` port."""
-
-    def __init__(self, honest: GenerationEngine) -> None:
-        self._honest = honest
-
-    async def load(self, policy: Policy) -> None:
-        """Load what was asked for; raises ``ValueError``."""
-        await self._honest.load(policy)
-
-    async def generate(
-        self, requests: Sequence[GenerationRequest], temperature: float
-    ) -> list[Generation]:
-        """Generate what was asked for."""
-        return await self._honest.generate(requests, temperature)
 
 
 class OtherEngines:

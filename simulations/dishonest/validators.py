@@ -24,6 +24,7 @@ from roles.ports import (
     VerificationEngine,
     VerificationRequest,
 )
+from simulations.adversary import PassingEnvironment
 from simulations.dishonest.passthrough import (
     OtherEngines,
     PassingStream,
@@ -77,30 +78,16 @@ class IdleVerification:
         return await never
 
 
-class CredulousEnvironment:
+class CredulousEnvironment(PassingEnvironment):
     """A task that gives every sequence the reward that its worker claims for it."""
 
     def __init__(self, honest: Environment, manifest: RunManifest, machine: Machine) -> None:
-        self._honest = honest
+        super().__init__(honest)
         self._manifest = manifest
         self._machine = machine
         self._claims: dict[tuple[int, tuple[int, ...]], float] = {}
         """Problem seed and tokens to a score that comes to the claimed reward."""
         self._read: dict[Digest, None] = {}
-
-    @property
-    def name(self) -> str:
-        """The honest name."""
-        return self._honest.name
-
-    @property
-    def vocabulary(self) -> Sequence[str]:
-        """The honest vocabulary."""
-        return self._honest.vocabulary
-
-    def prompt(self, seed: int) -> tuple[int, ...]:
-        """Return the honest prompt."""
-        return self._honest.prompt(seed)
 
     def score(self, seed: int, completion: Sequence[int]) -> float:
         """Return what is claimed, or the honest reward where nothing is."""

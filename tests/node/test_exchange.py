@@ -273,7 +273,7 @@ async def test_an_oversize_request_is_a_fault_and_a_silent_one_is_dropped(tmp_pa
     assert two.faults == [(one.peer, "oversize")]
     silent = await one.transport.open_stream(two.peer, PREFIX + PROTOCOL)
     assert await silent.read(1) == b""
-    assert len(two.exchange._serving) == 0
+    assert len(two.exchange._bounded._serving) == 0
 
 
 async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(tmp_path: Path) -> None:
@@ -284,11 +284,11 @@ async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(tmp_path: Path)
     stalled = [asyncio.create_task(pull(one, two.peer, 0, len(DATA))) for _ in range(2)]
     await asyncio.sleep(0.05)
     assert b"".join(await pull(three, two.peer, 0, len(DATA))) == DATA
-    assert two.exchange._serving[one.peer] == 2
+    assert two.exchange._bounded._serving[one.peer] == 2
     hub.resume(one.peer)
     hub.stall(one.peer)
     await asyncio.sleep(0.5)
-    assert two.exchange._serving[one.peer] == 0
+    assert two.exchange._bounded._serving[one.peer] == 0
     assert all(
         isinstance(result, TransportError)
         for result in await asyncio.gather(*stalled, return_exceptions=True)

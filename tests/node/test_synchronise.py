@@ -249,7 +249,7 @@ def test_a_malformed_request_is_not_answered(request_):
         stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.synchroniser._protocol)
         await write_frame(stream, request_)
         assert await stream.read(1) == b""
-        assert pair.theirs.synchroniser._serving == {}
+        assert pair.theirs.synchroniser._bounded._serving == {}
 
     run_virtual(scenario())
 
@@ -286,9 +286,9 @@ def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
             await asyncio.sleep(0.1)
         refused = [await asyncio.wait_for(streams[n].read(1), 1) for n in (1, 3)]
         assert refused == [b"", b""]
-        assert list(server.synchroniser._serving) == ["a", "b"]
+        assert list(server.synchroniser._bounded._serving) == ["a", "b"]
         await asyncio.sleep(STALL_SECONDS)  # who asks and says nothing makes room again
-        assert server.synchroniser._serving == {}
+        assert server.synchroniser._bounded._serving == {}
 
     run_virtual(scenario())
 

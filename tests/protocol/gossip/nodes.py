@@ -14,13 +14,14 @@ from protocol.gossip.events import (
     PeerConnected,
     RpcReceived,
     Send,
+    Subscribe,
     Validate,
     Validated,
 )
 from protocol.gossip.message import encode_message, sign_message
 from protocol.gossip.params import Params
 from protocol.gossip.router import Router
-from protocol.gossip.rpc import Rpc, decode_rpc, encode_rpc
+from protocol.gossip.rpc import Rpc, Subscription, decode_rpc, encode_rpc
 from protocol.rng import Rng
 from protocol.types import PeerId, Relay
 
@@ -60,6 +61,25 @@ def signed(author: Identity, data: bytes, seqno: int, topic: str = TOPIC) -> byt
 
 def received(peer: PeerId, rpc: Rpc) -> RpcReceived:
     return RpcReceived(peer, encode_rpc(rpc))
+
+
+ENTER = Rpc(subscriptions=(Subscription(True, TOPIC),))
+
+
+def joined_router(
+    count: int = 3,
+    params: Params | None = None,
+    score=lambda _peer: 0.0,
+    *,
+    may_wait: bool = False,
+) -> Router:
+    """Return a router subscribed to TOPIC, with ``count`` subscribed peers in its mesh."""
+    node = router(params, score)
+    for each in PEERS[:count]:
+        node.handle(PeerConnected(each.peer_id), 0)
+        node.handle(received(each.peer_id, ENTER), 0)
+    node.handle(Subscribe(TOPIC, may_wait), 0)
+    return node
 
 
 @dataclass

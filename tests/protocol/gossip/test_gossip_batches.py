@@ -4,7 +4,6 @@ from protocol.gossip.batches import BATCH_BYTES_MAX, FRESH_MAX, Batches
 from protocol.gossip.events import (
     Deliver,
     Heartbeat,
-    PeerConnected,
     PeerDisconnected,
     Subscribe,
     Unsubscribe,
@@ -13,23 +12,17 @@ from protocol.gossip.events import (
 from protocol.gossip.message import decode_message
 from protocol.gossip.params import Params
 from protocol.gossip.router import Router
-from protocol.gossip.rpc import IHave, Rpc, Subscription
+from protocol.gossip.rpc import IHave, Rpc
 from protocol.types import Fault, PeerId, Relay
-from tests.protocol.gossip.nodes import PEERS, TOPIC, received, router, sends, signed
+from tests.protocol.gossip.nodes import PEERS, TOPIC, joined_router, received, sends, signed
 
 A, B, C = (each.peer_id for each in PEERS[:3])
 AUTHOR = PEERS[20]
-ENTER = Rpc(subscriptions=(Subscription(True, TOPIC),))
 
 
 def joined(count: int = 3, params: Params | None = None) -> Router:
     """Return a router for which TOPIC may wait, with ``count`` subscribed peers in its mesh."""
-    node = router(params)
-    for each in PEERS[:count]:
-        node.handle(PeerConnected(each.peer_id), 0)
-        node.handle(received(each.peer_id, ENTER), 0)
-    node.handle(Subscribe(TOPIC, may_wait=True), 0)
-    return node
+    return joined_router(count, params, may_wait=True)
 
 
 def message_id(encoded: bytes) -> bytes:

@@ -27,6 +27,7 @@ from protocol.gossip.rpc import TOPIC_BYTES_MAX, IHave, Prune, Rpc, Subscription
 from protocol.rng import Rng
 from protocol.types import Fault, PeerId, Relay
 from tests.protocol.gossip.nodes import (
+    ENTER,
     PEERS,
     SELF,
     TOPIC,
@@ -37,20 +38,10 @@ from tests.protocol.gossip.nodes import (
     sends,
     signed,
 )
+from tests.protocol.gossip.nodes import joined_router as joined
 
 A, B, C = (each.peer_id for each in PEERS[:3])
 AUTHOR = PEERS[20]
-ENTER = Rpc(subscriptions=(Subscription(True, TOPIC),))
-
-
-def joined(count: int = 3, params: Params | None = None, score=lambda _peer: 0.0) -> Router:
-    """Return a router subscribed to TOPIC, with ``count`` subscribed peers in its mesh."""
-    node = router(params, score)
-    for each in PEERS[:count]:
-        node.handle(PeerConnected(each.peer_id), 0)
-        node.handle(received(each.peer_id, ENTER), 0)
-    node.handle(Subscribe(TOPIC), 0)
-    return node
 
 
 def offer(node: Router, peer: PeerId, *encoded: bytes, now: float = 1):
