@@ -18,7 +18,7 @@ CONNECTIONS_TARGET = 32
 
 RETRY_SECONDS_MIN = 0.5
 RETRY_SECONDS_MAX = 15.0
-POLL_SECONDS = 1.0
+POLL_SECONDS = 2.0
 
 DIALS_AT_ONCE = 2
 """Of members, while there are too few connections; a guess."""

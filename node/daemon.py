@@ -51,7 +51,8 @@ SYNCHRONISE_EPOCHS_MAX = 8
 STOP_SECONDS = 15.0
 """For each of the two things to do on leaving."""
 
-HEARTBEAT_EPOCHS = 0.1
+HEARTBEAT_EPOCHS = 0.2
+RELAY_HEARTBEATS = 0.05
 
 COMPACT_EPOCHS = 60
 """A guess: the log then holds little more than the replica, and deleting is rare."""
@@ -92,7 +93,7 @@ class Daemon:
             signer,
             ports.clock,
             ports.rng.child("gossip"),
-            params=Params(heartbeat_seconds=_heartbeat_seconds(self._manifest.epochs.seconds)),
+            params=_gossip_params(self._manifest.epochs.seconds),
             verifier=verifier,
         )
         streams = DiallingTransport(ports.transport, connections)
@@ -356,13 +357,16 @@ async def _for_ever(name: str, service: Coroutine[Any, Any, None]) -> None:
     raise RuntimeError(f"the service {name} has ended by itself")
 
 
-def _heartbeat_seconds(epoch_seconds: float) -> float:
-    """Return the interval of gossip: the specification's second, up to two when epochs are long.
+def _gossip_params(epoch_seconds: float) -> Params:
+    """Return gossip's times: the specification's second, up to four when epochs are long.
 
-    It bounds how long a lost message is missed, and nothing is decided faster than an epoch; most
-    of what an idle node does is its heartbeat.
+    A heartbeat bounds how long a lost message is missed, and nothing is decided faster than an
+    epoch; most of what an idle node does is its heartbeat. A relay waits a twentieth of it.
     """
-    return min(max(HEARTBEAT_EPOCHS * epoch_seconds, 1.0), 2.0)
+    heartbeat_seconds = min(max(HEARTBEAT_EPOCHS * epoch_seconds, 1.0), 4.0)
+    return Params(
+        heartbeat_seconds=heartbeat_seconds, relay_wait_seconds=RELAY_HEARTBEATS * heartbeat_seconds
+    )
 
 
 def _log_fault(peer: PeerId, fault: Fault) -> None:

@@ -13,6 +13,8 @@ from protocol.gossip.events import (
     Discard,
     DiscardReason,
     Event,
+    Flush,
+    FlushLater,
     Heartbeat,
     Publish,
     Send,
@@ -81,6 +83,7 @@ class Gossip:
         self._on_blame = on_blame
         self._topics: dict[str, _Topic] = {}
         self._tasks = Tasks()
+        self._flush: asyncio.TimerHandle | None = None
         self._links = Links(
             transport, self._limits, self._params.peers_max, self._apply, self._blame
         )
@@ -102,6 +105,8 @@ class Gossip:
 
     async def stop(self) -> None:
         """End every task and stream; idempotent."""
+        if self._flush is not None:
+            self._flush.cancel()
         await self._tasks.cancel()
         await self._links.stop()
 
@@ -115,7 +120,7 @@ class Gossip:
     ) -> None:
         """Take part in ``topic``; raises ``ValueError`` for a bad or one too many topic.
 
-        With ``may_wait`` others' messages are relayed in batches, up to a heartbeat later.
+        With ``may_wait`` others' messages are relayed by the next heartbeat, in batches.
         ``validate`` decides before a message is relayed; ``deliver`` gets each accepted one once.
         A message of our own is not delivered to us.
         """
@@ -151,6 +156,9 @@ class Gossip:
                 self._validate(effect)
             elif isinstance(effect, Deliver):
                 self._deliver(effect)
+            elif isinstance(effect, FlushLater):
+                loop = asyncio.get_running_loop()
+                self._flush = loop.call_later(effect.seconds, self._apply, Flush())
             elif isinstance(effect, Blame):
                 self._blame(effect.peer, effect.fault)
             else:

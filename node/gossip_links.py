@@ -27,7 +27,7 @@ _WRITE_BYTES = 64 * 1024
 class GossipLimits:
     """Deadlines in seconds and sizes of the driver; all are guesses unless a source is named."""
 
-    poll_seconds: float = 1.0
+    poll_seconds: float = 2.0
     """p2pd announces neither connections nor their end, so the list of peers is polled."""
     call_seconds: float = 10.0
     """One call of the transport."""

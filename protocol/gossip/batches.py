@@ -1,8 +1,8 @@
-"""Messages of topics that are in no hurry: they wait for the heartbeat and leave together.
+"""Messages that wait a little before they are relayed, and leave together.
 
-What is everybody's and urgent for nobody, such as a thousand members' records, is most of what a
-large swarm gossips. One RPC per mesh peer and heartbeat carries it at a fraction of the cost of one
-per message, and a peer that has sent us a message meanwhile is not sent it back.
+While one waits, peers that have it send it to us, and those are not sent it back: a wait that is
+long beside a round trip saves most duplicates. What is everybody's and urgent for nobody, such as a
+thousand members' records, waits for the heartbeat, and one RPC per mesh peer carries all of it.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ BATCH_BYTES_MAX = 64 << 10
 """What waits for one peer; more does not wait. A guess: what a thin line carries in a heartbeat."""
 
 FRESH_MAX = 4096
-"""Messages of one heartbeat that the next one tells of; more are still relayed."""
+"""Messages of one batch that can be advertised after it; more are still relayed."""
 
 
 class Batches:

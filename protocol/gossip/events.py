@@ -29,7 +29,7 @@ class RpcReceived(NamedTuple):
 
 
 class Subscribe(NamedTuple):
-    """Our application wants a topic; what others say on one that may wait is relayed in batches."""
+    """Our application wants a topic; what others say on one that may wait goes with heartbeats."""
 
     topic: str
     may_wait: bool = False
@@ -59,6 +59,10 @@ class Heartbeat(NamedTuple):
     """One interval of ``Params.heartbeat_seconds`` has passed."""
 
 
+class Flush(NamedTuple):
+    """The time that a ``FlushLater`` named has passed."""
+
+
 Event = (
     PeerConnected
     | PeerDisconnected
@@ -68,6 +72,7 @@ Event = (
     | Publish
     | Validated
     | Heartbeat
+    | Flush
 )
 
 
@@ -134,4 +139,10 @@ class Blame(NamedTuple):
     fault: Fault
 
 
-Effect = Send | Validate | Deliver | Discard | Blame
+class FlushLater(NamedTuple):
+    """Answer with ``Flush`` after so many seconds; there is one under way at most."""
+
+    seconds: float
+
+
+Effect = Send | Validate | Deliver | Discard | Blame | FlushLater

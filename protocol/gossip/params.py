@@ -35,6 +35,8 @@ class Params:
 
     heartbeat_seconds: float = 1.0
     """spec; the driver sends one ``Heartbeat`` event per interval."""
+    relay_wait_seconds: float = 0.0
+    """A relayed message waits a random part of this (spec: not at all) for peers that have it."""
     history_windows: int = 5
     """mcache_len (spec): heartbeats for which a message can be served."""
     gossip_windows: int = 3
@@ -97,5 +99,7 @@ class Params:
             raise ValueError("need graylist <= publish <= gossip <= 0")
         if not 1 <= self.message_bytes_max <= RPC_BYTES_MAX - ENVELOPE_BYTES_MAX:
             raise ValueError("a message and its envelope must fit one RPC")
+        if not 0 <= self.relay_wait_seconds <= self.heartbeat_seconds:
+            raise ValueError("need 0 <= relay_wait_seconds <= heartbeat_seconds")
         if self.seen_seconds <= self.history_windows * self.heartbeat_seconds:
             raise ValueError("a message must be remembered longer than it is served")

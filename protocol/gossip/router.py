@@ -18,6 +18,8 @@ from protocol.gossip.events import (
     DiscardReason,
     Effect,
     Event,
+    Flush,
+    FlushLater,
     Heartbeat,
     PeerConnected,
     PeerDisconnected,
@@ -90,7 +92,10 @@ class Router:
         self._seen = SeenCache(params.seen_seconds, params.seen_max)
         self._pending: dict[bytes, _Pending] = {}
         self._may_wait: dict[str, None] = {}
-        self._batches = Batches()
+        self._for_heartbeat = Batches()
+        self._for_flush = Batches()
+        self._flush_is_due = False
+        self._rng = rng.child("relay")
 
     @property
     def topics(self) -> list[str]:
@@ -121,11 +126,15 @@ class Router:
                 return self._on_publish(topic, data, now)
             case Heartbeat():
                 return self._on_heartbeat(now)
+            case Flush():
+                self._flush_is_due = False
+                return self._release(self._for_flush)
             case PeerConnected(peer):
                 return self._on_connected(peer)
             case PeerDisconnected(peer):
                 self._mesh.drop(peer, self._peers.remove(peer))
-                self._batches.forget(peer)
+                self._for_heartbeat.forget(peer)
+                self._for_flush.forget(peer)
                 return []
             case Subscribe(topic, may_wait):
                 return self._on_subscribe(topic, now, may_wait=may_wait)
@@ -224,7 +233,8 @@ class Router:
         if pending is not None:
             pending.senders[sender] = None
         if pending is not None or message_id in self._seen or message.source == self._own_source:
-            self._batches.drop(sender, message_id)
+            waiting = self._for_heartbeat if topic in self._may_wait else self._for_flush
+            waiting.drop(sender, message_id)
             return [Discard(sender, topic, message_id, DiscardReason.DUPLICATE)]
         if len(self._pending) >= self._params.pending_max:
             return [Discard(sender, topic, message_id, DiscardReason.PENDING_FULL)]
@@ -260,14 +270,24 @@ class Router:
         ]
         effects: list[Effect] = []
         if topic in self._may_wait:
-            full = self._batches.add(message_id, topic, pending.encoded, peers)
-            effects += _sends(full)
+            effects += _sends(self._for_heartbeat.add(message_id, topic, pending.encoded, peers))
+        elif self._params.relay_wait_seconds:
+            effects += _sends(self._for_flush.add(message_id, topic, pending.encoded, peers))
+            if not self._flush_is_due:
+                self._flush_is_due = True
+                effects.append(FlushLater(self._rng.uniform() * self._params.relay_wait_seconds))
         else:
             self._lazy.cache.put(message_id, topic, pending.encoded)
             rpc = encode_rpc(Rpc(publish=(pending.encoded,)))
             effects += [Send(peer, rpc, Priority.RELAY) for peer in peers]
         effects.append(Deliver(message_id, author, topic, message.data))
         return effects
+
+    def _release(self, batches: Batches) -> list[Effect]:
+        """Relay what waited; only now can it be advertised, when those who get it have it soon."""
+        for message_id, (topic, message) in batches.take_fresh().items():
+            self._lazy.cache.put(message_id, topic, message)
+        return _sends(batches.take())
 
     def _on_mesh_control(self, peer: PeerId, rpc: Rpc, now: float) -> list[Effect]:
         for entry in rpc.prune:
@@ -317,10 +337,7 @@ class Router:
                 encoded[entries] = encode_rpc(Rpc(ihave=entries))
             effects.append(Send(peer, encoded[entries], Priority.IHAVE))
         self._lazy.heartbeat()
-        # Told of by the next heartbeat: by now they have not even been sent.
-        for message_id, (topic, message) in self._batches.take_fresh().items():
-            self._lazy.cache.put(message_id, topic, message)
-        return effects + _sends(self._batches.take())
+        return effects + self._release(self._for_heartbeat)
 
     def _maintain_meshes(self, now: float) -> list[Effect]:
         grafts: dict[PeerId, list[str]] = {}

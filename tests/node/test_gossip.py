@@ -322,6 +322,27 @@ def test_a_stalled_peer_delays_nobody_drops_visibly_and_is_cut():
     run_virtual(scenario())
 
 
+def test_relays_wait_a_little_and_a_stopped_node_relays_nothing_more():
+    async def scenario():
+        params = Params(relay_wait_seconds=0.5)
+        async with swarm(3, params=params) as (_, nodes):
+            await eventually(lambda: meshed(*nodes))
+            first, middle, last = nodes
+            sent_at = asyncio.get_running_loop().time()
+            await first.gossip.publish(TOPIC, b"data")
+            await eventually(lambda: middle.inbox)
+            await eventually(lambda: last.inbox, 1)
+            waited_seconds = asyncio.get_running_loop().time() - sent_at
+            assert 0 < waited_seconds < 1
+            await first.gossip.publish(TOPIC, b"more")
+            await eventually(lambda: len(middle.inbox) == 2)
+            await middle.gossip.stop()
+            await asyncio.sleep(2)
+            assert len(last.inbox) == 1
+
+    run_virtual(scenario())
+
+
 def test_publishing_slows_down_instead_of_dropping():
     async def scenario():
         limits = GossipLimits(outbox_frames_max=20, publish_wait_seconds=5.0)

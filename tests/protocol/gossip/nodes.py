@@ -10,6 +10,8 @@ from protocol.gossip.events import (
     Discard,
     Effect,
     Event,
+    Flush,
+    FlushLater,
     Heartbeat,
     PeerConnected,
     RpcReceived,
@@ -131,6 +133,8 @@ class Network:
                     self.duplicates += 1
                 case Blame():
                     self.blamed.append(effect)
+                case FlushLater(seconds):
+                    self.at(seconds, who, Flush())
 
     def run(self, seconds: float) -> None:
         end = self.now + seconds

@@ -1,8 +1,10 @@
-"""Topics that may wait: relayed with the heartbeat, told of after it, never sent back."""
+"""Messages that wait: relayed together, told of after that, never sent back."""
 
 from protocol.gossip.batches import BATCH_BYTES_MAX, FRESH_MAX, Batches
 from protocol.gossip.events import (
     Deliver,
+    Flush,
+    FlushLater,
     Heartbeat,
     PeerDisconnected,
     Subscribe,
@@ -83,6 +85,63 @@ def test_a_topic_that_was_left_and_entered_anew_is_in_a_hurry_again():
     node.handle(received(A, Rpc(publish=(encoded,))), 101)
     effects = node.handle(Validated(message_id(encoded), Relay.ACCEPT), 101)
     assert set(published(effects)) == {B, C}
+
+
+WAIT_SECONDS = 0.25
+
+
+def in_a_hurry(count: int = 3) -> Router:
+    """Return a router of which relays wait for ``Flush``, with ``count`` peers in its mesh."""
+    return joined_router(count, Params(relay_wait_seconds=WAIT_SECONDS))
+
+
+def test_one_flush_within_the_wait_relays_what_came_before_it():
+    node = in_a_hurry()
+    first, second = signed(AUTHOR, b"one", 1), signed(AUTHOR, b"two", 2)
+    asked = [effect for effect in accept(node, A, first) if isinstance(effect, FlushLater)]
+    assert len(asked) == 1
+    assert 0 <= asked[0].seconds < WAIT_SECONDS
+    assert [type(effect) for effect in accept(node, B, second)] == [Deliver]
+    node.handle(received(C, Rpc(publish=(first,))), 1)
+    assert published(node.handle(Flush(), 2)) == {A: (second,), B: (first,), C: (second,)}
+    assert published(node.handle(Heartbeat(), 3)) == {}
+
+
+def test_after_a_flush_the_next_message_asks_for_another_one():
+    node = in_a_hurry()
+    accept(node, A, signed(AUTHOR, b"one", 1))
+    node.handle(Flush(), 2)
+    effects = accept(node, A, signed(AUTHOR, b"two", 2))
+    assert [type(effect) for effect in effects] == [FlushLater, Deliver]
+
+
+def test_waits_differ_so_that_of_two_neighbours_one_is_first():
+    node, waits = in_a_hurry(), []
+    for number in range(20):
+        effects = accept(node, A, signed(AUTHOR, b"data", number + 1))
+        waits += [effect.seconds for effect in effects if isinstance(effect, FlushLater)]
+        node.handle(Flush(), 2)
+    assert len(set(waits)) == 20
+    assert min(waits) < WAIT_SECONDS / 4
+    assert max(waits) > 3 * WAIT_SECONDS / 4
+
+
+def test_what_waits_for_a_flush_is_told_of_only_after_it():
+    node = in_a_hurry(1)
+    encoded = signed(AUTHOR, b"one", 1)
+    accept(node, A, encoded)
+    assert sends(node.handle(Heartbeat(), 2)) == []
+    node.handle(Flush(), 2)
+    once = [(IHave(TOPIC, (message_id(encoded),)),)]
+    assert [rpc.ihave for _, rpc in sends(node.handle(Heartbeat(), 3))] == once
+
+
+def test_who_has_gone_is_sent_nothing_by_a_flush():
+    node = in_a_hurry()
+    encoded = signed(AUTHOR, b"one", 1)
+    accept(node, A, encoded)
+    node.handle(PeerDisconnected(B), 1)
+    assert published(node.handle(Flush(), 2)) == {C: (encoded,)}
 
 
 def test_too_much_to_wait_leaves_at_once():

@@ -45,6 +45,20 @@ def test_without_loss_the_mesh_alone_delivers_in_a_second(seed):
 
 
 @pytest.mark.parametrize("seed", ["a", "b", "c"])
+def test_relays_that_wait_a_little_deliver_as_much_with_fewer_duplicates(seed):
+    duplicates = []
+    for wait_seconds in (0.0, 0.5):
+        network = swarm(seed, loss=0.0, degree=8, params=Params(relay_wait_seconds=wait_seconds))
+        for who in NODES:
+            network.act(who.peer_id, Publish(TOPIC, who.peer_id.encode()))
+        network.run(3)
+        assert all(everybody_has(network, who.peer_id, who.peer_id.encode()) for who in NODES)
+        assert network.blamed == []
+        duplicates.append(network.duplicates)
+    assert duplicates[1] < 0.8 * duplicates[0]
+
+
+@pytest.mark.parametrize("seed", ["a", "b", "c"])
 def test_heavy_loss_is_recovered_by_gossip_in_a_few_heartbeats(seed):
     network = swarm(seed, loss=0.4, degree=8)
     for who in NODES:
