@@ -141,8 +141,13 @@ class _Machine:
         self.emit = emit
 
     def open_policy(self, policy: Policy, engine: str) -> bytes:
-        """Return the seed of a policy file; raises ``ValueError`` when it is another policy."""
-        content = self.disk.files.get(policy.path, b"")
+        """Return the seed of a policy file; raises ``ValueError`` when it is another policy.
+
+        Or none: retention may delete a version between a flow's choice of it and this.
+        """
+        content = self.disk.files.get(policy.path)
+        if content is None:
+            raise ValueError(f"{policy.path} is not here")
         actual = policy_digest(content)
         self.emit(
             "policy-loaded",
