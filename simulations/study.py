@@ -4,15 +4,10 @@ Puts together what the other modules are: a scenario, the world that runs it, th
 checkers and meters that listen to it.
 """
 
-import gc
-import logging
 import resource
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-
-import structlog
 
 from simulations.calm import announce_calm
 from simulations.checkers import Patience, Violation, Watch, attach_checkers
@@ -21,6 +16,7 @@ from simulations.faults import fault_actor
 from simulations.loop import run_virtual
 from simulations.machine import Twist
 from simulations.numbers import Meter, Result
+from simulations.process import shared_by
 from simulations.scenario import Nodes, Scenario, load_scenario
 from simulations.series import Series
 from simulations.trace import Event, Trace
@@ -103,14 +99,13 @@ def run_plan(
     ``clock`` gives real seconds, to say how long it took.
     """
     scenario = plan.load()
-    _silence_daemons()
     trace, watch = Trace(), Watch(_end_simulation)
     meter = Meter(watch, attach_checkers(watch, PATIENCE))
     trace.listen(watch.see)
     trace.listen(_reporter(watch, scenario.seconds, on_progress))
     began = clock()
     try:
-        with _rare_collections():
+        with shared_by(scenario.nodes.total):
             run_virtual(_live(scenario, plan.seed, trace, twists, actors))
         watch.finish(watch.started_at + scenario.seconds)
     except ViolationError:
@@ -127,23 +122,6 @@ def run_plan(
         peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     )
     return Outcome(plan, result, meter.series)
-
-
-@contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Look for cycles of garbage less often: a tenth of the time, at a thousand nodes more."""
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, 20, 100)
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-
-
-def _silence_daemons() -> None:
-    """Let the daemons' log calls cost next to nothing: a thousand nodes are not to be read."""
-    nothing = structlog.make_filtering_bound_logger(logging.CRITICAL)
-    structlog.configure(wrapper_class=nothing, cache_logger_on_first_use=False)
 
 
 async def _live(

@@ -13,6 +13,7 @@ from functools import lru_cache
 import base58
 
 from protocol.crypto import (
+    AUTHORS_MAX,
     PEER_ID_PREFIX,
     SIGNATURE_BYTES,
     Signer,
@@ -39,6 +40,8 @@ class Message:
     seqno: bytes
     topic: str
     signature: bytes
+    encoded: bytes = field(default=b"", compare=False, repr=False)
+    """The bytes that it was decoded from, kept once for all the copies that come."""
     message_id: bytes = field(init=False, compare=False, repr=False)
     """Author and sequence number: 46 bytes, the libp2p default."""
 
@@ -105,7 +108,7 @@ def _decode_message(data: bytes) -> Message:
         raise _FaultyMessageError("message-seqno", f"{len(seqno)} bytes")
     if len(signature) != SIGNATURE_BYTES:
         raise _FaultyMessageError("message-signature", f"{len(signature)} bytes")
-    message = Message(source, body, seqno, topic, signature)
+    message = Message(source, body, seqno, topic, signature, data)
     if encode_message(message) != data:
         raise _FaultyMessageError("message-not-canonical")
     return message
@@ -132,6 +135,6 @@ def _unsigned_bytes(message: Message) -> bytes:
     )
 
 
-@lru_cache(maxsize=4096)  # base58 costs 7 us, and authors repeat
+@lru_cache(maxsize=AUTHORS_MAX)  # base58 costs 7 us, and authors repeat
 def _peer_id(source: bytes) -> PeerId:
     return peer_id_from_public_key(source[len(PEER_ID_PREFIX) :])

@@ -65,7 +65,6 @@ class _Pending:
     """A message at the application validator, and everybody who sent it to us."""
 
     message: Message
-    encoded: bytes
     senders: dict[PeerId, None]
 
 
@@ -241,7 +240,7 @@ class Router:
         if not verify_message(message, self._verifier):
             return [Blame(sender, Fault("message-signature", "does not verify"))]
         self._seen.add(message_id, now)
-        self._pending[message_id] = _Pending(message, encoded, {sender: None})
+        self._pending[message_id] = _Pending(message, {sender: None})
         return [Validate(message_id, sender, message.author, topic, message.data)]
 
     def _on_validated(self, message_id: bytes, verdict: Relay) -> list[Effect]:
@@ -270,15 +269,15 @@ class Router:
         ]
         effects: list[Effect] = []
         if topic in self._may_wait:
-            effects += _sends(self._for_heartbeat.add(message_id, topic, pending.encoded, peers))
+            effects += _sends(self._for_heartbeat.add(message_id, topic, message.encoded, peers))
         elif self._params.relay_wait_seconds:
-            effects += _sends(self._for_flush.add(message_id, topic, pending.encoded, peers))
+            effects += _sends(self._for_flush.add(message_id, topic, message.encoded, peers))
             if not self._flush_is_due:
                 self._flush_is_due = True
                 effects.append(FlushLater(self._rng.uniform() * self._params.relay_wait_seconds))
         else:
-            self._lazy.cache.put(message_id, topic, pending.encoded)
-            rpc = encode_rpc(Rpc(publish=(pending.encoded,)))
+            self._lazy.cache.put(message_id, topic, message.encoded)
+            rpc = encode_rpc(Rpc(publish=(message.encoded,)))
             effects += [Send(peer, rpc, Priority.RELAY) for peer in peers]
         effects.append(Deliver(message_id, author, topic, message.data))
         return effects
