@@ -1,6 +1,7 @@
 """Study the protocol in virtual time: churn, partitions, liars; a thousand nodes, no GPU."""
 
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -77,16 +78,19 @@ def sweep(
     first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
     nodes: Nodes = None,
     minutes: Minutes = None,
+    processes: Annotated[
+        int, typer.Option(min=1, show_default="one per core", help="How many seeds at once.")
+    ] = os.cpu_count() or 1,
     as_json: AsJson = False,
 ) -> None:
-    """Run a scenario with one seed after another, two at a time."""
+    """Run a scenario with one seed after another."""
     from simulations.comparison import summarise  # noqa: PLC0415 - when it is called
     from simulations.console import show_sweep, sweep_table  # noqa: PLC0415 - as above
     from simulations.study import Plan  # noqa: PLC0415 - as above
 
     plans = [Plan(scenario, seed, nodes, minutes) for seed in range(first_seed, first_seed + seeds)]
     _check(plans[0])
-    outcomes = show_sweep(plans)
+    outcomes = show_sweep(plans, processes)
     results = [outcome.result.to_json() for outcome in outcomes]
     if as_json:
         _print_json({"scenario": scenario, "summary": summarise(results), "runs": results})

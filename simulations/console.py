@@ -26,7 +26,6 @@ from simulations.regressions import Regression, add_regression
 from simulations.scenario import Scenario, scenario_names
 from simulations.study import Outcome, Plan, run_plan
 
-PROCESSES = 2
 CHANGE_SHOWN_MIN = 0.02
 """Differences of less than this share are shown without emphasis."""
 
@@ -81,8 +80,8 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def show_sweep(plans: Sequence[Plan]) -> list[Outcome]:
-    """Run plans in two processes, with a bar on a terminal; return the outcomes in order."""
+def show_sweep(plans: Sequence[Plan], processes: int) -> list[Outcome]:
+    """Run plans, so many at once, with a bar on a terminal; return the outcomes in order."""
     console = stderr()
     columns = (
         TextColumn(plans[0].scenario),
@@ -96,7 +95,7 @@ def show_sweep(plans: Sequence[Plan]) -> list[Outcome]:
     with (
         Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
         # A fresh interpreter each: nothing that one run leaves behind can be seen by another.
-        ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool,
+        ProcessPoolExecutor(min(processes, len(plans)), mp_context=get_context("spawn")) as pool,
     ):
         task = bar.add_task("", total=len(plans))
         futures = [pool.submit(run_quietly, plan) for plan in plans]

@@ -170,7 +170,7 @@ def test_a_scenario_with_an_unknown_key_names_it(prime_node, tmp_path):
 def test_a_sweep_runs_every_seed(prime_node, monkeypatch):
     plans = []
 
-    def show_sweep(asked):
+    def show_sweep(asked, _processes):
         plans.extend(asked)
         return [Outcome(plan, result(seed=plan.seed), None) for plan in asked]
 
@@ -185,8 +185,22 @@ def test_a_sweep_runs_every_seed(prime_node, monkeypatch):
     assert output.count("held") == 2
 
 
+def test_a_sweep_runs_its_seeds_in_processes_and_keeps_their_order(prime_node):
+    options = ("--seeds", 2, "--first-seed", 3, "--nodes", 8, "--minutes", 1, "--processes", 2)
+    code, output, _ = prime_node("sweep", "quiet-20", *options, "--json")
+    assert code == 0
+    runs = json.loads(output)["runs"]
+    assert [(run["seed"], run["nodes"], run["virtual_s"]) for run in runs] == [
+        (3, 8, 60.0),
+        (4, 8, 60.0),
+    ]
+    code, output, _ = prime_node("run", "quiet-20", "--seed", 4, *options[4:8], "--json")
+    assert code == 0
+    assert json.loads(output)["trace_digest"] == runs[1]["trace_digest"]
+
+
 def test_a_sweep_fails_when_a_seed_does(prime_node, monkeypatch):
-    def show_sweep(asked):
+    def show_sweep(asked, _processes):
         return [
             Outcome(plan, result(seed=plan.seed, violations=(VIOLATION,) * (plan.seed == 1)), None)
             for plan in asked
