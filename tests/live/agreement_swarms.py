@@ -102,7 +102,7 @@ class PackedFiles:
         self._read = read
         self._write = write
 
-    def get(self, path, default):
+    def get(self, path, default=None):
         data = self._read(path)
         return default if data is None else _unpacked(data)
 
