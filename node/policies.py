@@ -16,13 +16,12 @@ from node.exchange import BlobExchange
 from node.ports import Ports
 from node.retention import STATES_KEPT, Kind, WeightsRetention
 from node.weights import Weights, WeightsDownload, publish_file
-from protocol.membership import MEMBERS_MAX
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica import Replica
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.experience import Experience
 from protocol.shardcast.forest import Member as ForestMember
-from protocol.types import Digest, Fault, PeerId, Role, Version
+from protocol.types import MEMBERS_MAX, Digest, Fault, PeerId, Role, Version
 from roles.flow import Conditions, Pulse, Release
 from roles.ports import Delete, Policy, Put, StorageFullError
 

@@ -15,7 +15,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
-from protocol.types import Digest, PeerId
+from protocol.types import MEMBERS_MAX, Digest, PeerId
 
 PEER_ID_PREFIX = bytes.fromhex("002408011220")
 """Identity multihash of a 36-byte key protobuf: type Ed25519, 32 bytes of key."""
@@ -27,9 +27,6 @@ SIGNATURE_BYTES = 64
 
 _PEER_ID_CHARACTERS = 52
 """What 38 bytes with this prefix take in base58, whatever the key."""
-
-AUTHORS_MAX = 20_000
-"""Keys whose spelling is remembered, some 200 bytes each: as many as a roster may hold."""
 
 _DOMAIN = b"prime-node/1"
 
@@ -53,7 +50,7 @@ def peer_id_from_public_key(public_key: bytes) -> PeerId:
     return PeerId(base58.b58encode(PEER_ID_PREFIX + public_key).decode())
 
 
-@lru_cache(maxsize=AUTHORS_MAX)  # base58 and the check of its spelling cost 40 us
+@lru_cache(maxsize=MEMBERS_MAX)  # base58 and the check of its spelling cost 40 us
 def public_key_from_peer_id(peer_id: str) -> bytes | None:
     """Return the 32-byte Ed25519 key inside ``peer_id``, or None when it holds none.
 

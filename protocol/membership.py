@@ -12,15 +12,12 @@ from itertools import chain, islice
 
 from protocol.manifest import RunManifest
 from protocol.messages import PROTOCOL_VERSION, NodeRecord, Signed
-from protocol.types import Fault, PeerId, Role
+from protocol.types import MEMBERS_MAX, Fault, PeerId, Role
 
 CLOCK_SKEW_SECONDS_MAX = 3.0
 """As in hivemind's own bootstrap check."""
 
 _ROLES = frozenset(map(str, Role))
-
-MEMBERS_MAX = 20_000
-"""A bound on memory, about 1 KB each; four times the largest run that we simulate."""
 
 REFRESH_SHARE_MIN = 0.1
 """Records of one member closer than this share of a refresh are no news: each travels to everyone,

@@ -22,6 +22,10 @@ Version = NewType("Version", int)
 
 DIGEST_BYTES = 32
 
+MEMBERS_MAX = 20_000
+"""Nodes of a run; a bound on memory, some 1 KB each on a roster. Four times the largest run that we
+simulate."""
+
 
 class Role(StrEnum):
     """What a node does for the run; a node may hold several."""

@@ -24,6 +24,10 @@ class Batches:
         self._waiting: dict[PeerId, dict[bytes, bytes]] = {}
         self._sizes: dict[PeerId, int] = {}
 
+    def __bool__(self) -> bool:
+        """Tell whether a message came since the last ``take_fresh``."""
+        return bool(self._fresh)
+
     def add(
         self, message_id: bytes, topic: str, encoded: bytes, peers: Iterable[PeerId]
     ) -> dict[PeerId, tuple[bytes, ...]]:

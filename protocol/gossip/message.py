@@ -13,7 +13,6 @@ from functools import lru_cache
 import base58
 
 from protocol.crypto import (
-    AUTHORS_MAX,
     PEER_ID_PREFIX,
     SIGNATURE_BYTES,
     Signer,
@@ -21,7 +20,7 @@ from protocol.crypto import (
     peer_id_from_public_key,
 )
 from protocol.gossip.rpc import FieldReader, MalformedError, length_field, topic_text
-from protocol.types import Fault, PeerId
+from protocol.types import MEMBERS_MAX, Fault, PeerId
 
 SIGN_PREFIX = b"libp2p-pubsub:"
 SEQNO_BYTES = 8
@@ -135,6 +134,6 @@ def _unsigned_bytes(message: Message) -> bytes:
     )
 
 
-@lru_cache(maxsize=AUTHORS_MAX)  # base58 costs 7 us, and authors repeat
+@lru_cache(maxsize=MEMBERS_MAX)  # base58 costs 7 us, and authors repeat
 def _peer_id(source: bytes) -> PeerId:
     return peer_id_from_public_key(source[len(PEER_ID_PREFIX) :])

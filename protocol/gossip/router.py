@@ -93,7 +93,6 @@ class Router:
         self._may_wait: dict[str, None] = {}
         self._for_heartbeat = Batches()
         self._for_flush = Batches()
-        self._flush_is_due = False
         self._rng = rng.child("relay")
 
     @property
@@ -126,7 +125,6 @@ class Router:
             case Heartbeat():
                 return self._on_heartbeat(now)
             case Flush():
-                self._flush_is_due = False
                 return self._release(self._for_flush)
             case PeerConnected(peer):
                 return self._on_connected(peer)
@@ -271,10 +269,9 @@ class Router:
         if topic in self._may_wait:
             effects += _sends(self._for_heartbeat.add(message_id, topic, message.encoded, peers))
         elif self._params.relay_wait_seconds:
-            effects += _sends(self._for_flush.add(message_id, topic, message.encoded, peers))
-            if not self._flush_is_due:
-                self._flush_is_due = True
+            if not self._for_flush:  # else a flush is under way
                 effects.append(FlushLater(self._rng.uniform() * self._params.relay_wait_seconds))
+            effects += _sends(self._for_flush.add(message_id, topic, message.encoded, peers))
         else:
             self._lazy.cache.put(message_id, topic, message.encoded)
             rpc = encode_rpc(Rpc(publish=(message.encoded,)))

@@ -1,5 +1,7 @@
 """Messages that wait: relayed together, told of after that, never sent back."""
 
+import pytest
+
 from protocol.gossip.batches import BATCH_BYTES_MAX, FRESH_MAX, Batches
 from protocol.gossip.events import (
     Deliver,
@@ -57,14 +59,6 @@ def test_who_sends_us_a_message_meanwhile_is_not_sent_it():
     encoded = signed(AUTHOR, b"one", 1)
     accept(node, A, encoded)
     node.handle(received(B, Rpc(publish=(encoded,))), 1)
-    assert published(node.handle(Heartbeat(), 2)) == {C: (encoded,)}
-
-
-def test_who_has_gone_is_sent_nothing():
-    node = joined()
-    encoded = signed(AUTHOR, b"one", 1)
-    accept(node, A, encoded)
-    node.handle(PeerDisconnected(B), 1)
     assert published(node.handle(Heartbeat(), 2)) == {C: (encoded,)}
 
 
@@ -136,12 +130,13 @@ def test_what_waits_for_a_flush_is_told_of_only_after_it():
     assert [rpc.ihave for _, rpc in sends(node.handle(Heartbeat(), 3))] == once
 
 
-def test_who_has_gone_is_sent_nothing_by_a_flush():
-    node = in_a_hurry()
+@pytest.mark.parametrize(("enter", "end"), [(joined, Heartbeat()), (in_a_hurry, Flush())])
+def test_who_has_gone_is_sent_nothing(enter, end):
+    node = enter()
     encoded = signed(AUTHOR, b"one", 1)
     accept(node, A, encoded)
     node.handle(PeerDisconnected(B), 1)
-    assert published(node.handle(Flush(), 2)) == {C: (encoded,)}
+    assert published(node.handle(end, 2)) == {C: (encoded,)}
 
 
 def test_too_much_to_wait_leaves_at_once():
