@@ -3,7 +3,7 @@
 import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -90,15 +90,17 @@ def sweep(
 
     plans = [Plan(scenario, seed, nodes, minutes) for seed in range(first_seed, first_seed + seeds)]
     _check(plans[0])
-    outcomes = show_sweep(plans, processes)
-    results = [outcome.result.to_json() for outcome in outcomes]
+    swept = show_sweep(plans, processes)
+    results = [outcome.result.to_json() for outcome in swept.outcomes]
     if as_json:
         _print_json({"scenario": scenario, "summary": summarise(results), "runs": results})
-    else:
+    elif results:
         from simulations.console import stdout  # noqa: PLC0415 - as above
 
-        stdout().print(sweep_table(outcomes))
-    _end(*outcomes)
+        stdout().print(sweep_table(swept.outcomes))
+    _end(*swept.outcomes)
+    if len(results) < seeds:
+        _end_early(len(results), seeds, interrupted=swept.interrupted)
 
 
 @app.command()
@@ -203,6 +205,17 @@ def _end(*outcomes: "Outcome") -> None:
     for outcome in failed:
         show_failure(outcome)
     raise typer.Exit(VIOLATION)
+
+
+def _end_early(ended: int, seeds: int, *, interrupted: bool) -> NoReturn:
+    """Say why a sweep has fewer results than were asked for."""
+    count = f"{ended} of {seeds} seeds came to an end"
+    if interrupted:
+        raise NodeError(f"{count}, then the sweep was interrupted", ExitCode.INTERRUPTED)
+    raise NodeError(
+        f"{count}, the other processes were killed: if memory is short, use fewer --processes",
+        ExitCode.RETRY,
+    )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

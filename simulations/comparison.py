@@ -45,7 +45,7 @@ def summarise(results: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, float
     """Return median, least and most of every number over the results of a sweep."""
     flat = [flattened(result) for result in results]
     summary: dict[str, dict[str, float | None]] = {}
-    for name, first in flat[0].items():
+    for name, first in (flat[0] if flat else {}).items():
         if isinstance(first, str):
             continue
         known = [item for row in flat if isinstance(item := row.get(name), int | float)]

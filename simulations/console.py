@@ -2,9 +2,6 @@
 
 import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import replace
-from multiprocessing import get_context
 from pathlib import Path
 
 from rich.console import Console
@@ -25,6 +22,7 @@ from simulations.comparison import Difference, flattened
 from simulations.regressions import Regression, add_regression
 from simulations.scenario import Scenario, scenario_names
 from simulations.study import Outcome, Plan, run_plan
+from simulations.sweep import Sweep, run_sweep
 
 CHANGE_SHOWN_MIN = 0.02
 """Differences of less than this share are shown without emphasis."""
@@ -80,8 +78,8 @@ def clock_text(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-def show_sweep(plans: Sequence[Plan], processes: int) -> list[Outcome]:
-    """Run plans, so many at once, with a bar on a terminal; return the outcomes in order."""
+def show_sweep(plans: Sequence[Plan], processes: int) -> Sweep:
+    """Run plans, so many at once, with a bar on a terminal."""
     console = stderr()
     columns = (
         TextColumn(plans[0].scenario),
@@ -92,21 +90,11 @@ def show_sweep(plans: Sequence[Plan], processes: int) -> list[Outcome]:
         TextColumn("left"),
         TimeRemainingColumn(),
     )
-    with (
-        Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar,
-        # A fresh interpreter each: nothing that one run leaves behind can be seen by another.
-        ProcessPoolExecutor(min(processes, len(plans)), mp_context=get_context("spawn")) as pool,
-    ):
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
         task = bar.add_task("", total=len(plans))
-        futures = [pool.submit(run_quietly, plan) for plan in plans]
-        for future in futures:
-            future.add_done_callback(lambda _done: bar.advance(task))
-        return [future.result() for future in futures]
-
-
-def run_quietly(plan: Plan) -> Outcome:
-    """Run a plan in a process of a sweep; what happened over time stays there."""
-    return replace(run_plan(plan, clock=time.perf_counter), series=None)
+        return run_sweep(plans, processes, on_end=lambda: bar.advance(task))
 
 
 # Tables

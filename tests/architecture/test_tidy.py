@@ -40,6 +40,7 @@ DRIVERS = (
     "node/testnet/",
     "node/commands/",
     "simulations/console.py",  # progress for a person who waits
+    "simulations/sweep.py",  # how long each simulation took
     "/engines/",
 )
 """Where processes are driven and the real clock and entropy enter."""

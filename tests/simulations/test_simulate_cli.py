@@ -15,6 +15,7 @@ from simulations.checkers import Violation
 from simulations.comparison import differences, flattened, plan_of, summarise
 from simulations.numbers import GossipNumbers, Result, RolloutNumbers, WeightsNumbers
 from simulations.study import Outcome, Plan, resized
+from simulations.sweep import Sweep
 
 
 def result(**changes) -> Result:
@@ -172,7 +173,9 @@ def test_a_sweep_runs_every_seed(prime_node, monkeypatch):
 
     def show_sweep(asked, _processes):
         plans.extend(asked)
-        return [Outcome(plan, result(seed=plan.seed), None) for plan in asked]
+        return Sweep(
+            tuple(Outcome(plan, result(seed=plan.seed), None) for plan in asked), interrupted=False
+        )
 
     monkeypatch.setattr(console, "show_sweep", show_sweep)
     code, output, _ = prime_node("sweep", "quiet-20", "--seeds", 3, "--first-seed", 7, "--json")
@@ -201,10 +204,13 @@ def test_a_sweep_runs_its_seeds_in_processes_and_keeps_their_order(prime_node):
 
 def test_a_sweep_fails_when_a_seed_does(prime_node, monkeypatch):
     def show_sweep(asked, _processes):
-        return [
-            Outcome(plan, result(seed=plan.seed, violations=(VIOLATION,) * (plan.seed == 1)), None)
-            for plan in asked
-        ]
+        results = (
+            result(seed=plan.seed, violations=(VIOLATION,) * (plan.seed == 1)) for plan in asked
+        )
+        outcomes = (
+            Outcome(plan, values, None) for plan, values in zip(asked, results, strict=True)
+        )
+        return Sweep(tuple(outcomes), interrupted=False)
 
     monkeypatch.setattr(console, "show_sweep", show_sweep)
     code, _, errors = prime_node("sweep", "quiet-20", "--seeds", 3)
