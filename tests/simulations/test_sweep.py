@@ -11,6 +11,8 @@ from collections.abc import Callable
 import psutil
 import pytest
 
+from node.testnet.memory import is_running
+
 DEADLINE_SECONDS = 60.0
 SHORT = ("quiet-20", "--nodes", "8", "--minutes", "1")
 LONG = ("churn-100",)
@@ -83,11 +85,11 @@ def test_ctrl_c_ends_a_sweep_at_once_and_shows_what_there_is(start):
     assert errors == (
         "prime-node: error: 0 of 5 seeds came to an end, then the sweep was interrupted\n"
     )
-    assert not any(process.is_running() for process in running)
+    assert not any(is_running(process.pid) for process in running)
 
 
 def test_no_seed_outlives_its_sweep(start):
     sweep = start(*LONG, "--seeds", 2, "--processes", 2)
     running = simulating(sweep, 2)
     sweep.kill()
-    wait_until(lambda: not any(process.is_running() for process in running))
+    wait_until(lambda: not any(is_running(process.pid) for process in running))
