@@ -29,14 +29,14 @@ from pathlib import Path
 
 import uvloop
 
-from node.gossip import Gossip
+from node.gossip.driver import Gossip
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from protocol.crypto import Identity
 from protocol.gossip.params import Params
 from protocol.rng import Rng
 from protocol.types import PeerId, Relay
-from roles.ports import Stream, StreamHandler
+from roles.ports.transport import Stream, StreamHandler
 from tests.live.go_pubsub import GoConnection, GoPubsub
 
 TOPIC = "benchmark/commits"

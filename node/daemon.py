@@ -1,6 +1,6 @@
 """The daemon: one node of one run, wired from ports.
 
-Nothing here knows hivemind, SQLite, sockets or threads; ``node.run`` gives the live ports, a
+Nothing here knows hivemind, SQLite, sockets or threads; ``node.live.node`` gives the live ports, a
 simulation gives its own. Every service is a task of one group: if one fails, the node stops with
 its error, because half a node is worse than none.
 """
@@ -11,19 +11,19 @@ from typing import Any
 
 import structlog
 
-from node.archive import Archive
-from node.connections import Connections, DiallingTransport
-from node.exchange import BlobExchange, ExchangeLimits
-from node.gossip import Gossip
-from node.manifest_exchange import ManifestServer
-from node.membership import About, Membership, is_known
-from node.network import SwarmNetwork
-from node.observer import Observer
-from node.policies import PolicyLibrary
-from node.ports import Behaviour, Engines, Ports
-from node.retention import BodyRetention
-from node.status import NodeStatus, Snapshot
-from node.synchronise import Synchroniser
+from node.api.observer import Observer
+from node.api.status import NodeStatus, Snapshot
+from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.context import Behaviour, Ports
+from node.gossip.driver import Gossip
+from node.membership.announcer import About, Membership, is_known
+from node.membership.peers import Connections, DiallingTransport
+from node.replication.anti_entropy import Synchroniser
+from node.replication.manifest_exchange import ManifestServer
+from node.replication.message_log import Archive
+from node.replication.network import SwarmNetwork
+from node.weights.library import PolicyLibrary
+from node.weights.retention import BodyRetention
 from protocol.crypto import Signer, Verifier, verify
 from protocol.gossip.params import Params
 from protocol.manifest import SignedManifest
@@ -38,7 +38,9 @@ from protocol.replica import Received, Replica
 from protocol.types import Digest, Fault, PeerId, Relay, Role, Topic
 from roles.flow import Conditions, Pulse, RoleContext
 from roles.inference.flow import InferenceFlow
-from roles.ports import StorageFullError, Streams, TransportError
+from roles.ports.engines import Engines
+from roles.ports.storage import StorageFullError
+from roles.ports.transport import Streams, TransportError
 from roles.trainer.flow import TrainerFlow
 from roles.validator.flow import ValidatorFlow
 

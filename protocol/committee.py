@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from protocol.crypto import digest
-from protocol.electorate import Electorate
+from protocol.electorate.view import Electorate
 from protocol.manifest import CommitteeSection, RunManifest
 from protocol.messages import Certificate, RolloutCommit, Signed, Verdict
 from protocol.types import Digest, Fault, PeerId

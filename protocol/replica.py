@@ -14,8 +14,8 @@ from typing import Any
 
 from protocol.committee import Committee, Tally, check_certificate, draw
 from protocol.crypto import Verifier
-from protocol.electorate import Electorate, ViewElectorate
-from protocol.ledger import Ledger
+from protocol.electorate.view import Electorate, ViewElectorate
+from protocol.ledger.ledger import Ledger
 from protocol.manifest import RunManifest
 from protocol.membership import Roster
 from protocol.messages import (

@@ -7,17 +7,17 @@ engine, and publishes signed messages; it never sees a socket, a file or a clock
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Protocol
 
 from protocol.assignment import SequenceAssignment
 from protocol.crypto import Signer
 from protocol.manifest import RunManifest
-from protocol.messages import CheckpointManifest, MessageT, Signed
 from protocol.replica import Replica
 from protocol.rollout import REWARD_SCALE
-from protocol.types import Digest, PeerId, Topic
-from roles.ports import Blobs, Clock, Environment, Policy, Store
+from protocol.types import PeerId
+from roles.ports.clock import Clock
+from roles.ports.engines import Environment
+from roles.ports.storage import Blobs, Store
+from roles.ports.swarm import Network, Policies
 
 
 class Pulse:
@@ -75,85 +75,6 @@ class Conditions:
     def __str__(self) -> str:
         """Join the reasons for people."""
         return "; ".join(self._reasons.values())
-
-
-class Network(Protocol):
-    """What a role can say and ask."""
-
-    @property
-    def synchronised(self) -> bool:
-        """Whether a peer has told us since our start what we had missed."""
-
-    @property
-    def forgetful(self) -> bool:
-        """Whether this key was here before with a disk that is lost."""
-
-    async def publish(self, topic: Topic, message: MessageT) -> Signed[MessageT]:
-        """Sign, store durably, apply to our own replica, and gossip; in this order.
-
-        Raises ``RefusedError`` when our own replica refuses it, ``StorageFullError`` when it cannot
-        be stored; then it was not said.
-        """
-
-    async def record(self, message: MessageT) -> Signed[MessageT]:
-        """Sign, store durably and apply to our own replica, without gossip; raises alike."""
-
-    async def announce(self, topic: Topic, envelope: bytes) -> None:
-        """Gossip a message that is already stored."""
-
-    async def send(self, peer: PeerId, envelope: bytes) -> bool:
-        """Hand a signed message to one peer; False when it could not be delivered in time."""
-
-    async def fetch(
-        self, digest: Digest, bytes_max: int, sources: Sequence[PeerId]
-    ) -> bytes | None:
-        """Return a blob from here or from the first source that has it; None when none does."""
-
-
-@dataclass(frozen=True, slots=True)
-class Release:
-    """Where a new version's bytes are, as its checkpoint manifest states it."""
-
-    index: Digest
-    index_bytes: int
-    total_bytes: int
-    state: Digest | None
-    state_bytes: int
-
-
-class Policies(Protocol):
-    """The policies whose weights are on this machine."""
-
-    def get(self, version: int) -> Policy | None:
-        """Return a version if it is here completely."""
-
-    def newest(self) -> Policy | None:
-        """Return the newest version that is here."""
-
-    def genesis_path(self) -> Path | None:
-        """Return the genesis weights if the run's creator left them here."""
-
-    def weights_path(self, version: int) -> Path:
-        """Return where the weights of a version that is being made belong."""
-
-    def state_path(self, version: int) -> Path:
-        """Return where the trainer's state (model, optimiser, progress) of a version belongs."""
-
-    async def release(self, policy: Policy) -> Release:
-        """Cut a finished version into blobs; raises ``StorageFullError``."""
-
-    async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
-        """Return another trainer's published state, or None when it cannot be had.
-
-        Raises ``StorageFullError``.
-        """
-
-    async def discard(self, policy: Policy) -> None:
-        """Drop a policy that an engine refused, and get it another way if there is one."""
-
-
-class RefusedError(Exception):
-    """Our own replica refused a message that we were about to publish."""
 
 
 @dataclass(frozen=True, slots=True)

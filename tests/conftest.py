@@ -1,9 +1,4 @@
-import sys
-from pathlib import Path
-
 from hypothesis import HealthCheck, settings
-
-sys.path.insert(0, str(Path(__file__).parent))
 
 # A loaded machine is no defect: how long an example took says nothing about what it found.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])

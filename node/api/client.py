@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
+from node.api.status import NodeStatus
 from node.api.why import Why
-from node.datadir import DataDir, load_api_endpoint
-from node.exit_codes import ExitCode, NodeError
-from node.status import NodeStatus
+from node.local.datadir import DataDir, load_api_endpoint
+from node.local.errors import ExitCode, NodeError
 
 _Shape = TypeVar("_Shape")
 

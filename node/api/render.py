@@ -7,9 +7,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from node.api.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts, State
 from node.api.why import FailedRollout, VerdictFinding, Why
-from node.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts, State
-from node.units import bytes_text, duration_text
+from node.local.units import bytes_text, duration_text
 from protocol.types import Role
 
 GOOD, WARN, BAD, DIM = "green", "yellow", "red", "bright_black"

@@ -17,10 +17,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from node.datadir import DataDir, store_api_endpoint
-from node.exit_codes import ExitCode, NodeError
-from node.metrics import NodeMetrics
-from node.status import NodeStatus
+from node.api.metrics import NodeMetrics
+from node.api.status import NodeStatus
+from node.local.datadir import DataDir, store_api_endpoint
+from node.local.errors import ExitCode, NodeError
 
 log = logging.getLogger(__name__)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from node.status import State
+from node.api.status import State
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.live.p2pd import MESSAGE_BYTES_MAX
 from protocol.crypto import public_key_from_peer_id
 from protocol.types import PeerId
-from roles.ports import TransportError
+from roles.ports.transport import TransportError
 
 # hivemind prints to stderr by itself; its warnings go through the daemon's own handlers instead.
 use_hivemind_log_handler("nowhere")

@@ -19,7 +19,7 @@ from node.live.hivemind_p2p import HivemindTransport
 from node.live.records import BoundedStorage, RecordValidator, harden, node_id
 from protocol.crypto import Identity
 from protocol.types import PeerId, RunId
-from roles.ports import TransportError
+from roles.ports.transport import TransportError
 
 log = logging.getLogger(__name__)
 

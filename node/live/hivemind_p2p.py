@@ -27,7 +27,7 @@ from node.live.p2pd import P2pd, P2pdOptions
 from node.live.sockets import SocketDirectory
 from protocol.crypto import Identity, public_key_from_peer_id
 from protocol.types import PeerId
-from roles.ports import Stream, StreamHandler, TransportError
+from roles.ports.transport import Stream, StreamHandler, TransportError
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from roles.ports import TransportError
+from roles.ports.transport import TransportError
 
 log = logging.getLogger(__name__)
 

@@ -22,7 +22,7 @@ from node.storage import files
 from node.storage.arrival import Arrival, Plan, prepare
 from protocol.shardcast import index as shard_index
 from protocol.types import DIGEST_BYTES, Digest
-from roles.ports import StorageFullError
+from roles.ports.storage import StorageFullError
 
 PIECE_BYTES = 256 * 1024
 """Read and yielded at once: a guess between thread hops and memory."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from blake3 import blake3
 
 from protocol.types import Digest
-from roles.ports import StorageFullError
+from roles.ports.storage import StorageFullError
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from roles.ports import Delete, Put, StorageFullError
+from roles.ports.storage import Delete, Put, StorageFullError
 
 SCHEMA_VERSION = 1
 

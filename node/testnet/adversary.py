@@ -9,9 +9,9 @@ from typing import Annotated
 
 import typer
 
-from node.config import load_config
-from node.exit_codes import ExitCode, NodeError
-from node.run import run_node
+from node.live.node import run_node
+from node.local.config import load_config
+from node.local.errors import ExitCode, NodeError
 from node.testnet.child import load_behaviour
 from node.testnet.plan import CHEATER_KINDS
 from protocol.types import Role

@@ -12,9 +12,9 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from node.config import NodeConfig
-from node.exit_codes import NodeError
-from node.run import run_node
+from node.live.node import run_node
+from node.local.config import NodeConfig
+from node.local.errors import NodeError
 from node.testnet.memory import peak_rss_bytes
 
 BEHAVIOUR_GROUP = "prime_node.behaviours"

@@ -6,7 +6,7 @@ from pathlib import Path
 from protocol.manifest import Recipe
 from protocol.rng import Rng
 from protocol.types import Version
-from roles.ports import Policy
+from roles.ports.engines import Policy
 
 PROBLEMS = 512
 """A share estimated from so many problems is within 0.045 of the truth, 19 times in 20."""
@@ -18,9 +18,9 @@ def greedy_accuracy(recipe: Recipe, path: Path, seed: int) -> float:
 
 
 async def _greedy_accuracy(recipe: Recipe, path: Path, seed: int) -> float:
+    from roles.engines.qwen2.policy import digest_of  # noqa: PLC0415 - imports torch
+    from roles.engines.training.engine import TorchTrainingEngine  # noqa: PLC0415 - imports torch
     from roles.environments.base import environment  # noqa: PLC0415 - keeps the parent light
-    from roles.inference.engines.policy import digest_of  # noqa: PLC0415 - imports torch
-    from roles.trainer.engine import TorchTrainingEngine  # noqa: PLC0415 - imports torch
 
     task = environment(recipe.environment.name)
     draws = Rng(seed.to_bytes(8, "big")).child("greedy evaluation")

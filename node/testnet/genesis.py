@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from node.datadir import load_or_create_identity, open_data_dir, write_atomically
+from node.local.datadir import load_or_create_identity, open_data_dir, write_atomically
 from node.testnet.manifest_toml import manifest_toml, recipe_toml
 from node.testnet.plan import Layout, NodePlan, Options
 from protocol.manifest import (
@@ -69,8 +69,8 @@ def create_members(options: Options, layout: Layout) -> list[NodePlan]:
 
 def cold_start_policy(recipe: Recipe, seed: int, path: Path) -> FirstPolicy:
     """Learn the first policy; runs in a child, because it imports torch."""
+    from roles.engines.cold_start import cold_start  # noqa: PLC0415 - see above
     from roles.environments.base import environment, supervised  # noqa: PLC0415 - see above
-    from roles.trainer.genesis import cold_start  # noqa: PLC0415 - see above
 
     path.parent.mkdir(parents=True, exist_ok=True)
     made = cold_start(

@@ -6,8 +6,8 @@ from pathlib import Path
 import httpx
 from pydantic import TypeAdapter, ValidationError
 
-from node.datadir import DataDir, load_api_endpoint
-from node.status import NodeStatus
+from node.api.status import NodeStatus
+from node.local.datadir import DataDir, load_api_endpoint
 from node.testnet.memory import is_running, peak_rss_bytes
 
 REQUEST_SECONDS = 3.0

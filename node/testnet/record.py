@@ -7,7 +7,7 @@ carried over, and a point of the reward curve stays known when the node that tol
 from dataclasses import dataclass, field
 from typing import Literal
 
-from node.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts
+from node.api.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts
 from node.testnet.plan import NodePlan
 from node.testnet.poll import Sample
 from protocol.types import Role

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from node.local.units import bytes_text
 from node.testnet.record import SwarmRecord
-from node.units import bytes_text
 
 Stage = Literal["loading", "genesis", "starting", "learning", "draining", "done", "failed"]
 

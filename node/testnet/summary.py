@@ -6,10 +6,10 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from node.local.units import bytes_text
 from node.testnet.plan import Layout
 from node.testnet.record import SwarmRecord
 from node.testnet.report import honest_rejected
-from node.units import bytes_text
 
 GOOD, BAD, DIM = "#98c379", "#e06c75", "grey50"
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
-from node.datadir import DataDir
+from node.local.datadir import DataDir
 from node.testnet import launcher
 from node.testnet.evaluation import greedy_accuracy
 from node.testnet.fleet import Fleet, join_command, tail

@@ -11,10 +11,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from node.local.units import bytes_text
 from node.testnet.curve import draw_curve
 from node.testnet.record import Condition, Observation, SwarmRecord
 from node.testnet.screen import STAGE_TEXT, Screen, clock_text, eta_seconds
-from node.units import bytes_text
 from protocol.types import Role
 
 ACCENT = "#56b6c2"

@@ -7,7 +7,7 @@ who feeds whom: shards are striped over several trees with different inner nodes
 message. ``transfer`` decides which chunks to ask of whom, and replaces a parent that is late, dead
 or dishonest; ``events`` is its vocabulary. ``experience`` is what a node remembers from version to
 version of those that it had to replace, and ``timer`` tells both of them what is late. Bytes never
-pass through these pieces: ``node.weights`` moves them.
+pass through these pieces: ``node.weights.download`` moves them.
 
 Read in the order index, forest, events, timer, transfer, experience.
 """

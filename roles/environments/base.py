@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Protocol, cast
 
 from protocol.crypto import digest
-from roles.ports import Environment
+from roles.ports.engines import Environment
 
 PADDING = 0
 END = 1

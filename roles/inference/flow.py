@@ -9,15 +9,16 @@ from protocol.assignment import assign
 from protocol.messages import RolloutCommit
 from protocol.rollout import RolloutSequence, encode_body
 from protocol.types import Digest, Topic
-from roles.flow import RefusedError, RoleContext, reward
-from roles.ports import (
+from roles.flow import RoleContext, reward
+from roles.ports.engines import (
     Environment,
     Generation,
     GenerationEngine,
     GenerationRequest,
     Policy,
-    StorageFullError,
 )
+from roles.ports.storage import StorageFullError
+from roles.ports.swarm import RefusedError
 
 log = structlog.get_logger()
 

@@ -16,18 +16,14 @@ import structlog
 
 from protocol.assignment import assign
 from protocol.audit import check_claims
-from protocol.ledger import Entry
+from protocol.ledger.ledger import Entry
 from protocol.messages import CheckpointManifest, Signed
 from protocol.rollout import REWARD_SCALE, decode_body
 from protocol.types import Digest, Fault, Topic, Version
-from roles.flow import RefusedError, RoleContext, reward
-from roles.ports import (
-    Environment,
-    Policy,
-    StorageFullError,
-    TrainingEngine,
-    TrainingSequence,
-)
+from roles.flow import RoleContext, reward
+from roles.ports.engines import Environment, Policy, TrainingEngine, TrainingSequence
+from roles.ports.storage import StorageFullError
+from roles.ports.swarm import RefusedError
 
 log = structlog.get_logger()
 

@@ -13,19 +13,14 @@ import structlog
 from protocol.assignment import SequenceAssignment, assign
 from protocol.audit import Finding, audited, check_claims, decide
 from protocol.committee import Committee
-from protocol.ledger import CommitState, Entry
+from protocol.ledger.ledger import CommitState, Entry
 from protocol.messages import RolloutCommit, Signed, Verdict
 from protocol.rollout import RolloutSequence, decode_body
 from protocol.types import Digest, Fault, PeerId, Topic, Version
-from roles.flow import RefusedError, RoleContext, reward
-from roles.ports import (
-    Environment,
-    Policy,
-    Put,
-    StorageFullError,
-    VerificationEngine,
-    VerificationRequest,
-)
+from roles.flow import RoleContext, reward
+from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
+from roles.ports.storage import Put, StorageFullError
+from roles.ports.swarm import RefusedError
 
 log = structlog.get_logger()
 

@@ -2,7 +2,7 @@
 
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import shown
-from simulations.trace import Event
+from simulations.runtime.trace import Event
 
 CROSSING_SECONDS = 5.0
 """A GRAFT that was queued before the PRUNE was read is nobody's fault."""

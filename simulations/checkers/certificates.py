@@ -7,7 +7,7 @@ from simulations.checkers.quorum import Quorum
 from simulations.checkers.swarm import Member
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, short, shown
-from simulations.trace import Event
+from simulations.runtime.trace import Event
 
 MARKS_KEPT = 100_000
 """Rollouts that may still be learned from, many times over."""

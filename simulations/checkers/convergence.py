@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from simulations.checkers.swarm import Member
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, short
-from simulations.trace import Event
+from simulations.runtime.trace import Event
 
 CLOCK_SLACK_EPOCHS = 2
 """A commit this close to its expiry may be too old by another node's clock."""

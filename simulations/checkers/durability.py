@@ -3,7 +3,7 @@
 from simulations.checkers.swarm import Member
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened
-from simulations.trace import Event
+from simulations.runtime.trace import Event
 
 
 class Durability:

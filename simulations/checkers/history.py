@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from simulations.checkers.wire import Opened, shown
-from simulations.trace import Event
+from simulations.runtime.trace import Event
 
 Subject = bytes | int
 """The digest of a commit, or the number of a version."""

@@ -3,7 +3,7 @@
 from simulations.checkers.swarm import Member
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import ENVELOPE_BYTES_MAX, VERDICT_BYTES_MAX, Opened
-from simulations.trace import Event
+from simulations.runtime.trace import Event
 
 LIMITS = {
     "backoffs": 1 << 14,

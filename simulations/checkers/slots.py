@@ -3,7 +3,7 @@
 from simulations.checkers.swarm import Member
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, short
-from simulations.trace import Event
+from simulations.runtime.trace import Event
 
 VERSIONS_KEPT = 64
 """Slots of older versions are forgotten; no recipe lets a rollout be that old."""

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from simulations.trace import Event
+from simulations.runtime.trace import Event
 
 
 @dataclass(slots=True, eq=False)

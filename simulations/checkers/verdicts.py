@@ -4,7 +4,7 @@ from simulations.checkers.quorum import Quorum
 from simulations.checkers.swarm import Member
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, short
-from simulations.trace import Event
+from simulations.runtime.trace import Event
 
 
 class Verdicts:

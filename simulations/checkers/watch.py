@@ -9,7 +9,7 @@ from collections.abc import Callable
 from simulations.checkers.history import History, Subject, Violation
 from simulations.checkers.swarm import Member, Swarm
 from simulations.checkers.wire import Opened, Rules, Wire
-from simulations.trace import Event
+from simulations.runtime.trace import Event
 
 EventHandler = Callable[[Event], None]
 MessageHandler = Callable[[Event, Member, Opened], None]

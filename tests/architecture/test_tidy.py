@@ -34,13 +34,13 @@ CLOCKS_AND_DICE = (
 
 DRIVERS = (
     "node/live/",
-    "node/run.py",
-    "node/datadir.py",
-    "node/engines.py",
+    "node/live/node.py",
+    "node/local/datadir.py",
+    "roles/engines/factory.py",
     "node/testnet/",
-    "node/commands/",
-    "simulations/console.py",  # progress for a person who waits
-    "simulations/sweep.py",  # how long each simulation took
+    "node/cli/commands/",
+    "simulations/cli/console.py",  # progress for a person who waits
+    "simulations/study/sweep.py",  # how long each simulation took
     "/engines/",
 )
 """Where processes are driven and the real clock and entropy enter."""

@@ -16,28 +16,28 @@ from pathlib import Path
 
 import pytest
 
-from node.connections import Connections
+from node.context import Ports
 from node.daemon import Daemon
 from node.live.clock import SystemClock
 from node.live.hivemind_dht import HivemindDirectory
 from node.live.hivemind_p2p import HivemindTransport
-from node.membership import About, directory_keys
-from node.ports import Ports
+from node.membership.announcer import About, directory_keys
+from node.membership.peers import Connections
 from node.storage.blobs import FileBlobs
 from node.storage.state import SqliteStore
-from node.weights import publish_file
+from node.weights.download import publish_file
 from protocol.messages import Hardware, RolloutCommit, envelope_kind
 from protocol.rng import Rng
 from protocol.types import Role
-from roles.flow import RefusedError
-from simulations.adversary import edited_tokens, forged_rewards
-from simulations.content import Extent
-from simulations.engines import Compute, SimEngines, Workload, policy_seed
-from simulations.loop import START, run_virtual
-from simulations.scenario import parse_scenario
-from simulations.storage import Disk, Life, SimBlobs
-from simulations.trace import Trace
-from simulations.world import SHORT_NAMES, World
+from roles.ports.swarm import RefusedError
+from simulations.adversaries.worker_lies import edited_tokens, forged_rewards
+from simulations.cluster.world import SHORT_NAMES, World
+from simulations.ports.engines import Compute, SimEngines, Workload, policy_seed
+from simulations.ports.storage import Disk, Life, SimBlobs
+from simulations.runtime.content import Extent
+from simulations.runtime.loop import START, run_virtual
+from simulations.runtime.trace import Trace
+from simulations.scenario.scenario import parse_scenario
 
 SLOTS = 3
 SCENARIO = parse_scenario("""
@@ -205,7 +205,7 @@ class RememberingBlobs(FileBlobs):
 
 
 class LiveNode:
-    """As ``node.run`` makes one, with modelled engines."""
+    """As ``node.live.node`` makes one, with modelled engines."""
 
     def __init__(self, name, identity, directory):
         self.name = name

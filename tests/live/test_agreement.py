@@ -19,7 +19,10 @@ from dataclasses import asdict
 
 import pytest
 import uvloop
-from agreement_swarms import (
+
+from protocol.crypto import verify
+from protocol.messages import Verdict, envelope_kind, open_envelope
+from tests.live.agreement_swarms import (
     HONEST,
     LIARS,
     SLOTS,
@@ -28,9 +31,6 @@ from agreement_swarms import (
     simulate_from_live_disks,
     simulate_from_version_0,
 )
-
-from protocol.crypto import verify
-from protocol.messages import Verdict, envelope_kind, open_envelope
 
 pytestmark = pytest.mark.live
 

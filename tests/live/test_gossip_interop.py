@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from node.gossip import Gossip
-from node.gossip_links import PROTOCOL
+from node.gossip.driver import Gossip
+from node.gossip.links import PROTOCOL
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from protocol.crypto import Identity, verify

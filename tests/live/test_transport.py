@@ -15,7 +15,7 @@ from node.live import hivemind_p2p, p2pd
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.p2pd import P2pd, P2pdError, StartFault
 from protocol.crypto import Identity
-from roles.ports import Stream, TransportError
+from roles.ports.transport import Stream, TransportError
 
 pytestmark = [pytest.mark.live, pytest.mark.asyncio(loop_scope="module")]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from protocol.types import Version
-from roles.ports import Policy
+from roles.ports.engines import Policy
 
 TINY = {
     "vocab_size": 32,
@@ -39,7 +39,7 @@ def policies(tmp_path_factory) -> list[Policy]:
     """Versions 0 and 1: random weights of different seeds."""
     import torch  # noqa: PLC0415 - takes seconds that tests of flows do not need
 
-    from roles.inference.engines.policy import (  # noqa: PLC0415 - the same
+    from roles.engines.qwen2.policy import (  # noqa: PLC0415 - the same
         build_model,
         configuration,
         tensors_of,

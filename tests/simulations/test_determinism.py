@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from simulations.study import Plan, run_plan
+from simulations.study.study import Plan, run_plan
 
 QUIET = """
 name = "small"
@@ -92,7 +92,7 @@ SCENARIOS = {"quiet": QUIET, "troubled": TROUBLED}
 
 IN_ANOTHER_PROCESS = """
 import sys
-from node.cli import main
+from node.cli.main import main
 for file in sys.argv[1:]:
     main(["simulate", "run", file, "--seed", "5", "--json"])
 """

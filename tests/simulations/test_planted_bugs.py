@@ -11,14 +11,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.cli import main
-from node.commands import loading
+from node.cli.commands import loading
+from node.cli.main import main
 from protocol.committee import Outcome, Tally
 from protocol.gossip.mesh import Mesh
-from protocol.ledger import Ledger
-from simulations.content import joined
-from simulations.storage import Arrival
-from simulations.study import Plan, run_plan
+from protocol.ledger.ledger import Ledger
+from simulations.ports.storage import Arrival
+from simulations.runtime.content import joined
+from simulations.study.study import Plan, run_plan
 
 SMALL = """
 name = "planted"
@@ -86,7 +86,7 @@ def simulate(tmp_path):
 @pytest.fixture
 def repeat(monkeypatch, capsys, tmp_path):
     """Return a function that runs a failed plan's command and checks that it fails alike."""
-    entry = loading.EntryPoint("simulate", "simulations.cli:app", loading.GROUP)
+    entry = loading.EntryPoint("simulate", "simulations.cli.main:app", loading.GROUP)
     entries = {item.name: item for item in loading.BUILT_IN} | {"simulate": entry}
     monkeypatch.setattr(loading, "_entries", lambda: entries)
     monkeypatch.chdir(tmp_path)  # outside of the checkout, which would remember the failure
@@ -175,7 +175,7 @@ def test_a_fetch_that_does_not_check_digests_is_seen(monkeypatch, simulate, repe
     """
     text = BAD_RELAYS.replace("count = 2", "count = 3")
     with monkeypatch.context() as patch:
-        patch.setattr("node.exchange.crypto", SimpleNamespace(digest=lambda _: Same()))
+        patch.setattr("node.blobs.exchange.crypto", SimpleNamespace(digest=lambda _: Same()))
         runs = (simulate(text, seed) for seed in range(1, 9))
         outcome = next(run for run in runs if run.violation is not None)
         repeat(outcome)

@@ -5,7 +5,7 @@ import msgpack
 from blake3 import blake3
 
 from simulations.checkers import Patience, Watch, attach_checkers
-from simulations.trace import Event
+from simulations.runtime.trace import Event
 
 START = 1_700_000_000.0
 EPOCH_SECONDS = 2.0

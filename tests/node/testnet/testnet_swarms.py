@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from node.status import (
+from node.api.status import (
     CheckpointStatus,
     MemberStatus,
     NodeStatus,

@@ -1,0 +1,128 @@
+"""Prometheus metrics, made from the node's status at each scrape.
+
+Nothing counts twice: the machines count, ``NodeStatus`` shows, this renames. Every node has a
+registry of its own, because tests and simulations run many nodes in one process. Labels take a
+handful of values each: never a peer id, never a commit; reasons come from other nodes and are cut.
+"""
+
+from collections.abc import Callable, Iterator
+
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from node.api.status import NodeStatus, RolloutCounts, State
+
+STATES: tuple[State, ...] = ("joining", "syncing", "ready", "paused", "draining")
+PREFIX = "prime_node"
+
+REASONS_MAX = 24
+"""Reasons told apart; an honest swarm has about ten, and what comes later counts as ``other``."""
+
+
+class NodeMetrics(Collector):
+    """The metrics of one node."""
+
+    def __init__(self, status: Callable[[], NodeStatus]) -> None:
+        self._status = status
+        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry.register(self)
+        ProcessCollector(registry=self._registry)
+        self._reasons: dict[str, None] = {}
+
+    def exposition(self) -> bytes:
+        """Return all metrics in the Prometheus text format."""
+        return generate_latest(self._registry)
+
+    def describe(self) -> list[Metric]:
+        """Name nothing in advance: the registry is ours alone, so no name can clash."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric from one snapshot."""
+        status = self._status()
+        yield _info(status)
+        yield _state(status)
+        yield from _gauges(status)
+        yield _outcomes("rollouts", "Rollouts of the swarm, by outcome.", status.rollouts)
+        yield _outcomes("own_rollouts", "Rollouts of this node, by outcome.", status.own_rollouts)
+        yield self._rejections(status.rollouts)
+        yield from _traffic(status)
+
+    def _rejections(self, counts: RolloutCounts) -> Metric:
+        family = CounterMetricFamily(
+            f"{PREFIX}_rollouts_rejected", "Rollouts of the swarm, by reason.", labels=["reason"]
+        )
+        other = 0
+        for reason, count in sorted(counts.rejected_reasons.items()):
+            if len(self._reasons) < REASONS_MAX:
+                self._reasons[reason] = None
+            if reason in self._reasons:
+                family.add_metric([reason], count)
+            else:
+                other += count
+        family.add_metric(["other"], other)
+        return family
+
+
+def _info(status: NodeStatus) -> Metric:
+    values = {
+        "peer_id": status.peer_id,
+        "run_id": status.run_id,
+        "run": status.run_name,
+        "roles": ",".join(status.roles),
+    }
+    return InfoMetricFamily(PREFIX, "Who this node is.", values)
+
+
+def _state(status: NodeStatus) -> Metric:
+    family = GaugeMetricFamily(f"{PREFIX}_state", "1 for the state it is in.", labels=["state"])
+    for state in STATES:
+        family.add_metric([state], float(state == status.state))
+    return family
+
+
+def _gauges(status: NodeStatus) -> Iterator[Metric]:
+    newest = status.checkpoints[-1] if status.checkpoints else None
+    values: tuple[tuple[str, str, float], ...] = (
+        ("started_seconds", "Unix time of the start.", status.started_at),
+        ("epoch", "Epoch of the run.", status.epoch),
+        ("peers", "Peers that are connected now.", status.peers_connected),
+        ("members", "Live members on the roster.", len(status.members)),
+        ("policy_version", "Policy version held.", status.policy_version),
+        ("policy_version_newest", "Newest policy version known.", status.policy_version_newest),
+        ("policy_lag_max", "Largest lag of a trained rollout, versions.", status.policy_lag_max),
+        ("children", "Child processes.", len(status.children)),
+    )
+    for name, text, value in values:
+        yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
+    if newest is not None:
+        yield GaugeMetricFamily(
+            f"{PREFIX}_reward_mean", "Mean reward of the newest batch.", newest.reward_mean
+        )
+
+
+def _outcomes(name: str, text: str, counts: RolloutCounts) -> Metric:
+    family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=["outcome"])
+    for outcome in ("committed", "certified", "rejected", "expired", "trained"):
+        family.add_metric([outcome], getattr(counts, outcome))
+    return family
+
+
+def _traffic(status: NodeStatus) -> Iterator[Metric]:
+    traffic = status.traffic
+    moved = CounterMetricFamily(
+        f"{PREFIX}_bytes", "Bytes moved; weights are part of blobs.", labels=["kind", "direction"]
+    )
+    for kind, sent, received in (
+        ("blobs", traffic.blobs_sent, traffic.blobs_received),
+        ("weights", traffic.weights_sent, traffic.weights_received),
+        ("gossip", traffic.gossip_sent, traffic.gossip_received),
+    ):
+        moved.add_metric([kind, "sent"], sent)
+        moved.add_metric([kind, "received"], received)
+    yield moved
+    yield CounterMetricFamily(
+        f"{PREFIX}_gossip_dropped", "Frames dropped for slow peers.", traffic.gossip_dropped
+    )

@@ -1,0 +1,226 @@
+"""Turns a running node into a ``NodeStatus``: reads, never changes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from node.api.status import (
+    CheckpointStatus,
+    MemberStatus,
+    NodeStatus,
+    RolloutCounts,
+    Snapshot,
+    State,
+    TrafficStatus,
+)
+from node.blobs.exchange import BlobExchange
+from node.gossip.driver import Gossip
+from node.membership.peers import Connections
+from node.weights.library import PolicyLibrary
+from protocol.ledger.counts import Counts
+from protocol.ledger.ledger import CommitState, Entry
+from protocol.messages import Verdict, open_envelope
+from protocol.replica import Replica
+from protocol.types import Digest, Fault, PeerId, Role
+from roles.flow import Conditions
+from roles.ports.clock import Clock
+
+
+@dataclass(slots=True)
+class Observer:
+    """Everything that a status is read from."""
+
+    peer_id: PeerId
+    roles: tuple[Role, ...]
+    replica: Replica
+    clock: Clock
+    connections: Connections
+    gossip: Gossip
+    exchange: BlobExchange
+    policies: PolicyLibrary
+    conditions: Conditions
+    addresses: Callable[[], tuple[str, ...]]
+    synchronised: Callable[[], bool]
+    p2pd_pid: Callable[[], int | None]
+    started_at: float
+    first_certificate_at: float | None = None
+    draining: bool = False
+    judged: dict[Digest, None] = field(default_factory=dict)
+    """The versions that came as news. What was published before we came cannot be judged from what
+    we hold, and its date is only its author's word."""
+    _counted_in: int = -1
+    _members_live: int = 0
+
+    def status(self) -> NodeStatus:
+        """Return the snapshot."""
+        now, ledger = self.clock.now(), self.replica.ledger
+        state, reason = self._state()
+        newest = self.policies.newest()
+        return NodeStatus(
+            peer_id=self.peer_id,
+            run_id=self.replica.run_id.hex(),
+            run_name=self.replica.manifest.name,
+            roles=tuple(str(role) for role in self.roles),
+            state=state,
+            reason=reason,
+            started_at=self.started_at,
+            epoch=self.replica.manifest.epoch_at(now),
+            addresses=self.addresses(),
+            peers_connected=len(self.connections.connected),
+            policy_version=-1 if newest is None else newest.version,
+            policy_version_newest=ledger.version,
+            policy_lag_max=ledger.policy_lag_max,
+            first_certificate_at=self.first_certificate_at,
+            members=self._members(now),
+            rollouts=_counts(ledger.totals),
+            own_rollouts=_counts(ledger.workers.get(self.peer_id, Counts())),
+            workers={peer: _counts(counts) for peer, counts in sorted(ledger.workers.items())},
+            checkpoints=self._checkpoints(),
+            traffic=self._traffic(),
+            p2pd_pid=self.p2pd_pid(),
+        )
+
+    def snapshot(self) -> Snapshot:
+        """Return the numbers that cost nothing to take."""
+        ledger, gossip = self.replica.ledger, self.gossip
+        totals = ledger.totals
+        return Snapshot(
+            state=self._state()[0],
+            connected=len(self.connections.connected),
+            members=self._count_members(),
+            policy_version=self.policies.newest_version(),
+            version=ledger.version,
+            backlog=ledger.backlog(),
+            committed=totals.committed,
+            certified=totals.certified,
+            rejected=totals.rejected,
+            expired=totals.expired,
+            gossip_received=gossip.counters.received,
+            gossip_duplicates=gossip.counters.duplicates,
+            gossip_dropped=gossip.link_counters.frames_dropped,
+            weights_received=self.exchange.weights_bytes_received,
+            sizes={**gossip.sizes(), **self.replica.sizes()},
+        )
+
+    def _count_members(self) -> int:
+        """Count the live records, once per epoch: that is a look at every one of them."""
+        now = self.clock.now()
+        epoch = self.replica.manifest.epoch_at(now)
+        if epoch != self._counted_in:
+            self._counted_in, self._members_live = epoch, len(self.replica.roster.live(now))
+        return self._members_live
+
+    def _state(self) -> tuple[State, str]:
+        if self.draining:
+            return "draining", ""
+        if not self.connections.connected:
+            if self.connections.unreachable_since is not None:
+                return "joining", "no bootstrap peer answers; trying again"
+            return "joining", "no peer is connected yet"
+        if self.replica.ledger.slashed(self.peer_id):
+            return "paused", "a rollout of ours was rejected; `prime-node why` shows it"
+        if str(self.conditions):
+            return "paused", str(self.conditions)
+        if not self.synchronised():
+            return "syncing", "no peer has told us yet what we missed"
+        if self.policies.newest() is None:
+            return "syncing", "the first policy has not arrived yet"
+        return "ready", ""
+
+    def _members(self, now: float) -> tuple[MemberStatus, ...]:
+        return tuple(
+            MemberStatus(
+                peer_id=member.peer,
+                roles=member.record.message.roles,
+                policy_version=member.record.message.policy_version,
+                age_seconds=max(0.0, round(now - member.seen_at, 1)),
+                software=member.record.message.software,
+                standing="slashed" if self.replica.ledger.slashed(member.peer) else "good",
+            )
+            for member in self.replica.roster.live(now)
+        )
+
+    def _checkpoints(self) -> tuple[CheckpointStatus, ...]:
+        return tuple(
+            CheckpointStatus(
+                version=entry.manifest.message.version,
+                reward_mean=entry.manifest.message.reward_mean / 1e6,
+                created_at=entry.manifest.message.created_at / 1000,
+                commits=len(entry.manifest.message.batch),
+                trained_without_certificate=len(entry.uncertified)
+                if entry.manifest.digest in self.judged
+                else 0,
+            )
+            for entry in self.replica.ledger.checkpoints
+        )
+
+    def _traffic(self) -> TrafficStatus:
+        blobs, gossip = self.exchange, self.gossip.link_counters
+        return TrafficStatus(
+            blobs_sent=blobs.bytes_sent,
+            blobs_received=blobs.bytes_received,
+            weights_sent=blobs.weights_bytes_sent,
+            weights_received=blobs.weights_bytes_received,
+            gossip_sent=gossip.bytes_out,
+            gossip_received=gossip.bytes_in,
+            gossip_dropped=gossip.frames_dropped,
+        )
+
+    def why(self) -> Mapping[str, Any]:
+        """Explain this node's state and every own rollout that was not certified."""
+        state, reason = self._state()
+        ledger = self.replica.ledger
+        failed = [
+            self._explain(entry)
+            for entry in ledger.entries.values()
+            if entry.commit.signer == self.peer_id
+            and entry.state in (CommitState.REJECTED, CommitState.EXPIRED)
+        ]
+        return {
+            "state": state,
+            "reason": reason,
+            "slashed": ledger.slashed(self.peer_id),
+            "rollouts": failed,
+        }
+
+    def _explain(self, entry: Entry) -> dict[str, Any]:
+        certificate = entry.certificate
+        verdicts = []
+        for envelope in certificate.message.verdicts if certificate is not None else ():
+            verdict = open_envelope(envelope, Verdict, self.replica.run_id, lambda *_: True)
+            if not isinstance(verdict, Fault):
+                verdicts.append(
+                    {
+                        "validator": verdict.signer,
+                        "accept": verdict.message.accept,
+                        "reason": verdict.message.reason,
+                        "detail": verdict.message.detail,
+                        "evidence": verdict.digest.hex(),
+                        "margins": {
+                            margin.name: {"value": margin.value / 1e6, "limit": margin.limit / 1e6}
+                            for margin in verdict.message.margins
+                        },
+                    }
+                )
+        message = entry.commit.message
+        return {
+            "commit": entry.commit.digest.hex(),
+            "version": message.version,
+            "slot": message.slot,
+            "epoch": message.epoch,
+            "state": str(entry.state),
+            "reason": entry.reason or "no committee decided in time",
+            "certificate": certificate.digest.hex() if certificate is not None else None,
+            "verdicts": verdicts,
+        }
+
+
+def _counts(counts: Counts) -> RolloutCounts:
+    return RolloutCounts(
+        committed=counts.committed,
+        certified=counts.certified,
+        rejected=counts.rejected,
+        expired=counts.expired,
+        trained=counts.trained,
+        rejected_reasons=dict(sorted(counts.reasons.items())),
+    )

@@ -1,0 +1,1 @@
+"""The blob protocol: ranges of content-addressed bytes, from peer to peer."""

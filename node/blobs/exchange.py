@@ -1,0 +1,303 @@
+"""The blob protocol: ranges of content-addressed blobs from peer to peer, over one stream each.
+
+Who serves a blob that is still arriving sends each chunk as soon as it is verified. Bytes are
+checked by whoever asked: ``fetch`` against the digest of the blob, ``node.weights`` against the
+digest of every chunk. The words on the wire are in ``node.blobs.wire``.
+"""
+
+import asyncio
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from node.blobs.wire import PROTOCOL, Kind, Request, Status, ask, read_request, reply, within
+from node.streams.limits import Bounded
+from protocol import crypto
+from protocol.types import Digest, Fault, PeerId
+from roles.ports.clock import Clock
+from roles.ports.storage import Blobs
+from roles.ports.transport import Stream, Streams, TransportError
+
+BURST_SECONDS = 0.25
+"""What an idle uplink may send at once, in seconds of its cap; a guess that keeps queues short."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeLimits:
+    """What a node gives to others; the numbers are guesses, the cap is the operator's.
+
+    ``streams_per_peer`` is twice what one download keeps in flight. ``stall_seconds`` is how long
+    one piece may take to be read, to arrive, or to be written.
+    """
+
+    streams_per_peer: int = 16
+    streams_total: int = 256
+    piece_bytes: int = 256 * 1024
+    open_seconds: float = 10.0
+    stall_seconds: float = 60.0
+    upload_bytes_per_second: int | None = None
+
+
+@dataclass(slots=True)
+class _Assembly:
+    """A blob being fetched: what came so far, and from whom."""
+
+    data: bytearray = field(default_factory=bytearray)
+    total_bytes: int | None = None
+    contributors: list[PeerId] = field(default_factory=list)
+
+    def clear(self) -> None:
+        self.data.clear()
+        self.contributors.clear()
+        self.total_bytes = None
+
+
+class _UploadCap:
+    """A token bucket: ``take`` returns when the bytes may be sent."""
+
+    def __init__(self, clock: Clock, bytes_per_second: int | None) -> None:
+        self._clock = clock
+        self._rate = bytes_per_second
+        self._allowance_bytes = 0.0
+        self._refilled_at = clock.now()
+
+    async def take(self, count: int) -> None:
+        if self._rate is None:
+            return
+        now = self._clock.now()
+        elapsed = max(0.0, now - self._refilled_at)  # a wall clock may step back
+        self._refilled_at = now
+        burst = self._rate * BURST_SECONDS
+        self._allowance_bytes = min(burst, self._allowance_bytes + elapsed * self._rate) - count
+        if self._allowance_bytes < 0:
+            await asyncio.sleep(-self._allowance_bytes / self._rate)
+
+
+class BlobExchange:
+    """Serves our blobs to peers and fetches theirs; ``prefix`` (the run) goes before the protocol.
+
+    ``on_fault`` hears of peers that sent nonsense or a whole blob with another digest.
+    """
+
+    def __init__(
+        self,
+        transport: Streams,
+        blobs: Blobs,
+        clock: Clock,
+        *,
+        prefix: str = "",
+        limits: ExchangeLimits | None = None,
+        on_fault: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
+    ) -> None:
+        self._transport = transport
+        self._blobs = blobs
+        self._limits = limits or ExchangeLimits()
+        self._protocol = prefix + PROTOCOL
+        self._on_fault = on_fault
+        self._cap = _UploadCap(clock, self._limits.upload_bytes_per_second)
+        self._bounded = Bounded(
+            self._serve,
+            per_peer=self._limits.streams_per_peer,
+            total=self._limits.streams_total,
+            refuse=self._refuse,
+        )
+        self._sent: Counter[Kind] = Counter()
+        self._received: Counter[Kind] = Counter()
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id."""
+        return self._transport.peer_id
+
+    @property
+    def bytes_sent(self) -> int:
+        """Blob bytes sent so far, of every kind."""
+        return self._sent.total()
+
+    @property
+    def bytes_received(self) -> int:
+        """Blob bytes received so far, of every kind, good or not."""
+        return self._received.total()
+
+    @property
+    def weights_bytes_sent(self) -> int:
+        """The part of ``bytes_sent`` that was asked for as weights."""
+        return self._sent[Kind.WEIGHTS]
+
+    @property
+    def weights_bytes_received(self) -> int:
+        """The part of ``bytes_received`` that we asked for as weights."""
+        return self._received[Kind.WEIGHTS]
+
+    async def start(self) -> None:
+        """Serve the protocol from now on."""
+        await self._transport.handle(self._protocol, self._bounded)
+
+    # Fetching
+
+    async def fetch(
+        self,
+        digest: Digest,
+        length_max: int,
+        sources: Sequence[PeerId],
+        deadline_seconds: float,
+        *,
+        kind: Kind = Kind.BODY,
+    ) -> bytes | None:
+        """Return a whole blob, from here or from the first of ``sources`` that has it, or None.
+
+        What one source began another goes on with, as soon as it has had its share of the time: one
+        that sends a byte now and then must not use up all of it. The result has ``digest``; it is
+        not stored.
+        """
+        local = await self._blobs.get(digest)
+        if local is not None:
+            return local
+        order = deque((peer, False) for peer in dict.fromkeys(sources) if peer != self.peer_id)
+        now = asyncio.get_running_loop().time
+        ends_at = now() + deadline_seconds
+        assembly = _Assembly()
+        while order:
+            share_seconds = (ends_at - now()) / len(order)
+            peer, alone = order.popleft()
+            if alone:
+                assembly.clear()
+            patience = min(self._limits.stall_seconds, share_seconds)
+            pulling = self._pull(peer, digest, length_max, assembly, patience, kind)
+            try:
+                whole = await within(share_seconds, pulling)
+            except TransportError:
+                continue
+            if whole and crypto.digest(bytes(assembly.data)) == digest:
+                return bytes(assembly.data)
+            if whole:
+                order.extendleft(self._suspects(assembly))
+        return None
+
+    def _suspects(self, assembly: _Assembly) -> list[tuple[PeerId, bool]]:
+        """Return who must repeat a bad blob alone, because several sent it; one alone is named."""
+        contributors = list(dict.fromkeys(assembly.contributors))
+        assembly.clear()
+        if len(contributors) > 1:
+            return [(peer, True) for peer in contributors]
+        self._on_fault(contributors[0], Fault("bad-blob"))
+        return []
+
+    async def _pull(
+        self,
+        peer: PeerId,
+        digest: Digest,
+        length_max: int,
+        assembly: _Assembly,
+        patience: float,
+        kind: Kind,
+    ) -> bool:
+        """Add to ``assembly`` what ``peer`` sends; True when all bytes are there."""
+        offset = len(assembly.data)
+        request = Request(digest, offset, length_max - offset, wait=True, kind=kind)
+        try:
+            stream, total_bytes = await self._open(peer, request, patience)
+        except TransportError:
+            return False
+        try:
+            if total_bytes > length_max or total_bytes < 1:
+                return False
+            if total_bytes != assembly.total_bytes:
+                if offset:  # they disagree, and what came so far decides nothing: from the start
+                    assembly.clear()
+                    return await self._pull(peer, digest, length_max, assembly, patience, kind)
+                assembly.total_bytes = total_bytes
+            assembly.contributors.append(peer)
+            while len(assembly.data) < total_bytes:
+                count = min(self._limits.piece_bytes, total_bytes - len(assembly.data))
+                piece = await within(patience, stream.read(count))
+                if not piece:
+                    return False
+                self._received[kind] += len(piece)
+                assembly.data += piece
+        except TransportError:
+            return False
+        finally:
+            await stream.close()
+        return True
+
+    async def fetch_range(
+        self,
+        peer: PeerId,
+        digest: Digest,
+        offset: int,
+        length: int,
+        *,
+        piece_bytes: int,
+        wait: bool = True,
+        kind: Kind = Kind.BODY,
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield ``length`` bytes from ``offset`` on, in pieces of ``piece_bytes``; unchecked.
+
+        Use within ``contextlib.aclosing``. Raises ``RefusedError``, or ``TransportError`` when the
+        peer breaks off, has a shorter blob, or lets a piece take ``stall_seconds``.
+        """
+        request = Request(digest, offset, length, wait, kind)
+        stream, total_bytes = await self._open(peer, request, self._limits.stall_seconds)
+        try:
+            if total_bytes < offset + length:
+                raise TransportError(f"a blob of {total_bytes} bytes, less than was asked for")
+            while length:
+                count = min(piece_bytes, length)
+                piece = await within(self._limits.stall_seconds, stream.read_exactly(count))
+                self._received[kind] += count
+                length -= count
+                yield piece
+        finally:
+            await stream.close()
+
+    async def _open(self, peer: PeerId, request: Request, patience: float) -> tuple[Stream, int]:
+        """Send a request; return the stream at the first byte of the range, and the total."""
+        opening = self._transport.open_stream(peer, self._protocol)
+        stream = await within(min(self._limits.open_seconds, patience), opening)
+        try:
+            return stream, await within(patience, ask(stream, request))
+        except BaseException:
+            await stream.close()
+            raise
+
+    # Serving
+
+    async def _serve(self, stream: Stream) -> None:
+        with suppress(TransportError, LookupError):  # they left, or the blob did
+            await self._answer(stream)
+
+    async def _refuse(self, stream: Stream) -> None:
+        with suppress(TransportError):
+            await within(self._limits.open_seconds, reply(stream, Status.BUSY, 0))
+
+    async def _answer(self, stream: Stream) -> None:
+        limits = self._limits
+        request = await within(limits.open_seconds, read_request(stream))
+        if isinstance(request, Fault):
+            self._on_fault(stream.peer, request)
+            return
+        total_bytes = self._blobs.size(request.digest)
+        ready = request.wait or self._blobs.has(request.digest)
+        if total_bytes is None or not ready or request.offset > total_bytes:
+            await within(limits.open_seconds, reply(stream, Status.UNKNOWN, 0))
+            return
+        await within(limits.open_seconds, reply(stream, Status.OK, total_bytes))
+        length = min(request.length, total_bytes - request.offset)
+        await self._send_range(stream, request, length)
+
+    async def _send_range(self, stream: Stream, request: Request, length: int) -> None:
+        stall_seconds = self._limits.stall_seconds
+        pieces = self._blobs.stream(request.digest, request.offset, length)
+        while length:
+            piece = await within(stall_seconds, anext(pieces, b""))
+            if not piece:
+                raise LookupError("the blob ended early")
+            length -= len(piece)
+            for start in range(0, len(piece), self._limits.piece_bytes):
+                part = piece[start : start + self._limits.piece_bytes]
+                await self._cap.take(len(part))
+                if not stream.offer(part):  # a deadline costs more than most writes
+                    await within(stall_seconds, stream.write(part))
+                self._sent[request.kind] += len(part)

@@ -1,0 +1,135 @@
+"""The words of the blob protocol: one request and one header per stream, both bounded.
+
+Canonical msgpack behind a two-byte big-endian length. The request: ``digest``, ``offset``,
+``length``, ``wait`` (may we be kept waiting for bytes that are still arriving?) and ``kind`` (for
+the accounts of both sides only). The header: ``status`` and the blob's ``total_bytes``; after
+``ok`` come the raw bytes of the range, cut short where the blob ends.
+"""
+
+import asyncio
+from collections.abc import Awaitable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, TypeVar
+
+from protocol import codec
+from protocol.types import DIGEST_BYTES, Digest, Fault
+from roles.ports.transport import Stream, TransportError
+
+PROTOCOL = "/prime-node/1/blobs"
+
+MESSAGE_BYTES_MAX = 256
+"""A request takes 80 bytes, a header 30."""
+
+RANGE_BYTES_MAX = 1 << 40
+"""Offsets and lengths beyond this are nonsense; the blob's own length is what binds."""
+
+T = TypeVar("T")
+
+
+class Kind(StrEnum):
+    """What a transfer is for, in the accounts."""
+
+    BODY = "body"
+    WEIGHTS = "weights"
+
+
+class Status(StrEnum):
+    """The first word of a reply."""
+
+    OK = "ok"
+    UNKNOWN = "unknown"
+    BUSY = "busy"
+
+
+class RefusedError(TransportError):
+    """The peer is well and will not serve this now: ``status`` says why."""
+
+    def __init__(self, status: Status) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A range of a blob, in bytes; the server cuts it where the blob ends."""
+
+    digest: Digest
+    offset: int
+    length: int
+    wait: bool
+    kind: Kind
+
+
+async def within(seconds: float, operation: Awaitable[T]) -> T:
+    """Await ``operation``; running out of time is a broken stream like any other."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await operation
+    except TimeoutError as error:
+        raise TransportError(f"nothing for {seconds} s") from error
+
+
+async def _send(stream: Stream, message: dict[str, Any]) -> None:
+    data = codec.encode(message)
+    await stream.write(len(data).to_bytes(2, "big") + data)
+
+
+async def ask(stream: Stream, request: Request) -> int:
+    """Send a request; return the blob's length in bytes, its bytes come next.
+
+    Raises ``RefusedError``, or ``TransportError`` when the stream breaks or the header is nonsense.
+    """
+    await _send(stream, asdict(request))
+    status, total_bytes = _parse_header(await _receive(stream))
+    if status is not Status.OK:
+        raise RefusedError(status)
+    return total_bytes
+
+
+async def read_request(stream: Stream) -> Request | Fault:
+    """Return the request that the other end sends; raises ``TransportError`` if it breaks off."""
+    return _parse_request(await _receive(stream))
+
+
+async def reply(stream: Stream, status: Status, total_bytes: int) -> None:
+    """Send the header."""
+    await _send(stream, {"status": status, "total_bytes": total_bytes})
+
+
+async def _receive(stream: Stream) -> Any | Fault:
+    length = int.from_bytes(await stream.read_exactly(2), "big")
+    if length > MESSAGE_BYTES_MAX:
+        return Fault("oversize", f"{length} bytes, limit {MESSAGE_BYTES_MAX}")
+    return codec.decode(await stream.read_exactly(length), bytes_max=MESSAGE_BYTES_MAX)
+
+
+def _parse_request(value: Any | Fault) -> Request | Fault:
+    if isinstance(value, Fault):
+        return value
+    fields = ("digest", "kind", "length", "offset", "wait")
+    if not isinstance(value, dict) or tuple(value) != fields:
+        return Fault("blob-request-fields")
+    digest, offset, length = value["digest"], value["offset"], value["length"]
+    well_formed = (
+        type(digest) is bytes
+        and len(digest) == DIGEST_BYTES
+        and type(offset) is int
+        and 0 <= offset <= RANGE_BYTES_MAX
+        and type(length) is int
+        and 1 <= length <= RANGE_BYTES_MAX
+        and type(value["wait"]) is bool
+        and value["kind"] in list(Kind)
+    )
+    if not well_formed:
+        return Fault("blob-request-values")
+    return Request(Digest(digest), offset, length, value["wait"], Kind(value["kind"]))
+
+
+def _parse_header(value: Any | Fault) -> tuple[Status, int]:
+    """Return status and total bytes; a malformed header raises ``TransportError``."""
+    if isinstance(value, dict) and tuple(value) == ("status", "total_bytes"):
+        status, total_bytes = value["status"], value["total_bytes"]
+        if status in list(Status) and type(total_bytes) is int and total_bytes >= 0:
+            return Status(status), total_bytes
+    raise TransportError("malformed header")

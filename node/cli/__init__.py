@@ -1,0 +1,1 @@
+"""``prime-node``: what a person types."""

@@ -1,0 +1,51 @@
+"""What the commands beside a running node share: where it lives, and how they print."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from node.local.config import LocalPaths
+    from node.local.datadir import DataDir
+
+
+def local_paths(
+    ctx: typer.Context, data_dir: Path | None, identity_path: Path | None = None
+) -> "LocalPaths":
+    """Return the node's paths; ``prime-node --data-dir D status`` means the same as ``status``'s.
+
+    Raises ``NodeError``.
+    """
+    from node.local.config import load_paths  # noqa: PLC0415 - pydantic, after the command is known
+
+    before = ctx.find_root().params
+    flags = {
+        "data_dir": data_dir or before.get("data_dir"),
+        "identity_path": identity_path or before.get("identity_path"),
+    }
+    return load_paths(flags, os.environ)
+
+
+def data_dir_of(ctx: typer.Context, data_dir: Path | None) -> "DataDir":
+    """Return the data directory that a command is about; it need not exist."""
+    from node.local.datadir import DataDir  # noqa: PLC0415 - cryptography, after the command is known
+
+    return DataDir(local_paths(ctx, data_dir).data_dir)
+
+
+def print_json(values: Any) -> None:
+    """Print one JSON value on standard output."""
+    sys.stdout.write(json.dumps(values, indent=2) + "\n")
+
+
+def print_rich(view: "RenderableType") -> None:
+    """Draw on standard output; where that is no terminal, 100 columns without colours."""
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and --json does without
+
+    Console(width=None if sys.stdout.isatty() else 100, highlight=False).print(view)

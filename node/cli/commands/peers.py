@@ -1,0 +1,22 @@
+"""Show the swarm's members."""
+
+import typer
+
+from node.api.client import fetch_status
+from node.cli.commands.context import data_dir_of, print_json, print_rich
+from node.cli.options import CommandDataDir, Json
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def peers(ctx: typer.Context, *, data_dir: CommandDataDir = None, as_json: Json = False) -> None:
+    """Show the swarm's members as the running node knows them."""
+    snapshot = fetch_status(data_dir_of(ctx, data_dir))
+    if as_json:
+        values = snapshot.to_json()
+        print_json({key: values[key] for key in ("peers_connected", "members")})
+        return
+    from node.api.render import peers_view  # noqa: PLC0415 - rich is slow to import
+
+    print_rich(peers_view(snapshot))

@@ -1,0 +1,41 @@
+"""Explain why the node is not ready, and why its rollouts were rejected or expired."""
+
+from dataclasses import asdict, replace
+from typing import Annotated
+
+import typer
+
+from node.api.client import fetch_why
+from node.cli.commands.context import data_dir_of, print_json, print_rich
+from node.cli.options import CommandDataDir, Json
+
+app = typer.Typer(add_completion=False)
+
+Which = Annotated[
+    str | None,
+    typer.Argument(metavar="[COMMIT|REASON]", help="Beginning of a commit's digest, or a reason."),
+]
+
+
+@app.command()
+def why(
+    ctx: typer.Context,
+    which: Which = None,
+    *,
+    data_dir: CommandDataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Explain why the node is not ready, and why its rollouts were rejected or expired.
+
+    Each line names the signed verdicts that it rests on.
+    """
+    answer = fetch_why(data_dir_of(ctx, data_dir))
+    if which is not None:
+        named = tuple(rollout for rollout in answer.rollouts if rollout.is_named(which))
+        answer = replace(answer, rollouts=named)
+    if as_json:
+        print_json(asdict(answer))
+        return
+    from node.api.render import why_view  # noqa: PLC0415 - rich is slow to import
+
+    print_rich(why_view(answer, which))

@@ -1,0 +1,94 @@
+"""Finds sub-commands without importing them.
+
+Ours are listed here; other packages add theirs by entry points of the group
+``prime_node.commands``, each naming a ``typer.Typer``. Help shows the first line of the module's
+docstring, read from its source, so a slow or broken command harms nobody who does not call it.
+"""
+
+import ast
+import importlib.util
+from difflib import get_close_matches
+from importlib.machinery import PathFinder
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from node.local.errors import ExitCode, NodeError
+
+GROUP = "prime_node.commands"
+
+BUILT_IN = tuple(
+    EntryPoint(name, f"node.cli.commands.{name}:app", GROUP)
+    for name in ("init", "id", "status", "peers", "why", "version")
+)
+
+
+class CommandGroup(TyperGroup):
+    """``prime-node`` itself: its own options run a node, its commands are loaded when called."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return our commands in a useful order, then the others by name."""
+        del ctx
+        return list(_entries())
+
+    def get_command(self, ctx: Any, cmd_name: str) -> TyperCommand | None:
+        """Return what help needs to know of a command; it is not imported for that."""
+        del ctx
+        entry = _entries().get(cmd_name)
+        return None if entry is None else TyperCommand(cmd_name, help=summary(entry))
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
+        """Import the command that is called; raises ``NodeError`` when there is none."""
+        entries = _entries()
+        name = args[0]
+        if name in entries:
+            return name, load(entries[name]), args[1:]
+        if ctx.resilient_parsing:  # shell completion of a word that is not finished
+            return None, None, args
+        close = get_close_matches(name, entries, n=1)
+        hint = f"did you mean {close[0]}?" if close else "see prime-node --help"
+        raise NodeError(f"no command {name!r}; {hint}", ExitCode.USAGE)
+
+
+def load(entry: EntryPoint) -> Any:
+    """Import a command; raises ``NodeError`` when that fails in whatever way."""
+    try:
+        app = entry.load()
+        command = typer.main.get_command(app)
+    except Exception as error:  # noqa: BLE001 - other people's code; the rest must go on
+        raise NodeError(
+            f"the command {entry.name} ({entry.value}) cannot be loaded: "
+            f"{type(error).__name__}: {error}",
+            ExitCode.CRASH,
+        ) from None
+    command.name = entry.name
+    return command
+
+
+def summary(entry: EntryPoint) -> str:
+    """Return the first line of the docstring of a command's module, without running any code."""
+    try:
+        docstring = ast.get_docstring(ast.parse(_source(entry.module))) or ""
+    except Exception:  # noqa: BLE001 - other people's code; the rest must go on
+        return "(cannot be loaded)"
+    return docstring.partition("\n")[0]
+
+
+def _source(module: str) -> str:
+    """Return a module's source; unlike ``find_spec`` alone this imports no parent package."""
+    name, *parts = module.split(".")
+    spec: Any = importlib.util.find_spec(name)
+    for part in parts:
+        name = f"{name}.{part}"
+        spec = PathFinder.find_spec(name, spec.submodule_search_locations)
+    return str(spec.loader.get_source(name))
+
+
+def _entries() -> dict[str, EntryPoint]:
+    """Return all commands by name; nobody replaces ours."""
+    entries = {entry.name: entry for entry in BUILT_IN}
+    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
+        entries.setdefault(entry.name, entry)
+    return entries

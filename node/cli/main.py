@@ -1,0 +1,137 @@
+"""``prime-node``: the main form runs a node, the commands beside it ask about one.
+
+Nothing heavy is imported before it is known what to do, so help and mistakes answer at once. A
+person's mistake is one line on standard error; a traceback is a defect of ours.
+"""
+
+import os
+import sys
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from node.cli import options
+from node.cli.loading import CommandGroup
+from node.local.errors import ExitCode, NodeError
+
+NAME = "prime-node"
+
+EPILOG = """\
+Every option is also a key of the config file and a variable: PRIME_NODE_PORT,
+PRIME_NODE_DATA_DIR, PRIME_NODE_ROLES … A flag wins over both, a variable over
+the file.
+
+Exit codes
+  0  done or drained     69  no daemon runs       77  key open to others
+  1  crash               73  data dir in use      78  bad configuration
+  2  usage               75  try again later
+"""
+
+app = typer.Typer(
+    cls=CommandGroup,
+    name=NAME,
+    epilog=EPILOG,
+    invoke_without_command=True,
+    subcommand_metavar="[COMMAND]",
+    context_settings={
+        "help_option_names": ["-h", "--help"],
+        "token_normalize_func": lambda name: name.replace("_", "-"),
+    },
+    pretty_exceptions_enable=False,
+)
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        from node.cli.commands.version import version_line  # noqa: PLC0415 - only when asked
+
+        typer.echo(version_line())
+        raise typer.Exit
+
+
+Version = Annotated[
+    bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+]
+
+
+@app.callback()
+def node(
+    ctx: typer.Context,
+    *,
+    roles: options.Roles = None,
+    initial_peers: options.InitialPeers = None,
+    new_swarm: options.NewSwarm = None,
+    run: options.Run = None,
+    run_id: options.RunId = None,
+    config: options.Config = None,
+    data_dir: options.DataDir = None,
+    identity_path: options.IdentityPath = None,
+    device: options.Device = None,
+    engine: options.Engine = None,
+    blob_quota: options.BlobQuota = None,
+    api_port: options.ApiPort = None,
+    log_format: options.LogFormat = None,
+    log_level: options.LogLevel = None,
+    host: options.Host = None,
+    port: options.Port = None,
+    host_maddr: options.HostMaddr = None,
+    public_ip: options.PublicIp = None,
+    announce_maddrs: options.AnnounceMaddrs = None,
+    upload_limit: options.UploadLimit = None,
+    version: Version = False,
+) -> int | None:
+    """Train a language model by reinforcement learning, together with other people's machines.
+
+    To take part: prime-node --role inference --initial-peers ADDR
+
+    To see a whole swarm on this machine: prime-node testnet
+    """
+    given = {name: value for name, value in locals().items() if value not in (ctx, None, False, [])}
+    if ctx.invoked_subcommand is None:
+        return start(given)
+    misplaced = [name for name in given if name not in ("data_dir", "identity_path")]
+    if misplaced:
+        from node.local.config import flag  # noqa: PLC0415 - pydantic; help does without
+
+        raise NodeError(
+            f"{flag(misplaced[0])} is for running a node; put the options of "
+            f"{ctx.invoked_subcommand} after it",
+            ExitCode.USAGE,
+        )
+    return None
+
+
+def start(flags: dict[str, Any]) -> int:
+    """Run a node in the foreground until it is stopped; return its exit code."""
+    from node.cli.preflight import preflight  # noqa: PLC0415 - the same
+    from node.local.config import load_config  # noqa: PLC0415 - pydantic; help does without
+
+    file = flags.pop("config", None)
+    config = load_config(flags, os.environ, file)
+    preflight(config)
+    from node.live.node import run_node  # noqa: PLC0415 - torch and hivemind, seconds
+
+    return run_node(config)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run ``prime-node`` with ``arguments`` (those of the process) and return its exit code."""
+    try:
+        result = app(args=arguments, prog_name=NAME, standalone_mode=False)
+    except NodeError as error:
+        return _fail(error.message, error.exit_code)
+    except typer.TyperException as error:  # what typer finds on the command line
+        return _fail(f"{error.format_message()}; see {NAME} --help", ExitCode.USAGE)
+    except typer.Abort:
+        return ExitCode.INTERRUPTED
+    return int(result or ExitCode.OK)
+
+
+def _fail(message: str, exit_code: ExitCode) -> int:
+    sys.stderr.write(f"{NAME}: error: {' '.join(message.split())}\n")
+    return exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

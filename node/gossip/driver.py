@@ -1,0 +1,228 @@
+"""Drives the gossip router over a ``Transport`` for the application of one node."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import assert_never
+
+from node.gossip.links import GossipLimits, LinkCounters, Links, Tasks, surface
+from protocol.crypto import Signer, Verifier, verify
+from protocol.gossip.events import (
+    Blame,
+    Deliver,
+    Discard,
+    DiscardReason,
+    Event,
+    Flush,
+    FlushLater,
+    Heartbeat,
+    Publish,
+    Send,
+    Subscribe,
+    Unsubscribe,
+    Validate,
+    Validated,
+)
+from protocol.gossip.mesh import Score, neutral
+from protocol.gossip.params import Params
+from protocol.gossip.router import Router
+from protocol.rng import Rng
+from protocol.types import Fault, PeerId, Relay
+from roles.ports.clock import Clock
+from roles.ports.transport import Transport
+
+Validator = Callable[[PeerId, bytes], Relay | Awaitable[Relay]]
+"""``(author, data) -> verdict`` before relay; the author's signature is already checked."""
+
+Delivery = Callable[[PeerId, bytes], None]
+"""``(author, data)`` of an accepted message; runs in the loop and returns at once."""
+
+
+@dataclass(slots=True)
+class GossipCounters:
+    """What happened to messages since the start."""
+
+    published: int = 0
+    received: int = 0
+    """New, well signed, and given to a validator."""
+    accepted: int = 0
+    ignored: int = 0
+    rejected: int = 0
+    duplicates: int = 0
+    overflows: int = 0
+    """Not validated because too many were waiting; they come again by IHAVE."""
+    faults: int = 0
+    """Blames, of peers and of what they sent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Topic:
+    validate: Validator
+    deliver: Delivery | None
+
+
+class Gossip:
+    """Publish and subscribe with the peers that ``transport`` is connected to."""
+
+    def __init__(
+        self,
+        transport: Transport,
+        signer: Signer,
+        clock: Clock,
+        rng: Rng,
+        *,
+        params: Params | None = None,
+        limits: GossipLimits | None = None,
+        verifier: Verifier = verify,
+        score: Score = neutral,
+        on_blame: Callable[[PeerId, Fault], None] | None = None,
+    ) -> None:
+        self._params = params or Params()
+        self._limits = limits or GossipLimits()
+        self._clock = clock
+        self._router = Router(signer, self._params, rng, verifier, score)
+        self._on_blame = on_blame
+        self._topics: dict[str, _Topic] = {}
+        self._tasks = Tasks()
+        self._flush: asyncio.TimerHandle | None = None
+        self._links = Links(
+            transport, self._limits, self._params.peers_max, self._apply, self._blame
+        )
+        self.counters = GossipCounters()
+
+    @property
+    def link_counters(self) -> LinkCounters:
+        """Frames and bytes on the streams."""
+        return self._links.counters
+
+    def sizes(self) -> dict[str, int]:
+        """Return how full the bounded queues and tables are, by name."""
+        return {**self._router.sizes(), **self._links.sizes()}
+
+    async def start(self) -> None:
+        """Serve the protocol and begin to look for peers; raises ``TransportError``."""
+        await self._links.start()
+        self._tasks.spawn(self._beat())
+
+    async def stop(self) -> None:
+        """End every task and stream; idempotent."""
+        if self._flush is not None:
+            self._flush.cancel()
+        await self._tasks.cancel()
+        await self._links.stop()
+
+    def subscribe(
+        self,
+        topic: str,
+        validate: Validator,
+        deliver: Delivery | None = None,
+        *,
+        may_wait: bool = False,
+    ) -> None:
+        """Take part in ``topic``; raises ``ValueError`` for a bad or one too many topic.
+
+        With ``may_wait`` others' messages are relayed by the next heartbeat, in batches.
+        ``validate`` decides before a message is relayed; ``deliver`` gets each accepted one once.
+        A message of our own is not delivered to us.
+        """
+        self._apply(Subscribe(topic, may_wait))
+        self._topics[topic] = _Topic(validate, deliver)
+
+    def unsubscribe(self, topic: str) -> None:
+        """Leave ``topic``; idempotent."""
+        self._topics.pop(topic, None)
+        self._apply(Unsubscribe(topic))
+
+    async def publish(self, topic: str, data: bytes) -> None:
+        """Sign ``data`` and send it to every subscriber; raises ``ValueError`` if it is too large.
+
+        Waits a little while most queues are crowded, so a burst slows down instead of dropping.
+        """
+        await self._links.wait_for_room()
+        self._apply(Publish(topic, data))
+        self.counters.published += 1
+
+    def mesh_peers(self, topic: str) -> list[PeerId]:
+        """Return the peers in our mesh of ``topic``."""
+        return self._router.mesh_peers(topic)
+
+    def _apply(self, event: Event) -> None:
+        for effect in self._router.handle(event, self._clock.now()):
+            # By frequency, and not by ``match``, which takes three times as long.
+            if isinstance(effect, Send):
+                self._links.send(effect)
+            elif isinstance(effect, Discard):
+                self._discard(effect)
+            elif isinstance(effect, Validate):
+                self._validate(effect)
+            elif isinstance(effect, Deliver):
+                self._deliver(effect)
+            elif isinstance(effect, FlushLater):
+                loop = asyncio.get_running_loop()
+                self._flush = loop.call_later(effect.seconds, self._apply, Flush())
+            elif isinstance(effect, Blame):
+                self._blame(effect.peer, effect.fault)
+            else:
+                assert_never(effect)
+
+    def _discard(self, effect: Discard) -> None:
+        if effect.reason is DiscardReason.DUPLICATE:
+            self.counters.duplicates += 1
+        else:
+            self.counters.overflows += 1
+
+    def _blame(self, peer: PeerId, fault: Fault) -> None:
+        self.counters.faults += 1
+        if self._on_blame is not None:
+            self._on_blame(peer, fault)
+
+    def _deliver(self, effect: Deliver) -> None:
+        topic = self._topics.get(effect.topic)
+        if topic is None or topic.deliver is None:
+            return
+        try:
+            topic.deliver(effect.author, effect.data)
+        except Exception as error:  # noqa: BLE001 - the application's fault must not stop relaying
+            surface(error)
+
+    def _validate(self, effect: Validate) -> None:
+        self.counters.received += 1
+        verdict: Relay | Awaitable[Relay] = Relay.IGNORE
+        topic = self._topics.get(effect.topic)  # None: a validator before it left the topic
+        try:
+            if topic is not None:
+                verdict = topic.validate(effect.author, effect.data)
+        except Exception as error:  # noqa: BLE001 - the application's fault must not stop relaying
+            surface(error)
+        if isinstance(verdict, Relay):
+            self._judge(effect.message_id, verdict)
+        else:
+            self._tasks.spawn(self._await_verdict(effect.message_id, verdict))
+
+    async def _await_verdict(self, message_id: bytes, answer: Awaitable[Relay]) -> None:
+        verdict = Relay.IGNORE
+        try:
+            async with asyncio.timeout(self._limits.validate_seconds):
+                verdict = await answer
+        except TimeoutError:
+            pass
+        except Exception as error:  # noqa: BLE001 - the application's fault must not stop relaying
+            surface(error)
+        self._judge(message_id, verdict)
+
+    def _judge(self, message_id: bytes, verdict: Relay) -> None:
+        match verdict:
+            case Relay.ACCEPT:
+                self.counters.accepted += 1
+            case Relay.IGNORE:
+                self.counters.ignored += 1
+            case Relay.REJECT:
+                self.counters.rejected += 1
+            case _:
+                assert_never(verdict)
+        self._apply(Validated(message_id, verdict))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(self._params.heartbeat_seconds)
+            self._apply(Heartbeat())

@@ -1,0 +1,391 @@
+"""Gossip's streams: one queue and two streams per connected peer, every wait with a deadline.
+
+Each side of a pair writes on its own ``/meshsub/1.1.0`` stream and reads from the other's. A slow
+or dead peer costs its own bounded queue, never the router: the writer task of that peer waits, the
+rest goes on, and what the queue drops is chosen by ``Priority`` and counted.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from protocol.gossip.events import Event, PeerConnected, PeerDisconnected, RpcReceived, Send
+from protocol.gossip.frames import Deframer, frame
+from protocol.gossip.outbox import Outbox
+from protocol.types import Fault, PeerId
+from roles.ports.transport import Stream, Transport, TransportError
+
+PROTOCOL = "/meshsub/1.1.0"
+_READ_BYTES = 64 * 1024
+_WRITE_BYTES = 64 * 1024
+"""One write, if it is not one larger frame: what a stall deadline is measured over."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GossipLimits:
+    """Deadlines in seconds and sizes of the driver; all are guesses unless a source is named."""
+
+    poll_seconds: float = 2.0
+    """p2pd announces neither connections nor their end, so the list of peers is polled."""
+    call_seconds: float = 10.0
+    """One call of the transport."""
+    stall_seconds: float = 20.0
+    """A write, or the rest of a begun frame; a peer that takes longer is disconnected."""
+    validate_seconds: float = 10.0
+    """An application validator; after that the message is ignored."""
+    retry_seconds: float = 1.0
+    """Before the outbound stream is opened again; doubles up to ``retry_seconds_max``."""
+    retry_seconds_max: float = 60.0
+    publish_wait_seconds: float = 5.0
+    """How long ``publish`` waits at most while most peers' queues are crowded."""
+    outbox_frames_max: int = 4096
+    outbox_bytes_max: int = 4 << 20
+    """Per peer; bodies are shared between the queues."""
+
+
+STALL_LOOKS = 4
+"""How often stalled writes are looked for within the time that makes one."""
+
+
+@dataclass(slots=True)
+class LinkCounters:
+    """What the streams carried since the start."""
+
+    frames_in: int = 0
+    frames_out: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    frames_dropped: int = 0
+    """By a full outbound queue."""
+    peers_cut: int = 0
+    """Disconnected because they stalled."""
+
+
+@dataclass(slots=True)
+class _Link:
+    """One connected peer: our queue and writer, and its stream to us."""
+
+    peer: PeerId
+    outbox: Outbox
+    filled: asyncio.Event = field(default_factory=asyncio.Event)
+    retry: asyncio.Event = field(default_factory=asyncio.Event)
+    inbound: Stream | None = None
+    inbound_seen: bool = False
+    greeted: bool = False
+    """Whether the router was told of the streams as they are."""
+    task: asyncio.Task[None] | None = None
+    writer: asyncio.Task[None] | None = None
+    writing_since: float | None = None
+    """Loop time at which the write under way began."""
+    stalled: bool = False
+    idle: Stream | None = None
+    """Our stream to the peer, while its task has nothing to write."""
+
+
+class Tasks:
+    """Tasks that end together; one that fails tells the loop's exception handler at once."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` until it ends or ``cancel`` is called."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    async def cancel(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            surface(error)
+
+
+def surface(error: BaseException) -> None:
+    """Give an exception of our own to the loop's handler, for code that must go on."""
+    context = {"message": "gossip met a fault of our own", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
+
+
+class Links:
+    """The peers that ``transport`` is connected to, as far as gossip goes.
+
+    ``apply`` takes the events that the streams cause, ``blame`` what breaks the framing.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        limits: GossipLimits,
+        peers_max: int,
+        apply: Callable[[Event], None],
+        blame: Callable[[PeerId, Fault], None],
+    ) -> None:
+        self._transport = transport
+        self._limits = limits
+        self._peers_max = peers_max
+        self._apply = apply
+        self._blame = blame
+        self._links: dict[PeerId, _Link] = {}
+        self._tasks = Tasks()
+        self._drained = asyncio.Event()
+        self._turn = asyncio.Lock()
+        self._running = False
+        self._framed = (b"", b"")
+        self._followed: list[PeerId] = []
+        """The connected peers at the last look."""
+        self._stalls_looked_for_at = 0.0
+        self.counters = LinkCounters()
+
+    async def start(self) -> None:
+        """Serve the protocol and begin to look for peers; raises ``TransportError``."""
+        self._running = True
+        async with asyncio.timeout(self._limits.call_seconds):
+            await self._transport.handle(PROTOCOL, self._serve)
+        self._tasks.spawn(self._poll())
+
+    async def stop(self) -> None:
+        """End every task and stream; idempotent."""
+        self._running = False
+        await self._tasks.cancel()
+        for link in self._links.values():
+            if link.inbound is not None:
+                await link.inbound.close()
+        self._links.clear()
+
+    def send(self, effect: Send) -> None:
+        """Send or queue an RPC; never waits, drops the least important when the queue is full."""
+        link = self._links.get(effect.peer)
+        if link is None or self._send_at_once(link, effect.rpc):
+            return
+        self.counters.frames_dropped += link.outbox.push(effect.rpc, effect.priority)
+        link.filled.set()
+
+    def _send_at_once(self, link: _Link, rpc: bytes) -> bool:
+        """Spare an RPC the way through the queue and its task when nothing waits before it."""
+        idle = link.idle
+        if idle is None or link.outbox:
+            return False
+        if rpc is not self._framed[0]:
+            self._framed = (rpc, frame(rpc))  # the next ones mostly get the same
+        data = self._framed[1]
+        if not idle.offer(data):
+            return False
+        counters = self.counters
+        counters.frames_out += 1
+        counters.bytes_out += len(data)
+        return True
+
+    def sizes(self) -> dict[str, int]:
+        """Return how full the fullest queue of a peer is, by name."""
+        outboxes = [link.outbox for link in self._links.values()]
+        return {
+            "outbox_bytes": max((outbox.size_bytes for outbox in outboxes), default=0),
+            "outbox_frames": max(map(len, outboxes), default=0),
+        }
+
+    async def wait_for_room(self) -> None:
+        """Wait a while as long as most queues are crowded; one stalled peer delays nobody.
+
+        First come, first served: a busy publisher must not take all the room from the others.
+        """
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._limits.publish_wait_seconds), self._turn:
+                while self._crowded():
+                    self._drained.clear()
+                    await self._drained.wait()
+
+    def _crowded(self) -> bool:
+        crowded = [link.outbox.crowded for link in self._links.values() if link.greeted]
+        return 2 * sum(crowded) > len(crowded)
+
+    async def _poll(self) -> None:
+        while True:
+            with suppress(TransportError, TimeoutError):
+                async with asyncio.timeout(self._limits.call_seconds):
+                    peers = await self._transport.peers()
+                self._follow(peers)
+            self._interrupt_stalled()
+            await asyncio.sleep(self._limits.poll_seconds)
+
+    def _interrupt_stalled(self) -> None:
+        """End the writes that take too long; a timer for each would cost more than the write."""
+        now = asyncio.get_running_loop().time()
+        if now < self._stalls_looked_for_at + self._limits.stall_seconds / STALL_LOOKS:
+            return
+        self._stalls_looked_for_at = now
+        begun_before = now - self._limits.stall_seconds
+        for link in self._links.values():
+            since = link.writing_since
+            if link.writer is not None and since is not None and since <= begun_before:
+                link.stalled = True
+                link.writer.cancel()
+
+    def _follow(self, peers: list[PeerId]) -> None:
+        """Make the links be those of the connected peers."""
+        if peers == self._followed and len(self._links) == len(peers):
+            return
+        self._followed = peers
+        connected = dict.fromkeys(peers)
+        for peer, link in list(self._links.items()):
+            if peer not in connected and link.inbound is None:
+                self._unlink(link)
+        for peer in connected:
+            if peer != self._transport.peer_id:
+                self._link(peer)
+
+    def _link(self, peer: PeerId) -> _Link | None:
+        link = self._links.get(peer)
+        if link is None and len(self._links) < self._peers_max:
+            outbox = Outbox(self._limits.outbox_frames_max, self._limits.outbox_bytes_max)
+            link = self._links[peer] = _Link(peer, outbox)
+            link.task = self._tasks.spawn(self._write_for_ever(link))
+        return link
+
+    def _unlink(self, link: _Link) -> None:
+        del self._links[link.peer]
+        if link.task is not None:
+            link.task.cancel()
+        self._apply(PeerDisconnected(link.peer))
+
+    def _greet(self, link: _Link) -> None:
+        """Let the router say hello, once for each new pair of streams."""
+        if not link.greeted:
+            link.greeted = True
+            self._apply(PeerConnected(link.peer))
+
+    async def _write_for_ever(self, link: _Link) -> None:
+        """Keep one outbound stream to a peer, as long as it is connected."""
+        wait_seconds, now = self._limits.retry_seconds, asyncio.get_running_loop().time
+        while True:
+            link.retry.clear()
+            try:
+                async with asyncio.timeout(self._limits.call_seconds):
+                    stream = await self._transport.open_stream(link.peer, PROTOCOL)
+            except (TransportError, TimeoutError):
+                if link.inbound is None:
+                    link.greeted = False
+                    self._apply(PeerDisconnected(link.peer))
+                await self._wait_to_retry(link, wait_seconds)
+                wait_seconds = min(2 * wait_seconds, self._limits.retry_seconds_max)
+                continue
+            self._greet(link)
+            opened_at = now()
+            await self._use(link, stream)
+            link.greeted = False  # the next stream begins with a new hello
+            if now() - opened_at >= self._limits.retry_seconds_max:
+                wait_seconds = self._limits.retry_seconds
+            await self._wait_to_retry(link, wait_seconds)
+            # A peer that has no room for us closes each stream at once.
+            wait_seconds = min(2 * wait_seconds, self._limits.retry_seconds_max)
+
+    async def _wait_to_retry(self, link: _Link, seconds: float) -> None:
+        """Wait, but not longer than until the peer opens a stream to us."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await link.retry.wait()
+
+    async def _use(self, link: _Link, stream: Stream) -> None:
+        """Write the queue to ``stream`` until it breaks or stalls.
+
+        Two tasks and no task group: a group that fails while its parent is cancelled raises the
+        failure only (CPython before 3.13), and a link that is unlinked then would live on.
+        """
+        loop = asyncio.get_running_loop()
+        link.stalled, link.writing_since = False, None
+        link.writer = loop.create_task(self._write(link, stream))
+        tasks = [loop.create_task(self._watch(stream)), link.writer]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            ends = await asyncio.gather(*tasks, return_exceptions=True)
+            await stream.close()
+        if link.stalled:
+            self.counters.peers_cut += 1
+            await self._cut(link.peer)
+        for end in ends:
+            if isinstance(end, Exception) and not isinstance(end, TransportError):
+                raise end
+
+    async def _watch(self, stream: Stream) -> None:
+        """Notice the end of a stream that we only write to; idle is its normal state."""
+        await stream.read(1)
+        raise TransportError("the peer closed our stream, or wrote on it")
+
+    async def _write(self, link: _Link, stream: Stream) -> None:
+        now = asyncio.get_running_loop().time
+        while True:
+            rpcs = link.outbox.take(_WRITE_BYTES)
+            if not rpcs:
+                link.filled.clear()
+                link.idle = stream
+                try:
+                    await link.filled.wait()
+                finally:
+                    link.idle = None
+                continue
+            self._drained.set()
+            data = b"".join(map(frame, rpcs))
+            link.writing_since = now()
+            await stream.write(data)
+            link.writing_since = None
+            self.counters.frames_out += len(rpcs)
+            self.counters.bytes_out += len(data)
+
+    async def _cut(self, peer: PeerId) -> None:
+        with suppress(TransportError, TimeoutError):
+            async with asyncio.timeout(self._limits.call_seconds):
+                await self._transport.disconnect(peer)
+
+    async def _serve(self, stream: Stream) -> None:
+        """Read a peer's stream to us; a newer one of the same peer replaces it."""
+        link = self._link(stream.peer) if self._running else None
+        if link is None:
+            return
+        previous, link.inbound = link.inbound, stream
+        if link.inbound_seen:
+            link.greeted = False  # the peer may have forgotten what we told it
+        link.inbound_seen = True
+        self._greet(link)
+        link.retry.set()
+        if previous is not None:
+            await previous.close()
+        with suppress(TransportError, TimeoutError):
+            await self._read(stream)
+        if link.inbound is stream:
+            link.inbound = None
+
+    async def _read(self, stream: Stream) -> None:
+        deframer, peer, read, counters = Deframer(), stream.peer, stream.read, self.counters
+        while True:
+            # Between frames a peer may be silent for as long as it is connected.
+            if deframer.unfinished:
+                async with asyncio.timeout(self._limits.stall_seconds):
+                    data = await read(_READ_BYTES)
+            else:
+                data = await read(_READ_BYTES)
+            size = len(data)
+            if not size:
+                return
+            counters.bytes_in += size
+            frames = deframer.feed(data)
+            if isinstance(frames, Fault):
+                self._blame(peer, frames)
+                return
+            counters.frames_in += len(frames)
+            for rpc in frames:
+                self._apply(RpcReceived(peer, rpc))
+            if size == _READ_BYTES:
+                await asyncio.sleep(0)  # there is more: a busy peer must not keep the loop

@@ -1,0 +1,285 @@
+"""``prime-node --role …``: one live node in this process, from configuration to exit code."""
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import suppress
+from importlib.metadata import version
+from typing import Any
+
+import structlog
+
+from node.api.status import NodeStatus, RolloutCounts, TrafficStatus
+from node.local.addresses import load_cached_peers, store_cached_peers
+from node.local.config import NodeConfig
+from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
+from node.local.errors import ExitCode, NodeError
+from node.local.logs import adopt_hivemind_logs, configure_logging
+from node.local.run_pin import local_run, pin_run
+from protocol.crypto import Identity, verify
+from protocol.manifest import SignedManifest
+from protocol.rng import Rng
+from protocol.types import Fault
+from roles.ports.transport import TransportError
+
+log = structlog.get_logger()
+
+CACHE_PEERS_SECONDS = 10.0
+
+
+def run_node(config: NodeConfig, *, behaviour: Any = None) -> int:
+    """Run a node until it drains; returns the exit code. Raises ``NodeError`` for what to mend.
+
+    The first SIGTERM or SIGINT drains, the second ends the process at once.
+    """
+    # One compute thread per process: two processes with two each ran 8 to 20 times slower on two
+    # cores, because they wait for each other's spinning threads.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    configure_logging(config.log_format, config.log_level)
+    log.info("starting", roles=[str(role) for role in config.roles], data_dir=str(config.data_dir))
+    datadir = open_data_dir(config.data_dir)
+    with locked(datadir):
+        identity = load_or_create_identity(config.identity_path or datadir.identity)
+        return _run_in_loop(LiveNode(config, datadir, identity, behaviour))
+
+
+def _run_in_loop(node: "LiveNode") -> int:
+    import uvloop  # noqa: PLC0415 - only a live node needs it
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return int(runner.run(node.run()))
+
+
+class LiveNode:
+    """Opens what is live, finds the run, and hands over to the daemon."""
+
+    def __init__(
+        self, config: NodeConfig, datadir: DataDir, identity: Identity, behaviour: Any
+    ) -> None:
+        self._config = config
+        self._datadir = datadir
+        self._identity = identity
+        self._behaviour = behaviour
+        self._daemon: Any = None
+        self._connections: Any = None
+        self._started_at = 0.0
+        self._stopping = asyncio.Event()
+        self._addresses: tuple[str, ...] = ()
+
+    async def run(self) -> ExitCode:
+        """Live until drained."""
+        # The live adapters take seconds to import, and a wrong argument must not wait for them.
+        from node.api.server import ControlServer  # noqa: PLC0415
+        from node.live.clock import SystemClock  # noqa: PLC0415
+        from node.live.hivemind_p2p import HivemindTransport  # noqa: PLC0415
+        from node.membership.peers import Connections  # noqa: PLC0415
+
+        adopt_hivemind_logs()
+        self._watch_signals()
+        clock = SystemClock()
+        self._started_at = clock.now()
+        rng = Rng(os.urandom(32))
+        try:
+            known = local_run(self._datadir, self._config.run, self._config.run_id)
+            control = ControlServer(
+                self._status, self._why, self._config.api_port, datadir=self._datadir
+            )
+            transport = await HivemindTransport.create(
+                self._identity,
+                self._config.identity_path or self._datadir.identity,
+                host=self._config.host,
+                port=self._config.port,
+                announce=self._config.announce,
+            )
+        except TransportError as error:
+            raise NodeError(str(error), ExitCode.RETRY) from None
+        try:
+            await control.start()
+            self._addresses = tuple(await transport.addresses())
+            log.info("listening", peer_id=self._identity.peer_id, addresses=self._addresses)
+            initial = dict.fromkeys(
+                (*self._config.initial_peers, *load_cached_peers(self._datadir))
+            )
+            self._connections = Connections(
+                transport, clock, rng.child("connections"), list(initial)
+            )
+            manifest = known or await self._until_stopped(self._find_run(transport))
+            if manifest is None:
+                return ExitCode.OK
+            await self._live(transport, clock, rng, manifest)
+        finally:
+            await control.stop()
+            await transport.close()
+        return ExitCode.OK
+
+    async def _live(self, transport: Any, clock: Any, rng: Rng, manifest: SignedManifest) -> None:
+        from node.context import Ports  # noqa: PLC0415
+        from node.daemon import Daemon  # noqa: PLC0415
+        from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
+        from node.local.hardware import probe_hardware  # noqa: PLC0415
+        from node.membership.announcer import About, directory_keys  # noqa: PLC0415
+        from node.storage.blobs import FileBlobs  # noqa: PLC0415
+        from node.storage.state import SqliteStore  # noqa: PLC0415
+        from roles.engines.factory import TransformersEngines  # noqa: PLC0415
+
+        run_id = manifest.manifest.run_id
+        log.info(
+            "run",
+            name=manifest.manifest.name,
+            run_id=run_id.hex(),
+            creator=manifest.manifest.genesis.creator,
+        )
+        directory = await HivemindDirectory.create(
+            transport, self._identity, run_id, directory_keys(run_id)
+        )
+        store = SqliteStore(self._datadir.state)
+        self._datadir.weights.mkdir(exist_ok=True)
+        about = About(
+            roles=self._config.roles,
+            hardware=probe_hardware(),
+            reachable=True,
+            software=f"prime-node/{version('prime-node')}",
+        )
+        ports = Ports(
+            clock=clock,
+            rng=rng,
+            transport=transport,
+            directory=directory,
+            blobs=FileBlobs(self._datadir.blobs, self._config.blob_quota),
+            store=store,
+            weights=self._datadir.weights,
+            genesis=self._datadir.root / "genesis.safetensors",
+        )
+        self._daemon = Daemon(
+            manifest,
+            self._identity,
+            about,
+            ports,
+            TransformersEngines(self._config.device),
+            self._connections,
+            behaviour=self._behaviour,
+            upload_bytes_per_second=self._config.upload_limit,
+            p2pd_pid=lambda: transport.p2pd_pid,
+        )
+        if self._stopping.is_set():
+            self._daemon.stop()
+        caching = asyncio.create_task(self._cache_peers())
+        try:
+            await self._daemon.run()
+        finally:
+            caching.cancel()
+            await directory.close()
+            store.close()
+
+    async def _find_run(self, transport: Any) -> SignedManifest:
+        """Ask peers which run they are in, check it, show it and pin it; tries until one says."""
+        from node.replication.manifest_exchange import fetch_manifest  # noqa: PLC0415
+
+        while True:
+            for peer in await self._connections.reach():
+                try:
+                    manifest = await fetch_manifest(transport, peer, verify)
+                except (TransportError, TimeoutError) as error:
+                    log.info("peer does not say its run", peer=peer, error=str(error))
+                    continue
+                if isinstance(manifest, Fault):
+                    log.warning("peer offers a bad run manifest", peer=peer, fault=str(manifest))
+                    continue
+                offered = manifest.manifest.run_id.hex()
+                if self._config.run_id not in (None, offered):
+                    raise NodeError(
+                        f"--run-id asks for run {str(self._config.run_id)[:12]}…, "
+                        f"the peers offer run {offered[:12]}…; check --initial-peers",
+                        ExitCode.CONFIG,
+                    )
+                pin_run(self._datadir, manifest)
+                return manifest
+            await asyncio.sleep(1.0)
+
+    async def _until_stopped(self, work: Any) -> Any:
+        """Return the result of ``work``, or None when a signal comes first."""
+        task = asyncio.ensure_future(work)
+        stopped = asyncio.ensure_future(self._stopping.wait())
+        await asyncio.wait((task, stopped), return_when=asyncio.FIRST_COMPLETED)
+        stopped.cancel()
+        if task.done():
+            return task.result()
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        return None
+
+    async def _cache_peers(self) -> None:
+        """Remember who answered, so that a start without any bootstrap peer finds the swarm."""
+        while True:
+            await asyncio.sleep(CACHE_PEERS_SECONDS)
+            roster = self._daemon.replica.roster
+            members = [roster.get(peer) for peer in self._connections.connected]
+            addresses = [
+                address
+                for member in members
+                if member is not None and member.peer != self._identity.peer_id
+                for address in member.record.message.addresses
+                if address.endswith(f"/p2p/{member.peer}")
+            ]
+            if addresses:
+                store_cached_peers(self._datadir, addresses)
+
+    def _watch_signals(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._signalled)
+        loop.add_signal_handler(signal.SIGUSR1, _dump_tasks)
+
+    def _signalled(self) -> None:
+        if self._stopping.is_set():
+            os._exit(ExitCode.OK)
+        log.info("draining; a second signal ends at once")
+        self._stopping.set()
+        if self._daemon is not None:
+            self._daemon.stop()
+
+    def _status(self) -> NodeStatus:
+        if self._daemon is not None:
+            status: NodeStatus = self._daemon.status()
+            return status
+        unreachable = self._connections is not None and self._connections.unreachable_since
+        reason = "no bootstrap peer answers; trying again" if unreachable else "asking for the run"
+        return NodeStatus(
+            peer_id=self._identity.peer_id,
+            run_id=self._config.run_id or "",
+            run_name="",
+            roles=tuple(str(role) for role in self._config.roles),
+            state="joining",
+            reason=reason,
+            started_at=self._started_at,
+            epoch=0,
+            addresses=self._addresses,
+            peers_connected=0,
+            policy_version=-1,
+            policy_version_newest=-1,
+            policy_lag_max=0,
+            first_certificate_at=None,
+            members=(),
+            rollouts=RolloutCounts(),
+            own_rollouts=RolloutCounts(),
+            workers={},
+            checkpoints=(),
+            traffic=TrafficStatus(),
+            p2pd_pid=None,
+        )
+
+    def _why(self) -> Mapping[str, Any]:
+        if self._daemon is not None:
+            reasons: Mapping[str, Any] = self._daemon.why()
+            return reasons
+        status = self._status()
+        return {"state": status.state, "reason": status.reason, "rollouts": [], "slashed": False}
+
+
+def _dump_tasks() -> None:
+    """Write where every task stands: what to send with a report of a node that hangs."""
+    for task in asyncio.all_tasks():
+        task.print_stack(limit=4, file=sys.stderr)

@@ -1,0 +1,65 @@
+"""Peer addresses: what one looks like, and the cache of those that answered.
+
+The cache lets a node start again when every bootstrap node of its configuration is gone.
+"""
+
+import json
+import logging
+from collections.abc import Iterable
+from contextlib import suppress
+
+from node.local.datadir import DataDir, write_atomically
+from protocol.crypto import public_key_from_peer_id
+
+log = logging.getLogger(__name__)
+
+CACHED_PEERS_MAX = 64
+"""Enough to find a living one after days of churn; a guess."""
+
+ADDRESS_CHARACTERS_MAX = 200
+"""As in ``NodeRecord.addresses``."""
+
+EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
+_CACHE_BYTES_MAX = 64 * 1024
+
+
+def check_peer_address(text: str) -> str:
+    """Return a multiaddress that names its peer's key; raises ``ValueError`` saying what is off."""
+    address = text.strip()
+    _, separator, peer_id = address.rpartition("/p2p/")
+    if not (address.startswith("/") and separator and len(address) <= ADDRESS_CHARACTERS_MAX):
+        raise ValueError(f"{address[:80]!r} is not a peer address; write it as {EXAMPLE}")
+    if public_key_from_peer_id(peer_id) is None:
+        raise ValueError(f"{peer_id[:80]!r} is not the peer id of an Ed25519 key (12D3KooW…)")
+    return address
+
+
+def load_cached_peers(datadir: DataDir) -> tuple[str, ...]:
+    """Return the addresses that answered, best first; none when the cache is damaged."""
+    try:
+        with datadir.peers.open("rb") as file:
+            addresses = json.loads(file.read(_CACHE_BYTES_MAX))
+    except FileNotFoundError:
+        return ()
+    except (OSError, ValueError) as error:
+        log.warning("ignoring the damaged peer cache %s: %s", datadir.peers, error)
+        return ()
+    return _valid(addresses if isinstance(addresses, list) else [])
+
+
+def store_cached_peers(datadir: DataDir, addresses: Iterable[str]) -> None:
+    """Replace the cache by the first 64 different ``addresses``, best first.
+
+    They may come from other nodes' records: what is no peer address is left out.
+    """
+    write_atomically(datadir.peers, json.dumps(_valid(addresses), indent=0).encode())
+
+
+def _valid(addresses: Iterable[object]) -> tuple[str, ...]:
+    kept: dict[str, None] = {}
+    for address in addresses:
+        with suppress(ValueError):
+            kept[check_peer_address(str(address))] = None
+        if len(kept) == CACHED_PEERS_MAX:
+            break
+    return tuple(kept)

@@ -1,0 +1,324 @@
+"""The node's local choices: nothing here must be the same on two nodes of a run.
+
+A choice is made by a flag, else by an environment variable (``PRIME_NODE_`` and the key in
+capitals; an empty one is none), else by the configuration file (TOML, the same keys), else by
+default. An unknown key is an error everywhere, and every error names the place of the wrong value.
+"""
+
+import os
+import re
+import tomllib
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from ipaddress import IPv4Address
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from node.local.addresses import check_peer_address
+from node.local.errors import ExitCode, NodeError
+from node.local.units import parse_bytes, parse_rate
+from protocol.types import Role
+
+ENVIRONMENT_PREFIX = "PRIME_NODE_"
+CONFIG_VARIABLE = "PRIME_NODE_CONFIG"
+ANY_HOST = "0.0.0.0"  # noqa: S104 - a node is there to be reached; its control API is local
+ENGINES = ("transformers",)
+
+_CONFIG_BYTES_MAX = 64 * 1024
+_PATH_KEYS = ("data_dir", "identity_path", "run")
+_HOST_MADDR = re.compile(r"/ip4/(?P<host>[0-9.]+)/tcp/(?P<port>[0-9]+)")
+_HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
+_DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
+_ConfigT = TypeVar("_ConfigT", bound=BaseModel)
+
+
+def _items(value: object) -> tuple[str, ...]:
+    """Split strings at commas, so that ``a,b`` and ``["a", "b"]`` mean the same."""
+    parts = [value] if isinstance(value, str) else value
+    if not isinstance(parts, list | tuple) or not all(isinstance(part, str) for part in parts):
+        raise ValueError("write a list of strings, or one string with commas")
+    items = (item.strip() for part in parts for item in part.split(","))
+    return tuple(dict.fromkeys(item for item in items if item))
+
+
+def _roles(value: object) -> tuple[Role, ...]:
+    roles = _items(value)
+    if not roles:
+        raise ValueError(f"no role given; the roles are {', '.join(Role)}")
+    for name in roles:
+        if name not in list(Role):
+            raise ValueError(f"unknown role {name!r}; the roles are {', '.join(Role)}")
+    return tuple(Role(name) for name in roles)
+
+
+def _peers(value: object) -> tuple[str, ...]:
+    return tuple(check_peer_address(address) for address in _items(value))
+
+
+def _engine(value: object) -> object:
+    if value not in ENGINES:
+        raise ValueError(f"engine {value!r} is not installed; this node has {', '.join(ENGINES)}")
+    return value
+
+
+def _device(value: object) -> object:
+    if not (isinstance(value, str) and _DEVICE.fullmatch(value)):
+        raise ValueError(f"{value!r} is not a device; use auto, cpu, cuda or cuda:N")
+    return value
+
+
+def _ipv4(value: object) -> str:
+    with suppress(ValueError):
+        if isinstance(value, str):
+            return str(IPv4Address(value))
+    raise ValueError(f"{value!r} is not an IPv4 address")
+
+
+def _run_id(value: object) -> str:
+    if not (isinstance(value, str) and _HEX_DIGEST.fullmatch(value.lower())):
+        raise ValueError(f"{value!r} is not a run id, which has 64 hexadecimal digits")
+    return value.lower()
+
+
+def _path(value: object) -> object:
+    return Path(value).expanduser().absolute() if isinstance(value, str | Path) else value
+
+
+def _number(parse: Callable[[str], object]) -> BeforeValidator:
+    def read(value: object) -> object:
+        if isinstance(value, bool):
+            raise ValueError("write a number, not true or false")  # noqa: TRY004 - pydantic's way
+        return parse(value) if isinstance(value, str) else value
+
+    return BeforeValidator(read)
+
+
+Port = Annotated[int, Field(ge=0, le=65_535), _number(str)]
+Ipv4 = Annotated[str, BeforeValidator(_ipv4)]
+LocalPath = Annotated[Path, BeforeValidator(_path)]
+
+
+class LocalPaths(BaseModel):
+    """Where a node keeps its things; all that commands beside a running daemon need."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data_dir: LocalPath
+    """See ``node.local.datadir``."""
+    identity_path: LocalPath | None = None
+    """The node's key; None for the one in the data directory."""
+
+
+class NodeConfig(LocalPaths):
+    """All local choices of one node; constructing it checks them."""
+
+    roles: Annotated[tuple[Role, ...], BeforeValidator(_roles)]
+    """What the node does for the run."""
+    initial_peers: Annotated[tuple[str, ...], BeforeValidator(_peers)] = ()
+    """Multiaddresses, each ending in ``/p2p/<peer id>``, to join the swarm through."""
+    new_swarm: bool = False
+    """Begin a swarm: that nobody else is there yet is no fault."""
+    run: LocalPath | None = None
+    """Manifest file of the run to insist on."""
+    run_id: Annotated[str, BeforeValidator(_run_id)] | None = None
+    """The run to insist on, hexadecimal."""
+    host: Ipv4 = ANY_HOST
+    """IPv4 address that peers' connections are accepted on."""
+    port: Port = 0
+    """TCP port for peers; 0 takes a free one."""
+    announce_maddrs: Annotated[tuple[str, ...], BeforeValidator(_items)] = ()
+    """Multiaddresses told to peers instead of those the node sees on its interfaces."""
+    public_ip: Ipv4 | None = None
+    """Short for one announced address, with ``port``."""
+    api_port: Port = 0
+    """Port of 127.0.0.1 for status, health and metrics; 0 takes a free one."""
+    device: Annotated[str, BeforeValidator(_device)] = "auto"
+    """Where engines compute: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    engine: Annotated[Literal["transformers"], BeforeValidator(_engine)] = "transformers"
+    """What generates and verifies."""
+    upload_limit: Annotated[int, Field(ge=1), _number(parse_rate)] | None = None
+    """Bytes per second of blobs sent; None sends as fast as the line takes."""
+    blob_quota: Annotated[int, Field(ge=1), _number(parse_bytes)] | None = None
+    """Bytes of blobs kept; None keeps what the run's retention asks for."""
+    log_format: Literal["auto", "console", "json"] = "auto"
+    """``auto`` is ``console`` on a terminal and ``json`` elsewhere."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.new_swarm and self.initial_peers:
+            raise ValueError("--new-swarm and --initial-peers exclude each other")
+        if self.public_ip is not None and self.announce_maddrs:
+            raise ValueError("--public-ip and --announce-maddrs exclude each other")
+        if self.public_ip is not None and self.port == 0:
+            raise ValueError("--public-ip needs the --port that it is reached on")
+        for address in self.announce_maddrs:
+            if not address.startswith("/"):
+                raise ValueError(f"--announce-maddrs: {address!r} is not a multiaddress")
+        return self
+
+    @property
+    def announce(self) -> tuple[str, ...]:
+        """The multiaddresses to tell others; empty for those that are found."""
+        if self.public_ip is not None:
+            return (f"/ip4/{self.public_ip}/tcp/{self.port}",)
+        return self.announce_maddrs
+
+
+def load_config(
+    flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None = None
+) -> NodeConfig:
+    """Merge the layers and check them; ``flags`` are keyed like ``NodeConfig``, None is not given.
+
+    Without ``file`` the one of ``PRIME_NODE_CONFIG`` is read, else the one in its usual place if it
+    exists. Raises ``NodeError``: usage for a wrong flag, configuration for the rest.
+    """
+    layers = _layers(flags, environment, file)
+    if "roles" not in layers.values:
+        raise NodeError(
+            f"no role given; choose with --role one or more of {', '.join(Role)}", ExitCode.USAGE
+        )
+    return _validated(NodeConfig, layers.values, layers)
+
+
+def load_paths(flags: Mapping[str, object], environment: Mapping[str, str]) -> LocalPaths:
+    """Return where the node keeps its things; other wrong choices are not looked at."""
+    layers = _layers(flags, environment, None)
+    paths = {key: layers.values[key] for key in LocalPaths.model_fields if key in layers.values}
+    return _validated(LocalPaths, paths, layers)
+
+
+def flag(key: str) -> str:
+    """Return the flag that sets ``key``."""
+    name = "role" if key == "roles" else key
+    return f"--{name.replace('_', '-')}"
+
+
+def default_data_dir(environment: Mapping[str, str]) -> Path:
+    """Return ``/var/lib/prime-node`` for root, else the XDG data directory's ``prime-node``."""
+    if os.geteuid() == 0:
+        return Path("/var/lib/prime-node")
+    base = environment.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
+    return Path(base) / "prime-node"
+
+
+def default_config_file(environment: Mapping[str, str]) -> Path:
+    """Return the XDG place of the configuration file."""
+    base = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return Path(base) / "prime-node" / "config.toml"
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a value was written, and how the process ends when it is wrong."""
+
+    label: str
+    exit_code: ExitCode
+
+
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """The merged values, and for each key the layer that won."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, _Origin] = field(default_factory=dict)
+
+    def add(
+        self, values: Mapping[str, object], label: Callable[[str], str], exit_code: ExitCode
+    ) -> None:
+        """Lay ``values`` over what is there."""
+        for key, value in _with_host_maddr(values, label, exit_code).items():
+            if key not in NodeConfig.model_fields:
+                raise NodeError(f"{label(key)}: unknown key{_hint(key, label)}", exit_code)
+            self.values[key] = value
+            written = "host_maddr" if "host_maddr" in values and key in ("host", "port") else key
+            self.origins[key] = _Origin(label(written), exit_code)
+
+
+def _layers(
+    flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None
+) -> _Layers:
+    layers = _Layers({"data_dir": default_data_dir(environment)})
+    variables = {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
+        for name, value in environment.items()
+        if name.startswith(ENVIRONMENT_PREFIX) and name != CONFIG_VARIABLE and value
+    }
+    path = _config_file(environment, file)
+    if path is not None:
+        layers.add(_read_file(path), lambda key: f"{path}: {key}", ExitCode.CONFIG)
+    layers.add(variables, lambda key: f"{ENVIRONMENT_PREFIX}{key.upper()}", ExitCode.CONFIG)
+    given = {key: value for key, value in flags.items() if value is not None}
+    layers.add(given, flag, ExitCode.USAGE)
+    return layers
+
+
+def _config_file(environment: Mapping[str, str], file: Path | None) -> Path | None:
+    if file is not None:
+        return file
+    if environment.get(CONFIG_VARIABLE):
+        return Path(environment[CONFIG_VARIABLE])
+    usual = default_config_file(environment)
+    return usual if usual.exists() else None
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """Return the file's keys, its relative paths taken from where the file is."""
+    try:
+        with path.open("rb") as file:
+            values = tomllib.loads(file.read(_CONFIG_BYTES_MAX).decode())
+    except OSError as error:
+        raise NodeError(
+            f"cannot read config file {path}: {error.strerror}", ExitCode.CONFIG
+        ) from None
+    except ValueError as error:  # not UTF-8, or not TOML
+        raise NodeError(f"{path}: not TOML: {error}", ExitCode.CONFIG) from None
+    for key in _PATH_KEYS:
+        if isinstance(values.get(key), str):
+            values[key] = path.parent / Path(values[key]).expanduser()
+    return values
+
+
+def _with_host_maddr(
+    values: Mapping[str, object], label: Callable[[str], str], exit_code: ExitCode
+) -> dict[str, object]:
+    """Replace ``host_maddr``, which is another way to write ``host`` and ``port``."""
+    result = dict(values)
+    if "host_maddr" not in result:
+        return result
+    if "host" in result or "port" in result:
+        raise NodeError(
+            f"{label('host_maddr')} already says host and port; leave those out", exit_code
+        )
+    text = result.pop("host_maddr")
+    match = _HOST_MADDR.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise NodeError(
+            f"{label('host_maddr')}: {text!r} is not of the form /ip4/{ANY_HOST}/tcp/31337",
+            exit_code,
+        )
+    return result | match.groupdict()
+
+
+def _hint(key: str, label: Callable[[str], str]) -> str:
+    close = get_close_matches(key, [*NodeConfig.model_fields, "host_maddr"], n=1)
+    return f"; did you mean {label(close[0]).rpartition(': ')[2]}?" if close else ""
+
+
+def _validated(model: type[_ConfigT], values: Mapping[str, Any], layers: _Layers) -> _ConfigT:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+    message = first["msg"].removeprefix("Value error, ")
+    if not first["loc"]:
+        flags = any(origin.exit_code is ExitCode.USAGE for origin in layers.origins.values())
+        raise NodeError(message, ExitCode.USAGE if flags else ExitCode.CONFIG)
+    origin = layers.origins[str(first["loc"][0])]
+    if first["type"] != "value_error":
+        message = f"{first['input']!r}: {message[:1].lower()}{message[1:]}"
+    raise NodeError(f"{origin.label}: {message}", origin.exit_code)

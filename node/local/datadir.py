@@ -1,0 +1,244 @@
+"""The data directory: what a node keeps between two starts, and the right to use it.
+
+=================  ===========================================================
+``version``        layout version of this directory
+``identity.key``   libp2p ``PrivateKey`` protobuf of the node's key, mode 0600
+``run.manifest``   the one run this directory belongs to (``node.local.run_pin``)
+``state.sqlite``   messages and progress
+``blobs/``         content-addressed bytes
+``weights/``       policies ready to load
+``journal/``       event log
+``peers.json``     addresses that answered (``node.local.addresses``)
+``api.json``       port and process id of the running daemon
+``LOCK``           held by the running daemon (``flock``)
+=================  ===========================================================
+"""
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.local.errors import ExitCode, NodeError
+from protocol.crypto import Identity
+
+LAYOUT_VERSION = 1
+_SMALL_FILE_BYTES_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class DataDir:
+    """The names in a data directory; ``open_data_dir`` makes sure that it exists."""
+
+    root: Path
+
+    @property
+    def version(self) -> Path:
+        """The layout version."""
+        return self.root / "version"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the running daemon."""
+        return self.root / "LOCK"
+
+    @property
+    def identity(self) -> Path:
+        """The node's key, unless the configuration names another file."""
+        return self.root / "identity.key"
+
+    @property
+    def run(self) -> Path:
+        """The pinned run."""
+        return self.root / "run.manifest"
+
+    @property
+    def state(self) -> Path:
+        """The SQLite file."""
+        return self.root / "state.sqlite"
+
+    @property
+    def blobs(self) -> Path:
+        """Content-addressed bytes."""
+        return self.root / "blobs"
+
+    @property
+    def weights(self) -> Path:
+        """Policies ready to load."""
+        return self.root / "weights"
+
+    @property
+    def journal(self) -> Path:
+        """The event log."""
+        return self.root / "journal"
+
+    @property
+    def peers(self) -> Path:
+        """The address cache."""
+        return self.root / "peers.json"
+
+    @property
+    def api(self) -> Path:
+        """Where the running daemon's control API listens."""
+        return self.root / "api.json"
+
+
+def open_data_dir(root: Path) -> DataDir:
+    """Create (mode 0700) or recognise a data directory; raises ``NodeError``."""
+    datadir = DataDir(root)
+    try:
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = _read_small(datadir.version)
+        if found is None:
+            write_atomically(datadir.version, f"{LAYOUT_VERSION}\n".encode())
+    except OSError as error:
+        raise _unusable(root, error) from None
+    if found is not None and found.strip() != str(LAYOUT_VERSION).encode():
+        layout = found.decode("ascii", "replace").strip()[:40]
+        raise NodeError(
+            f"data dir {root} has layout {layout!r} and this prime-node knows {LAYOUT_VERSION}; "
+            "upgrade prime-node or use another --data-dir",
+            ExitCode.CONFIG,
+        )
+    return datadir
+
+
+def _unusable(root: Path, error: OSError) -> NodeError:
+    return NodeError(
+        f"cannot use data dir {root}: {error.strerror}; choose another --data-dir", ExitCode.LOCKED
+    )
+
+
+@contextmanager
+def locked(datadir: DataDir) -> Iterator[None]:
+    """Hold the directory for this process; raises ``NodeError`` when another one holds it."""
+    try:
+        descriptor = os.open(datadir.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _unusable(datadir.root, error) from None
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            owner = os.pread(descriptor, 20, 0).decode("ascii", "replace").strip() or "unknown"
+            raise NodeError(
+                f"data dir {datadir.root} is in use by process {owner}; "
+                "stop it or choose another --data-dir",
+                ExitCode.LOCKED,
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def load_or_create_identity(path: Path) -> Identity:
+    """Return the key in ``path``, made now if there is none; raises ``NodeError``."""
+    try:
+        return load_identity(path)
+    except FileNotFoundError:
+        pass
+    try:
+        write_atomically(path, Identity(os.urandom(32)).to_protobuf(), replace=False)
+    except FileExistsError:
+        pass  # another process made it between our two looks, and that one counts
+    except OSError as error:
+        raise NodeError(
+            f"cannot create identity key {path}: {error.strerror}", ExitCode.LOCKED
+        ) from None
+    return load_identity(path)
+
+
+def load_identity(path: Path) -> Identity:
+    """Read a key that only its owner can read.
+
+    Raises ``FileNotFoundError`` when there is none and ``NodeError`` when it cannot be used.
+    """
+    try:
+        with path.open("rb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777
+            data = file.read(_SMALL_FILE_BYTES_MAX)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise NodeError(
+            f"cannot read identity key {path}: {error.strerror}", ExitCode.KEY_PERMISSIONS
+        ) from None
+    if mode & 0o077:
+        raise NodeError(
+            f"identity key {path} is open to other users (mode {mode:04o}); run: chmod 600 {path}",
+            ExitCode.KEY_PERMISSIONS,
+        )
+    try:
+        return Identity.from_protobuf(data)
+    except ValueError as error:
+        raise NodeError(
+            f"identity key {path} is damaged: {error}; restore it from a backup, "
+            "or move it away to become a new peer",
+            ExitCode.CONFIG,
+        ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class ApiEndpoint:
+    """Where a daemon's control API listens: a port of 127.0.0.1, and the daemon's process."""
+
+    port: int
+    pid: int
+
+
+def store_api_endpoint(datadir: DataDir, port: int) -> None:
+    """Tell local programs where our control API listens."""
+    endpoint = {"port": port, "pid": os.getpid()}
+    write_atomically(datadir.api, json.dumps(endpoint).encode())
+
+
+def load_api_endpoint(datadir: DataDir) -> ApiEndpoint | None:
+    """Return where the daemon of this directory said it listens; it may be dead by now."""
+    try:
+        values = json.loads(_read_small(datadir.api) or b"")
+        return ApiEndpoint(int(values["port"]), int(values["pid"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
+    """Write a whole file (mode 0600) or nothing, surviving power loss.
+
+    Without ``replace`` an existing file stays and ``FileExistsError`` is raised.
+    """
+    descriptor, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace:
+            Path(name).replace(path)
+        else:
+            os.link(name, path)
+        _sync_directory(path.parent)
+    finally:
+        with suppress(FileNotFoundError):
+            os.unlink(name)  # noqa: PTH108 - the name is a string from mkstemp
+
+
+def _sync_directory(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _read_small(path: Path) -> bytes | None:
+    try:
+        with path.open("rb") as file:
+            return file.read(_SMALL_FILE_BYTES_MAX)
+    except FileNotFoundError:
+        return None

@@ -1,0 +1,86 @@
+"""The run of a data directory: one directory belongs to one run for ever.
+
+Blobs, progress and receipts of two runs never mix, and a peer that offers another run is refused.
+"""
+
+from pathlib import Path
+
+from node.local.datadir import DataDir, write_atomically
+from node.local.errors import ExitCode, NodeError
+from protocol.crypto import verify
+from protocol.manifest import (
+    MANIFEST_BYTES_MAX,
+    ManifestError,
+    SignedManifest,
+    decode_signed_manifest,
+    load_signed_manifest,
+)
+from protocol.types import Fault
+
+
+def pinned_run(datadir: DataDir) -> SignedManifest | None:
+    """Return the run this directory belongs to, if any; raises ``NodeError`` when damaged."""
+    try:
+        data = datadir.run.read_bytes()
+    except FileNotFoundError:
+        return None
+    signed = decode_signed_manifest(data, verify)
+    if isinstance(signed, Fault):
+        raise NodeError(
+            f"{datadir.run} is damaged ({signed}); give the manifest again in another --data-dir",
+            ExitCode.CONFIG,
+        )
+    return signed
+
+
+def pin_run(datadir: DataDir, run: SignedManifest, *, source: str = "the peers offer") -> None:
+    """Make the directory belong to ``run``; raises ``NodeError`` when it belongs to another."""
+    pinned = pinned_run(datadir)
+    if pinned is None:
+        write_atomically(datadir.run, run.encoded())
+    elif pinned.manifest.run_id != run.manifest.run_id:
+        raise NodeError(
+            f"data dir {datadir.root} belongs to run {_short(pinned)}, "
+            f"{source} run {_short(run)}; use another --data-dir",
+            ExitCode.CONFIG,
+        )
+
+
+def local_run(datadir: DataDir, run: Path | None, run_id: str | None) -> SignedManifest | None:
+    """Return the run that is known before any peer is asked, and pin it.
+
+    That is the manifest file ``run`` if given, else the pinned one. Raises ``NodeError`` when they
+    differ from each other or from ``run_id`` (64 hexadecimal digits).
+    """
+    if run is not None:
+        known: SignedManifest | None = load_run(run)
+    else:
+        known = pinned_run(datadir)
+    if known is None:
+        return None
+    if run_id is not None and known.manifest.run_id.hex() != run_id:
+        source = f"{run} is" if run is not None else f"data dir {datadir.root} belongs to"
+        raise NodeError(
+            f"--run-id asks for run {run_id[:12]}…, {source} run {_short(known)}",
+            ExitCode.CONFIG,
+        )
+    pin_run(datadir, known, source=f"{run} is")
+    return known
+
+
+def load_run(path: Path) -> SignedManifest:
+    """Read a manifest file (TOML, signed); raises ``NodeError`` naming the key that is wrong."""
+    try:
+        with path.open("rb") as file:
+            text = file.read(MANIFEST_BYTES_MAX).decode()
+        return load_signed_manifest(text, verify)
+    except OSError as error:
+        raise NodeError(f"cannot read {path}: {error.strerror}", ExitCode.CONFIG) from None
+    except UnicodeDecodeError:
+        raise NodeError(f"{path}: not a text file", ExitCode.CONFIG) from None
+    except ManifestError as error:
+        raise NodeError(f"{path}: {error}", ExitCode.CONFIG) from None
+
+
+def _short(run: SignedManifest) -> str:
+    return f"{run.manifest.run_id.hex()[:12]}…"

@@ -1,0 +1,1 @@
+"""How signed messages come in, are kept, and reach nodes that missed them."""

@@ -1,0 +1,47 @@
+"""How a newcomer learns which run its peers are in: the signed manifest, from any of them."""
+
+from node.blobs.wire import within
+from node.streams.framing import read_frame, write_frame
+from node.streams.limits import Bounded
+from protocol.crypto import Verifier
+from protocol.manifest import MANIFEST_BYTES_MAX, SignedManifest, decode_signed_manifest
+from protocol.types import Fault, PeerId
+from roles.ports.transport import Stream, Transport
+
+PROTOCOL = "/prime-node/1/manifest"
+EXCHANGE_SECONDS = 10.0
+
+SERVED_MAX = 16
+"""Newcomers served at once, each once; a guess. The largest manifest is some hundred kilobytes."""
+
+
+class ManifestServer:
+    """Gives our run's manifest to whoever asks."""
+
+    def __init__(self, transport: Transport, manifest: SignedManifest) -> None:
+        self._transport = transport
+        self._encoded = manifest.encoded()
+
+    async def start(self) -> None:
+        """Serve the protocol."""
+        serve = Bounded(self._serve, per_peer=1, total=SERVED_MAX)
+        await self._transport.handle(PROTOCOL, serve)
+
+    async def _serve(self, stream: Stream) -> None:
+        await within(EXCHANGE_SECONDS, write_frame(stream, self._encoded))
+
+
+async def fetch_manifest(
+    transport: Transport, peer: PeerId, verify: Verifier
+) -> SignedManifest | Fault:
+    """Ask ``peer`` for its run; raises ``TransportError``, also when it takes too long."""
+    encoded = await within(EXCHANGE_SECONDS, _ask(transport, peer))
+    return encoded if isinstance(encoded, Fault) else decode_signed_manifest(encoded, verify)
+
+
+async def _ask(transport: Transport, peer: PeerId) -> bytes | Fault:
+    stream = await transport.open_stream(peer, PROTOCOL)
+    try:
+        return await read_frame(stream, MANIFEST_BYTES_MAX)
+    finally:
+        await stream.close()

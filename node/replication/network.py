@@ -1,0 +1,176 @@
+"""What a role can say and ask (``roles.flow.Network``), over gossip, direct streams and blobs."""
+
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from node.blobs.exchange import BlobExchange
+from node.blobs.wire import within
+from node.gossip.driver import Gossip
+from node.replication.anti_entropy import Synchroniser
+from node.replication.message_log import Archive
+from node.streams.framing import read_frame, write_frame
+from node.streams.limits import Bounded
+from protocol.crypto import Signer
+from protocol.messages import ENVELOPE_BYTES_MAX, MessageT, Signed, seal
+from protocol.replica import Received, Replica
+from protocol.types import Digest, Fault, PeerId, Relay, Topic
+from roles.flow import Pulse
+from roles.ports.clock import Clock
+from roles.ports.storage import Blobs, StorageFullError
+from roles.ports.swarm import RefusedError
+from roles.ports.transport import Stream, Streams, TransportError
+
+log = structlog.get_logger()
+
+SEND_SECONDS = 5.0
+FETCH_SECONDS = 10.0
+"""A rollout body of the largest run is some tens of megabytes; the caller tries again."""
+
+SERVED_PER_PEER = 16
+SERVED_MAX = 128
+"""Direct messages that are being received at once: 2 MB at most; a guess."""
+
+_ACKNOWLEDGED = b"\x06"
+
+Accepted = Callable[[bytes, Received], None]
+
+
+class SwarmNetwork:
+    """One node's voice and ears."""
+
+    def __init__(
+        self,
+        signer: Signer,
+        replica: Replica,
+        *,
+        archive: Archive,
+        gossip: Gossip,
+        streams: Streams,
+        exchange: BlobExchange,
+        blobs: Blobs,
+        synchroniser: Synchroniser,
+        clock: Clock,
+        heard: Callable[[Received], None],
+        accepted: Accepted,
+        pulse: Pulse,
+    ) -> None:
+        self._signer = signer
+        self._replica = replica
+        self._archive = archive
+        self._gossip = gossip
+        self._streams = streams
+        self._exchange = exchange
+        self._blobs = blobs
+        self._synchroniser = synchroniser
+        self._clock = clock
+        self._heard = heard
+        self._accepted = accepted
+        self._pulse = pulse
+        self._protocol = f"/prime-node/1/{replica.run_id.hex()[:16]}/message"
+
+    @property
+    def synchronised(self) -> bool:
+        """Whether a peer has told us since our start what we had missed."""
+        return self._synchroniser.synchronised
+
+    @property
+    def forgetful(self) -> bool:
+        """Whether this key was here before with a disk that is lost."""
+        return self._synchroniser.former is not None
+
+    def topic(self, topic: Topic) -> str:
+        """Return the name of a topic on the wire."""
+        return f"prime-node/1/{self._replica.run_id.hex()}/{topic}"
+
+    async def start(self) -> None:
+        """Serve direct messages and subscribe to every topic."""
+        serve = Bounded(self._serve, per_peer=SERVED_PER_PEER, total=SERVED_MAX)
+        await self._streams.handle(self._protocol, serve)
+        for topic in Topic:
+            # A record is news for an epoch, and a large swarm gossips little else.
+            may_wait = topic is Topic.ROSTER
+            self._gossip.subscribe(self.topic(topic), self._validator(topic), may_wait=may_wait)
+
+    def _validator(self, topic: Topic) -> Callable[[PeerId, bytes], Relay]:
+        def validate(_author: PeerId, envelope: bytes) -> Relay:
+            received = self._replica.receive_topic(topic, envelope, self._clock.now())
+            self._heard(received)
+            self._take(envelope, received)
+            return received.relay
+
+        return validate
+
+    def _take(self, envelope: bytes, received: Received) -> None:
+        if received.relay is Relay.ACCEPT:
+            self._accepted(envelope, received)
+        elif received.fault is not None:
+            log.info(
+                "message refused",
+                fault=str(received.fault),
+                kind=received.signed.message.kind if received.signed else "",
+                signer=received.signed.signer[-8:] if received.signed else "",
+            )
+
+    # What a role says
+
+    async def publish(self, topic: Topic, message: MessageT) -> Signed[MessageT]:
+        """Sign, store durably, apply to our own replica, and gossip; in this order."""
+        signed = await self.record(message)
+        await self.announce(topic, signed.envelope)
+        return signed
+
+    async def record(self, message: MessageT) -> Signed[MessageT]:
+        """Sign, store durably and apply to our own replica, without gossip."""
+        signed = seal(message, self._replica.run_id, self._signer)
+        new = await self._archive.keep(signed.envelope)
+        received = self._replica.receive(signed.envelope, self._clock.now())
+        if received.relay is not Relay.ACCEPT:
+            if new:  # or a restart would take it for said
+                await self._archive.forget(signed.envelope)
+            raise RefusedError(str(received.fault or "no longer news"))
+        self._pulse.beat()
+        return signed
+
+    async def announce(self, topic: Topic, envelope: bytes) -> None:
+        """Gossip a message that is already stored."""
+        await self._gossip.publish(self.topic(topic), envelope)
+
+    async def send(self, peer: PeerId, envelope: bytes) -> bool:
+        """Hand a signed message to one peer; False when it could not be delivered in time."""
+        try:
+            return await within(SEND_SECONDS, self._deliver(peer, envelope))
+        except TransportError:
+            return False
+
+    async def _deliver(self, peer: PeerId, envelope: bytes) -> bool:
+        stream = await self._streams.open_stream(peer, self._protocol)
+        try:
+            await write_frame(stream, envelope)
+            return await stream.read_exactly(1) == _ACKNOWLEDGED
+        finally:
+            await stream.close()
+
+    async def _serve(self, stream: Stream) -> None:
+        envelope = await within(SEND_SECONDS, read_frame(stream, ENVELOPE_BYTES_MAX))
+        if isinstance(envelope, Fault):
+            return
+        self._take(envelope, self._replica.receive(envelope, self._clock.now()))
+        await within(SEND_SECONDS, stream.write(_ACKNOWLEDGED))
+
+    # What a role asks
+
+    async def fetch(
+        self, digest: Digest, bytes_max: int, sources: Sequence[PeerId]
+    ) -> bytes | None:
+        """Return a blob from here or from the first source that has it; None when none does."""
+        data = await self._blobs.get(digest)
+        if data is not None:
+            return data if len(data) <= bytes_max else None
+        data = await self._exchange.fetch(digest, bytes_max, sources, FETCH_SECONDS)
+        if data is not None:
+            try:
+                await self._blobs.put(data)  # so that we can serve it if its worker goes away
+            except StorageFullError as error:
+                log.warning("a fetched blob is not kept", error=str(error))
+        return data

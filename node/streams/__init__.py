@@ -1,0 +1,1 @@
+"""What every stream protocol shares: frames, deadlines, bounds and names."""

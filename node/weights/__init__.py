@@ -1,0 +1,1 @@
+"""Policies on this machine: fetched over the forest, kept, published, forgotten."""

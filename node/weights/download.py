@@ -1,0 +1,354 @@
+"""Publishing a file as shards, and downloading one from the forest.
+
+The driver of ``protocol.shardcast``: the machines decide, this moves the bytes between the blob
+exchange and the blob store. All shards of a version are opened for arrival at once, so that our
+children can wait at them from the first moment, and so that a full disk shows before the download.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from node.blobs.exchange import BlobExchange
+from node.blobs.wire import Kind, RefusedError, Status
+from protocol import crypto
+from protocol.shardcast import forest
+from protocol.shardcast import index as shard_index
+from protocol.shardcast.events import (
+    Ask,
+    Blame,
+    Cancel,
+    CandidatesChanged,
+    ChunkBad,
+    ChunkGood,
+    Done,
+    Effect,
+    Event,
+    Late,
+    Refusal,
+    RequestFailed,
+    Tick,
+    TransferLimits,
+)
+from protocol.shardcast.experience import Experience
+from protocol.shardcast.forest import Member
+from protocol.shardcast.index import Shard, ShardIndex
+from protocol.shardcast.transfer import Transfer
+from protocol.types import Digest, Fault, PeerId
+from roles.ports.storage import Blobs, PartialBlob
+from roles.ports.transport import TransportError
+
+TICK_SECONDS = 0.25
+"""How late a deadline may be noticed; the shortest of them is two seconds."""
+
+INDEX_SECONDS_MIN = 2.0
+INDEX_SECONDS_MAX = 60.0
+INDEX_BYTES_PER_SECOND_MIN = 100_000
+INDEX_PAUSE_SECONDS_MIN = 0.1
+INDEX_PAUSE_SECONDS_MAX = 5.0
+"""Guesses: who holds an index sends it at once, but 2 MB take a while on a thin link; a parent has
+it a moment before us."""
+
+
+class _InconsistentIndexError(Exception):
+    """Chunks fit the index and do not make its shards."""
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a checkpoint manifest says of a published file.
+
+    ``version_digest`` names the version (it salts the forest), ``root`` is who published it.
+    """
+
+    version_digest: Digest
+    index_digest: Digest
+    index_bytes: int
+    root: PeerId
+
+
+async def publish_file(
+    path: Path, blobs: Blobs, shard_bytes: int, chunk_bytes: int
+) -> tuple[Digest, ShardIndex]:
+    """Store a file as shards and their index; return the index blob's digest, and the index.
+
+    Runs beside training: the store reads, writes and hashes in its own threads. Raises
+    ``StorageFullError``; ``ValueError`` when the file is empty or missing, shrinks meanwhile, or is
+    too large for its chunks.
+    """
+    total_bytes = blobs.file_bytes(path)
+    if not total_bytes:
+        raise ValueError(f"{path} is empty or missing")
+    shards = []
+    for number in range(shard_index.shard_count(total_bytes, shard_bytes)):
+        length = shard_index.shard_length(total_bytes, shard_bytes, number)
+        digest = await blobs.put_file(path, number * shard_bytes, length)
+        shards.append(Shard(digest, length, await blobs.chunk_digests(digest, chunk_bytes)))
+    index = ShardIndex(total_bytes, shard_bytes, chunk_bytes, tuple(shards))
+    return await blobs.put(shard_index.encode(index)), index
+
+
+async def forget(blobs: Blobs, index: ShardIndex, kept: Sequence[ShardIndex]) -> None:
+    """Delete the index blob and the shards of a version, but for shards that a kept one uses."""
+    used = {shard.digest for other in kept for shard in other.shards}
+    for shard in index.shards:
+        if shard.digest not in used:
+            await blobs.delete(shard.digest)
+    if index not in kept:
+        await blobs.delete(crypto.digest(shard_index.encode(index)))
+
+
+class WeightsDownload:
+    """One version on its way here; ``run`` may be cancelled and run again, also after a restart.
+
+    ``experience`` is what this node knows of its sources, for all of its downloads; ``on_blame``
+    hears who sent bad bytes, ``on_progress`` the bytes here and the bytes in all.
+    """
+
+    def __init__(
+        self,
+        exchange: BlobExchange,
+        blobs: Blobs,
+        weights: Weights,
+        members: Sequence[Member],
+        *,
+        stripes: int,
+        fanout: int,
+        limits: TransferLimits | None = None,
+        experience: Experience | None = None,
+        on_blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
+        on_progress: Callable[[int, int], None] = lambda _here, _total: None,
+    ) -> None:
+        self._exchange = exchange
+        self._blobs = blobs
+        self._weights = weights
+        self._stripes = stripes
+        self._fanout = fanout
+        self._limits = limits or TransferLimits()
+        self._experience = experience or Experience()
+        self._on_blame = on_blame
+        self._on_progress = on_progress
+        self._members = len(members)
+        self._late: dict[PeerId, None] = {}
+        self._bad: dict[PeerId, None] = {}
+        self._delivered: dict[PeerId, None] = {}
+        self._candidates = self._plan(members)
+        self._events: asyncio.Queue[Event | Exception] = asyncio.Queue()
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tick_at = 0.0
+
+    def change_members(self, members: Sequence[Member]) -> None:
+        """Follow a new roster; what is on its way goes on."""
+        self._members = len(members)
+        self._candidates = self._plan(members)
+        self._events.put_nowait(CandidatesChanged(self._candidates))
+
+    async def run(self, path: Path) -> Path | Fault:
+        """Download to ``path`` (it appears there whole) and return it.
+
+        Sources that do not answer are tried again until the caller gives up. Returns a ``Fault``
+        when what the publisher signed cannot be: then no source will help. Raises
+        ``StorageFullError``; what is here already stays for the next ``run``.
+        """
+        try:
+            index = await self._index()
+            if isinstance(index, Fault):
+                return index
+            await self._transfer(index)
+        except _InconsistentIndexError as error:
+            return Fault("index-inconsistent", str(error))
+        finally:
+            self._learn()
+        await self._blobs.concatenate([shard.digest for shard in index.shards], path)
+        return path
+
+    def _plan(self, members: Sequence[Member]) -> tuple[tuple[PeerId, ...], ...]:
+        weights = self._weights
+        return tuple(
+            self._experience.ordered(
+                forest.candidates(
+                    members,
+                    weights.root,
+                    weights.version_digest,
+                    stripe,
+                    self._exchange.peer_id,
+                    self._stripes,
+                    self._fanout,
+                )
+            )
+            for stripe in range(self._stripes)
+        )
+
+    async def _index(self) -> ShardIndex | Fault:
+        """Fetch the index: from the parent first, then from more of the list with each round."""
+        weights = self._weights
+        if not 0 < weights.index_bytes <= shard_index.INDEX_BYTES_MAX:
+            return Fault("index-oversize", f"{weights.index_bytes} bytes")
+        pause, sources_max = INDEX_PAUSE_SECONDS_MIN, 1
+        patience = INDEX_SECONDS_MIN + weights.index_bytes / INDEX_BYTES_PER_SECOND_MIN
+        slow: dict[PeerId, None] = {}
+        while True:
+            sources = self._candidates[0][:sources_max]
+            if all(peer in slow for peer in sources):
+                slow.clear()
+                patience = min(patience * 2, INDEX_SECONDS_MAX)
+            fast = [peer for peer in sources if peer not in slow]
+            if (data := await self._index_from(fast, patience, slow)) is not None:
+                break
+            await asyncio.sleep(pause)
+            pause = min(pause * 2, INDEX_PAUSE_SECONDS_MAX)
+            sources_max += 1
+        index = shard_index.decode(data)
+        if not isinstance(index, Fault):
+            await self._blobs.put(data)
+        return index
+
+    async def _index_from(
+        self, sources: Sequence[PeerId], patience_seconds: float, slow: dict[PeerId, None]
+    ) -> bytes | None:
+        """Ask one source after another; note in ``slow`` who used up all of our patience."""
+        weights, now = self._weights, asyncio.get_running_loop().time
+        for peer in sources:
+            asked_at = now()
+            data = await self._exchange.fetch(
+                weights.index_digest,
+                weights.index_bytes,
+                [peer],
+                patience_seconds,
+                kind=Kind.WEIGHTS,
+            )
+            if data is not None:
+                return data
+            if now() - asked_at >= patience_seconds:
+                slow[peer] = self._late[peer] = None
+        return None
+
+    def _learn(self) -> None:
+        self._experience.ended(
+            late=[peer for peer in self._late if peer not in self._delivered],
+            bad=self._bad,
+            delivered=[peer for peer in self._delivered if peer not in self._bad],
+            root=self._weights.root,
+            members=self._members,
+        )
+        for noted in (self._late, self._bad, self._delivered):
+            noted.clear()
+
+    async def _transfer(self, index: ShardIndex) -> None:
+        partials = await self._open_partials(index)
+        # Deadlines are intervals: the loop's clock is monotonic, a wall clock may be set.
+        now = asyncio.get_running_loop().time
+        missing = [partial.missing() for partial in partials]
+        root = self._weights.root
+        begin_seconds = self._experience.begin_seconds(self._limits.late_seconds_initial)
+        limits = replace(self._limits, late_seconds_initial=begin_seconds)
+        transfer = Transfer(index, self._candidates, missing, now(), limits, root=root)
+        event: Event = Tick()
+        try:
+            while not self._apply(transfer.handle(event, now()), index, partials):
+                self._on_progress(index.total_bytes - transfer.bytes_missing, index.total_bytes)
+                event = await self._next_event()
+        finally:
+            await self._cancel_all()
+        self._on_progress(index.total_bytes, index.total_bytes)
+
+    async def _open_partials(self, index: ShardIndex) -> list[PartialBlob]:
+        try:
+            return [
+                await self._blobs.open_partial(
+                    shard.digest, shard.length, index.chunk_bytes, shard.chunks
+                )
+                for shard in index.shards
+            ]
+        except ValueError as error:
+            raise _InconsistentIndexError(str(error)) from error
+
+    async def _next_event(self) -> Event:
+        """Return what happens next; a tick comes on time even when events never cease."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._tick_at:
+            self._tick_at = now + TICK_SECONDS
+            return Tick()
+        try:
+            async with asyncio.timeout_at(self._tick_at):
+                event = await self._events.get()
+        except TimeoutError:
+            return Tick()
+        if isinstance(event, Exception):
+            raise event
+        return event
+
+    def _apply(
+        self, effects: Sequence[Effect], index: ShardIndex, partials: Sequence[PartialBlob]
+    ) -> bool:
+        """Do what the machine says; True when it is done."""
+        done = False
+        for effect in effects:
+            match effect:
+                case Ask(request=request):
+                    fetching = self._fetch(effect, index, partials[effect.shard])
+                    self._tasks[request] = asyncio.create_task(fetching)
+                case Cancel(request=request):
+                    if request in self._tasks:  # else it has just ended by itself
+                        self._tasks[request].cancel()
+                case Blame(peer=peer, fault=fault):
+                    self._bad[peer] = None
+                    self._on_blame(peer, fault)
+                case Late(peer=peer):
+                    self._late[peer] = None
+                case Done():
+                    done = True
+        return done
+
+    async def _fetch(self, ask: Ask, index: ShardIndex, partial: PartialBlob) -> None:
+        """Carry out one request; whatever comes of it is an event."""
+        try:
+            await self._fetch_chunks(ask, index, partial)
+        except RefusedError as refused:
+            unknown = refused.status is Status.UNKNOWN
+            self._failed(ask, Refusal.UNAVAILABLE if unknown else Refusal.BUSY)
+        except TransportError:
+            self._failed(ask, Refusal.BROKEN)
+        except ValueError as error:
+            self._events.put_nowait(_InconsistentIndexError(str(error)))
+        except Exception as error:  # noqa: BLE001 - the download raises it, not a forgotten task
+            self._events.put_nowait(error)
+        finally:
+            self._tasks.pop(ask.request, None)
+
+    async def _fetch_chunks(self, ask: Ask, index: ShardIndex, partial: PartialBlob) -> None:
+        shard = index.shards[ask.shard]
+        chunks = range(ask.first, ask.first + ask.count)
+        pieces = self._exchange.fetch_range(
+            ask.peer,
+            shard.digest,
+            ask.first * index.chunk_bytes,
+            sum(index.chunk_length(ask.shard, chunk) for chunk in chunks),
+            piece_bytes=index.chunk_bytes,
+            wait=ask.wait,
+            kind=Kind.WEIGHTS,
+        )
+        now = asyncio.get_running_loop().time
+        asked_at = now()
+        async with aclosing(pieces):
+            for chunk in chunks:
+                if not await partial.write_chunk(chunk, await anext(pieces)):
+                    self._events.put_nowait(ChunkBad(ask.request, chunk))
+                    return
+                if chunk == ask.first and ask.wait:
+                    self._experience.begun(now() - asked_at)
+                self._delivered[ask.peer] = None
+                self._events.put_nowait(ChunkGood(ask.request, ask.shard, chunk))
+
+    def _failed(self, ask: Ask, refusal: Refusal) -> None:
+        self._events.put_nowait(RequestFailed(ask.request, refusal))
+
+    async def _cancel_all(self) -> None:
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._tasks.clear()
+        self._events = asyncio.Queue()

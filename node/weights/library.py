@@ -1,0 +1,349 @@
+"""The policies on this machine (``roles.flow.Policies``): fetched over the forest, kept, forgotten.
+
+Every node that works or relays holds the newest versions, because everyone feeds others. A policy
+counts as here when its file is whole and its name is in the store; which tensors it holds is
+checked by the engine that loads it, and what an engine refuses is fetched once more (``discard``).
+"""
+
+import asyncio
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import structlog
+
+from node.blobs.exchange import BlobExchange
+from node.context import Ports
+from node.weights.download import Weights, WeightsDownload, publish_file
+from node.weights.retention import STATES_KEPT, Kind, WeightsRetention
+from protocol.messages import CheckpointManifest, Signed
+from protocol.replica import Replica
+from protocol.shardcast import index as shard_index
+from protocol.shardcast.experience import Experience
+from protocol.shardcast.forest import Member as ForestMember
+from protocol.types import MEMBERS_MAX, Digest, Fault, PeerId, Role, Version
+from roles.flow import Conditions, Pulse
+from roles.ports.engines import Policy
+from roles.ports.storage import Delete, Put, StorageFullError
+from roles.ports.swarm import Release
+
+log = structlog.get_logger()
+
+STATE_SECONDS = 60.0
+
+REFUSALS_MAX = 3
+"""By engines, of one version: as it was here, made again from its shards, and fetched again."""
+
+_TABLE = "policies"
+
+
+@dataclass(slots=True)
+class _Arriving:
+    """A version on its way here."""
+
+    checkpoint: Signed[CheckpointManifest]
+    root: PeerId
+    members: list[ForestMember]
+    weights: WeightsDownload
+    task: asyncio.Task[None]
+
+
+class PolicyLibrary:
+    """Downloads what the swarm uses, the newest version first."""
+
+    def __init__(
+        self,
+        ports: Ports,
+        replica: Replica,
+        exchange: BlobExchange,
+        pulse: Pulse,
+        conditions: Conditions,
+    ) -> None:
+        self._ports = ports
+        self._replica = replica
+        self._exchange = exchange
+        self._pulse = pulse
+        self.news = Pulse()
+        """Beats when a version has come or gone: most of what happens to a run is neither."""
+        self._conditions = conditions
+        self._retention = WeightsRetention(replica, ports.store, ports.blobs)
+        self._experience = Experience()
+        self._held: dict[int, Policy] = {}
+        self._arriving: dict[int, _Arriving] = {}
+        self._refusals: dict[Digest, int] = {}
+        self._states_from = 0
+
+    # What is here
+
+    def get(self, version: int) -> Policy | None:
+        """Return a version if it is here completely and still the one that the swarm means."""
+        policy = self._held.get(version)
+        checkpoint = self._replica.ledger.checkpoint(version)
+        if policy is None or checkpoint is None or checkpoint.message.policy != policy.digest:
+            return None
+        return policy
+
+    def newest(self) -> Policy | None:
+        """Return the newest version that is here."""
+        return next(filter(None, map(self.get, sorted(self._held, reverse=True))), None)
+
+    def newest_version(self) -> int:
+        """Return the newest version that is here, -1 before the first."""
+        policy = self.newest()
+        return -1 if policy is None else policy.version
+
+    def genesis_path(self) -> Path | None:
+        """Return the genesis weights if the run's creator left them here."""
+        here = self._ports.blobs.file_bytes(self._ports.genesis) is not None
+        return self._ports.genesis if here else None
+
+    def weights_path(self, version: int) -> Path:
+        """Return where the weights of a version belong."""
+        return self._ports.weights / f"v{version}.safetensors"
+
+    def state_path(self, version: int) -> Path:
+        """Return where the trainer's state of a version belongs."""
+        return self._ports.weights / f"v{version}.state"
+
+    async def restore(self) -> None:
+        """Find what an earlier life of this node left."""
+        self._retention.restore()
+        for key, digest in self._ports.store.scan(_TABLE):
+            version = int.from_bytes(key, "big")
+            path = self.weights_path(version)
+            if self._ports.blobs.file_bytes(path) is not None:
+                self._held[version] = Policy(Version(version), Digest(digest), path)
+        self._states_from = min(self._held, default=0)
+
+    async def discard(self, policy: Policy) -> None:
+        """Drop a policy that an engine refused, and get it another way.
+
+        First from the shards that are here, then from the network, where every chunk is checked.
+        If that is refused too, its trainer has published something else than it signed.
+        """
+        version = policy.version
+        checkpoint = self._replica.ledger.checkpoint(version)
+        if self._held.get(version) is not policy or checkpoint is None:
+            return
+        del self._held[version]
+        refusals = self._refusals.get(checkpoint.digest, 0) + 1
+        self._refusals[checkpoint.digest] = refusals
+        log.error("an engine refused a policy", version=version, times=refusals)
+        if refusals == REFUSALS_MAX:
+            self._refuse(checkpoint, "its weights are not what its trainer signed")
+        elif refusals > 1:
+            await self._retention.drop(version, Digest(checkpoint.message.index))
+        self._pulse.beat()
+        self.news.beat()
+
+    def _refuse(self, checkpoint: Signed[CheckpointManifest], reason: str) -> None:
+        version = checkpoint.message.version
+        self._refusals[checkpoint.digest] = REFUSALS_MAX
+        log.error("a version cannot be used", version=version, reason=reason)
+
+    # What is made here
+
+    async def release(self, policy: Policy) -> Release:
+        """Cut a finished version into blobs; raises ``StorageFullError``."""
+        rules, blobs = self._replica.manifest.shardcast, self._ports.blobs
+        digest, index = await publish_file(policy.path, blobs, rules.shard_bytes, rules.chunk_bytes)
+        await self._retention.note(Kind.INDEX, policy.version, digest)
+        state, state_bytes = None, 0
+        path = self.state_path(policy.version)
+        if len(self._replica.manifest.genesis.trainers) > 1:
+            state_bytes = blobs.file_bytes(path) or 0
+            state = await blobs.put_file(path, 0, state_bytes)
+            await self._retention.note(Kind.STATE, policy.version, state)
+        await self._hold(policy)
+        return Release(
+            digest, len(shard_index.encode(index)), index.total_bytes, state, state_bytes
+        )
+
+    async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
+        """Return another trainer's published state, or None when it cannot be had.
+
+        Raises ``StorageFullError``.
+        """
+        message = manifest.message
+        digest = Digest(message.state)
+        data = await self._exchange.fetch(
+            digest, message.state_bytes, [manifest.signer, *self._trainers()], STATE_SECONDS
+        )
+        if data is None:
+            return None
+        path = self.state_path(message.version)
+        await self._retention.note(Kind.STATE, message.version, digest)
+        await self._ports.blobs.put(data)
+        await self._ports.blobs.concatenate([digest], path)
+        return path
+
+    def _trainers(self) -> list[PeerId]:
+        now = self._ports.clock.now()
+        return [member.peer for member in self._replica.roster.live(now, Role.TRAINER)]
+
+    # What others made
+
+    async def run(self) -> None:
+        """Keep what the swarm uses until cancelled."""
+        try:
+            while True:
+                beats = self.news.beats
+                await self._end_downloads()
+                self._start_download()
+                await self._forget_old()
+                await self.news.wait(self._replica.manifest.epochs.seconds, since=beats)
+        finally:
+            await self._cancel(list(self._arriving.values()))
+
+    def _wanted(self) -> range:
+        """Return the versions that rollouts may still be of."""
+        newest = self._replica.ledger.version
+        return range(max(0, newest - self._replica.manifest.grpo.async_level), newest + 1)
+
+    async def _end_downloads(self) -> None:
+        """Take note of those that have ended; end those of which nobody wants the result."""
+        members = self._forest_members() if self._arriving else []
+        ended = []
+        for version, arriving in list(self._arriving.items()):
+            if arriving.task.done():
+                del self._arriving[version]
+                arriving.task.result()
+            elif version not in self._wanted() or self._has_changed(arriving):
+                del self._arriving[version]
+                ended.append(arriving)
+            elif members != arriving.members:
+                arriving.members = members
+                arriving.weights.change_members(members)
+        await self._cancel(ended)
+
+    def _has_changed(self, arriving: _Arriving) -> bool:
+        """Tell whether a later term means another policy, or its root feeds nobody any more."""
+        checkpoint = arriving.checkpoint
+        current = self._replica.ledger.checkpoint(checkpoint.message.version)
+        superseded = current is None or current.digest != checkpoint.digest
+        return superseded or arriving.root not in self._roots(checkpoint)
+
+    async def _cancel(self, downloads: list[_Arriving]) -> None:
+        for download in downloads:
+            download.task.cancel()
+        await asyncio.gather(*(item.task for item in downloads), return_exceptions=True)
+
+    def _start_download(self) -> None:
+        """Start one new one at a time: the newest version has the line for itself first."""
+        self._conditions.clear("policy")
+        for version in reversed(self._wanted()):
+            checkpoint = self._replica.ledger.checkpoint(version)
+            missing = self.get(version) is None and version not in self._arriving
+            if checkpoint is None or not missing:
+                continue
+            if self._refusals.get(checkpoint.digest, 0) >= REFUSALS_MAX:
+                reason = f"version {version} is not what its trainer signed"
+                self._conditions.set("policy", reason)
+                continue
+            roots = self._roots(checkpoint)
+            if roots:
+                members = self._forest_members()
+                weights = self._download(checkpoint, roots[0], members)
+                task = asyncio.create_task(self._fetch(checkpoint, weights))
+                task.add_done_callback(lambda _: self.news.beat())
+                self._arriving[version] = _Arriving(checkpoint, roots[0], members, weights, task)
+                return
+
+    def _roots(self, checkpoint: Signed[CheckpointManifest]) -> list[PeerId]:
+        """Return who may feed the forest: the publisher, or who says to hold it when that is gone.
+
+        Everybody takes the first; who has begun with another one goes on with that.
+        """
+        publisher, version = checkpoint.signer, checkpoint.message.version
+        roster, now = self._replica.roster, self._ports.clock.now()
+        ours = publisher == self._exchange.peer_id
+        if not ours and roster.is_live(publisher, now):
+            return [publisher]
+        holders = [
+            member.peer
+            for member in roster.live(now)
+            if member.peer not in (publisher, self._exchange.peer_id)
+            and member.record.message.policy_version >= version
+        ]
+        return holders or ([] if ours else [publisher])
+
+    def _download(
+        self, checkpoint: Signed[CheckpointManifest], root: PeerId, members: list[ForestMember]
+    ) -> WeightsDownload:
+        message, rules = checkpoint.message, self._replica.manifest.shardcast
+        return WeightsDownload(
+            self._exchange,
+            self._ports.blobs,
+            Weights(checkpoint.digest, Digest(message.index), message.index_bytes, root),
+            members,
+            stripes=rules.stripes,
+            fanout=rules.fanout,
+            experience=self._experience,
+            on_blame=lambda peer, fault: log.warning("bad weights", peer=peer, fault=str(fault)),
+        )
+
+    async def _fetch(
+        self, checkpoint: Signed[CheckpointManifest], weights: WeightsDownload
+    ) -> None:
+        message = checkpoint.message
+        started_at = self._ports.clock.now()
+        try:
+            await self._retention.note(Kind.INDEX, message.version, Digest(message.index))
+            path = await weights.run(self.weights_path(message.version))
+            if isinstance(path, Fault):
+                self._refuse(checkpoint, str(path))
+                return
+            await self._hold(Policy(Version(message.version), Digest(message.policy), path))
+        except (StorageFullError, LookupError) as error:
+            self._conditions.set("weights", f"version {message.version} is not stored: {error}")
+            await asyncio.sleep(self._replica.manifest.epochs.seconds)
+            return
+        self._conditions.clear("weights")
+        seconds = self._ports.clock.now() - started_at
+        log.info("policy arrived", version=message.version, seconds=round(seconds, 3))
+        self._pulse.beat()
+
+    def _forest_members(self) -> list[ForestMember]:
+        return [
+            _forest_member(
+                member.peer,
+                member.record.message.upload_bytes_per_second,
+                member.record.message.reachable,
+            )
+            for member in self._replica.roster.live(self._ports.clock.now())
+        ]
+
+    async def _hold(self, policy: Policy) -> None:
+        await self._ports.store.commit([Put(_TABLE, _key(policy.version), policy.digest)])
+        self._held[policy.version] = policy
+
+    # What nobody needs
+
+    async def _forget_old(self) -> None:
+        """Delete versions beyond the retention, and what an interrupted download left of them."""
+        newest = self._replica.ledger.version
+        kept_from = newest - self._replica.manifest.shardcast.versions_kept
+        old = [version for version in self._held if version <= kept_from]
+        for version in old:
+            self._ports.blobs.delete_file(self._held.pop(version).path)
+        for version in range(self._states_from, newest - STATES_KEPT + 1):
+            self._ports.blobs.delete_file(self.state_path(version))
+        self._states_from = max(self._states_from, newest - STATES_KEPT + 1)
+        await self._retention.sweep({*self._held, *self._wanted()})
+        if old:
+            await self._forget_names(old)
+
+    async def _forget_names(self, versions: list[int]) -> None:
+        try:
+            await self._ports.store.commit([Delete(_TABLE, _key(version)) for version in versions])
+        except StorageFullError as error:  # a name without its file says nothing
+            log.warning("names of old policies are not deleted", error=str(error))
+
+
+@lru_cache(maxsize=MEMBERS_MAX)  # one object per member makes two rosters quick to compare
+def _forest_member(peer: PeerId, upload_bytes_per_second: int, reachable: bool) -> ForestMember:
+    return ForestMember(peer, upload_bytes_per_second, reachable)
+
+
+def _key(version: int) -> bytes:
+    return version.to_bytes(8, "big")

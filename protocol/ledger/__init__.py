@@ -1,0 +1,1 @@
+"""What became of every rollout: commits, outcomes, versions, and the demand that follows."""

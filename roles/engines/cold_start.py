@@ -1,0 +1,185 @@
+"""The policy that a run starts from: version 0.
+
+A tiny model that knows nothing never earns a reward, so there is nothing to reinforce. A *cold
+start* learns from solved examples until it is right some of the time, and stops there: around
+``TARGET_ACCURACY`` nearly every group of samples holds right and wrong answers. A published model
+needs none: ``import_pretrained`` turns it into a policy.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
+
+from protocol.rng import Rng
+from protocol.types import Digest
+from roles.engines.qwen2.policy import (
+    DTYPES,
+    ModelConfig,
+    Precision,
+    build_model,
+    configuration,
+    tensors_of,
+    write_policy,
+)
+from roles.environments.base import SupervisedEnvironment
+
+TARGET_ACCURACY = 0.33
+"""Middle of the band 0.25 to 0.40, four deviations of a mean over 512 samples from each end."""
+
+_IGNORED = -100
+"""Target of a place that is not learned; the default of ``cross_entropy``."""
+
+_EXAMPLES_PER_PASS = 64
+"""Bounds the memory of a measurement; larger passes are no faster on one core (measured)."""
+
+_CHECK_EVERY_STEPS = 4
+
+_BISECTIONS = 8
+"""Narrow the place between two snapshots to 1 in 256 of their distance."""
+
+_Weights = dict[str, Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class ColdStart:
+    """What a cold start wrote."""
+
+    digest: Digest
+    """Policy digest of the file."""
+
+    accuracy: float
+    """Mean probability of the right completion over problems: the expected sampled reward."""
+
+    steps: int
+    """Optimizer steps on solved examples."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Examples:
+    """Solved problems, right-padded: what is read, and what each place should predict."""
+
+    tokens: Tensor
+    targets: Tensor
+
+
+def cold_start(
+    task: SupervisedEnvironment,
+    model_config: ModelConfig,
+    seed: int,
+    path: Path,
+    *,
+    target_accuracy: float = TARGET_ACCURACY,
+    precision: Precision = "fp32",
+    learning_rate: float = 1e-3,
+    warmup_steps: int = 20,
+    batch_problems: int = 128,
+    problems_measured: int = 512,
+    steps_max: int = 2000,
+) -> ColdStart:
+    """Write a policy whose expected reward at temperature 1 is ``target_accuracy``.
+
+    Exactly one completion of each problem earns a reward, so the expected reward is its
+    probability, and needs no sampling. It is continuous in the weights: between the last snapshot
+    below the target and the first above it, bisection finds the target, whatever the seed.
+
+    Computes in the calling thread with as many threads as torch has there, for seconds; draws from
+    torch's global generator. Raises ``ValueError`` when ``steps_max`` is not enough.
+    """
+    torch.manual_seed(seed)
+    draws = Rng(seed.to_bytes(8, "big")).child("cold start")
+    model = build_model(configuration(model_config), torch.float32, "cpu")
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0
+    )
+    warmup = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min(1.0, (step + 1) / warmup_steps)
+    )
+    measured = _examples(task, draws.child("measured"), problems_measured)
+    below = _snapshot(model)
+    for step in range(1, steps_max + 1):
+        _learn(model, optimizer, _examples(task, draws, batch_problems))
+        warmup.step()
+        if step % _CHECK_EVERY_STEPS:
+            continue
+        if _expected_reward(model, measured) >= target_accuracy:
+            accuracy = _bisect(model, below, measured, target_accuracy)
+            return ColdStart(_write(model, precision, path), accuracy, step)
+        below = _snapshot(model)
+    raise ValueError(f"{task.name} was not learned within {steps_max} steps")
+
+
+def import_pretrained(directory: Path, path: Path, precision: Precision) -> Digest:
+    """Write the policy of a Hugging Face Qwen2 directory; ``path`` gets one safetensors file."""
+    model = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[precision])
+    if not isinstance(model, Qwen2ForCausalLM):
+        raise ValueError(f"{directory} holds a {type(model).__name__}, not Qwen2")  # noqa: TRY004
+    return _write(model, precision, path)
+
+
+def _examples(task: SupervisedEnvironment, draws: Rng, count: int) -> _Examples:
+    seeds = [draws.bits64() for _ in range(count)]
+    pairs = [(task.prompt(seed), task.solution(seed)) for seed in seeds]
+    width = max(len(prompt) + len(solution) for prompt, solution in pairs) - 1
+    tokens = torch.zeros(count, width, dtype=torch.int64)
+    targets = torch.full((count, width), _IGNORED)
+    for row, (prompt, solution) in enumerate(pairs):
+        end = len(prompt) + len(solution) - 1
+        tokens[row, :end] = torch.tensor((prompt + solution)[:-1])
+        targets[row, len(prompt) - 1 : end] = torch.tensor(solution)
+    return _Examples(tokens, targets)
+
+
+def _surprise(model: Qwen2ForCausalLM, examples: _Examples) -> Tensor:
+    """Return minus the log-probability of each example's solution, ``[examples]``."""
+    logits = model(input_ids=examples.tokens, use_cache=False).logits
+    losses = cross_entropy(
+        logits.flatten(0, 1), examples.targets.flatten(), ignore_index=_IGNORED, reduction="none"
+    )
+    return losses.view_as(examples.targets).sum(-1)
+
+
+def _learn(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, examples: _Examples) -> None:
+    optimizer.zero_grad(set_to_none=True)
+    tokens = int((examples.targets != _IGNORED).sum())
+    torch.autograd.backward(_surprise(model, examples).sum() / tokens)
+    optimizer.step()
+
+
+@torch.no_grad()
+def _expected_reward(model: Qwen2ForCausalLM, examples: _Examples) -> float:
+    pieces = zip(
+        torch.split(examples.tokens, _EXAMPLES_PER_PASS),
+        torch.split(examples.targets, _EXAMPLES_PER_PASS),
+        strict=True,
+    )
+    surprises = [_surprise(model, _Examples(*piece)) for piece in pieces]
+    return float((-torch.cat(surprises)).exp().mean())
+
+
+def _snapshot(model: Qwen2ForCausalLM) -> _Weights:
+    return {name: tensor.clone() for name, tensor in tensors_of(model).items()}
+
+
+def _bisect(
+    model: Qwen2ForCausalLM, below: _Weights, measured: _Examples, target_accuracy: float
+) -> float:
+    """Move the model onto the line from ``below`` to itself, where its reward is the target."""
+    above = _snapshot(model)
+    low, high = 0.0, 1.0
+    accuracy = 0.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        for name, tensor in tensors_of(model).items():
+            torch.lerp(below[name], above[name], middle, out=tensor)
+        accuracy = _expected_reward(model, measured)
+        low, high = (low, middle) if accuracy >= target_accuracy else (middle, high)
+    return accuracy
+
+
+def _write(model: Qwen2ForCausalLM, precision: Precision, path: Path) -> Digest:
+    tensors = tensors_of(model).items()
+    return write_policy({name: tensor.to(DTYPES[precision]) for name, tensor in tensors}, path)

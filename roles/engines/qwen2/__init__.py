@@ -1,0 +1,1 @@
+"""Qwen2: weights on disk, decode loop, generation and verification."""

@@ -1,0 +1,122 @@
+"""The built-in generation engine: Hugging Face weights, our decode loop, replayable sampling."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from protocol.toploc.proof import States, build_proofs_batch
+from protocol.toploc.sampling import gumbel_noise_batch
+from roles.engines.compute_thread import ComputeThread
+from roles.engines.qwen2.decoder import Decoded, Decoder
+from roles.engines.qwen2.policy import (
+    DTYPES,
+    ModelConfig,
+    Precision,
+    configuration,
+    read_policy,
+    shapes_of,
+)
+from roles.ports.engines import Generation, GenerationRequest, Policy
+
+
+class TransformersGenerationEngine:
+    """Implements ``roles.ports.GenerationEngine`` on a CPU or one GPU.
+
+    ``precision`` is that of the computation and of the proofs; ``top_k`` and ``chunk_tokens`` are
+    the manifest's. At most ``batch_sequences_max`` sequences are decoded together: their cache is
+    allocated for the longest of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_config: ModelConfig,
+        precision: Precision,
+        top_k: int,
+        chunk_tokens: int,
+        device: str = "cpu",
+        batch_sequences_max: int = 256,
+        cpu_threads: int = 1,
+    ) -> None:
+        self._config = configuration(model_config)
+        self._shapes = shapes_of(self._config)
+        self._dtype = DTYPES[precision]
+        self._top_k = top_k
+        self._chunk_tokens = chunk_tokens
+        self._device = device
+        self._batch_sequences_max = batch_sequences_max
+        self._thread = ComputeThread("generation", cpu_threads)
+        self._decoder: Decoder | None = None
+
+    async def load(self, policy: Policy) -> None:
+        """Swap to ``policy``; raises ``ValueError`` when its tensors do not have its digest."""
+        await self._thread.run(self._load, policy)
+
+    async def generate(
+        self, requests: Sequence[GenerationRequest], temperature: float
+    ) -> list[Generation]:
+        """Sample every request with the loaded policy, in order.
+
+        Raises ``RuntimeError`` when none is loaded and ``ValueError`` for a request that no model
+        can answer: an empty prompt, no token to emit, a temperature that is not positive.
+        """
+        for request in requests:
+            if not request.prompt or request.tokens_max < 1:
+                raise ValueError("a request needs a prompt and at least one token to emit")
+        if not temperature > 0:
+            raise ValueError("the temperature must be positive")
+        return await self._thread.run(self._generate, list(requests), temperature)
+
+    def close(self) -> None:
+        """Stop the compute thread; idempotent."""
+        self._thread.close()
+
+    def _load(self, policy: Policy) -> None:
+        tensors = read_policy(policy.path, policy.digest, self._shapes)
+        self._decoder = Decoder(self._config, tensors, self._dtype, self._device)
+
+    def _generate(
+        self, requests: Sequence[GenerationRequest], temperature: float
+    ) -> list[Generation]:
+        generations: list[Generation] = []
+        for start in range(0, len(requests), self._batch_sequences_max):
+            batch = requests[start : start + self._batch_sequences_max]
+            generations += self._prove(self._decode(batch, temperature))
+        return generations
+
+    def _decode(self, batch: Sequence[GenerationRequest], temperature: float) -> list[Decoded]:
+        if self._decoder is None:
+            raise RuntimeError("no policy is loaded")
+        seeds = np.array([request.seed for request in batch], dtype=np.uint64)
+
+        def noise(rows: Sequence[int], position: int) -> NDArray[np.float64]:
+            return gumbel_noise_batch(seeds[rows], position, self._config.vocab_size)
+
+        return self._decoder.decode(
+            [request.prompt for request in batch],
+            [request.tokens_max for request in batch],
+            temperature,
+            noise,
+        )
+
+    def _prove(self, decoded: Sequence[Decoded]) -> list[Generation]:
+        proofs = build_proofs_batch(
+            [as_states(row.states) for row in decoded],
+            chunk_tokens=self._chunk_tokens,
+            top_k=self._top_k,
+        )
+        return [
+            Generation(tuple(row.tokens.tolist()), tuple(row.logprobs.tolist()), tuple(own))
+            for row, own in zip(decoded, proofs, strict=True)
+        ]
+
+
+def as_states(states: torch.Tensor) -> States:
+    """Return states on the CPU in the form that ``protocol.toploc`` takes."""
+    if states.dtype == torch.bfloat16:
+        bits: States = states.contiguous().view(torch.uint16).numpy()
+        return bits
+    floats: States = states.float().contiguous().numpy()
+    return floats

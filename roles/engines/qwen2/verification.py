@@ -1,0 +1,225 @@
+"""The built-in verification engine: one Hugging Face prefill per batch of claimed sequences.
+
+Hugging Face's own module computes here, not the decode loop of the generation engine, so a mistake
+in the loop shows as a rejected rollout instead of being repeated by its judge.
+"""
+
+import math
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import Qwen2ForCausalLM
+
+from protocol.audit import Measurement
+from protocol.toploc.proof import Variant, proof_fault, verify_proofs_batch
+from protocol.toploc.sampling import gumbel_noise_batch
+from protocol.types import Version
+from roles.engines.compute_thread import ComputeThread
+from roles.engines.qwen2.generation import as_states
+from roles.engines.qwen2.policy import (
+    DTYPES,
+    ModelConfig,
+    Precision,
+    build_model,
+    configuration,
+    read_policy,
+    shapes_of,
+)
+from roles.ports.engines import Policy, VerificationRequest
+
+_SCORES_PER_BLOCK = 1 << 23
+"""Logits (positions x vocabulary) held at once: 64 MB in float64."""
+
+
+class TransformersVerificationEngine:
+    """Implements ``roles.ports.VerificationEngine`` on a CPU or one GPU.
+
+    Keeps the last ``policies_kept`` policies. A prefill holds at most ``batch_tokens_max`` tokens,
+    padding included, unless one sequence alone is longer. All probabilities, ``end_probability``
+    too, are those under the sampling temperature: what the worker drew from.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_config: ModelConfig,
+        precision: Precision,
+        top_k: int,
+        chunk_tokens: int,
+        device: str = "cpu",
+        policies_kept: int = 4,
+        batch_tokens_max: int = 1 << 14,
+        cpu_threads: int = 1,
+    ) -> None:
+        self._config = configuration(model_config)
+        self._shapes = shapes_of(self._config)
+        self._dtype = DTYPES[precision]
+        self._variant = Variant(precision)
+        self._top_k = top_k
+        self._chunk_tokens = chunk_tokens
+        self._device = device
+        self._policies_kept = policies_kept
+        self._batch_tokens_max = batch_tokens_max
+        self._thread = ComputeThread("verification", cpu_threads)
+        self._models: dict[Version, Qwen2ForCausalLM] = {}
+
+    async def load(self, policy: Policy) -> None:
+        """Make ``policy`` available; raises ``ValueError`` when its tensors are not its digest's.
+
+        The policy that was loaded longest ago is dropped when there are too many.
+        """
+        await self._thread.run(self._load, policy)
+
+    async def measure(
+        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
+    ) -> list[Measurement]:
+        """Measure every request under the policy of ``version``, in order.
+
+        Raises ``KeyError`` when that policy is not loaded (or no longer), and ``ValueError`` for a
+        temperature that is not positive. Nothing inside a request raises: what cannot be computed
+        has a ``proof_fault`` and infinite errors.
+        """
+        if not temperature > 0:
+            raise ValueError("the temperature must be positive")
+        return await self._thread.run(self._measure, version, list(requests), temperature)
+
+    def close(self) -> None:
+        """Stop the compute thread; idempotent."""
+        self._thread.close()
+
+    def _load(self, policy: Policy) -> None:
+        tensors = read_policy(policy.path, policy.digest, self._shapes)
+        model = build_model(self._config, self._dtype, self._device)
+        # The file holds exactly the parameters; strict would miss the tied alias of one of them.
+        model.load_state_dict(tensors, strict=False)
+        self._models.pop(policy.version, None)
+        self._models[policy.version] = model
+        while len(self._models) > self._policies_kept:
+            del self._models[next(iter(self._models))]
+
+    @torch.inference_mode()
+    def _measure(
+        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
+    ) -> list[Measurement]:
+        model = self._models[version]
+        faults = [self._fault(request) for request in requests]
+        results = {
+            index: _unmeasured(fault) for index, fault in enumerate(faults) if fault is not None
+        }
+        for batch in self._batches(
+            requests, [i for i, fault in enumerate(faults) if fault is None]
+        ):
+            members = [requests[index] for index in batch]
+            results.update(
+                zip(batch, self._measure_batch(model, members, temperature), strict=True)
+            )
+        return [results[index] for index in range(len(requests))]
+
+    def _fault(self, request: VerificationRequest) -> str | None:
+        """Return what makes a request impossible to compute, before anything is computed."""
+        if not request.prompt or not request.tokens:
+            return "empty sequence"
+        if len(request.logprobs) != len(request.tokens):
+            return "as many log-probabilities as tokens are needed"
+        ids = request.prompt + request.tokens
+        if min(ids) < 0 or max(ids) >= self._config.vocab_size:
+            return "token outside the vocabulary"
+        fault = proof_fault(
+            request.proofs,
+            len(request.tokens),
+            hidden=self._config.hidden_size,
+            variant=self._variant,
+            chunk_tokens=self._chunk_tokens,
+            top_k=self._top_k,
+        )
+        return None if fault is None else str(fault)
+
+    def _batches(
+        self, requests: Sequence[VerificationRequest], indices: Sequence[int]
+    ) -> Iterator[list[int]]:
+        """Yield the indices in batches of similar length, so that little is padding."""
+        lengths = {i: len(requests[i].prompt) + len(requests[i].tokens) for i in indices}
+        batch: list[int] = []
+        for index in sorted(indices, key=lengths.__getitem__):
+            if batch and (len(batch) + 1) * lengths[index] > self._batch_tokens_max:
+                yield batch
+                batch = []
+            batch.append(index)
+        if batch:
+            yield batch
+
+    def _measure_batch(
+        self, model: Qwen2ForCausalLM, requests: Sequence[VerificationRequest], temperature: float
+    ) -> list[Measurement]:
+        states = self._prefill(model, requests)
+        if not bool(states.isfinite().all()):
+            return [_unmeasured("the policy's own states are not finite")] * len(requests)
+        bounds = [0, *np.cumsum([len(request.tokens) for request in requests]).tolist()]
+        own = states.cpu()
+        chunks = verify_proofs_batch(
+            [as_states(own[start:end]) for start, end in pairwise(bounds)],
+            [request.proofs for request in requests],
+            chunk_tokens=self._chunk_tokens,
+            top_k=self._top_k,
+        )
+        logprobs, gaps = self._replay(model, requests, states, temperature)
+        claimed = torch.tensor([value for request in requests for value in request.logprobs])
+        errors = (logprobs - claimed).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        return [
+            Measurement(
+                proof_fault=None,
+                chunks=tuple(own_chunks),
+                logprob_error_max=float(errors[start:end].max()),
+                sampling_gap_max=float(gaps[start:end].max()),
+                end_probability=math.exp(float(logprobs[end - 1])),
+            )
+            for (start, end), own_chunks in zip(pairwise(bounds), chunks, strict=True)
+        ]
+
+    def _prefill(self, model: Qwen2ForCausalLM, requests: Sequence[VerificationRequest]) -> Tensor:
+        """Return the states that produced each claimed token, all sequences joined ``[n, h]``.
+
+        Padding is on the right, where causal attention never looks: no mask is needed.
+        """
+        # The last token produces nothing that was claimed.
+        rows = [request.prompt + request.tokens[:-1] for request in requests]
+        width = max(len(row) for row in rows)
+        tokens = torch.tensor([row + (0,) * (width - len(row)) for row in rows])
+        states = model.model(input_ids=tokens.to(self._device), use_cache=False).last_hidden_state
+        return torch.cat(
+            [
+                states[index, len(request.prompt) - 1 : len(row)]
+                for index, (request, row) in enumerate(zip(requests, rows, strict=True))
+            ]
+        )
+
+    def _replay(
+        self,
+        model: Qwen2ForCausalLM,
+        requests: Sequence[VerificationRequest],
+        states: Tensor,
+        temperature: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Draw again; return the log-probabilities and gaps of the claimed tokens, ``[n]``."""
+        counts = [len(request.tokens) for request in requests]
+        seeds = np.repeat(np.array([r.seed for r in requests], dtype=np.uint64), counts)
+        positions = np.concatenate([np.arange(count) for count in counts])
+        tokens = torch.tensor([t for r in requests for t in r.tokens], device=self._device)[:, None]
+        logprobs, gaps = [], []
+        rows_per_block = max(1, _SCORES_PER_BLOCK // self._config.vocab_size)
+        for start in range(0, len(seeds), rows_per_block):
+            block = slice(start, start + rows_per_block)
+            scaled = model.lm_head(states[block]).float() / temperature
+            noise = gumbel_noise_batch(seeds[block], positions[block], self._config.vocab_size)
+            scores = scaled.double() + torch.from_numpy(noise).to(self._device)
+            chosen = tokens[block]
+            logprobs.append(scaled.log_softmax(-1).gather(1, chosen)[:, 0])
+            gaps.append(scores.amax(-1) - scores.gather(1, chosen)[:, 0])
+        return torch.cat(logprobs).cpu(), torch.cat(gaps).cpu()
+
+
+def _unmeasured(fault: str) -> Measurement:
+    return Measurement(fault, (), math.inf, math.inf, 0.0)

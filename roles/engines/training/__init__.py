@@ -1,0 +1,1 @@
+"""GRPO on one device: objective, batches, optimiser, durable state."""

@@ -1,0 +1,250 @@
+"""The training engine: one model, one AdamW, one update per batch of verified sequences."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+from transformers import Qwen2ForCausalLM
+
+from protocol.types import Digest
+from roles.engines.compute_thread import ComputeThread
+from roles.engines.qwen2.decoder import Decoder
+from roles.engines.qwen2.policy import (
+    DTYPES,
+    ModelConfig,
+    Precision,
+    build_model,
+    configuration,
+    read_policy,
+    shapes_of,
+    tensors_of,
+    write_policy,
+)
+from roles.engines.training.batch import Rows, collate, pack, select
+from roles.engines.training.checkpoint import load_checkpoint, save_checkpoint
+from roles.engines.training.grpo import token_entropies, two_sided_losses
+from roles.ports.engines import Policy, StepMetrics, TrainingSequence
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Totals over the tokens of a batch."""
+
+    tokens: int = 0
+    loss: float = 0.0
+    clipped: float = 0.0
+    entropy: float = 0.0
+
+    def mean(self, total: float) -> float:
+        return total / max(1, self.tokens)
+
+
+class TorchTrainingEngine:
+    """Implements ``roles.ports.TrainingEngine`` on a CPU or one GPU.
+
+    Weights and optimizer are float32; ``precision`` is that of the policies it writes and of the
+    forward pass. The loss is the mean over all tokens of the batch. ``row_tokens`` is the width to
+    which short sequences are packed (0: that of the batch's longest), ``rows_per_pass`` how many
+    rows one forward pass holds; neither changes the result beyond rounding. ``warmup_steps`` raises
+    the learning rate linearly.
+    """
+
+    def __init__(
+        self,
+        *,
+        model_config: ModelConfig,
+        learning_rate: float,
+        precision: Precision = "fp32",
+        temperature: float = 1.0,
+        epsilon: float = 0.2,
+        delta: float = 4.0,
+        gradient_clip: float = 1.0,
+        weight_decay: float = 0.0,
+        adam_betas: tuple[float, float] = (0.9, 0.95),
+        entropy_coefficient: float = 0.0,
+        warmup_steps: int = 0,
+        row_tokens: int = 0,
+        rows_per_pass: int = 64,
+        device: str = "cpu",
+        cpu_threads: int = 1,
+    ) -> None:
+        self._config = configuration(model_config)
+        self._shapes = shapes_of(self._config)
+        self._learning_rate = learning_rate
+        self._dtype = DTYPES[precision]
+        self._temperature = temperature
+        self._epsilon = epsilon
+        self._delta = delta
+        self._gradient_clip = gradient_clip
+        self._weight_decay = weight_decay
+        self._adam_betas = adam_betas
+        self._entropy_coefficient = entropy_coefficient
+        self._warmup_steps = warmup_steps
+        self._row_tokens = row_tokens
+        self._rows_per_pass = rows_per_pass
+        self._device = device
+        self._thread = ComputeThread("training", cpu_threads)
+        self._steps = 0
+        self._model: Qwen2ForCausalLM | None = None
+        self._optimizer: torch.optim.AdamW | None = None
+
+    async def load_policy(self, policy: Policy) -> None:
+        """Start from a policy with a fresh optimizer; raises ``ValueError`` as engines do."""
+        await self._thread.run(self._load_policy, policy)
+
+    async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
+        """Do one optimizer step on ``batch``; without a finite gradient nothing changes."""
+        return await self._thread.run(self._step, list(batch))
+
+    async def write_policy(self, path: Path) -> Digest:
+        """Write the weights as safetensors atomically; return the policy digest."""
+        return await self._thread.run(self._write_policy, path)
+
+    async def save_state(self, path: Path) -> None:
+        """Write model, optimizer and progress atomically."""
+        await self._thread.run(self._save_state, path)
+
+    async def load_state(self, path: Path) -> None:
+        """Restore what ``save_state`` wrote; raises ``ValueError`` when it is damaged."""
+        await self._thread.run(self._load_state, path)
+
+    async def evaluate(
+        self, prompts: Sequence[tuple[int, ...]], tokens_max: int
+    ) -> list[tuple[int, ...]]:
+        """Decode greedily (for reports; never part of the protocol)."""
+        return await self._thread.run(self._evaluate, list(prompts), tokens_max)
+
+    def close(self) -> None:
+        """Stop the compute thread; idempotent."""
+        self._thread.close()
+
+    def _adopt(self, tensors: dict[str, Tensor]) -> tuple[Qwen2ForCausalLM, torch.optim.AdamW]:
+        model = build_model(self._config, torch.float32, self._device)
+        # The names were checked; strict would miss the tied alias of one of them.
+        model.load_state_dict(tensors, strict=False)
+        optimizer = torch.optim.AdamW(
+            model.parameters(),
+            lr=self._learning_rate,
+            betas=self._adam_betas,
+            weight_decay=self._weight_decay,
+        )
+        return model, optimizer
+
+    def _loaded(self) -> tuple[Qwen2ForCausalLM, torch.optim.AdamW]:
+        if self._model is None or self._optimizer is None:
+            raise RuntimeError("no policy is loaded")
+        return self._model, self._optimizer
+
+    def _load_policy(self, policy: Policy) -> None:
+        tensors = read_policy(policy.path, policy.digest, self._shapes)
+        self._model, self._optimizer = self._adopt(tensors)
+        self._steps = 0
+
+    def _step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
+        model, optimizer = self._loaded()
+        samples = select(batch)
+        if not samples:
+            return StepMetrics(
+                applied=False,
+                loss=0.0,
+                gradient_norm=0.0,
+                clip_fraction=0.0,
+                entropy=0.0,
+                sequences_used=0,
+            )
+        optimizer.zero_grad(set_to_none=True)
+        sums = _Sums(tokens=sum(len(sample.tokens) for sample in samples))
+        rows = pack(samples, self._row_tokens or max(sample.length for sample in samples))
+        for start in range(0, len(rows), self._rows_per_pass):
+            packed = collate(rows[start : start + self._rows_per_pass], self._device)
+            self._accumulate(model, packed, sums)
+        norm = self._update(model, optimizer, sums)
+        return StepMetrics(
+            applied=math.isfinite(norm) and math.isfinite(sums.loss),
+            loss=sums.mean(sums.loss),
+            gradient_norm=norm,
+            clip_fraction=sums.mean(sums.clipped),
+            entropy=sums.mean(sums.entropy),
+            sequences_used=len(samples),
+        )
+
+    def _accumulate(self, model: Qwen2ForCausalLM, rows: Rows, sums: _Sums) -> None:
+        """Add the gradient of some rows, weighted by their share of the batch's tokens."""
+        distribution = self._distribution(model, rows)
+        logprobs = distribution.gather(1, rows.targets[:, None])[:, 0]
+        losses = two_sided_losses(
+            logprobs, rows.behaviour_logprobs, rows.advantages, self._delta, self._epsilon
+        )
+        entropies = token_entropies(distribution)
+        loss = (losses.loss - self._entropy_coefficient * entropies).sum()
+        torch.autograd.backward(loss / sums.tokens)
+        sums.loss += float(loss.detach())
+        sums.clipped += float(losses.clipped.sum())
+        sums.entropy += float(entropies.detach().sum())
+
+    def _distribution(self, model: Qwen2ForCausalLM, rows: Rows) -> Tensor:
+        """Return the log-probabilities ``[n, vocabulary]`` at the places that predict."""
+        reduced = self._dtype != torch.float32
+        with torch.autocast(torch.device(self._device).type, self._dtype, enabled=reduced):
+            states = model.model(
+                input_ids=rows.tokens,
+                position_ids=rows.positions,
+                attention_mask=rows.mask,
+                use_cache=False,
+            ).last_hidden_state
+            logits: Tensor = model.lm_head(states.flatten(0, 1)[rows.predictors])
+        return (logits.float() / self._temperature).log_softmax(-1)
+
+    def _update(self, model: Qwen2ForCausalLM, optimizer: torch.optim.AdamW, sums: _Sums) -> float:
+        """Step the optimizer if everything is finite; return the gradient norm before clipping."""
+        parameters = list(model.parameters())
+        total = get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = float(total)
+        if math.isfinite(norm) and math.isfinite(sums.loss):
+            clip_grads_with_norm_(parameters, self._gradient_clip, total)
+            warmth = min(1.0, (self._steps + 1) / (self._warmup_steps + 1))
+            for group in optimizer.param_groups:
+                group["lr"] = self._learning_rate * warmth
+            optimizer.step()
+            self._steps += 1
+        return norm
+
+    def _policy_tensors(self) -> dict[str, Tensor]:
+        model, _ = self._loaded()
+        return {name: tensor.to(self._dtype) for name, tensor in tensors_of(model).items()}
+
+    def _write_policy(self, path: Path) -> Digest:
+        return write_policy(self._policy_tensors(), path)
+
+    def _save_state(self, path: Path) -> None:
+        model, optimizer = self._loaded()
+        state = {
+            "model": tensors_of(model),
+            "optimizer": optimizer.state_dict(),
+            "steps": self._steps,
+        }
+        save_checkpoint(state, path)
+
+    def _load_state(self, path: Path) -> None:
+        state: dict[str, Any] = load_checkpoint(path)
+        tensors: dict[str, Tensor] = state["model"]
+        if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != self._shapes:
+            raise ValueError(f"{path} does not hold the tensors of the configured model")
+        model, optimizer = self._adopt(tensors)
+        optimizer.load_state_dict(state["optimizer"])
+        self._model, self._optimizer, self._steps = model, optimizer, state["steps"]
+
+    def _evaluate(
+        self, prompts: Sequence[tuple[int, ...]], tokens_max: int
+    ) -> list[tuple[int, ...]]:
+        if not prompts:
+            return []
+        # In the precision of the policies, so that the report is about what workers run.
+        decoder = Decoder(self._config, self._policy_tensors(), self._dtype, self._device)
+        decoded = decoder.decode(prompts, [tokens_max] * len(prompts), 1.0, lambda *_: None)
+        return [tuple(row.tokens.tolist()) for row in decoded]

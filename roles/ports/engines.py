@@ -1,0 +1,153 @@
+"""Compute: what generates, verifies and learns, and the task that scores."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from protocol.audit import Measurement
+from protocol.manifest import RunManifest
+from protocol.types import Digest, Version
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A complete policy here: a safetensors file whose decoded tensors have ``digest``."""
+
+    version: Version
+    digest: Digest
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """One sequence to sample: prompt, noise seed (64 bits), and the most tokens to emit."""
+
+    prompt: tuple[int, ...]
+    seed: int
+    tokens_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """One sampled sequence: tokens (the end token included), their log-probabilities, proofs."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    proofs: tuple[bytes, ...]
+
+
+class GenerationEngine(Protocol):
+    """Samples sequences and proves the computation (``protocol.toploc``)."""
+
+    async def load(self, policy: Policy) -> None:
+        """Swap to ``policy``; raises ``ValueError`` when its tensors do not have its digest."""
+
+    async def generate(
+        self, requests: Sequence[GenerationRequest], temperature: float
+    ) -> list[Generation]:
+        """Sample every request with the loaded policy, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerificationRequest:
+    """A claimed sequence to check by one prefill."""
+
+    prompt: tuple[int, ...]
+    seed: int
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    proofs: tuple[bytes, ...]
+
+
+class VerificationEngine(Protocol):
+    """Recomputes claimed sequences by prefill."""
+
+    async def load(self, policy: Policy) -> None:
+        """Make ``policy`` available; the engine keeps the last few it was given."""
+
+    async def measure(
+        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
+    ) -> list[Measurement]:
+        """Measure every request under the policy of ``version``, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSequence:
+    """One verified sequence with its group (same prompt) and its reward."""
+
+    group: int
+    prompt: tuple[int, ...]
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    reward: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """What one optimiser step did; ``applied`` is False when the finite guard refused it."""
+
+    applied: bool
+    loss: float
+    gradient_norm: float
+    clip_fraction: float
+    entropy: float
+    sequences_used: int
+
+
+class TrainingEngine(Protocol):
+    """Model and optimiser: learns from verified sequences."""
+
+    async def load_policy(self, policy: Policy) -> None:
+        """Start from a policy with a fresh optimiser."""
+
+    async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
+        """Do one optimiser step on ``batch`` (advantages recomputed inside)."""
+
+    async def write_policy(self, path: Path) -> Digest:
+        """Write the weights as safetensors atomically; return the policy digest."""
+
+    async def save_state(self, path: Path) -> None:
+        """Write model, optimiser and progress atomically."""
+
+    async def load_state(self, path: Path) -> None:
+        """Restore what ``save_state`` wrote; raises ``ValueError`` when it is damaged."""
+
+    async def evaluate(
+        self, prompts: Sequence[tuple[int, ...]], tokens_max: int
+    ) -> list[tuple[int, ...]]:
+        """Decode greedily (for reports; never part of the protocol)."""
+
+
+class Environment(Protocol):
+    """A task: the same seed gives the same prompt and the same reward on every machine."""
+
+    @property
+    def name(self) -> str:
+        """The name that manifests use."""
+
+    @property
+    def vocabulary(self) -> Sequence[str]:
+        """The characters of its tokenizer; index is token id, 0 is padding, 1 is the end token."""
+
+    def prompt(self, seed: int) -> tuple[int, ...]:
+        """Return the prompt tokens of problem ``seed`` (64 bits)."""
+
+    def score(self, seed: int, completion: Sequence[int]) -> float:
+        """Return the reward in [0, 1] of completion tokens for problem ``seed``."""
+
+
+class Engines(Protocol):
+    """Makes the engine that a role needs, when it needs it."""
+
+    def environment(self, manifest: RunManifest) -> Environment:
+        """Return the run's task."""
+
+    def generation(self, manifest: RunManifest) -> GenerationEngine:
+        """Return an engine for an inference node."""
+
+    def verification(self, manifest: RunManifest) -> VerificationEngine:
+        """Return an engine for a validator."""
+
+    def training(self, manifest: RunManifest) -> TrainingEngine:
+        """Return an engine for a trainer."""

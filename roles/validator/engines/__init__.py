@@ -1,1 +1,0 @@
-"""What verifies: one prefill of a claimed sequence instead of its step-by-step generation."""

@@ -1,0 +1,135 @@
+"""A peer that does its work and besides sends others all that they should not have to bear.
+
+It gossips junk, repeats what it has said, and asks for what others may be asked for, only much more
+often; now and then it begins to ask and does not go on. It never commits to a rollout that it has
+not made, so what its worker computes stays honest.
+"""
+
+import asyncio
+from collections import deque
+from contextlib import suppress
+from dataclasses import asdict, replace
+
+from node.blobs.wire import Kind, Request, within
+from node.gossip.links import PROTOCOL as GOSSIP
+from node.gossip.links import Tasks
+from protocol.codec import encode
+from protocol.rng import Rng
+from protocol.types import DIGEST_BYTES, Digest, PeerId
+from roles.ports.transport import Stream, StreamHandler, Transport, TransportError
+from simulations.adversaries.junk import Junk
+from simulations.adversaries.passthrough import PassingStream, PassingTransport, word_of
+from simulations.cluster.machine import Machine, Parts
+
+PAUSE_SECONDS = 0.5
+VICTIMS = 2
+"""Peers that get a burst after each pause, chosen anew each time."""
+
+REQUESTS_PER_BURST = 8
+WRITE_SECONDS = 5.0
+HOLD_SECONDS = 20.0
+"""A request that is held open: longer than any deadline for the rest of one."""
+
+RANGE_BYTES = 1 << 24
+REPEATED = 4
+"""Writes of our own gossip that are said again with each burst."""
+
+
+class FloodingTransport(PassingTransport):
+    """Opens the streams of a daemon, and writes to them and to others of its own."""
+
+    def __init__(self, honest: Transport, machine: Machine, rng: Rng) -> None:
+        super().__init__(honest)
+        self._machine = machine
+        self._life = machine.life
+        self._rng = rng
+        self._tasks = Tasks()
+        self._protocols: dict[str, None] = {}
+        self._gossip: dict[PeerId, Stream] = {}
+        self._said: deque[bytes] = deque(maxlen=REPEATED)
+
+    async def handle(self, protocol: str, handler: StreamHandler) -> None:
+        """Serve a protocol, and remember that others do so too."""
+        await super().handle(protocol, handler)
+        if protocol == GOSSIP:
+            self._tasks.spawn(self._flood())
+        else:
+            self._protocols[protocol] = None
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+        """Open a stream; raises ``TransportError``."""
+        stream = await super().open_stream(peer, protocol)
+        if protocol != GOSSIP:
+            return stream
+        self._gossip[peer] = stream
+        return _OverheardStream(stream, self._said)
+
+    async def _flood(self) -> None:
+        junk: Junk | None = None
+        while self._life.alive:
+            await asyncio.sleep(PAUSE_SECONDS)
+            daemon = self._machine.daemon
+            if daemon is None or not self._life.alive:
+                continue
+            junk = junk or Junk(daemon, self._machine.signer, self._rng.child("junk"))
+            for peer in self._rng.sample(await self.peers(), VICTIMS):
+                self._tasks.spawn(self._gossip_to(peer, b"".join((*self._said, junk.burst()))))
+                for _ in range(REQUESTS_PER_BURST):
+                    self._tasks.spawn(self._ask(peer))
+
+    async def _gossip_to(self, peer: PeerId, frames: bytes) -> None:
+        stream = self._gossip.get(peer)
+        if stream is not None:
+            with suppress(TransportError):
+                await within(WRITE_SECONDS, stream.write(frames))
+
+    async def _ask(self, peer: PeerId) -> None:
+        """Ask for something and do not take the answer."""
+        protocol = self._rng.sample(list(self._protocols), 1)[0]
+        with suppress(TransportError):
+            stream = await within(WRITE_SECONDS, super().open_stream(peer, protocol))
+            try:
+                await within(WRITE_SECONDS, stream.write(self._question(word_of(protocol))))
+                await asyncio.sleep(HOLD_SECONDS)
+            finally:
+                await stream.close()
+
+    def _question(self, word: str) -> bytes:
+        """Return a request, one that nobody can answer, or the beginning of one."""
+        kind = self._rng.below(3)
+        if kind == 0:
+            return bytes(1)
+        if word == "blobs":
+            return self._blob_request(known=kind == 1)
+        request = encode({"skip": 0, "version": 0}) if kind == 1 else self._rng.bytes(64)
+        return len(request).to_bytes(4, "big") + request
+
+    def _blob_request(self, *, known: bool) -> bytes:
+        held = list(self._machine.disk.blobs) if known else []
+        digest = self._rng.sample(held, 1)[0] if held else Digest(self._rng.bytes(DIGEST_BYTES))
+        request = encode(asdict(Request(digest, 0, RANGE_BYTES, wait=True, kind=Kind.WEIGHTS)))
+        return len(request).to_bytes(2, "big") + request
+
+
+class _OverheardStream(PassingStream):
+    """Carries gossip and remembers the last of it."""
+
+    def __init__(self, honest: Stream, said: deque[bytes]) -> None:
+        super().__init__(honest)
+        self._said = said
+
+    async def write(self, data: bytes) -> None:
+        """Write whole frames; raises ``TransportError``."""
+        self._said.append(data)
+        await super().write(data)
+
+    def offer(self, data: bytes) -> bool:
+        """Write whole frames if nothing waits before them."""
+        self._said.append(data)
+        return super().offer(data)
+
+
+def flood(machine: Machine, parts: Parts, rng: Rng) -> Parts:
+    """Send others far too much."""
+    transport = FloodingTransport(parts.ports.transport, machine, rng.child("flood"))
+    return replace(parts, ports=replace(parts.ports, transport=transport))

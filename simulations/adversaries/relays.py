@@ -1,0 +1,94 @@
+"""Relays that give wrong bytes of weights, or take requests and then hardly give anything."""
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import replace
+
+from node.blobs.wire import Status, read_request, reply
+from protocol.rng import Rng
+from protocol.types import Digest, Fault
+from roles.ports.transport import Stream, StreamHandler, Transport
+from simulations.adversaries.passthrough import PassingTransport, word_of
+from simulations.cluster.machine import Machine, Parts
+from simulations.ports.storage import SimBlobs
+from simulations.runtime.content import Extent
+
+STALLING = ("blobs", "manifest", "sync")
+"""The protocols by which others ask for something."""
+
+TRICKLE_SECONDS = 1.0
+"""Between two bytes of a stalling relay: short, so that no deadline for a single read is missed."""
+
+HALF_SHARE = 0.5
+"""Of the requests, those that a stalling relay does not even answer."""
+
+
+class WrongBytes(SimBlobs):
+    """Serves weights of no version, and instead of an index that of another version if it can."""
+
+    async def stream(self, digest: Digest, offset: int, length: int) -> AsyncGenerator[bytes, None]:
+        """Yield as many bytes as there are."""
+        other = self._other(digest)
+        async for piece in super().stream(digest, offset, length):
+            if isinstance(piece, Extent):
+                yield Extent.of(b"other" + piece.seed, piece.start, len(piece))
+            else:
+                yield piece if other is None else other[offset : offset + len(piece)]
+            offset += len(piece)
+
+    def _other(self, digest: Digest) -> bytes | None:
+        """Return the newest other index: all of them have the same length."""
+        length = self.size(digest)
+        others = (
+            content
+            for name, content in reversed(self._disk.blobs.items())
+            if name != digest and len(content) == length and not isinstance(content, Extent)
+        )
+        return next(others, None)
+
+
+class StallingTransport(PassingTransport):
+    """Takes requests, and answers with nothing or with a byte now and then."""
+
+    def __init__(self, honest: Transport, machine: Machine, rng: Rng) -> None:
+        super().__init__(honest)
+        self._machine = machine
+        self._rng = rng
+
+    async def handle(self, protocol: str, handler: StreamHandler) -> None:
+        """Serve a protocol badly if it is one by which others ask for something."""
+        word = word_of(protocol)
+        stalls = {"blobs": self._trickle} if word == "blobs" else dict.fromkeys(STALLING, _hold)
+        await super().handle(protocol, stalls.get(word, handler))
+
+    async def _trickle(self, stream: Stream) -> None:
+        """Promise the range that was asked for, and take for ever to send it."""
+        request = await read_request(stream)
+        size = None
+        if not isinstance(request, Fault) and self._rng.uniform() >= HALF_SHARE:
+            size = self._machine.disk.blobs.get(request.digest)
+        if isinstance(request, Fault) or size is None:
+            await _hold(stream)
+            return
+        await reply(stream, Status.OK, len(size))
+        while True:
+            await asyncio.sleep(TRICKLE_SECONDS)
+            await stream.write(size[request.offset : request.offset + 1])
+
+
+async def _hold(stream: Stream) -> None:
+    """Read and say nothing until the other end has had enough."""
+    while await stream.read(1 << 16):
+        pass
+
+
+def bad_bytes(machine: Machine, parts: Parts, _rng: Rng) -> Parts:
+    """Serve wrong bytes."""
+    blobs = WrongBytes(machine.disk, machine.life)
+    return replace(parts, ports=replace(parts.ports, blobs=blobs))
+
+
+def stall(machine: Machine, parts: Parts, rng: Rng) -> Parts:
+    """Serve next to nothing."""
+    transport = StallingTransport(parts.ports.transport, machine, rng.child("stall"))
+    return replace(parts, ports=replace(parts.ports, transport=transport))

@@ -1,0 +1,232 @@
+"""Validators that judge without looking, keep silent, or tell different peers different things."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+from protocol.assignment import SequenceAssignment, assign
+from protocol.audit import ACCEPTED, Measurement
+from protocol.crypto import Signer, digest
+from protocol.manifest import RunManifest
+from protocol.messages import Verdict, open_envelope, seal
+from protocol.replica import Replica
+from protocol.rng import Rng
+from protocol.rollout import REWARD_SCALE, RolloutSequence, decode_body
+from protocol.toploc.proof import ChunkResult
+from protocol.types import Digest, Fault, PeerId, RunId, Version
+from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
+from roles.ports.transport import Stream, StreamHandler, Transport, TransportError
+from simulations.adversaries.passthrough import (
+    OtherEngines,
+    PassingStream,
+    PassingTransport,
+    word_of,
+)
+from simulations.adversaries.worker_lies import PassingEnvironment
+from simulations.cluster.machine import Machine, Parts
+
+DIRECT_MESSAGES = "message"
+"""The protocol by which verdicts travel."""
+
+_LENGTH_BYTES = 4
+"""In front of a frame on such a stream."""
+
+_FLAWLESS = Measurement(None, (ChunkResult(0, 0.0, 0.0),), 0.0, 0.0, 1.0)
+_HOPELESS = Measurement(None, (ChunkResult(1 << 20, 1e9, 1e9),), 1e9, 1e9, 0.0)
+
+CLAIMS_MAX = 100_000
+"""Claims remembered; a rollout is checked within minutes."""
+
+
+class BlindVerification:
+    """An engine that finds the same of every rollout and computes nothing."""
+
+    def __init__(self, finding: Measurement) -> None:
+        self._finding = finding
+
+    async def load(self, policy: Policy) -> None:
+        """Need no policy."""
+
+    async def measure(
+        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
+    ) -> list[Measurement]:
+        """Return the one finding at once."""
+        del version, temperature
+        return [self._finding for _ in requests]
+
+
+class IdleVerification:
+    """An engine that never comes to a finding."""
+
+    async def load(self, policy: Policy) -> None:
+        """Need no policy."""
+
+    async def measure(
+        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
+    ) -> list[Measurement]:
+        """Never return."""
+        del version, requests, temperature
+        never: asyncio.Future[list[Measurement]] = asyncio.get_running_loop().create_future()
+        return await never
+
+
+class CredulousEnvironment(PassingEnvironment):
+    """A task that gives every sequence the reward that its worker claims for it."""
+
+    def __init__(self, honest: Environment, manifest: RunManifest, machine: Machine) -> None:
+        super().__init__(honest)
+        self._manifest = manifest
+        self._machine = machine
+        self._claims: dict[tuple[int, tuple[int, ...]], float] = {}
+        """Problem seed and tokens to a score that comes to the claimed reward."""
+        self._read: dict[Digest, None] = {}
+
+    def score(self, seed: int, completion: Sequence[int]) -> float:
+        """Return what is claimed, or the honest reward where nothing is."""
+        key = (seed, tuple(completion))
+        if key not in self._claims:
+            self._read_claims()
+        claim = self._claims.get(key)
+        return self._honest.score(seed, completion) if claim is None else claim
+
+    def _read_claims(self) -> None:
+        """Learn what the bodies that have come here claim."""
+        daemon = self._machine.daemon
+        commits = [] if daemon is None else daemon.replica.ledger.open_entries()
+        for commit in (entry.commit for entry in commits):
+            body = self._machine.disk.blobs.get(Digest(commit.message.body))
+            if body is None or commit.digest in self._read:
+                continue
+            self._read[commit.digest] = None
+            sequences = decode_body(body, self._manifest)
+            if isinstance(sequences, Fault):
+                continue
+            checkpoint, slot = Digest(commit.message.checkpoint), commit.message.slot
+            assignments = assign(self._manifest, checkpoint, commit.signer, slot)
+            for item, claimed in zip(assignments, sequences, strict=True):
+                self._claims[item.problem_seed, claimed.tokens] = self._score(item, claimed)
+        while len(self._claims) > CLAIMS_MAX:
+            del self._claims[next(iter(self._claims))]
+        while len(self._read) > CLAIMS_MAX:
+            del self._read[next(iter(self._read))]
+
+    def _score(self, assignment: SequenceAssignment, claimed: RolloutSequence) -> float:
+        """Return the score that comes to the claimed reward, penalty for its length included."""
+        value = claimed.reward / REWARD_SCALE
+        if assignment.length_target is None:
+            return value
+        miss = abs(len(claimed.tokens) - assignment.length_target)
+        return value + self._manifest.sampling.length_penalty * miss
+
+
+class MuteTransport(PassingTransport):
+    """Neither sends direct messages nor takes any."""
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+        """Open any other stream; raises ``TransportError``."""
+        if word_of(protocol) == DIRECT_MESSAGES:
+            raise TransportError("silent")
+        return await super().open_stream(peer, protocol)
+
+    async def handle(self, protocol: str, handler: StreamHandler) -> None:
+        """Serve any other protocol."""
+        silent = word_of(protocol) == DIRECT_MESSAGES
+        await super().handle(protocol, _hang_up if silent else handler)
+
+
+async def _hang_up(stream: Stream) -> None:
+    await stream.close()
+
+
+class TwoFacedTransport(PassingTransport):
+    """Tells half of its peers the opposite of every verdict that it sends."""
+
+    def __init__(self, honest: Transport, signer: Signer, machine: Machine) -> None:
+        super().__init__(honest)
+        self._signer = signer
+        self._machine = machine
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+        """Open a stream whose verdicts depend on who reads them; raises ``TransportError``."""
+        stream = await super().open_stream(peer, protocol)
+        daemon = self._machine.daemon
+        if word_of(protocol) != DIRECT_MESSAGES or daemon is None:
+            return stream
+        return _TwoFacedStream(stream, self._signer, daemon.replica)
+
+
+class _TwoFacedStream(PassingStream):
+    """Carries one verdict, or its opposite."""
+
+    def __init__(self, honest: Stream, signer: Signer, replica: Replica) -> None:
+        super().__init__(honest)
+        self._signer = signer
+        self._replica = replica
+
+    async def write(self, data: bytes) -> None:
+        """Write a frame, its verdict turned round for some peers; raises ``TransportError``."""
+        await super().write(self._for_this_peer(data))
+
+    def _for_this_peer(self, data: bytes) -> bytes:
+        run_id = self._replica.run_id
+        verdict = open_envelope(data[_LENGTH_BYTES:], Verdict, run_id, _trusting)
+        if isinstance(verdict, Fault) or verdict.signer != self._signer.peer_id:
+            return data
+        commit = verdict.message.commit
+        if digest(commit + self.peer.encode())[0] % 2:
+            return data
+        other = _opposite(verdict.message, run_id, self._signer)
+        return len(other).to_bytes(_LENGTH_BYTES, "big") + other
+
+
+def _trusting(_signer: PeerId, _message: bytes, _signature: bytes) -> bool:
+    return True
+
+
+def _opposite(verdict: Verdict, run_id: RunId, signer: Signer) -> bytes:
+    reason = "computation" if verdict.accept else ACCEPTED
+    other = verdict.model_copy(
+        update={"accept": not verdict.accept, "reason": reason, "detail": "", "margins": ()}
+    )
+    return seal(other, run_id, signer).envelope
+
+
+def accept_everything(machine: Machine, parts: Parts, _rng: Rng) -> Parts:
+    """Call every rollout that can be read good."""
+
+    def credulous(honest: Environment, manifest: RunManifest) -> Environment:
+        return CredulousEnvironment(honest, manifest, machine)
+
+    def blind(_honest: VerificationEngine) -> VerificationEngine:
+        return BlindVerification(_FLAWLESS)
+
+    engines = OtherEngines(parts.engines, environment=credulous, verification=blind)
+    return replace(parts, engines=engines)
+
+
+def reject_everything(_machine: Machine, parts: Parts, _rng: Rng) -> Parts:
+    """Call every rollout bad."""
+
+    def blind(_honest: VerificationEngine) -> VerificationEngine:
+        return BlindVerification(_HOPELESS)
+
+    return replace(parts, engines=OtherEngines(parts.engines, verification=blind))
+
+
+def silent(_machine: Machine, parts: Parts, _rng: Rng) -> Parts:
+    """Check nothing, and neither say nor hear what was found."""
+
+    def idle(_honest: VerificationEngine) -> VerificationEngine:
+        return IdleVerification()
+
+    return replace(
+        parts,
+        ports=replace(parts.ports, transport=MuteTransport(parts.ports.transport)),
+        engines=OtherEngines(parts.engines, verification=idle),
+    )
+
+
+def two_verdicts(machine: Machine, parts: Parts, _rng: Rng) -> Parts:
+    """Sign an accept and a reject of every rollout, for different peers."""
+    transport = TwoFacedTransport(parts.ports.transport, parts.signer, machine)
+    return replace(parts, ports=replace(parts.ports, transport=transport))

@@ -1,0 +1,1 @@
+"""``prime-node simulate``."""

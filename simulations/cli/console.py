@@ -1,0 +1,197 @@
+"""What the commands show people: progress, tables, and what to do about a failure."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.table import Table
+from rich.text import Text
+
+from simulations.cli.comparison import Difference, flattened
+from simulations.scenario.scenario import Scenario, scenario_names
+from simulations.study.regressions import Regression, add_regression
+from simulations.study.study import Outcome, Plan, run_plan
+from simulations.study.sweep import Sweep, run_sweep
+
+CHANGE_SHOWN_MIN = 0.02
+"""Differences of less than this share are shown without emphasis."""
+
+
+def stdout() -> Console:
+    """Return the console of results."""
+    return Console()
+
+
+def stderr() -> Console:
+    """Return the console of everything else."""
+    return Console(stderr=True)
+
+
+# Progress
+
+
+class _VirtualTime(ProgressColumn):
+    """Virtual time so far and in all."""
+
+    def render(self, task: Task) -> Text:
+        """Return it as minutes and seconds."""
+        return Text(f"virtual {clock_text(task.completed)} / {clock_text(task.total or 0)}")
+
+
+def show_run(plan: Plan) -> Outcome:
+    """Run a plan, with a bar of virtual and wall time on a terminal."""
+    console = stderr()
+    columns = (
+        TextColumn(f"{plan.scenario}, seed {plan.seed}"),
+        BarColumn(),
+        _VirtualTime(),
+        TextColumn("wall"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    disable = not console.is_terminal
+    with Progress(*columns, console=console, transient=True, disable=disable) as bar:
+        task = bar.add_task("", total=plan.load().seconds)
+
+        def on_progress(now: float, end: float) -> None:
+            bar.update(task, completed=now, total=end)
+
+        return run_plan(plan, clock=time.perf_counter, on_progress=on_progress)
+
+
+def clock_text(seconds: float) -> str:
+    """Return seconds as ``h:mm:ss`` or ``m:ss``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+def show_sweep(plans: Sequence[Plan], processes: int) -> Sweep:
+    """Run plans, so many at once, with a bar on a terminal."""
+    console = stderr()
+    columns = (
+        TextColumn(plans[0].scenario),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("wall"),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(
+        *columns, console=console, transient=True, disable=not console.is_terminal
+    ) as bar:
+        task = bar.add_task("", total=len(plans))
+        return run_sweep(plans, processes, on_end=lambda: bar.advance(task))
+
+
+# Tables
+
+
+def scenario_table(scenarios: Sequence[Scenario]) -> Table:
+    """Return the list of scenarios."""
+    table = _table("scenario", ">nodes", ">minutes", "what")
+    for item in scenarios:
+        table.add_row(
+            f"[bold]{item.name}[/]", str(item.nodes.total), f"{item.minutes:g}", item.description
+        )
+    return table
+
+
+def result_table(outcome: Outcome) -> Table:
+    """Return the numbers of a run, two columns."""
+    result = outcome.result
+    table = _table("", ">", title=f"{result.scenario}, seed {result.seed}")
+    for name, value in flattened(result.to_json()).items():
+        if name not in ("scenario", "seed"):
+            table.add_row(name, number_text(value))
+    held = outcome.violation is None
+    table.add_row("checks", "[green]all held[/]" if held else "[red bold]violated[/]")
+    return table
+
+
+def sweep_table(outcomes: Sequence[Outcome]) -> Table:
+    """Return a line per seed."""
+    table = _table(
+        ">seed", ">certified", ">lost", ">versions", ">idle", ">gossip p99", ">makespan p99",
+        ">agreement", ">wall", "checks", title=outcomes[0].result.scenario,
+    )  # fmt: skip
+    for outcome in outcomes:
+        result, violation = outcome.result, outcome.violation
+        table.add_row(
+            str(result.seed),
+            number_text(result.rollouts.certified),
+            number_text(result.rollouts.lost),
+            number_text(result.versions_published),
+            number_text(result.trainer_idle_share),
+            number_text(result.gossip.coverage_p99_s),
+            number_text(result.weights.makespan_ratio_p99),
+            number_text(result.committee_agreement),
+            f"{result.wall_s:.1f} s",
+            "[green]held[/]" if violation is None else f"[red]{violation.rule}[/]",
+        )
+    return table
+
+
+def comparison_table(rows: Sequence[Difference]) -> Table:
+    """Return two results side by side."""
+    table = _table("", ">base", ">new", ">change")
+    for row in rows:
+        change = row.change
+        text = "" if change is None else f"{change:+.1%}"
+        plain = change is None or abs(change) < CHANGE_SHOWN_MIN
+        style = "dim" if row.base == row.new else "" if plain else "bold"
+        table.add_row(row.name, number_text(row.base), number_text(row.new), text, style=style)
+    return table
+
+
+def _table(*headers: str, title: str = "") -> Table:
+    table = Table(title=title or None, box=None, title_justify="left", pad_edge=False)
+    for header in headers:
+        right = header.startswith(">")
+        table.add_column(header.lstrip(">"), justify="right" if right else "left")
+    return table
+
+
+def number_text(value: float | str | None) -> str:
+    """Return a number as people read it."""
+    if isinstance(value, bool) or value is None:
+        return "-" if value is None else str(value)
+    if isinstance(value, str):
+        return value[:16]
+    return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
+
+
+# Failures
+
+
+def show_failure(outcome: Outcome) -> None:
+    """Tell what did not hold, why, and how to see it again; keep it for the tests."""
+    violation, console = outcome.violation, stderr()
+    if violation is None:
+        return
+    console.print(f"[red bold]{violation.rule}[/] at {violation.at:.3f} s, {violation.node}")
+    console.print(violation.what, soft_wrap=True, markup=False)
+    for line in violation.causes:
+        console.print(f"  {line}", soft_wrap=True, markup=False, highlight=False)
+    console.print(f"repeat it: {outcome.plan.command}", soft_wrap=True, highlight=False)
+    regression = Regression(outcome.plan, violation.rule, violation.what)
+    ours = outcome.plan.scenario in scenario_names()  # a file elsewhere is nobody else's
+    path = add_regression(regression, Path.cwd()) if ours else None
+    if path is None:
+        console.print("not kept here; to keep it, add this to simulations/regressions.toml:")
+        console.print(regression.to_toml(), soft_wrap=True, markup=False, highlight=False)
+    else:
+        console.print(f"kept in {path}", soft_wrap=True)

@@ -1,0 +1,232 @@
+"""Study the protocol in virtual time: churn, partitions, liars; a thousand nodes, no GPU."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from node.local.errors import ExitCode, NodeError
+
+if TYPE_CHECKING:
+    from simulations.study.study import Outcome, Plan
+
+app = typer.Typer(add_completion=False, no_args_is_help=True)
+
+VIOLATION = 1
+"""Exit code of a run in which a rule did not hold."""
+
+Scenario = Annotated[str, typer.Argument(help="A name of `simulate list`, or a TOML file.")]
+Nodes = Annotated[int | None, typer.Option(min=3, help="As many nodes, in the same proportions.")]
+Minutes = Annotated[float | None, typer.Option(min=0.1, help="Virtual minutes.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.callback()
+def simulate() -> None:
+    """Study the protocol in virtual time: churn, partitions, liars; a thousand nodes, no GPU."""
+
+
+@app.command("list")
+def list_scenarios(*, as_json: AsJson = False) -> None:
+    """Show the scenarios."""
+    from simulations.cli.console import scenario_table, stdout  # noqa: PLC0415 - when it is called
+    from simulations.scenario.scenario import load_scenario, scenario_names  # noqa: PLC0415 - as above
+
+    scenarios = [load_scenario(name) for name in scenario_names()]
+    if as_json:
+        rows = [
+            {
+                "name": item.name,
+                "nodes": item.nodes.total,
+                "minutes": item.minutes,
+                "description": item.description,
+            }
+            for item in scenarios
+        ]
+        _print_json(rows)
+    else:
+        stdout().print(scenario_table(scenarios))
+
+
+@app.command()
+def run(
+    scenario: Scenario,
+    *,
+    seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
+    nodes: Nodes = None,
+    minutes: Minutes = None,
+    as_json: AsJson = False,
+    report: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write numbers, pictures and a page here.")
+    ] = None,
+) -> None:
+    """Run a scenario once."""
+    from simulations.study.study import Plan  # noqa: PLC0415 - when it is called
+
+    outcome = _run(Plan(scenario, seed, nodes, minutes))
+    _show(outcome, as_json=as_json, report=report)
+    _end(outcome)
+
+
+@app.command()
+def sweep(
+    scenario: Scenario,
+    *,
+    seeds: Annotated[int, typer.Option(min=1, help="How many seeds.")] = 20,
+    first_seed: Annotated[int, typer.Option(min=0, help="The first of them.")] = 0,
+    nodes: Nodes = None,
+    minutes: Minutes = None,
+    processes: Annotated[
+        int, typer.Option(min=1, show_default="one per core", help="How many seeds at once.")
+    ] = os.cpu_count() or 1,
+    as_json: AsJson = False,
+) -> None:
+    """Run a scenario with one seed after another."""
+    from simulations.cli.comparison import summarise  # noqa: PLC0415 - when it is called
+    from simulations.cli.console import show_sweep, sweep_table  # noqa: PLC0415 - as above
+    from simulations.study.study import Plan  # noqa: PLC0415 - as above
+
+    plans = [Plan(scenario, seed, nodes, minutes) for seed in range(first_seed, first_seed + seeds)]
+    _check(plans[0])
+    swept = show_sweep(plans, processes)
+    results = [outcome.result.to_json() for outcome in swept.outcomes]
+    if as_json:
+        _print_json({"scenario": scenario, "summary": summarise(results), "runs": results})
+    elif results:
+        from simulations.cli.console import stdout  # noqa: PLC0415 - as above
+
+        stdout().print(sweep_table(swept.outcomes))
+    _end(*swept.outcomes)
+    if len(results) < seeds:
+        _end_early(len(results), seeds, interrupted=swept.interrupted)
+
+
+@app.command()
+def compare(
+    base: Annotated[Path, typer.Argument(help="Result of a run or a sweep (--json).")],
+    new: Annotated[Path, typer.Argument(help="Another one.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Show the differences between two results."""
+    from simulations.cli.comparison import differences  # noqa: PLC0415 - when it is called
+    from simulations.cli.console import comparison_table, stdout  # noqa: PLC0415 - as above
+
+    rows = differences(_read_json(base), _read_json(new))
+    if as_json:
+        _print_json({row.name: {"base": row.base, "new": row.new} for row in rows})
+    else:
+        stdout().print(comparison_table(rows))
+
+
+@app.command()
+def repeat(
+    file: Annotated[Path, typer.Argument(help="A result (--json), or a regressions.toml.")],
+    *,
+    as_json: AsJson = False,
+) -> None:
+    """Run again what a file tells of, and say whether it is the same."""
+    if file.suffix == ".toml":
+        _repeat_all(file)
+        return
+    from simulations.cli.comparison import plan_of  # noqa: PLC0415 - when it is called
+    from simulations.cli.console import stderr  # noqa: PLC0415 - as above
+
+    known = _read_json(file)
+    try:
+        plan = plan_of(known)
+    except ValueError as error:
+        raise NodeError(f"{file}: {error}", ExitCode.USAGE) from None
+    outcome = _run(plan)
+    _show(outcome, as_json=as_json, report=None)
+    same = outcome.result.trace_digest == known["trace_digest"]
+    stderr().print("the trace is the same" if same else "the trace is another one")
+    if not same:
+        raise typer.Exit(VIOLATION)
+    _end(outcome)
+
+
+def _repeat_all(file: Path) -> None:
+    from simulations.study.regressions import load_regressions  # noqa: PLC0415 - when it is called
+
+    try:
+        regressions = load_regressions(file)
+    except (OSError, ValueError) as error:
+        raise NodeError(str(error), ExitCode.USAGE) from None
+    outcomes = [_run(regression.plan) for regression in regressions]
+    for outcome in outcomes:
+        _show(outcome, as_json=False, report=None)
+    _end(*outcomes)
+
+
+# What the commands share
+
+
+def _run(plan: "Plan") -> "Outcome":
+    from simulations.cli.console import show_run  # noqa: PLC0415 - when a command needs it
+
+    _check(plan)
+    return show_run(plan)
+
+
+def _check(plan: "Plan") -> None:
+    """End with exit code 78 when the scenario cannot be used."""
+    from simulations.scenario.scenario import ScenarioError  # noqa: PLC0415 - when a command needs it
+
+    try:
+        plan.load()
+    except (ScenarioError, OSError) as error:
+        raise NodeError(f"{plan.scenario}: {error}", ExitCode.CONFIG) from None
+
+
+def _show(outcome: "Outcome", *, as_json: bool, report: Path | None) -> None:
+    from simulations.cli.console import result_table, stderr, stdout  # noqa: PLC0415 - when needed
+
+    if report is not None and outcome.series is not None:
+        from simulations.report.report import write_report  # noqa: PLC0415 - matplotlib, a second
+
+        page = write_report(report, outcome.result, outcome.series, outcome.plan.command)
+        stderr().print(f"report: {page}", soft_wrap=True)
+    if as_json:
+        _print_json(outcome.result.to_json())
+    else:
+        stdout().print(result_table(outcome))
+
+
+def _end(*outcomes: "Outcome") -> None:
+    """Explain what went wrong, keep it for the tests, and end with the exit code that says so."""
+    failed = [outcome for outcome in outcomes if outcome.violation is not None]
+    if not failed:
+        return
+    from simulations.cli.console import show_failure  # noqa: PLC0415 - when something failed
+
+    for outcome in failed:
+        show_failure(outcome)
+    raise typer.Exit(VIOLATION)
+
+
+def _end_early(ended: int, seeds: int, *, interrupted: bool) -> NoReturn:
+    """Say why a sweep has fewer results than were asked for."""
+    count = f"{ended} of {seeds} seeds came to an end"
+    if interrupted:
+        raise NodeError(f"{count}, then the sweep was interrupted", ExitCode.INTERRUPTED)
+    raise NodeError(
+        f"{count}, the other processes were killed: if memory is short, use fewer --processes",
+        ExitCode.RETRY,
+    )
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        values = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise NodeError(f"{path}: {error}", ExitCode.USAGE) from None
+    if not isinstance(values, dict):
+        raise NodeError(f"{path}: not the result of a simulation", ExitCode.USAGE)
+    return values
+
+
+def _print_json(values: object) -> None:
+    typer.echo(json.dumps(values, indent=2))

@@ -1,0 +1,1 @@
+"""A whole swarm in one process: machines, their daemons, churn and faults."""

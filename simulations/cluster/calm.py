@@ -1,0 +1,45 @@
+"""When a scenario leaves its swarm alone: from then on it has to converge and to make progress."""
+
+import asyncio
+
+from simulations.cluster.world import World
+from simulations.scenario.plans import Crash, FaultPlan, Leave, RollingRestart, Selection
+from simulations.scenario.scenario import Scenario
+
+
+def calm_after_seconds(scenario: Scenario) -> float | None:
+    """Return when the last fault is over and the last node of a plan is back; None if never."""
+    ends = [scenario.nodes.start_seconds]
+    for churn in scenario.churn:
+        if churn.until_minute is None:
+            return None
+        ends.append(60 * churn.until_minute)
+    ends += [_end(scenario, fault) for fault in scenario.faults]
+    return max(ends)
+
+
+def _end(scenario: Scenario, fault: FaultPlan) -> float:
+    begin = 60 * fault.minute
+    if isinstance(fault, Crash | Leave):
+        return begin + (fault.return_after_seconds or 0.0)
+    if isinstance(fault, RollingRestart):
+        restarts = _count(scenario, fault.nodes)
+        return begin + restarts * fault.pause_seconds + fault.down_seconds
+    return begin + float(getattr(fault, "seconds", 0.0))
+
+
+def _count(scenario: Scenario, nodes: Selection) -> int:
+    if nodes.names:
+        return len(nodes.names)
+    if nodes.count is not None:
+        return nodes.count
+    there = sum(scenario.nodes.count(role) for role in nodes.roles)
+    return there if nodes.share is None else round(nodes.share * there)
+
+
+async def announce_calm(world: World) -> None:
+    """Tell the checkers when nothing disturbs the swarm any more."""
+    seconds = calm_after_seconds(world.scenario)
+    if seconds is not None:
+        await asyncio.sleep(seconds)
+        world.emit("world", "calm")

@@ -1,0 +1,37 @@
+"""Nodes that come and go for themselves: one coroutine each, for as long as a plan says."""
+
+import asyncio
+
+from protocol.rng import Rng
+from simulations.cluster.world import Actor, World
+from simulations.scenario.durations import draw_seconds
+from simulations.scenario.plans import Churn
+
+
+def churn_actor(plan: Churn, number: int) -> Actor:
+    """Return the actor of the scenario's churn plan ``number``."""
+
+    async def act(world: World) -> None:
+        await world.wait_until(60 * plan.from_minute)
+        for name, machine in world.machines.items():
+            if machine.role in plan.roles:
+                rng = world.rng.child(f"churn/{number}/{name}")
+                world.spawn(_come_and_go(world, name, plan, rng))
+
+    return act
+
+
+async def _come_and_go(world: World, name: str, plan: Churn, rng: Rng) -> None:
+    """Live sessions and downtimes in turns; what runs at the end of the plan stays."""
+    end = world.scenario.seconds if plan.until_minute is None else 60 * plan.until_minute
+    while True:
+        await asyncio.sleep(draw_seconds(plan.session, rng))
+        if world.loop.time() >= end:
+            return
+        if rng.uniform() < plan.graceful_share:
+            await world.leave(name)
+        else:
+            world.crash(name, lose_state=rng.uniform() < plan.lose_state_share)
+        back_at = world.loop.time() + draw_seconds(plan.downtime, rng)
+        await world.wait_until(min(back_at, max(end, world.loop.time())))
+        world.start(name)

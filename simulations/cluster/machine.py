@@ -1,0 +1,64 @@
+"""A simulated machine: what outlives its daemon, and the life that its daemon has now."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from node.context import Ports
+from node.daemon import Daemon
+from protocol.crypto import Signer
+from protocol.rng import Rng
+from roles.ports.engines import Engines
+from simulations.network.links import Host
+from simulations.ports.engines import Compute
+from simulations.ports.storage import Disk, Life
+from simulations.scenario.plans import RoleName
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a daemon is made of, and where a dishonest one differs."""
+
+    signer: Signer
+    ports: Ports
+    engines: Engines
+
+
+Twist = Callable[["Machine", Parts, Rng], Parts]
+"""Replaces parts of the daemon that starts on a machine; the ``Rng`` is of this machine alone."""
+
+
+@dataclass(slots=True)
+class Machine:
+    """A node, whether its daemon runs or not."""
+
+    name: str
+    role: RoleName
+    host: Host
+    signer: Signer
+    compute: Compute
+    bootstrap: tuple[str, ...]
+    """Addresses of its initial peers."""
+    behaviour: str = ""
+    """The name of its twist; empty for an honest node."""
+    disk: Disk = field(default_factory=Disk)
+    life: Life = field(default_factory=lambda: Life(alive=False))
+    lives: int = 0
+    daemon: Daemon | None = None
+    task: "asyncio.Task[None] | None" = None
+
+    @property
+    def running(self) -> bool:
+        """Whether its daemon runs."""
+        return self.life.alive
+
+    @property
+    def weights(self) -> Path:
+        """The folder of its policies."""
+        return Path("/") / self.name / "weights"
+
+    @property
+    def genesis(self) -> Path:
+        """Where the run's creator puts the first policy."""
+        return Path("/") / self.name / "genesis.safetensors"

@@ -1,0 +1,123 @@
+"""Turns what the ports of a simulated node do into events of the trace."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from node.daemon import Daemon
+from protocol.types import Topic
+from roles.ports.storage import Put
+from simulations.cluster.draws import Draws
+from simulations.cluster.machine import Machine
+from simulations.ports.engines import Emit
+from simulations.ports.signing import Sighting
+from simulations.ports.storage import Life, OnPut
+from simulations.runtime.loop import START
+from simulations.runtime.trace import Trace, Value
+from simulations.scenario.scenario import Scenario
+
+SIGHTINGS_FULL = 100
+"""Swarms up to this size trace every gossiped message; larger ones trace 1 in nodes / this."""
+
+
+class Recorder:
+    """Writes one trace; a listener that raises ends the simulation with its error (``halt``)."""
+
+    def __init__(
+        self, trace: Trace, halt: Callable[[BaseException], None], scenario: Scenario
+    ) -> None:
+        self._trace = trace
+        self._halt = halt
+        self._scenario = scenario
+        self._loop = asyncio.get_running_loop()
+        self._first_held_at: dict[int, float] = {}
+        self._draws = Draws(scenario.nodes.total)
+
+    def emit(self, node: str, kind: str, **facts: Value) -> None:
+        """Record an event."""
+        try:
+            self._trace.emit(START + self._loop.time(), node, kind, **facts)
+        except Exception as error:  # noqa: BLE001 - a checker's finding ends the run, not a daemon
+            self._halt(error)
+
+    def emitter(self, name: str, life: Life) -> Emit:
+        """Return what the ports of one life record with; it falls silent with that life."""
+
+        def emit(kind: str, **facts: Value) -> None:
+            if life.alive:
+                self.emit(name, kind, **facts)
+
+        return emit
+
+    def on_put(self, emit: Emit) -> OnPut:
+        """Return what hears of everything that becomes durable on a node."""
+
+        def on_put(put: Put) -> None:
+            emit("stored", table=put.table, key=put.key, value=put.value)
+            if put.table == "policies":
+                version = int.from_bytes(put.key, "big")
+                now = self._loop.time()
+                since = self._first_held_at.setdefault(version, now)
+                emit(
+                    "weights",
+                    version=version,
+                    seconds=round(now - since, 6),
+                    bytes=self._scenario.workload.weights_bytes,
+                )
+
+        return on_put
+
+    def sighting(self, emit: Emit) -> Sighting:
+        """Return what hears of gossiped messages when a node makes or first sees them.
+
+        Not of members' records: they come by the directory too, and who has one does not relay it.
+        """
+        one_in = max(1, self._scenario.nodes.total // SIGHTINGS_FULL)
+
+        def sighting(topic: str, signature: bytes, ours: bool) -> None:
+            if signature[0] % one_in == 0 and not topic.endswith(Topic.ROSTER):
+                kind = "gossip-published" if ours else "gossip-first"
+                emit(kind, topic=topic, id=signature[1:9].hex())
+
+        return sighting
+
+    async def sample(self, machines: Mapping[str, Machine]) -> None:
+        """Record the numbers of every node now and then, until cancelled."""
+        while True:
+            await asyncio.sleep(self._scenario.sample_seconds)
+            for number, machine in enumerate(machines.values()):
+                if machine.daemon is not None:
+                    self._sample(machine, machine.daemon)
+                    now = machine.host.clock.now()
+                    emit = partial(self.emit, machine.name)
+                    self._draws.ask(machine.name, number, machine.daemon, now, emit)
+
+    def _sample(self, machine: Machine, daemon: Daemon) -> None:
+        snapshot = daemon.snapshot()
+        self.emit(
+            machine.name,
+            "sample",
+            connected=snapshot.connected,
+            members=snapshot.members,
+            state=snapshot.state,
+            policy=snapshot.policy_version,
+            version=snapshot.version,
+            backlog=snapshot.backlog,
+            committed=snapshot.committed,
+            certified=snapshot.certified,
+            rejected=snapshot.rejected,
+            expired=snapshot.expired,
+            gossip_received=snapshot.gossip_received,
+            gossip_duplicates=snapshot.gossip_duplicates,
+            gossip_dropped=snapshot.gossip_dropped,
+            weights_received=snapshot.weights_received,
+            **snapshot.sizes,
+        )
+        for protocol, meter in sorted(machine.host.meters.items()):
+            self.emit(
+                machine.name,
+                "bytes",
+                protocol=protocol,
+                sent=meter.sent,
+                received=meter.received,
+            )

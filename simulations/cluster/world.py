@@ -1,0 +1,366 @@
+"""A whole swarm in one process: it makes the machines of a scenario and runs real daemons on them.
+
+``World`` starts, crashes and restarts nodes, and turns what their ports do into a trace. Whatever
+plans trouble (churn, faults) is an actor: a coroutine over the world.
+"""
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+from node.context import Ports
+from node.daemon import Daemon
+from node.membership.announcer import About
+from node.membership.peers import Connections
+from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
+from protocol.messages import Hardware
+from protocol.rng import Rng
+from protocol.types import Role
+from simulations.adversaries import TWISTS
+from simulations.cluster.machine import Machine, Parts, Twist
+from simulations.cluster.placement import Placement, bytes_per_second
+from simulations.cluster.recorder import Recorder
+from simulations.network.connections import Weather
+from simulations.network.links import SimClock
+from simulations.network.meshsight import mesh_pipes
+from simulations.network.network import SimNetwork
+from simulations.network.transport import address_of
+from simulations.ports.directory import DirectoryQuality, SharedDirectory
+from simulations.ports.engines import Emit, SimEngines, Workload, policy_digest, policy_seed
+from simulations.ports.signing import Scheme, WitnessedSigner, WitnessedVerifier
+from simulations.ports.storage import Life, SimBlobs, SimStore
+from simulations.runtime.content import Extent
+from simulations.runtime.loop import START, VirtualLoop
+from simulations.runtime.trace import Trace, Value
+from simulations.scenario.plans import ALL_ROLES, RoleName
+from simulations.scenario.scenario import Scenario
+
+SHORT_NAMES = {
+    "inference": "worker",
+    "validator": "validator",
+    "trainer": "trainer",
+    "relay": "relay",
+}
+"""Nodes are called by these and a number from 0 on."""
+
+Actor = Callable[["World"], Coroutine[Any, Any, None]]
+
+
+class NodeFailedError(Exception):
+    """A daemon ended with an error of its own: a fault of ours, which ends the simulation."""
+
+
+class World:
+    """One simulation; make it inside a ``VirtualLoop``."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        seed: int,
+        trace: Trace,
+        *,
+        twists: Mapping[str, Twist] | None = None,
+    ) -> None:
+        loop = asyncio.get_running_loop()
+        if not isinstance(loop, VirtualLoop):
+            raise TypeError("a world needs a VirtualLoop")
+        self.scenario = scenario
+        self.trace = trace
+        self.loop = loop
+        self._recorder = Recorder(trace, self.halt, scenario)
+        self.rng = Rng(seed.to_bytes(8, "big")).child(scenario.name)
+        self.machines: dict[str, Machine] = {}
+        """By name, in the order they were added."""
+        self._twists = {**TWISTS, **(twists or {})}
+        self._scheme = Scheme(scenario.signatures, self.rng.child("secret").bytes(32))
+        self._placement = Placement(scenario)
+        weather = Weather(self.rng.child("weather"), scenario.network.jitter, scenario.network.loss)
+        self.network = SimNetwork(
+            loop, self.rng.child("paths"), weather, scenario.network.round_trip_seconds
+        )
+        self.network.pipe_makers["gossip"] = mesh_pipes(self._recorder.emit)
+        directory = scenario.directory
+        self._directory = SharedDirectory(
+            SimClock(loop),
+            DirectoryQuality(
+                directory.delay_seconds,
+                directory.lookup_seconds,
+                directory.missing,
+                directory.failing,
+            ),
+        )
+        workload = scenario.workload
+        self._workload = Workload(
+            workload.weights_bytes, workload.tokens_mean, workload.skill, workload.learning_rate
+        )
+        self._counts = dict.fromkeys(ALL_ROLES, 0)
+        self._ended = loop.create_future()
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        for role in ("relay", "trainer", "validator", "inference"):
+            for _ in range(scenario.nodes.count(role)):
+                self.add(role)
+        self._appoint_adversaries()
+        self.manifest: SignedManifest = self._found_run()
+
+    # Machines
+
+    def add(self, role: RoleName, *, behaviour: str = "") -> str:
+        """Make a machine for another node and return its name; it is not started yet.
+
+        Trainers and validators that come after the run was founded are not of its genesis.
+        """
+        name = f"{SHORT_NAMES[role]}-{self._counts[role]}"
+        self._counts[role] += 1
+        rng = self.rng.child(f"machine/{name}")
+        signer = self._scheme.signer(rng.child("key").bytes(32))
+        line, nat = self._placement.line(role)
+        skew = self.scenario.skew_seconds_max * (2 * rng.child("skew").uniform() - 1)
+        host = self.network.add_host(
+            name,
+            signer.peer_id,
+            region=self._placement.region(role),
+            upload_bytes_per_second=bytes_per_second(line.upload_mbit),
+            download_bytes_per_second=bytes_per_second(line.download_mbit),
+            nat=nat,
+            skew_seconds=skew,
+        )
+        relays = [machine for machine in self.machines.values() if machine.role == "relay"]
+        known = rng.child("bootstrap").sample(relays, self.scenario.nodes.bootstrap_peers)
+        self.machines[name] = Machine(
+            name,
+            role,
+            host,
+            signer,
+            self._placement.compute(role),
+            tuple(address_of(machine.host) for machine in known),
+            behaviour,
+        )
+        return name
+
+    def _appoint_adversaries(self) -> None:
+        for number, plan in enumerate(self.scenario.adversaries):
+            there = [machine for machine in self.machines.values() if machine.role == plan.role]
+            honest = [machine for machine in there if not machine.behaviour]
+            count = plan.count if plan.count is not None else round((plan.share or 0) * len(there))
+            for machine in self.rng.child(f"adversaries/{number}").sample(honest, count):
+                machine.behaviour = plan.behaviour
+
+    def _found_run(self) -> SignedManifest:
+        creator = self._scheme.signer(self.rng.child("creator").bytes(32))
+        seed = policy_seed(self._workload.skill, b"genesis")
+        genesis = Extent.of(seed, 0, self._workload.weights_bytes)
+        manifest = RunManifest(
+            **dict(self.scenario.recipe()),
+            genesis=Genesis(
+                creator=creator.peer_id,
+                created_at=round(START),
+                policy=policy_digest(genesis).hex(),
+                trainers=self._peers("trainer"),
+                validators=self._peers("validator"),
+            ),
+        )
+        for machine in self.machines.values():
+            if machine.role == "trainer":
+                machine.disk.files[machine.genesis] = genesis
+        return sign_manifest(manifest, creator)
+
+    def _peers(self, role: RoleName) -> tuple[str, ...]:
+        machines = self.machines.values()
+        return tuple(machine.signer.peer_id for machine in machines if machine.role == role)
+
+    @property
+    def running(self) -> list[str]:
+        """The names of the nodes that run, in the order they were added."""
+        return [name for name, machine in self.machines.items() if machine.running]
+
+    @property
+    def now(self) -> float:
+        """Virtual unix seconds."""
+        return START + self.loop.time()
+
+    async def wait_until(self, seconds: float) -> None:
+        """Sleep until so many virtual seconds after the start; not at all when that is over."""
+        await asyncio.sleep(max(0.0, seconds - self.loop.time()))
+
+    def emit(self, node: str, kind: str, **facts: Value) -> None:
+        """Record an event, as actors do of what they bring about."""
+        self._recorder.emit(node, kind, **facts)
+
+    # Lives
+
+    def start(self, name: str) -> None:
+        """Start a daemon, anew or with what its machine kept; no effect when it runs."""
+        machine = self.machines[name]
+        if machine.running:
+            return
+        machine.life = life = Life()
+        machine.lives += 1
+        emit = self._recorder.emitter(machine.name, life)
+        emit(
+            "node-up",
+            role=machine.role,
+            peer=machine.signer.peer_id,
+            restart=machine.lives > 1,
+            behaviour=machine.behaviour,
+            upload=round(machine.host.up.bytes_per_second),
+            download=round(machine.host.down.bytes_per_second),
+            nat=machine.host.nat,
+        )
+        machine.daemon = self._daemon(machine, life, emit)
+        machine.task = self.loop.create_task(machine.daemon.run(), name=name)
+        machine.task.add_done_callback(lambda task: self._daemon_ended(name, life, task))
+
+    def crash(self, name: str, *, lose_state: bool = False) -> None:
+        """End a daemon as ``kill -9`` does: nothing is said, nothing more is written."""
+        machine = self.machines[name]
+        if not machine.running or machine.task is None:
+            return
+        self._recorder.emit(name, "node-down", how="lost" if lose_state else "crash")
+        self._end_life(machine)
+        machine.task.cancel()
+        if lose_state:
+            machine.disk.wipe()
+
+    async def leave(self, name: str) -> None:
+        """Drain a daemon in order and wait until it has ended."""
+        machine = self.machines[name]
+        if not machine.running or machine.daemon is None or machine.task is None:
+            return
+        life = machine.life
+        machine.daemon.stop()
+        await asyncio.wait([machine.task])
+        if life.alive:
+            self._recorder.emit(name, "node-down", how="leave")
+            self._end_life(machine)
+
+    def _end_life(self, machine: Machine) -> None:
+        machine.life.alive = False
+        machine.daemon = None
+        self.network.detach(machine.name)
+
+    def _daemon_ended(self, name: str, life: Life, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None and life.alive:
+            self.halt(NodeFailedError(f"{name}: {_root(error)!r}"), error)
+
+    def _daemon(self, machine: Machine, life: Life, emit: Emit) -> Daemon:
+        rng = self.rng.child(f"life/{machine.name}/{machine.lives}")
+        transport = self.network.attach(machine.name, self._handler_failed)
+        sighting = self._recorder.sighting(emit)
+        parts = Parts(
+            WitnessedSigner(machine.signer, sighting),
+            Ports(
+                clock=machine.host.clock,
+                rng=rng.child("daemon"),
+                transport=transport,
+                directory=self._directory.directory(machine.signer.peer_id, rng.child("directory")),
+                blobs=SimBlobs(machine.disk, life),
+                store=SimStore(machine.disk, life, self._recorder.on_put(emit)),
+                weights=machine.weights,
+                genesis=machine.genesis,
+            ),
+            SimEngines(machine.disk, machine.compute, self._workload, rng.child("engines"), emit),
+        )
+        if machine.behaviour:
+            parts = self._twists[machine.behaviour](machine, parts, rng.child("twist"))
+        upload = machine.host.up.bytes_per_second
+        return Daemon(
+            self.manifest,
+            parts.signer,
+            About(
+                (Role(machine.role),),
+                Hardware(),
+                reachable=not machine.host.nat,
+                software="simulated",
+                upload_bytes_per_second=round(upload),
+            ),
+            parts.ports,
+            parts.engines,
+            Connections(
+                parts.ports.transport,
+                parts.ports.clock,
+                rng.child("connections"),
+                machine.bootstrap,
+            ),
+            verifier=WitnessedVerifier(self._scheme, sighting),
+            upload_bytes_per_second=round(upload * self.scenario.upload_limit_share),
+        )
+
+    # Running
+
+    async def run(self, actors: Iterable[Actor] = ()) -> None:
+        """Run the scenario to its end; raises what a listener or a daemon raised before."""
+        self.loop.set_exception_handler(self._loop_failed)
+        self._recorder.emit(
+            "world",
+            "run",
+            name=self.scenario.name,
+            manifest=self.manifest.manifest.encoded(),
+            signatures=self.scenario.signatures,
+        )
+        for work in (
+            self._start_all(),
+            self._recorder.sample(self.machines),
+            *(actor(self) for actor in actors),
+        ):
+            self.spawn(work)
+        try:
+            async with asyncio.timeout(self.scenario.seconds):
+                await self._ended
+        except TimeoutError:
+            pass
+        finally:
+            await self._stop_all()
+
+    async def _start_all(self) -> None:
+        rng = self.rng.child("start")
+        starts = [
+            (0.0 if machine.role == "relay" else rng.uniform(), name)
+            for name, machine in self.machines.items()
+        ]
+        for share, name in sorted(starts, key=lambda start: start[0]):
+            await self.wait_until(self.scenario.nodes.start_seconds * share)
+            self.start(name)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run something beside the daemons until the end; its failure ends the simulation."""
+        task = self.loop.create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._work_ended)
+
+    def _work_ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self.halt(error)
+
+    def halt(self, error: BaseException, cause: BaseException | None = None) -> None:
+        """End the simulation: ``run`` raises ``error``; only the first one counts."""
+        if not self._ended.done():
+            error.__cause__ = cause or error.__cause__
+            self._ended.set_exception(error)
+
+    def _handler_failed(self, error: BaseException) -> None:
+        self.halt(NodeFailedError(f"a stream handler failed: {error!r}"), error)
+
+    def _loop_failed(self, _loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        error = context.get("exception")
+        self.halt(NodeFailedError(f"{context['message']}: {error!r}"), error)
+
+    async def _stop_all(self) -> None:
+        """End every life without a word: what comes after the end is not part of the run."""
+        self.loop.set_exception_handler(lambda _loop, _context: None)
+        machines = [machine for machine in self.machines.values() if machine.running]
+        for machine in machines:
+            self._end_life(machine)
+        tasks = [*self._tasks, *(machine.task for machine in machines if machine.task is not None)]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _root(error: BaseException) -> BaseException:
+    """Return the first error inside groups."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,1 @@
+"""Numbers and series, computed from the trace alone."""

@@ -1,0 +1,120 @@
+"""How long each version took to reach the last node, against what the links allow at best."""
+
+import math
+from dataclasses import dataclass
+
+from simulations.checkers import Watch
+from simulations.checkers.swarm import Member
+from simulations.checkers.wire import Opened
+from simulations.runtime.trace import Event
+
+STUCK_SECONDS = 60.0
+"""A version that is not everywhere counts as never arriving once it had this long."""
+
+
+@dataclass(frozen=True, slots=True)
+class VersionSpread:
+    """One version: publication (unix seconds), time to the last node, the fluid bound."""
+
+    version: int
+    published_at: float
+    seconds: float
+    ideal_seconds: float
+    nodes: int
+
+    @property
+    def ratio(self) -> float:
+        """Makespan over the bound; 1 is perfect."""
+        return self.seconds / self.ideal_seconds if self.ideal_seconds > 0 else math.nan
+
+
+@dataclass(slots=True)
+class _Open:
+    published_at: float
+    ideal_seconds: float
+    nodes: int
+    waiting: int
+    last_at: float
+
+
+class Makespans:
+    """Follows every version until the last node that was there all the time has it."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._open: dict[int, _Open] = {}
+        self._finished: dict[int, VersionSpread] = {}
+        watch.on_message("checkpoint-manifest", self._on_manifest)
+        watch.on("weights", self._on_weights)
+        watch.on("node-down", self._on_down)
+
+    def finished(self) -> list[VersionSpread]:
+        """Return the versions that are everywhere, and those that had long enough and are not."""
+        stuck = [
+            VersionSpread(
+                version, spread.published_at, math.inf, spread.ideal_seconds, spread.nodes
+            )
+            for version, spread in self._open.items()
+            if spread.waiting and self._watch.now > spread.published_at + STUCK_SECONDS
+        ]
+        both = [*self._finished.values(), *stuck]
+        return sorted(both, key=lambda spread: spread.version)
+
+    def _on_manifest(self, event: Event, member: Member, manifest: Opened) -> None:
+        version = manifest.fields["version"]
+        if manifest.signer != member.peer or version == 0:
+            return  # the first version finds nodes that are still starting
+        audience = [
+            other
+            for other in self._watch.swarm.live()
+            if other.honest and other.number != member.number
+        ]
+        ideal = ideal_seconds(manifest.fields["total_bytes"], member, audience)
+        waiting = sum(1 << other.number for other in audience)
+        self._finished.pop(version, None)  # superseded by a later term
+        self._open[version] = _Open(event.at, ideal, len(audience), waiting, event.at)
+
+    def _on_weights(self, event: Event) -> None:
+        member, newest = self._watch.swarm.members.get(event.node), event.facts["version"]
+        if member is None or not isinstance(newest, int):
+            return
+        for version, spread in list(self._open.items()):
+            if version <= newest and spread.waiting >> member.number & 1:
+                spread.last_at = event.at
+                self._leave(version, spread, member)
+
+    def _on_down(self, event: Event) -> None:
+        member = self._watch.swarm.members.get(event.node)
+        if member is not None:
+            for version, spread in list(self._open.items()):
+                self._leave(version, spread, member)
+
+    def _leave(self, version: int, spread: _Open, member: Member) -> None:
+        spread.waiting &= ~(1 << member.number)
+        if spread.waiting:
+            return
+        del self._open[version]
+        seconds = spread.last_at - spread.published_at
+        if seconds > 0:  # else everybody went away before anybody had it
+            self._finished[version] = VersionSpread(
+                version, spread.published_at, seconds, spread.ideal_seconds, spread.nodes
+            )
+
+
+def ideal_seconds(total_bytes: int, root: Member, audience: list[Member]) -> float:
+    """Return the least time in which ``root`` and all others can have a file, bits being a fluid.
+
+    The root must send all of it once, the slowest receiver must receive it, and all uploads
+    together must carry it to everyone (Kumar and Ross, "Peer-assisted file distribution: the
+    minimum distribution time", 2006). 0 where the links have no limit.
+    """
+    if not audience:
+        return 0.0
+    uploads = [root.upload, *(member.upload for member in audience)]
+    downloads = [member.download for member in audience if member.download > 0]
+    bounds = [total_bytes / min(downloads)] if downloads else []
+    if root.upload > 0:
+        bounds.append(total_bytes / root.upload)
+    if all(upload > 0 for upload in uploads):
+        bounds.append(len(audience) * total_bytes / sum(uploads))
+    return max(bounds, default=0.0)

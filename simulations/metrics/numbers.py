@@ -1,0 +1,239 @@
+"""What a simulation showed, as numbers: computed from the trace alone.
+
+Every number is defined in ``docs/simulation.md``. ``Meter`` listens through the same ``Watch`` as
+the checkers, so each event is decoded once; nothing here asks a node.
+"""
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from simulations.checkers import Violation, Watch
+from simulations.checkers.certificates import Certificates
+from simulations.checkers.swarm import Member
+from simulations.checkers.wire import Opened
+from simulations.metrics.makespan import Makespans
+from simulations.metrics.series import Series
+from simulations.metrics.spread import Spread
+from simulations.runtime.trace import Event
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutNumbers:
+    """Rollouts by what became of them."""
+
+    committed: int
+    certified: int
+    rejected: int
+    expired: int
+    lost: int
+
+
+@dataclass(frozen=True, slots=True)
+class GossipNumbers:
+    """How far and how fast gossip went; None where too many nodes never heard."""
+
+    coverage_p50_s: float | None
+    coverage_p99_s: float | None
+    duplicates_per_message: float
+
+
+@dataclass(frozen=True, slots=True)
+class WeightsNumbers:
+    """How fast weights spread; None before the first version is everywhere."""
+
+    versions: int
+    makespan_ratio_p50: float | None
+    makespan_ratio_p99: float | None
+    bytes_per_node: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One run; ``to_json`` is the output of ``simulate run --json``."""
+
+    scenario: str
+    seed: int
+    nodes: int
+    virtual_s: float
+    wall_s: float
+    events: int
+    trace_digest: str
+    rollouts: RolloutNumbers
+    certified_false: int
+    contradictory_certificates: int
+    committee_agreement: float | None
+    gossip: GossipNumbers
+    weights: WeightsNumbers
+    trainer_idle_share: float | None
+    versions_published: int
+    peak_rss_mb: int
+    violations: tuple[Violation, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+
+@dataclass(slots=True)
+class _Commit:
+    epoch: int
+    honest: bool
+
+
+class Meter:
+    """Counts while the trace goes by."""
+
+    def __init__(self, watch: Watch, certificates: Certificates) -> None:
+        self._watch = watch
+        self._certificates = certificates
+        self._spread = Spread(watch)
+        self._makespans = Makespans(watch)
+        self.series = Series(watch, certificates)
+        self._commits: dict[bytes, _Commit] = {}
+        self._draws: dict[bytes, dict[object, int]] = {}
+        self._weights_bytes = 0
+        self._weights_sampled: dict[str, int] = {}
+        """Node to what it had received in this life at its last sample."""
+        self._step_seconds = 0.0
+        self._training_since: float | None = None
+        self._training_until: float | None = None
+        self._newest_version = 0
+        watch.on_message("rollout-commit", self._on_commit)
+        watch.on_message("checkpoint-manifest", self._on_manifest)
+        watch.on("committee", self._on_committee)
+        watch.on("node-up", self._on_up)
+        watch.on("sample", self._on_sample)
+        watch.on("trained", self._on_trained)
+
+    # What happens
+
+    def _on_commit(self, event: Event, member: Member, commit: Opened) -> None:
+        del event, member
+        if commit.digest not in self._commits:
+            honest = self._watch.swarm.honest(commit.signer)
+            self._commits[commit.digest] = _Commit(commit.fields["epoch"], honest)
+
+    def _on_manifest(self, event: Event, member: Member, manifest: Opened) -> None:
+        if manifest.signer == member.peer:
+            return  # it is published when another node has it
+        version = manifest.fields["version"]
+        if version > self._newest_version:
+            self._newest_version = version
+            if version >= self._watch.rules.steps:
+                self._training_until = event.at
+
+    def _on_committee(self, event: Event) -> None:
+        commit = event.facts["commit"]
+        if isinstance(commit, bytes):
+            draws = self._draws.setdefault(commit, {})
+            members = event.facts["members"]
+            draws[members] = draws.get(members, 0) + 1
+
+    def _on_up(self, event: Event) -> None:
+        self._weights_sampled[event.node] = 0
+
+    def _on_sample(self, event: Event) -> None:
+        received = event.facts.get("weights_received")
+        if isinstance(received, int):
+            self._weights_bytes += received - self._weights_sampled.get(event.node, 0)
+            self._weights_sampled[event.node] = received
+
+    def _on_trained(self, event: Event) -> None:
+        if self._training_until is None:
+            seconds = float(event.facts.get("seconds") or 0.0)
+            self._step_seconds += seconds
+            if self._training_since is None:
+                self._training_since = event.at - seconds
+
+    # What it comes to
+
+    def result(
+        self,
+        scenario: str,
+        seed: int,
+        *,
+        nodes: int,
+        wall_s: float,
+        events: int,
+        trace_digest: str,
+        peak_rss_mb: int,
+    ) -> Result:
+        """Return the numbers of the run that ends now."""
+        watch = self._watch
+        violation = watch.violation
+        return Result(
+            scenario=scenario,
+            seed=seed,
+            nodes=nodes,
+            virtual_s=round(watch.now - watch.started_at, 3),
+            wall_s=round(wall_s, 3),
+            events=events,
+            trace_digest=trace_digest,
+            rollouts=self._rollouts(),
+            certified_false=self._certificates.certified_false,
+            contradictory_certificates=self._certificates.contradictory,
+            committee_agreement=self._committee_agreement(),
+            gossip=GossipNumbers(
+                rounded(self._spread.delays.quantile(0.5)),
+                rounded(self._spread.delays.quantile(0.99)),
+                round(self._spread.duplicates_per_message, 3),
+            ),
+            weights=self._weights(),
+            trainer_idle_share=self._trainer_idle_share(),
+            versions_published=self._newest_version,
+            peak_rss_mb=peak_rss_mb,
+            violations=() if violation is None else (violation,),
+        )
+
+    def _rollouts(self) -> RolloutNumbers:
+        rules, outcomes = self._watch.rules, self._certificates.outcomes
+        oldest = rules.epoch_at(self._watch.now) - rules.expire_epochs
+        certified = rejected = expired = lost = 0
+        for digest, commit in self._commits.items():
+            outcome = outcomes.get(digest)
+            if outcome is None:
+                expired += commit.epoch < oldest
+                lost += commit.honest and commit.epoch < oldest
+            elif True in outcome:
+                certified += 1
+            else:
+                rejected += 1
+                lost += commit.honest
+        return RolloutNumbers(len(self._commits), certified, rejected, expired, lost)
+
+    def _committee_agreement(self) -> float | None:
+        compared = [draws for draws in self._draws.values() if sum(draws.values()) > 1]
+        pairs = sum(sum(draws.values()) for draws in compared)
+        agreeing = sum(max(draws.values()) for draws in compared)
+        return round(agreeing / pairs, 6) if pairs else None
+
+    def _weights(self) -> WeightsNumbers:
+        ratios = sorted(spread.ratio for spread in self._makespans.finished())
+        self.series.makespans = self._makespans.finished()
+        self.series.delays = self._spread.delays
+        return WeightsNumbers(
+            versions=len(ratios),
+            makespan_ratio_p50=rounded(quantile(ratios, 0.5)),
+            makespan_ratio_p99=rounded(quantile(ratios, 0.99)),
+            bytes_per_node=round(self._weights_bytes / max(1, len(self._watch.swarm.members))),
+        )
+
+    def _trainer_idle_share(self) -> float | None:
+        if self._training_since is None:
+            return None
+        until = self._watch.now if self._training_until is None else self._training_until
+        span = until - self._training_since
+        return round(max(0.0, 1 - self._step_seconds / span), 4) if span > 0 else None
+
+
+def quantile(ascending: list[float], share: float) -> float:
+    """Return the smallest value that at least ``share`` of all reach; NaN of none."""
+    if not ascending:
+        return math.nan
+    return ascending[max(0, math.ceil(share * len(ascending)) - 1)]
+
+
+def rounded(value: float) -> float | None:
+    """Return a number for JSON, which knows neither infinity nor NaN."""
+    return round(value, 4) if math.isfinite(value) else None

@@ -1,0 +1,1 @@
+"""The simulated network: machines, lines, connections, streams, and what is broken."""

@@ -1,0 +1,242 @@
+"""The simulated network: which machines there are, how far apart, and what is broken between them.
+
+Faults do what they do to TCP. While the way between two machines is cut nothing is lost: bytes wait
+and come when it is open again; after ``connections.KEEPALIVE_SECONDS`` both ends give the
+connection up. Loss of packets shows as the delay of a retransmission on small writes and as a lower
+pace on bulk; jitter never reorders within a stream. A daemon that dies resets its connections at
+once, as the kernel does for a killed process.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable
+
+from protocol.rng import Rng
+from protocol.types import PeerId
+from roles.ports.transport import TransportError
+from simulations.network.connections import Connection, Weather
+from simulations.network.links import Host, Line, SimClock
+from simulations.network.streams import PipeMaker
+from simulations.network.transport import SimTransport
+from simulations.runtime.loop import VirtualLoop
+
+RoundTrip = Callable[[str, str], float]
+"""``(region, region) -> seconds``."""
+
+Cut = Callable[[str, str], bool]
+"""``(source, target) -> whether nothing passes``, by the names of machines."""
+
+PATH_SPREAD = 0.4
+"""Round trips between two regions differ by up to this share from pair to pair; a guess."""
+
+DIAL_ROUND_TRIPS = 4.0
+"""TCP, multistream twice, Noise, yamux: libp2p connections take about four."""
+
+DIAL_SECONDS_MAX = 5.0
+"""How long a dial into nowhere takes to fail, as in go-libp2p."""
+
+CONNECTIONS_HIGH = 512
+CONNECTIONS_LOW = 256
+"""p2pd's connection manager as the daemon starts it: above the one it trims to the other."""
+
+
+class SimNetwork:
+    """Hosts, connections and faults; one per simulation."""
+
+    def __init__(
+        self, loop: VirtualLoop, rng: Rng, weather: Weather, round_trip: RoundTrip
+    ) -> None:
+        self.loop = loop
+        self.hosts: dict[str, Host] = {}
+        """By name, in the order they were added."""
+        self.pipe_makers: dict[str, PipeMaker] = {}
+        """How the pipes of a protocol are made, where they are watched."""
+        self._rng = rng
+        self._weather = weather
+        self._round_trip = round_trip
+        self._by_peer: dict[PeerId, Host] = {}
+        self._transports: dict[PeerId, SimTransport] = {}
+        self._cuts: dict[Cut, None] = {}
+
+    # Machines
+
+    def add_host(
+        self,
+        name: str,
+        peer_id: PeerId,
+        *,
+        region: str,
+        upload_bytes_per_second: float,
+        download_bytes_per_second: float,
+        nat: bool = False,
+        skew_seconds: float = 0.0,
+    ) -> Host:
+        """Put a machine on the network; its daemon need not run."""
+        host = Host(
+            name,
+            peer_id,
+            region,
+            Line(upload_bytes_per_second),
+            Line(download_bytes_per_second),
+            nat,
+            SimClock(self.loop, skew_seconds),
+        )
+        self.hosts[name] = host
+        self._by_peer[peer_id] = host
+        return host
+
+    def attach(self, name: str, on_error: Callable[[BaseException], None]) -> SimTransport:
+        """Return the ``Transport`` of a daemon that starts; ``on_error`` hears of faulty handlers.
+
+        Raises ``ValueError`` when one is running there.
+        """
+        host = self.hosts[name]
+        if host.peer_id in self._transports:
+            raise ValueError(f"{name} is running")
+        transport = SimTransport(self, host, on_error)
+        self._transports[host.peer_id] = transport
+        return transport
+
+    def detach(self, name: str) -> None:
+        """End a daemon's transport: its connections break and nobody can dial it; idempotent."""
+        host = self.hosts[name]
+        transport = self._transports.pop(host.peer_id, None)
+        if transport is not None:
+            transport.end()
+        for connection in list(host.connections.values()):
+            connection.close()
+
+    def running(self, peer: PeerId) -> SimTransport | None:
+        """Return the transport of a peer whose daemon runs."""
+        return self._transports.get(peer)
+
+    # Connections
+
+    async def dial(self, opener: Host, peer: PeerId) -> None:
+        """Connect two machines; raises ``TransportError`` after the time that a failure takes."""
+        acceptor = self._by_peer.get(peer)
+        if acceptor is None or acceptor is opener:
+            raise TransportError(f"no machine has the key {peer}")
+        if peer in opener.connections:
+            return
+        latency = self._latency(opener, acceptor)
+        if acceptor.nat or self._cut_either_way(opener, acceptor):
+            await asyncio.sleep(DIAL_SECONDS_MAX)
+            raise TransportError(f"{acceptor.name} does not answer")
+        await asyncio.sleep(2 * latency * DIAL_ROUND_TRIPS)
+        if peer not in self._transports or self._cut_either_way(opener, acceptor):
+            raise TransportError(f"{acceptor.name} refuses the connection")
+        if peer not in opener.connections and opener.peer_id in self._transports:
+            connection = Connection(self.loop, self._weather, opener, acceptor, latency)
+            opener.connections[acceptor.peer_id] = connection
+            acceptor.connections[opener.peer_id] = connection
+            for host in (opener, acceptor):
+                _trim(host)
+
+    def _latency(self, one: Host, other: Host) -> float:
+        """Return the one-way delay between two machines in seconds, the same in every call."""
+        path = "/".join(sorted((one.name, other.name)))
+        spread = 1 + PATH_SPREAD * (self._rng.child(path).uniform() - 0.5)
+        return self._round_trip(one.region, other.region) / 2 * spread
+
+    def disconnect(self, one: str, other: str) -> None:
+        """Close the connection between two machines; idempotent."""
+        connection = self.hosts[one].connections.get(self.hosts[other].peer_id)
+        if connection is not None:
+            connection.close()
+
+    # Faults
+
+    def partition(self, *islands: Iterable[str]) -> Cut:
+        """Cut the network into ``islands`` until ``heal``; who is not named stays together."""
+        island_of = {name: number for number, island in enumerate(islands, 1) for name in island}
+
+        def cut(source: str, target: str) -> bool:
+            return island_of.get(source, 0) != island_of.get(target, 0)
+
+        return self._begin(cut)
+
+    def one_way(self, source: Iterable[str], target: Iterable[str]) -> Cut:
+        """Let nothing pass from any of ``source`` to any of ``target`` until ``heal``."""
+        sources, targets = frozenset(source), frozenset(target)
+
+        def cut(source: str, target: str) -> bool:
+            return source in sources and target in targets
+
+        return self._begin(cut)
+
+    def _begin(self, cut: Cut) -> Cut:
+        self._cuts[cut] = None
+        self._follow_faults()
+        return cut
+
+    def heal(self, cut: Cut) -> None:
+        """End what ``partition`` or ``one_way`` returned; idempotent."""
+        if cut in self._cuts:
+            del self._cuts[cut]
+            self._follow_faults()
+
+    def stall(self, name: str) -> None:
+        """Keep every byte to and from a machine waiting until ``resume``."""
+        self.hosts[name].stalled = True
+        self._follow_faults()
+
+    def resume(self, name: str) -> None:
+        """Let the bytes of a stalled machine pass again."""
+        self.hosts[name].stalled = False
+        self._follow_faults()
+
+    def break_streams(self, one: str, other: str | None = None) -> None:
+        """Reset the streams of a machine, or between two; connections stay."""
+        for connection in self._connections(one, other):
+            connection.reset_streams()
+
+    def break_connections(self, one: str, other: str | None = None) -> None:
+        """Close the connections of a machine, or between two."""
+        for connection in self._connections(one, other):
+            connection.close()
+
+    def _connections(self, one: str, other: str | None) -> list[Connection]:
+        connections = self.hosts[one].connections
+        if other is None:
+            return list(connections.values())
+        connection = connections.get(self.hosts[other].peer_id)
+        return [] if connection is None else [connection]
+
+    def set_capacity(
+        self, name: str, upload_bytes_per_second: float, download_bytes_per_second: float
+    ) -> None:
+        """Change a machine's lines; what is queued already keeps its time."""
+        host = self.hosts[name]
+        host.up.bytes_per_second = upload_bytes_per_second
+        host.down.bytes_per_second = download_bytes_per_second
+
+    def set_skew(self, name: str, seconds: float) -> None:
+        """Set a machine's clock off."""
+        self.hosts[name].clock.skew_seconds = seconds
+
+    def cut(self, source: Host, target: Host) -> bool:
+        """Tell whether nothing passes from one machine to another now."""
+        return (
+            source.stalled
+            or target.stalled
+            or any(cut(source.name, target.name) for cut in self._cuts)
+        )
+
+    def _cut_either_way(self, one: Host, other: Host) -> bool:
+        return self.cut(one, other) or self.cut(other, one)
+
+    def _follow_faults(self) -> None:
+        for host in self.hosts.values():
+            for connection in list(host.connections.values()):
+                if connection.opener is host:
+                    other = connection.acceptor
+                    connection.cut(there=self.cut(host, other), back=self.cut(other, host))
+
+
+def _trim(host: Host) -> None:
+    """Drop the oldest connections of a machine that has too many."""
+    if len(host.connections) > CONNECTIONS_HIGH:
+        for connection in list(host.connections.values())[
+            : len(host.connections) - CONNECTIONS_LOW
+        ]:
+            connection.close()

@@ -1,0 +1,292 @@
+"""Streams: two pipes, each an ordered, flow-controlled line of bytes from one machine to another.
+
+A pipe behaves as TCP with one stream on it would: order is kept, at most ``WINDOW_BYTES`` are on
+their way or unread (then the writer waits), loss shows as delay, and while the way is blocked bytes
+are kept and come later. What a connection loses is lost by a reset, never by a gap.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from protocol.types import PeerId
+from roles.ports.transport import TransportError
+from simulations.network.links import SMALL_BYTES, Host, Meter
+from simulations.runtime.content import joined
+
+if TYPE_CHECKING:
+    from simulations.network.connections import Connection
+
+WINDOW_BYTES = 1 << 20
+"""Between yamux's first window of 256 KiB and the 16 MiB that it may grow to; a guess."""
+
+_END = b""
+"""Travels as the last item of a closed pipe."""
+
+
+class Pipe:
+    """One direction of a stream."""
+
+    __slots__ = (
+        "_arrives_at",
+        "_bulk",
+        "_connection",
+        "_held",
+        "_items",
+        "_loop",
+        "_on_the_way",
+        "_paced_until",
+        "_reader",
+        "_received",
+        "_sent",
+        "_small_arrives_at",
+        "_source",
+        "_target",
+        "_unacknowledged",
+        "_writers",
+        "broken",
+        "closed",
+        "ended",
+        "opposite",
+    )
+
+    def __init__(
+        self, connection: "Connection", source: Host, target: Host, sent: Meter, received: Meter
+    ) -> None:
+        self._connection = connection
+        self._loop = connection.loop
+        self._source = source
+        self._target = target
+        self._sent = sent
+        self._received = received
+        self._items: deque[bytes] = deque()
+        self._held: list[bytes] = []
+        self._on_the_way = 0
+        self._unacknowledged = 0
+        self._bulk = 0
+        self._arrives_at = 0.0
+        self._small_arrives_at = 0.0
+        self._paced_until = 0.0
+        self._reader: asyncio.Future[None] | None = None
+        self._writers: deque[asyncio.Future[None]] | None = None
+        self.ended = False
+        """The reader will get no more than what is here."""
+        self.closed = False
+        """The writer has said all."""
+        self.broken = False
+        self.opposite = self
+        """The pipe of the other direction; set by ``pair``."""
+
+    # The writer's end
+
+    async def write(self, data: bytes) -> None:
+        """Send ``data``; raises ``TransportError``."""
+        if self.broken or self.closed:
+            raise TransportError("the stream is closed")
+        while self._on_the_way >= WINDOW_BYTES:
+            await self._wait_for_room()
+            if self.broken or self.closed:
+                raise TransportError("the stream is closed")
+        if data:
+            self._send(data)
+
+    def offer(self, data: bytes) -> bool:
+        """Send ``data`` if there is room for it now."""
+        if self.broken or self.closed or self._on_the_way >= WINDOW_BYTES:
+            return False
+        self._send(data)
+        return True
+
+    async def _wait_for_room(self) -> None:
+        if self._writers is None:
+            self._writers = deque()
+        future = self._loop.create_future()
+        self._writers.append(future)
+        await future
+
+    def close(self) -> None:
+        """Say that this is all; idempotent."""
+        if not self.closed and not self.broken:
+            self.closed = True
+            self._send(_END)
+
+    def _send(self, data: bytes) -> None:
+        size = len(data)
+        self._on_the_way += size
+        self._sent.sent += size
+        now = self._loop.time()
+        connection = self._connection
+        if size <= SMALL_BYTES and not self._bulk:
+            passed = self._source.up.pass_small(now, size)
+            arrives = passed + connection.delay() + size / self._target.down.bytes_per_second
+            # Not before one that was lost and sent again.
+            self._arrives_at = arrives = max(arrives, self._arrives_at)
+            self._small_arrives_at = self._loop.call_about(arrives, self._arrive, data)
+            return
+        self._bulk += 1
+        begins = max(now, self._source.up.free_at)
+        passed = self._source.up.pass_bulk(now, now, size)
+        if connection.pace_bytes_per_second:
+            self._paced_until = (
+                max(self._paced_until, now) + size / connection.pace_bytes_per_second
+            )
+            passed = max(passed, self._paced_until)
+        delay = connection.delay()
+        arrives = max(passed + delay, self._arrives_at, self._small_arrives_at)
+        self._arrives_at = arrives
+        self._loop.call_at(arrives, self._come_in, data, begins + delay)
+
+    def _come_in(self, data: bytes, begins: float) -> None:
+        """Take a large write through the receiver's line."""
+        now = self._loop.time()
+        passed = self._target.down.pass_bulk(begins, now, len(data))
+        if passed <= now:
+            self._bulk_arrive(data)
+        else:
+            self._arrives_at = max(self._arrives_at, passed)
+            self._loop.call_at(passed, self._bulk_arrive, data)
+
+    def _bulk_arrive(self, data: bytes) -> None:
+        self._bulk -= 1
+        self._arrive(data)
+
+    # The reader's end
+
+    def _arrive(self, data: bytes) -> None:
+        if self.broken:
+            return
+        connection = self._connection
+        if self._held or (connection.blocked and connection.blocked_towards(self._target)):
+            self._held.append(data)
+            return
+        if data is _END:
+            self.end()
+            return
+        self._received.received += len(data)
+        self._items.append(data)
+        reader = self._reader
+        if reader is not None and not reader.done():
+            reader.set_result(None)
+
+    def release(self) -> None:
+        """Let what was held while the way was blocked come in."""
+        held, self._held = self._held, []
+        for data in held:
+            self._arrive(data)
+        acknowledged, self._unacknowledged = self._unacknowledged, 0
+        self._acknowledge(acknowledged)
+
+    async def read(self, bytes_max: int) -> bytes:
+        """Return what is here, or the next that comes; raises ``TransportError``."""
+        items = self._items
+        while not items:
+            if self.broken:
+                raise TransportError("the stream was reset")
+            if self.ended:
+                return b""
+            if self._reader is not None:
+                raise RuntimeError("two tasks read one stream")
+            self._reader = future = self._loop.create_future()
+            try:
+                await future
+            finally:
+                self._reader = None
+        data = items.popleft()
+        if len(data) > bytes_max:
+            items.appendleft(data[bytes_max:])
+            data = data[:bytes_max]
+        self._acknowledge(len(data))
+        return data
+
+    async def read_exactly(self, count: int) -> bytes:
+        """Return ``count`` bytes; raises ``TransportError``."""
+        pieces: list[bytes] = []
+        while count:
+            piece = await self.read(count)
+            if not piece:
+                raise TransportError("the stream ended early")
+            pieces.append(piece)
+            count -= len(piece)
+        return joined(pieces) if pieces else b""
+
+    def _wake_reader(self) -> None:
+        if self._reader is not None and not self._reader.done():
+            self._reader.set_result(None)
+
+    def _acknowledge(self, count: int) -> None:
+        """Give the writer its window back; what cannot be acknowledged now is later."""
+        connection = self._connection
+        if connection.blocked and connection.blocked_towards(self._source):
+            self._unacknowledged += count
+            return
+        self._on_the_way -= count
+        writers = self._writers
+        while writers and self._on_the_way < WINDOW_BYTES:
+            future = writers.popleft()
+            if not future.done():
+                future.set_result(None)
+                return  # its turn; the next one is woken by what this one leaves
+
+    def end(self) -> None:
+        """Note that the writer has closed: nobody listens to our answer either."""
+        self.ended = True
+        self._wake_reader()
+        self.opposite.closed = True
+        self.opposite.wake_writers()
+        self._connection.forget(self)
+
+    def wake_writers(self) -> None:
+        """Let everyone who waits for room look again."""
+        writers, self._writers = self._writers, None
+        for future in writers or ():
+            if not future.done():
+                future.set_result(None)
+
+    def reset(self) -> None:
+        """Break off: both ends learn of it at once, what was on its way is lost."""
+        self.broken = True
+        self._items.clear()
+        self._held.clear()
+        self._wake_reader()
+        self.wake_writers()
+
+
+PipeMaker = Callable[["Connection", Host, Host, Meter, Meter], Pipe]
+"""``Pipe`` itself, or what makes one that is watched."""
+
+
+def pair(
+    connection: "Connection", opener: Host, acceptor: Host, protocol: str, make: PipeMaker = Pipe
+) -> Pipe:
+    """Return the opener's outgoing pipe of a new stream."""
+    ours, theirs = opener.meter(protocol), acceptor.meter(protocol)
+    there = make(connection, opener, acceptor, ours, theirs)
+    there.opposite = make(connection, acceptor, opener, theirs, ours)
+    there.opposite.opposite = there
+    return there
+
+
+class SimStream:
+    """The ``Stream`` port: one end of two pipes."""
+
+    __slots__ = ("_peer", "incoming", "offer", "outgoing", "read", "read_exactly", "write")
+
+    def __init__(self, peer: PeerId, outgoing: Pipe) -> None:
+        self._peer = peer
+        self.incoming = incoming = outgoing.opposite
+        self.outgoing = outgoing
+        # Bound here, not delegated: a coroutine less on every call of the busiest port.
+        self.read = incoming.read
+        self.read_exactly = incoming.read_exactly
+        self.write = outgoing.write
+        self.offer = outgoing.offer
+
+    @property
+    def peer(self) -> PeerId:
+        """The other end."""
+        return self._peer
+
+    async def close(self) -> None:
+        """Close both directions; the other end sees the end after what was written."""
+        self.outgoing.close()

@@ -1,0 +1,140 @@
+"""The ``Transport`` port of one life of a daemon on a ``SimNetwork``.
+
+Addresses are ``/sim/<name>/p2p/<peer id>``. When the daemon's life ends its transport is dead for
+ever: what still runs of it reaches nobody.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from protocol.types import PeerId
+from roles.ports.transport import StreamHandler, TransportError
+from simulations.network.connections import KEEPALIVE_SECONDS
+from simulations.network.links import Host
+from simulations.network.streams import Pipe, SimStream, pair
+
+if TYPE_CHECKING:
+    from simulations.network.network import SimNetwork
+
+STREAM_ROUND_TRIPS = 1.0
+"""multistream negotiation, before the opener may write."""
+
+_EXPECTED = (TransportError, TimeoutError, LookupError)
+"""How a handler ends when its peer or its blob goes away."""
+
+
+class SimTransport:
+    """One daemon's end of the network."""
+
+    def __init__(
+        self, network: "SimNetwork", host: Host, on_error: Callable[[BaseException], None]
+    ) -> None:
+        self._network = network
+        self._host = host
+        self._on_error = on_error
+        self._handlers: dict[str, StreamHandler] = {}
+        self._serving: dict[asyncio.Task[None], None] = {}
+        self._alive = True
+
+    @property
+    def peer_id(self) -> PeerId:
+        """Our own id."""
+        return self._host.peer_id
+
+    async def addresses(self) -> list[str]:
+        """Return our one address."""
+        return [address_of(self._host)]
+
+    async def connect(self, address: str) -> PeerId:
+        """Dial an address; raises ``TransportError``."""
+        self._require_alive()
+        _, _, peer = address.rpartition("/p2p/")
+        await self._network.dial(self._host, PeerId(peer))
+        return PeerId(peer)
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Drop the connection to ``peer``; idempotent."""
+        connection = self._host.connections.get(peer) if self._alive else None
+        if connection is not None:
+            connection.close()
+
+    async def peers(self) -> list[PeerId]:
+        """Return the peers that are connected now."""
+        self._require_alive()
+        return list(self._host.connections)
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> SimStream:
+        """Open a stream; raises ``TransportError``."""
+        self._require_alive()
+        connection = self._host.connections.get(peer)
+        if connection is None:
+            raise TransportError(f"not connected to {peer}")
+        await asyncio.sleep(2 * connection.latency * STREAM_ROUND_TRIPS)
+        if connection.blocked:
+            await asyncio.sleep(KEEPALIVE_SECONDS)
+        remote = self._network.running(peer)
+        if self._host.connections.get(peer) is not connection or remote is None:
+            raise TransportError(f"the connection to {peer} broke")
+        handler = remote.handler(protocol)
+        if handler is None:
+            raise TransportError("protocols not supported")
+        label = _label(protocol)
+        make = self._network.pipe_makers.get(label, Pipe)
+        outgoing = pair(connection, self._host, remote.host, label, make)
+        connection.streams[outgoing] = None
+        remote.serve(handler, SimStream(self.peer_id, outgoing.opposite))
+        return SimStream(peer, outgoing)
+
+    async def handle(self, protocol: str, handler: StreamHandler) -> None:
+        """Serve ``protocol``."""
+        self._handlers[protocol] = handler
+
+    @property
+    def host(self) -> Host:
+        """The machine that this daemon runs on."""
+        return self._host
+
+    def handler(self, protocol: str) -> StreamHandler | None:
+        """Return what serves ``protocol`` here."""
+        return self._handlers.get(protocol)
+
+    def serve(self, handler: StreamHandler, stream: SimStream) -> None:
+        """Run a handler on an inbound stream, and close it after that."""
+        task = self._network.loop.create_task(self._serve(handler, stream))
+        self._serving[task] = None
+        task.add_done_callback(self._served)
+
+    def _served(self, task: asyncio.Task[None]) -> None:
+        self._serving.pop(task, None)
+
+    async def _serve(self, handler: StreamHandler, stream: SimStream) -> None:
+        try:
+            await handler(stream)
+        except _EXPECTED:
+            pass
+        except Exception as error:  # noqa: BLE001 - goes to whoever watches for our own faults
+            self._on_error(error)
+        finally:
+            stream.outgoing.close()
+
+    def end(self) -> None:
+        """Die: serve nobody and reach nobody from now on."""
+        self._alive = False
+        self._handlers.clear()
+        for task in list(self._serving):
+            task.cancel()
+
+    def _require_alive(self) -> None:
+        if not self._alive:
+            raise TransportError("this daemon is dead")
+
+
+def address_of(host: Host) -> str:
+    """Return the address of a machine."""
+    return f"/sim/{host.name}/p2p/{host.peer_id}"
+
+
+def _label(protocol: str) -> str:
+    """Return the short name of a protocol, for the meters."""
+    return protocol.rpartition("/")[2] if not protocol.startswith("/meshsub") else "gossip"

@@ -1,0 +1,1 @@
+"""The ports of a simulated daemon: storage, directory, signatures, modelled engines."""

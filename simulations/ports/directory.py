@@ -1,0 +1,125 @@
+"""A modelled DHT: slow, stale, partial and lossy, with expiry.
+
+A record becomes visible some time after it was published, a look-up misses some of the records (the
+nodes that held them have left), or fails altogether, and costs some round trips. None of it depends
+on who asks where: the daemon treats the directory as a hint.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from protocol.rng import Rng
+from protocol.types import PeerId
+from roles.ports.clock import Clock
+
+OWNERS_PER_KEY_MAX = 240
+"""As the live directory's nodes keep (``node.live.records``); who comes later is not listed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DirectoryQuality:
+    """How bad the directory is."""
+
+    delay_seconds: float = 1.0
+    """From publication to visibility."""
+    lookup_seconds: float = 0.5
+    """Mean duration of a call."""
+    missing: float = 0.0
+    """Share of the records that a look-up does not find."""
+    failing: float = 0.0
+    """Share of the calls that achieve nothing."""
+
+
+@dataclass(slots=True)
+class _Stored:
+    value: bytes
+    visible_at: float
+    expires_at: float
+    previous: bytes | None
+    """What is still seen until ``visible_at``."""
+
+
+class SharedDirectory:
+    """What all nodes' calls reach; ``reaches(one, other)`` asks whether two machines can talk."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        quality: DirectoryQuality,
+        reaches: Callable[[PeerId, PeerId], bool] = lambda _one, _other: True,
+    ) -> None:
+        self._clock = clock
+        self._quality = quality
+        self._reaches = reaches
+        self._stored: dict[str, dict[PeerId, _Stored]] = {}
+
+    def directory(self, owner: PeerId, rng: Rng) -> "SimDirectory":
+        """Return one node's ``Directory`` port."""
+        return SimDirectory(self, owner, rng, self._quality)
+
+    def store(self, key: str, owner: PeerId, value: bytes, expires_at: float) -> bool:
+        """Take a record; False when there is no room for another owner."""
+        now = self._clock.now()
+        records = self._stored.setdefault(key, {})
+        known = records.get(owner)
+        if known is None and len(records) >= OWNERS_PER_KEY_MAX:
+            self._forget_expired(records, now)
+        if known is None and len(records) >= OWNERS_PER_KEY_MAX:
+            return False
+        previous = None if known is None else _visible(known, now)
+        records[owner] = _Stored(value, now + self._quality.delay_seconds, expires_at, previous)
+        return True
+
+    def read(self, key: str, reader: PeerId) -> dict[PeerId, bytes]:
+        """Return every record that is visible to ``reader``, and forget what has expired."""
+        now = self._clock.now()
+        records = self._stored.get(key, {})
+        self._forget_expired(records, now)
+        seen = {owner: _visible(stored, now) for owner, stored in records.items()}
+        return {
+            owner: value
+            for owner, value in seen.items()
+            if value is not None and self._reaches(reader, owner)
+        }
+
+    def _forget_expired(self, records: dict[PeerId, _Stored], now: float) -> None:
+        for owner in [owner for owner, stored in records.items() if stored.expires_at <= now]:
+            del records[owner]
+
+
+class SimDirectory:
+    """The ``Directory`` port of one node."""
+
+    def __init__(
+        self, shared: SharedDirectory, owner: PeerId, rng: Rng, quality: DirectoryQuality
+    ) -> None:
+        self._shared = shared
+        self._owner = owner
+        self._rng = rng
+        self._quality = quality
+
+    async def publish(self, key: str, value: bytes, expires_at: float) -> bool:
+        """Store our record; False when the call failed."""
+        await self._take_time()
+        if self._rng.uniform() < self._quality.failing:
+            return False
+        return self._shared.store(key, self._owner, value, expires_at)
+
+    async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
+        """Return what was found this time."""
+        await self._take_time()
+        if self._rng.uniform() < self._quality.failing:
+            return {}
+        found = self._shared.read(key, self._owner)
+        if not self._quality.missing:
+            return found
+        missing = self._quality.missing
+        return {owner: value for owner, value in found.items() if self._rng.uniform() >= missing}
+
+    async def _take_time(self) -> None:
+        await asyncio.sleep(self._quality.lookup_seconds * (0.5 + self._rng.uniform()))
+
+
+def _visible(stored: _Stored, now: float) -> bytes | None:
+    return stored.value if stored.visible_at <= now else stored.previous

@@ -1,0 +1,368 @@
+"""Modelled compute: what engines would give, and how long they would take, without any model.
+
+A policy is a file of declared length whose seed says how skilled it is and what it descends from;
+what it samples for a prompt and a noise seed is a hash, so a validator that has the same policy
+knows the truth, and a proof is the digest of the policy that was really used. Training makes a new
+seed, more skilled the more its groups disagreed. Durations follow token counts and the machine.
+"""
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from protocol.audit import Measurement
+from protocol.crypto import digest
+from protocol.manifest import RunManifest
+from protocol.rng import Rng
+from protocol.toploc.proof import ChunkResult
+from protocol.types import Digest, Version
+from roles.ports.engines import (
+    Environment,
+    Generation,
+    GenerationRequest,
+    Policy,
+    StepMetrics,
+    TrainingSequence,
+    VerificationRequest,
+)
+from simulations.ports.storage import Disk
+from simulations.runtime.content import Extent
+
+END = 1
+_FIRST = 2
+"""Tokens 0 and 1 are padding and end."""
+
+_SYMBOLS = 8
+_FILLER = bytes(_FIRST + value % _SYMBOLS for value in range(256))
+_SKILL_BYTES = 4
+_SKILL_MAX = 0.97
+_LOGPROB = -0.5
+_FAR = 120
+"""Exponent mismatches of a proof about another policy; any number over the threshold would do."""
+
+_SPREAD = 0.2
+"""Durations vary by up to this share either way."""
+
+Emit = Callable[..., None]
+"""``emit(kind, **facts)`` into the trace of one node."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """How fast a machine is."""
+
+    generate_tokens_per_second: float
+    check_tokens_per_second: float
+    train_tokens_per_second: float
+    load_seconds: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the run is about, as far as sizes go."""
+
+    weights_bytes: int
+    tokens_mean: int
+    """Of a sequence; lengths are uniform up to twice that, within the recipe's limit."""
+    skill: float
+    """Of the first policy: its probability of a right answer."""
+    learning_rate: float
+    """Share of what is left to learn that a step with fully informative groups teaches."""
+
+
+class SumTask:
+    """Two symbols are given, the first token of the answer is right when it is their sum."""
+
+    name = "simulated-sum"
+    vocabulary: Sequence[str] = ("", "\n", *(str(value) for value in range(_SYMBOLS)))
+
+    def prompt(self, seed: int) -> tuple[int, ...]:
+        """Return the prompt of problem ``seed``."""
+        return (_FIRST + seed % _SYMBOLS, _FIRST + (seed >> 8) % _SYMBOLS)
+
+    def score(self, seed: int, completion: Sequence[int]) -> float:
+        """Return 1 for the right first token."""
+        return float(bool(completion) and completion[0] == _answer(self.prompt(seed)))
+
+
+def _answer(prompt: Sequence[int]) -> int:
+    return _FIRST + sum(token - _FIRST for token in prompt) % _SYMBOLS
+
+
+def policy_seed(skill: float, lineage: bytes) -> bytes:
+    """Return the seed of the policy with this skill that came to be in this way."""
+    return round(skill * 1e6).to_bytes(_SKILL_BYTES, "big") + digest(lineage)
+
+
+def skill_of(seed: bytes) -> float:
+    """Return a policy's probability of a right answer."""
+    return min(1.0, int.from_bytes(seed[:_SKILL_BYTES], "big") / 1e6)
+
+
+def policy_digest(content: bytes) -> Digest:
+    """Return the policy digest of a weights file."""
+    if isinstance(content, Extent) and content.start == 0:
+        return digest(b"policy/" + content.seed + len(content).to_bytes(8, "big"))
+    return digest(b"no policy/" + digest(bytes(content)))
+
+
+def sample(seed: bytes, prompt: Sequence[int], noise_seed: int, length_max: int) -> tuple[int, ...]:
+    """Return what the policy of ``seed`` samples; the truth that everyone can recompute."""
+    stream = blake3(seed + bytes(prompt) + noise_seed.to_bytes(8, "big")).digest(8 + length_max)
+    right = _answer(prompt)
+    correct = int.from_bytes(stream[:4], "big") < skill_of(seed) * 2**32
+    first = right if correct else _FIRST + (right - _FIRST + 1 + stream[4] % 7) % _SYMBOLS
+    length = 1 + int.from_bytes(stream[5:7], "big") % max(1, length_max - 1)
+    return (first, *stream[8 : 7 + length].translate(_FILLER), END)
+
+
+def rollout_mark(sequences: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
+    """Return what names a rollout in the trace: a hash of its (prompt, tokens) pairs in order.
+
+    Engines see no commits; the same mark on what was generated and on what was trained on tells
+    which rollout it was.
+    """
+    hasher = blake3()
+    for prompt, tokens in sequences:
+        hasher.update(bytes(prompt) + b"/" + bytes(tokens) + b"/")
+    return hasher.hexdigest()[:16]
+
+
+class _Machine:
+    """What the engines of one node share."""
+
+    def __init__(self, disk: Disk, compute: Compute, workload: Workload, emit: Emit) -> None:
+        self.disk = disk
+        self.compute = compute
+        self.workload = workload
+        self.emit = emit
+
+    def open_policy(self, policy: Policy, engine: str) -> bytes:
+        """Return the seed of a policy file; raises ``ValueError`` when it is another policy.
+
+        Or none: retention may delete a version between a flow's choice of it and this.
+        """
+        content = self.disk.files.get(policy.path)
+        if content is None:
+            raise ValueError(f"{policy.path} is not here")
+        actual = policy_digest(content)
+        self.emit(
+            "policy-loaded",
+            engine=engine,
+            version=policy.version,
+            claimed=policy.digest.hex(),
+            actual=actual.hex(),
+        )
+        if actual != policy.digest or not isinstance(content, Extent):
+            raise ValueError(f"the weights of version {policy.version} are another policy")
+        return content.seed
+
+    def length_max(self, tokens_max: int) -> int:
+        """Return the most tokens of a sequence here."""
+        return max(2, min(tokens_max, 2 * self.workload.tokens_mean))
+
+
+class SimGeneration:
+    """The ``GenerationEngine`` port."""
+
+    def __init__(self, machine: _Machine, rng: Rng) -> None:
+        self._machine = machine
+        self._rng = rng
+        self._seed: bytes | None = None
+        self._policy = Digest(b"")
+
+    async def load(self, policy: Policy) -> None:
+        """Swap to ``policy``; raises ``ValueError`` when the file holds another one."""
+        await asyncio.sleep(self._machine.compute.load_seconds)
+        self._seed = self._machine.open_policy(policy, "generation")
+        self._policy = policy.digest
+
+    async def generate(
+        self, requests: Sequence[GenerationRequest], temperature: float
+    ) -> list[Generation]:
+        """Sample every request, after the time that takes."""
+        del temperature  # the noise is in the seeds
+        seed, machine = self._seed, self._machine
+        if seed is None:
+            raise RuntimeError("no policy is loaded")
+        made = [
+            sample(seed, request.prompt, request.seed, machine.length_max(request.tokens_max))
+            for request in requests
+        ]
+        tokens = sum(map(len, made))
+        seconds = tokens / machine.compute.generate_tokens_per_second * _spread(self._rng)
+        await asyncio.sleep(seconds)
+        machine.emit(
+            "generated",
+            rollout=rollout_mark(
+                (request.prompt, item) for request, item in zip(requests, made, strict=True)
+            ),
+            sequences=len(made),
+            tokens=tokens,
+            seconds=round(seconds, 3),
+        )
+        return [Generation(item, (_LOGPROB,) * len(item), (self._policy,)) for item in made]
+
+
+class SimVerification:
+    """The ``VerificationEngine`` port."""
+
+    def __init__(self, machine: _Machine, rng: Rng, manifest: RunManifest) -> None:
+        self._machine = machine
+        self._rng = rng
+        self._kept = manifest.shardcast.versions_kept
+        self._length_max = machine.length_max(manifest.sampling.tokens_max)
+        self._policies: dict[int, tuple[bytes, Digest]] = {}
+
+    async def load(self, policy: Policy) -> None:
+        """Make ``policy`` available; raises ``ValueError`` when the file holds another one."""
+        await asyncio.sleep(self._machine.compute.load_seconds)
+        self._policies[policy.version] = (
+            self._machine.open_policy(policy, "verification"),
+            policy.digest,
+        )
+        while len(self._policies) > self._kept:
+            del self._policies[min(self._policies)]
+
+    async def measure(
+        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
+    ) -> list[Measurement]:
+        """Compare each claim with the truth, after the time that a prefill takes."""
+        del temperature
+        tokens = sum(len(request.tokens) for request in requests)
+        machine = self._machine
+        seconds = tokens / machine.compute.check_tokens_per_second * _spread(self._rng)
+        await asyncio.sleep(seconds)
+        machine.emit("checked", sequences=len(requests), tokens=tokens, seconds=round(seconds, 3))
+        return [self._measure(version, request) for request in requests]
+
+    def _measure(self, version: Version, request: VerificationRequest) -> Measurement:
+        seed, policy = self._policies[version]
+        same_policy = request.proofs == (policy,)
+        same_tokens = request.tokens == sample(seed, request.prompt, request.seed, self._length_max)
+        error = max((abs(value - _LOGPROB) for value in request.logprobs), default=0.0)
+        return Measurement(
+            None,
+            (ChunkResult(0 if same_policy else _FAR, 0.0, 0.0),),
+            error,
+            0.0 if same_tokens else 9.0,
+            0.5,
+        )
+
+
+class SimTraining:
+    """The ``TrainingEngine`` port."""
+
+    def __init__(self, machine: _Machine, rng: Rng, manifest: RunManifest) -> None:
+        self._machine = machine
+        self._rng = rng
+        self._prompts_per_rollout = manifest.sampling.prompts_per_rollout
+        self._seed = b""
+        self._steps = 0
+
+    async def load_policy(self, policy: Policy) -> None:
+        """Start from a policy."""
+        await asyncio.sleep(self._machine.compute.load_seconds)
+        self._seed = self._machine.open_policy(policy, "training")
+
+    async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
+        """Become more skilled by what the groups of a batch disagree about."""
+        machine = self._machine
+        tokens = sum(len(item.tokens) for item in batch)
+        seconds = tokens / machine.compute.train_tokens_per_second * _spread(self._rng)
+        await asyncio.sleep(seconds)
+        groups: dict[int, list[float]] = {}
+        for item in batch:
+            groups.setdefault(item.group, []).append(item.reward)
+        informative = [rewards for rewards in groups.values() if min(rewards) < max(rewards)]
+        share = len(informative) / max(1, len(groups))
+        skill = skill_of(self._seed)
+        skill += machine.workload.learning_rate * share * max(0.0, _SKILL_MAX - skill)
+        lineage = blake3(self._seed)
+        for item in batch:
+            lineage.update(bytes(item.tokens) + item.group.to_bytes(4, "big"))
+        self._seed = policy_seed(skill, lineage.digest())
+        self._steps += 1
+        machine.emit(
+            "trained",
+            rollouts=",".join(self._marks(batch)),
+            step=self._steps,
+            sequences=len(batch),
+            skill=round(skill, 6),
+            seconds=round(seconds, 3),
+        )
+        return StepMetrics(
+            applied=bool(informative),
+            loss=0.0,
+            gradient_norm=share,
+            clip_fraction=0.0,
+            entropy=1.0 - skill,
+            sequences_used=sum(map(len, informative)),
+        )
+
+    def _marks(self, batch: Sequence[TrainingSequence]) -> list[str]:
+        rollouts: dict[int, list[TrainingSequence]] = {}
+        for item in batch:
+            rollouts.setdefault(item.group // self._prompts_per_rollout, []).append(item)
+        return [
+            rollout_mark((item.prompt, item.tokens) for item in items)
+            for items in rollouts.values()
+        ]
+
+    async def write_policy(self, path: Path) -> Digest:
+        """Write the weights; return the policy digest."""
+        content = Extent.of(self._seed, 0, self._machine.workload.weights_bytes)
+        self._machine.disk.files[path] = content
+        made = policy_digest(content)
+        self._machine.emit("policy-made", digest=made.hex(), skill=skill_of(self._seed))
+        return made
+
+    async def save_state(self, path: Path) -> None:
+        """Write what ``load_state`` reads; its length does not model an optimizer's."""
+        self._machine.disk.files[path] = self._seed
+
+    async def load_state(self, path: Path) -> None:
+        """Restore what ``save_state`` wrote."""
+        self._seed = self._machine.disk.files[path]
+
+    async def evaluate(
+        self, prompts: Sequence[tuple[int, ...]], tokens_max: int
+    ) -> list[tuple[int, ...]]:
+        """Answer every prompt as the policy would without noise."""
+        length_max = self._machine.length_max(tokens_max)
+        return [sample(self._seed, prompt, 0, length_max) for prompt in prompts]
+
+
+class SimEngines:
+    """The ``Engines`` of one node."""
+
+    def __init__(
+        self, disk: Disk, compute: Compute, workload: Workload, rng: Rng, emit: Emit
+    ) -> None:
+        self._machine = _Machine(disk, compute, workload, emit)
+        self._rng = rng
+
+    def environment(self, manifest: RunManifest) -> Environment:
+        """Return the run's task."""
+        del manifest  # every run is about the same sums
+        return SumTask()
+
+    def generation(self, manifest: RunManifest) -> SimGeneration:
+        """Return an engine for an inference node."""
+        del manifest
+        return SimGeneration(self._machine, self._rng.child("generation"))
+
+    def verification(self, manifest: RunManifest) -> SimVerification:
+        """Return an engine for a validator."""
+        return SimVerification(self._machine, self._rng.child("verification"), manifest)
+
+    def training(self, manifest: RunManifest) -> SimTraining:
+        """Return an engine for a trainer."""
+        return SimTraining(self._machine, self._rng.child("training"), manifest)
+
+
+def _spread(rng: Rng) -> float:
+    return 1 + _SPREAD * (2 * rng.uniform() - 1)

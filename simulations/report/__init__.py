@@ -1,0 +1,1 @@
+"""Pictures and one HTML page of a run."""

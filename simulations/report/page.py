@@ -1,0 +1,183 @@
+"""The HTML page of a report: one file, pictures inline, no scripts, readable without colours."""
+
+import base64
+from collections.abc import Iterable, Mapping
+from html import escape
+
+from simulations.checkers import Violation
+from simulations.metrics.numbers import Result
+from simulations.metrics.series import Series
+
+CAPTIONS = {
+    "progress": "Rollouts committed and certified, and the mean reward of each version's batch. "
+    "Dotted lines: faults (orange), their end (blue).",
+    "members": "Nodes that run, and how many of them the nodes' own rosters show.",
+    "weights": "Publication of a version to the last node that was up all along, and the least "
+    "time that the access lines allow.",
+    "gossip": "Share of (message, node) pairs served by gossip within a time.",
+    "lag": "How many versions behind the newest one the rollouts of a batch were made.",
+}
+
+_STYLE = """
+:root { color-scheme: light; --ink: #22333b; --soft: #61717a; --line: #dde3e7; --blue: #1f7a8c;
+  --good: #2a7d4f; --bad: #b3402a; }
+* { box-sizing: border-box; }
+body { margin: 0; background: #f4f6f7; color: var(--ink);
+  font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
+main { max-width: 1020px; margin: 0 auto; padding: 36px 20px 72px; }
+h1 { font-size: 26px; margin: 0 0 2px; letter-spacing: -0.01em; }
+h2 { font-size: 17px; margin: 36px 0 12px; }
+p.sub { margin: 0; color: var(--soft); }
+code, pre { font: 13px/1.5 ui-monospace, SFMono-Regular, Menlo, Consolas, monospace; }
+pre { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 12px 14px;
+  overflow-x: auto; margin: 10px 0; }
+.verdict { margin: 22px 0; padding: 14px 18px; border-radius: 8px; border-left: 5px solid;
+  background: #fff; }
+.good { border-color: var(--good); } .bad { border-color: var(--bad); }
+.good strong { color: var(--good); } .bad strong { color: var(--bad); }
+.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 10px; }
+.tile { background: #fff; border: 1px solid var(--line); border-radius: 8px; padding: 11px 14px; }
+.tile b { display: block; font-size: 21px; font-weight: 600; font-variant-numeric: tabular-nums; }
+.tile span { color: var(--soft); font-size: 13px; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(460px, 1fr)); gap: 12px; }
+figure { margin: 0; background: #fff; border: 1px solid var(--line); border-radius: 8px;
+  padding: 10px; }
+figure img { width: 100%; height: auto; display: block; }
+figcaption { color: var(--soft); font-size: 13px; padding: 6px 4px 2px; }
+table { border-collapse: collapse; width: 100%; background: #fff; border: 1px solid var(--line);
+  border-radius: 8px; overflow: hidden; }
+td { padding: 6px 14px; border-top: 1px solid var(--line); font-variant-numeric: tabular-nums; }
+tr:first-child td { border-top: 0; }
+td:first-child { color: var(--soft); width: 50%; }
+@media (max-width: 560px) { .pictures { grid-template-columns: 1fr; } }
+@media print { body { background: #fff; } }
+"""
+
+
+def render_page(result: Result, series: Series, pictures: Mapping[str, bytes], command: str) -> str:
+    """Return the page of one run, which ``command`` repeats."""
+    title = f"{result.scenario}, seed {result.seed}"
+    sub = (
+        f"{result.nodes} nodes · {_duration(result.virtual_s)} of virtual time in "
+        f"{_duration(result.wall_s)} · {result.events:,} events"
+    )
+    return "\n".join(
+        (
+            '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+            '<meta name="viewport" content="width=device-width, initial-scale=1">',
+            f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>",
+            f'<h1>{escape(title)}</h1><p class="sub">{escape(sub)}</p>',
+            _verdict(result.violations),
+            _tiles(result),
+            "<h2>What happened</h2>",
+            _pictures(pictures),
+            "<h2>Numbers</h2>",
+            _table(_rows(result)),
+            _marks(series),
+            "<h2>Repeat it</h2>",
+            f"<pre>{escape(command)}</pre>",
+            f'<p class="sub">trace digest <code>{escape(result.trace_digest)}</code></p>',
+            "</main></body></html>\n",
+        )
+    )
+
+
+def _verdict(violations: tuple[Violation, ...]) -> str:
+    if not violations:
+        return '<div class="verdict good"><strong>Every check held.</strong></div>'
+    parts = []
+    for violation in violations:
+        causes = "\n".join(violation.causes)
+        parts.append(
+            f'<div class="verdict bad"><strong>{escape(violation.rule)}</strong> '
+            f"at {violation.at:.3f} s, {escape(violation.node)}: {escape(violation.what)}"
+            f"<pre>{escape(causes)}</pre></div>"
+        )
+    return "\n".join(parts)
+
+
+def _tiles(result: Result) -> str:
+    rollouts = result.rollouts
+    tiles = (
+        (f"{rollouts.certified:,}", f"certified of {rollouts.committed:,} rollouts"),
+        (_share(rollouts.lost, rollouts.committed), "of the rollouts lost"),
+        (f"{result.versions_published:,}", "versions published"),
+        (_percent(result.trainer_idle_share), "of the time the trainer waited"),
+        (_number(result.gossip.coverage_p99_s, " s"), "gossip to 99 %"),
+        (_number(result.weights.makespan_ratio_p99, "x"), "weights: p99 over the bound"),
+        (_percent(result.committee_agreement), "agreement on committees"),
+        (f"{result.certified_false:,}", "lies certified"),
+    )
+    return (
+        '<div class="tiles">'
+        + "".join(
+            f'<div class="tile"><b>{escape(value)}</b><span>{escape(label)}</span></div>'
+            for value, label in tiles
+        )
+        + "</div>"
+    )
+
+
+def _pictures(pictures: Mapping[str, bytes]) -> str:
+    figures = (
+        f'<figure><img alt="{escape(name)}" src="data:image/png;base64,'
+        f'{base64.b64encode(png).decode()}"><figcaption>{escape(CAPTIONS[name])}</figcaption></figure>'
+        for name, png in pictures.items()
+    )
+    return f'<div class="pictures">{"".join(figures)}</div>'
+
+
+def _rows(result: Result) -> Iterable[tuple[str, str]]:
+    rollouts, gossip, weights = result.rollouts, result.gossip, result.weights
+    return (
+        ("rollouts committed", f"{rollouts.committed:,}"),
+        ("rollouts certified", f"{rollouts.certified:,}"),
+        ("rollouts rejected", f"{rollouts.rejected:,}"),
+        ("rollouts expired", f"{rollouts.expired:,}"),
+        ("rollouts lost (honest, and of no use)", f"{rollouts.lost:,}"),
+        ("lies certified", f"{result.certified_false:,}"),
+        ("contradictory certificates", f"{result.contradictory_certificates:,}"),
+        ("committee agreement", _percent(result.committee_agreement, 4)),
+        ("gossip delay, median", _number(gossip.coverage_p50_s, " s")),
+        ("gossip delay, 99 %", _number(gossip.coverage_p99_s, " s")),
+        ("copies too many per message", f"{gossip.duplicates_per_message:.2f}"),
+        ("versions that reached everyone", f"{weights.versions:,}"),
+        ("makespan, multiple of the bound, median", _number(weights.makespan_ratio_p50, "")),
+        ("makespan, multiple of the bound, 99 %", _number(weights.makespan_ratio_p99, "")),
+        ("weights received per node", f"{weights.bytes_per_node / 1e6:,.1f} MB"),
+        ("trainer idle", _percent(result.trainer_idle_share)),
+        ("versions published", f"{result.versions_published:,}"),
+        ("memory of the simulation", f"{result.peak_rss_mb:,} MB"),
+    )
+
+
+def _table(rows: Iterable[tuple[str, str]]) -> str:
+    body = "".join(
+        f"<tr><td>{escape(name)}</td><td>{escape(value)}</td></tr>" for name, value in rows
+    )
+    return f"<table>{body}</table>"
+
+
+def _marks(series: Series) -> str:
+    if not series.marks:
+        return ""
+    rows = ((f"{at:.1f} s", what) for at, what in series.marks)
+    return f"<h2>What was done to it</h2>{_table(rows)}"
+
+
+def _number(value: float | None, unit: str) -> str:
+    return "none" if value is None else f"{value:.3g}{unit}"
+
+
+def _percent(value: float | None, digits: int = 1) -> str:
+    return "none" if value is None else f"{value:.{digits}%}"
+
+
+def _share(part: int, whole: int) -> str:
+    return _percent(part / whole if whole else None)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.1f} s"
+    return f"{seconds / 60:.1f} min"

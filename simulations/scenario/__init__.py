@@ -1,0 +1,1 @@
+"""Scenarios: a swarm, its world, and what goes wrong, as data."""

@@ -1,0 +1,238 @@
+"""The parts of a scenario that say what goes wrong: churn, faults and adversaries, as data.
+
+``churn`` and ``faults`` carry them out. Times are minutes of the simulation where a name says
+``minute`` and seconds else; shares are of the nodes that a ``Selection`` leaves.
+"""
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
+
+from protocol.types import Role
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Minute = Annotated[float, Field(ge=0, le=100_000)]
+Seconds = Annotated[float, Field(ge=0, le=1e7)]
+PositiveSeconds = Annotated[float, Field(gt=0, le=1e7)]
+Mbits = Annotated[float, Field(gt=0, le=1e6)]
+RoleName = Literal["inference", "validator", "trainer", "relay"]
+
+ALL_ROLES: tuple[RoleName, ...] = ("inference", "validator", "trainer", "relay")
+CHURNING: tuple[RoleName, ...] = ("inference", "validator", "relay")
+
+
+class Section(BaseModel):
+    """A table of a scenario file: frozen, and an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+# Durations
+
+
+class Exponential(Section):
+    """Memoryless durations."""
+
+    kind: Literal["exponential"]
+    mean_seconds: PositiveSeconds
+
+
+class Weibull(Section):
+    """Durations with a heavy tail (shape below 1), as measured in peer-to-peer networks."""
+
+    kind: Literal["weibull"]
+    shape: Annotated[float, Field(gt=0)]
+    scale_seconds: PositiveSeconds
+
+
+class Recorded(Section):
+    """Measured durations, of which each draw takes one at random.
+
+    ``file`` is a CSV beside the scenario file with a number of seconds at the start of each line.
+    """
+
+    kind: Literal["recorded"]
+    file: str | None = None
+    seconds: Annotated[tuple[PositiveSeconds, ...], Field(min_length=1)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, values: Any, info: ValidationInfo) -> Any:
+        """Read the file; the context of validation is the folder of the scenario."""
+        if not isinstance(values, dict) or not isinstance(values.get("file"), str):
+            return values
+        path = Path(info.context or ".") / values["file"]
+        try:
+            lines = path.read_text().splitlines()
+            return {**values, "seconds": [float(line.partition(",")[0]) for line in lines]}
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{path}: {error}") from None
+
+
+Duration = Annotated[Exponential | Weibull | Recorded, Field(discriminator="kind")]
+
+
+class Churn(Section):
+    """Nodes that come and go for themselves."""
+
+    session: Duration
+    downtime: Duration
+    roles: tuple[RoleName, ...] = CHURNING
+    graceful_share: Share = 0.5
+    """Of the departures: announced, the others are crashes."""
+    lose_state_share: Share = 0.0
+    """Of the crashes: the machine comes back empty, with its key only."""
+    from_minute: Minute = 0.0
+    until_minute: Minute | None = None
+
+
+# Faults
+
+
+class Selection(Section):
+    """Which nodes: by name, or a random share or count of those that have one of the roles."""
+
+    names: tuple[str, ...] = ()
+    roles: tuple[RoleName, ...] = ALL_ROLES
+    share: Share | None = None
+    count: Annotated[int, Field(ge=0)] | None = None
+
+
+class _Fault(Section):
+    minute: Minute
+    """When it begins."""
+
+
+class _Lasting(_Fault):
+    seconds: Seconds
+    """How long it lasts."""
+
+
+class Partition(_Lasting):
+    """Cut the network into islands of these shares; the rest is one more island."""
+
+    kind: Literal["partition"]
+    islands: tuple[Share, ...]
+
+
+class OneWay(_Lasting):
+    """Nothing passes from ``source`` to ``target``."""
+
+    kind: Literal["one-way"]
+    source: Selection
+    target: Selection
+
+
+class Flapping(_Lasting):
+    """A partition that comes and goes."""
+
+    kind: Literal["flapping"]
+    islands: tuple[Share, ...]
+    period_seconds: PositiveSeconds
+
+
+class Stall(_Lasting):
+    """Machines whose bytes stand still both ways."""
+
+    kind: Literal["stall"]
+    nodes: Selection
+
+
+class BreakStreams(_Fault):
+    """Reset every stream of some machines once, or their connections too."""
+
+    kind: Literal["break-streams"]
+    nodes: Selection
+    connections: bool = False
+
+
+class Capacity(_Lasting):
+    """Other access lines for a while."""
+
+    kind: Literal["capacity"]
+    nodes: Selection
+    upload_mbit: Mbits
+    download_mbit: Mbits
+
+
+class Skew(_Lasting):
+    """Clocks that are off by up to ``skew_seconds`` either way."""
+
+    kind: Literal["skew"]
+    nodes: Selection
+    skew_seconds: Annotated[float, Field(ge=-3600, le=3600)]
+
+
+class DiskFull(_Lasting):
+    """No room for anything new."""
+
+    kind: Literal["disk-full"]
+    nodes: Selection
+
+
+class Crash(_Fault):
+    """Some nodes, or half of all of them, die at once and perhaps come back."""
+
+    kind: Literal["crash"]
+    nodes: Selection
+    lose_state: bool = False
+    return_after_seconds: Seconds | None = None
+
+
+class Leave(_Fault):
+    """Some nodes leave in order and perhaps come back."""
+
+    kind: Literal["leave"]
+    nodes: Selection
+    return_after_seconds: Seconds | None = None
+
+
+class FlashCrowd(_Lasting):
+    """``count`` newcomers of a role join within ``seconds``."""
+
+    kind: Literal["flash-crowd"]
+    role: RoleName = "inference"
+    count: Annotated[int, Field(ge=1)]
+
+
+class RollingRestart(_Fault):
+    """Nodes leave and come back one after another."""
+
+    kind: Literal["rolling-restart"]
+    nodes: Selection
+    pause_seconds: Seconds
+    """Between the starts of two restarts."""
+    down_seconds: Seconds = 5.0
+
+
+FaultPlan = Annotated[
+    Partition
+    | OneWay
+    | Flapping
+    | Stall
+    | BreakStreams
+    | Capacity
+    | Skew
+    | DiskFull
+    | Crash
+    | Leave
+    | FlashCrowd
+    | RollingRestart,
+    Field(discriminator="kind"),
+]
+
+
+class Adversaries(Section):
+    """Nodes of one role that run the real daemon with one behaviour replaced."""
+
+    behaviour: str
+    """A name that ``simulations.adversaries`` knows."""
+    role: RoleName
+    share: Share | None = None
+    count: Annotated[int, Field(ge=1)] | None = None
+
+
+def role_of(name: RoleName) -> Role:
+    """Return the role of a name."""
+    return Role(name)

@@ -1,0 +1,295 @@
+"""A scenario: a swarm, the world it lives in, and what goes wrong, as one TOML file.
+
+Unknown keys are errors that name the key. A run is a function of scenario and seed. With
+``extends = "quiet-100"`` a file says only where it differs from another one: tables key by key,
+lists as a whole.
+"""
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from protocol.manifest import ManifestError, Recipe, load_recipe
+from simulations.scenario.plans import (
+    ALL_ROLES,
+    Adversaries,
+    Churn,
+    FaultPlan,
+    Mbits,
+    RoleName,
+    Seconds,
+    Section,
+    Share,
+)
+
+RECIPE = "recipe.toml"
+"""The recipe of simulated runs, beside the scenarios; ``[protocol]`` changes parts of it."""
+
+EXTENSIONS_MAX = 4
+
+BYTES_PER_MBIT = 125_000
+
+
+class ScenarioError(ValueError):
+    """A scenario that cannot be used; the message is one line and names the key."""
+
+
+class Nodes(Section):
+    """How many nodes of each role there are at the start."""
+
+    relay: Annotated[int, Field(ge=1, le=1000)] = 2
+    trainer: Annotated[int, Field(ge=1, le=16)] = 1
+    validator: Annotated[int, Field(ge=1, le=1000)] = 4
+    inference: Annotated[int, Field(ge=0, le=20_000)] = 13
+    start_seconds: Seconds = 10.0
+    """All have started by then; relays are the first, as bootstrap peers."""
+    bootstrap_peers: Annotated[int, Field(ge=1, le=16)] = 3
+    """How many relays a node is given the addresses of."""
+
+    @property
+    def total(self) -> int:
+        """All of them."""
+        return self.relay + self.trainer + self.validator + self.inference
+
+    def count(self, role: RoleName) -> int:
+        """Return how many have a role."""
+        return int(getattr(self, role))
+
+
+class LineClass(Section):
+    """An access line and the share of nodes that have it."""
+
+    name: str
+    share: Share
+    upload_mbit: Mbits
+    download_mbit: Mbits
+    nat_share: Share = 0.0
+    """Of these nodes: nobody can dial them."""
+    roles: tuple[RoleName, ...] = ("inference", "validator", "trainer", "relay")
+
+
+class ComputeClass(Section):
+    """A machine and the share of nodes of a role that have it; see ``engines.Compute``."""
+
+    name: str
+    share: Share
+    roles: tuple[RoleName, ...]
+    generate_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
+    check_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
+    train_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
+    load_seconds: Seconds = 1.0
+
+
+REGIONS = {"eu": 0.4, "us": 0.4, "asia": 0.2}
+ROUND_TRIP_MS = {"eu-us": 90.0, "asia-eu": 180.0, "asia-us": 150.0}
+"""Rounded from public cloud ping tables."""
+
+
+class NetworkSection(Section):
+    """Distances and quality of the network; round trips in milliseconds between regions."""
+
+    regions: dict[str, Share] = Field(default_factory=REGIONS.copy)
+    round_trip_ms: dict[str, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=ROUND_TRIP_MS.copy
+    )
+    """Keys are two regions in alphabetical order."""
+    same_region_ms: Annotated[float, Field(gt=0)] = 20.0
+    jitter: Share = 0.1
+    loss: Annotated[float, Field(ge=0, le=0.5)] = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = sorted(self.regions)
+        for index, one in enumerate(names):
+            for other in names[index + 1 :]:
+                if f"{one}-{other}" not in self.round_trip_ms:
+                    raise ValueError(f"round_trip_ms lacks {one}-{other}")
+        return self
+
+    def round_trip_seconds(self, one: str, other: str) -> float:
+        """Return the mean round trip between two regions."""
+        if one == other:
+            return self.same_region_ms / 1000
+        return self.round_trip_ms["-".join(sorted((one, other)))] / 1000
+
+
+class DirectorySection(Section):
+    """The modelled DHT; see ``directory.DirectoryQuality``."""
+
+    delay_seconds: Seconds = 1.0
+    lookup_seconds: Seconds = 0.5
+    missing: Share = 0.05
+    failing: Share = 0.02
+
+
+class WorkloadSection(Section):
+    """Sizes of what is moved and computed; see ``engines.Workload``."""
+
+    weights_bytes: Annotated[int, Field(ge=4096)] = 8_000_000
+    tokens_mean: Annotated[int, Field(ge=1)] = 12
+    skill: Share = 0.3
+    learning_rate: Share = 0.03
+
+
+DATACENTRE: tuple[RoleName, ...] = ("relay", "trainer", "validator")
+
+LINES = (
+    LineClass(name="datacentre", share=1, upload_mbit=500, download_mbit=1000, roles=DATACENTRE),
+    LineClass(name="fibre", share=0.5, upload_mbit=110, download_mbit=500, roles=("inference",)),
+    LineClass(
+        name="cable",
+        share=0.5,
+        upload_mbit=20,
+        download_mbit=200,
+        nat_share=0.5,
+        roles=("inference",),
+    ),
+)
+"""110 up and 500 down is what a contributor of arXiv 2603.08163 has; the others are guesses."""
+
+COMPUTE = (
+    ComputeClass(name="large", share=0.3, roles=("inference",), generate_tokens_per_second=10),
+    ComputeClass(name="small", share=0.7, roles=("inference",), generate_tokens_per_second=5),
+    ComputeClass(name="prefill", share=1, roles=("validator",), check_tokens_per_second=200),
+    ComputeClass(name="learner", share=1, roles=("trainer",), train_tokens_per_second=60),
+)
+"""Guesses: a token here stands for many, so that a rollout takes tens of seconds.
+
+The workers of ``quiet-20`` make a quarter more than its trainer can learn from.
+"""
+
+
+class Scenario(Section):
+    """One file of ``simulations/scenarios``."""
+
+    name: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")]
+    description: str
+    minutes: Annotated[float, Field(gt=0, le=100_000)]
+    signatures: Literal["keyed", "ed25519"] = "keyed"
+    sample_seconds: Annotated[float, Field(gt=0)] = 5.0
+    skew_seconds_max: Annotated[float, Field(ge=0, le=3600)] = 0.0
+    """Clocks are off by up to this much either way."""
+    upload_limit_share: Share = 0.8
+    """Of its line that a daemon gives to others, as an operator would set it."""
+    nodes: Nodes = Nodes()
+    lines: tuple[LineClass, ...] = LINES
+    compute: tuple[ComputeClass, ...] = COMPUTE
+    network: NetworkSection = NetworkSection()
+    directory: DirectorySection = DirectorySection()
+    workload: WorkloadSection = WorkloadSection()
+    protocol: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    """Changes to the recipe, section by section."""
+    churn: tuple[Churn, ...] = ()
+    faults: tuple[FaultPlan, ...] = ()
+    adversaries: tuple[Adversaries, ...] = ()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for role in ALL_ROLES:
+            if not any(role in item.roles for item in self.lines):
+                raise ValueError(f"lines has no class for {role}")
+            if role != "relay" and not any(role in item.roles for item in self.compute):
+                raise ValueError(f"compute has no class for {role}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_behaviours(self) -> Self:
+        if self.adversaries:
+            from simulations.adversaries import flaw  # noqa: PLC0415 - it imports the daemon
+
+            for number, plan in enumerate(self.adversaries):
+                wrong = flaw(plan.behaviour, plan.role)
+                if wrong:
+                    raise ValueError(f"adversaries.{number}.{wrong}")
+        return self
+
+    @property
+    def seconds(self) -> float:
+        """The length of a run."""
+        return self.minutes * 60
+
+    def recipe(self) -> Recipe:
+        """Return the recipe with this scenario's changes; raises ``ScenarioError``."""
+        values = load_recipe(_packaged(RECIPE)).model_dump()
+        for section, changes in self.protocol.items():
+            if not isinstance(values.get(section), dict):
+                raise ScenarioError(f"unknown key 'protocol.{section}'")
+            for key, value in changes.items():
+                if key not in values[section]:
+                    raise ScenarioError(f"unknown key 'protocol.{section}.{key}'")
+                values[section][key] = tuple(value) if isinstance(value, list) else value
+        try:
+            return Recipe.model_validate(values)
+        except ValidationError as error:
+            raise ScenarioError(f"protocol.{_first(error)}") from None
+
+
+def load_scenario(name: str) -> Scenario:
+    """Return a packaged scenario by name, or one from a path that ends in ``.toml``."""
+    return parse_scenario(*_read(name, Path()))
+
+
+def _read(name: str, folder: Path) -> tuple[str, Path]:
+    """Return the text of a scenario and the folder that its file names are relative to."""
+    if name.endswith(".toml"):
+        path = folder / name
+        return path.read_text(), path.parent
+    if name not in scenario_names():
+        known = ", ".join(scenario_names())
+        raise ScenarioError(f"unknown scenario {name!r}; there are {known}")
+    return _packaged(f"{name}.toml"), Path()
+
+
+def scenario_names() -> list[str]:
+    """Return the names of the packaged scenarios."""
+    folder = resources.files("simulations") / "scenarios"
+    files = [item.name for item in folder.iterdir() if item.name != RECIPE]
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+
+
+def parse_scenario(text: str, folder: Path = Path()) -> Scenario:
+    """Read a scenario, and what it refers to in ``folder``; ``ScenarioError`` names a wrong key."""
+    try:
+        scenario = Scenario.model_validate(_extended(text, folder), context=folder)
+    except tomllib.TOMLDecodeError as error:
+        raise ScenarioError(f"not TOML: {error}") from None
+    except ValidationError as error:
+        raise ScenarioError(_first(error)) from None
+    except ManifestError as error:
+        raise ScenarioError(f"protocol.{error}") from None
+    scenario.recipe()
+    return scenario
+
+
+def _extended(text: str, folder: Path, depth: int = 0) -> dict[str, Any]:
+    """Return the values of a scenario over those of the one that it extends."""
+    values = tomllib.loads(text)
+    base = values.pop("extends", None)
+    if base is None:
+        return values
+    if not isinstance(base, str) or depth == EXTENSIONS_MAX:
+        raise ScenarioError(f"extends: a scenario's name, at most {EXTENSIONS_MAX} deep")
+    merged = _extended(*_read(base, folder), depth + 1)
+    for key, value in values.items():
+        known = merged.get(key)
+        if isinstance(known, dict) and isinstance(value, dict):
+            merged[key] = {**known, **value}
+        else:
+            merged[key] = value
+    return merged
+
+
+def _packaged(name: str) -> str:
+    return (resources.files("simulations") / "scenarios" / name).read_text()
+
+
+def _first(error: ValidationError) -> str:
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    first = next((item for item in errors if item["type"] == "extra_forbidden"), errors[0])
+    key = ".".join(str(part) for part in first["loc"]) or "scenario"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key!r}"
+    return f"{key}: {first['msg'].removeprefix('Value error, ')}"

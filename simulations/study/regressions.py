@@ -1,0 +1,98 @@
+"""Seeds that once showed a defect: they run with the tests for ever after.
+
+``simulations/regressions.toml`` is a list of plans with what they broke. A failing run adds itself
+to the file of the checkout that it was started in.
+"""
+
+import json
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+
+from simulations.study.study import Plan
+
+FILE = Path("simulations") / "regressions.toml"
+"""Within a checkout."""
+
+NODE_MINUTES_MAX = 250.0
+"""What ``make test`` repeats at most: 20 nodes for 10 minutes, some seconds of computing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Regression:
+    """A plan, and the rule that did not hold when it was found."""
+
+    plan: Plan
+    rule: str
+    what: str
+
+    @property
+    def node_minutes(self) -> float:
+        """How much there is to simulate; raises ``ScenarioError``."""
+        scenario = self.plan.load()
+        return scenario.nodes.total * scenario.minutes
+
+    def to_toml(self) -> str:
+        """Return the entry as it stands in the file."""
+        plan = self.plan
+        lines = [
+            "",
+            "[[regression]]",
+            f"scenario = {_quoted(plan.scenario)}",
+            f"seed = {plan.seed}",
+        ]
+        if plan.nodes is not None:
+            lines.append(f"nodes = {plan.nodes}")
+        if plan.minutes is not None:
+            lines.append(f"minutes = {plan.minutes:g}")
+        lines += [f"rule = {_quoted(self.rule)}", f"what = {_quoted(self.what)}", ""]
+        return "\n".join(lines)
+
+
+def load_regressions(path: Path) -> list[Regression]:
+    """Read a file of regressions; raises ``ValueError`` that names what is wrong with it."""
+    try:
+        entries = tomllib.loads(path.read_text()).get("regression", [])
+        return [
+            Regression(
+                Plan(entry["scenario"], entry["seed"], entry.get("nodes"), entry.get("minutes")),
+                entry["rule"],
+                entry["what"],
+            )
+            for entry in entries
+        ]
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path}: not TOML: {error}") from None
+    except KeyError as error:
+        raise ValueError(f"{path}: an entry lacks {error}") from None
+
+
+def add_regression(regression: Regression, start: Path) -> Path | None:
+    """Add an entry to the file of the checkout around ``start``; return the file.
+
+    None when there is no checkout or it cannot be written. A plan that is there already stays as it
+    is.
+    """
+    path = find_file(start)
+    if path is None:
+        return None
+    try:
+        if regression.plan not in [known.plan for known in load_regressions(path)]:
+            with path.open("a") as file:
+                file.write(regression.to_toml())
+    except (OSError, ValueError):
+        return None
+    return path
+
+
+def find_file(start: Path) -> Path | None:
+    """Return the file of the checkout that holds ``start``, None outside of one."""
+    for folder in (start, *start.parents):
+        if (folder / FILE).is_file():
+            return folder / FILE
+    return None
+
+
+def _quoted(text: str) -> str:
+    """Return a TOML basic string; JSON escapes the same way."""
+    return json.dumps(text)

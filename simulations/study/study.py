@@ -1,0 +1,168 @@
+"""One simulation as people ask for it: a plan in, numbers and a history out.
+
+Puts together what the other modules are: a scenario, the world that runs it, the trace, and the
+checkers and meters that listen to it.
+"""
+
+import resource
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from simulations.checkers import Patience, Violation, Watch, attach_checkers
+from simulations.cluster.calm import announce_calm
+from simulations.cluster.churn import churn_actor
+from simulations.cluster.faults import fault_actor
+from simulations.cluster.machine import Twist
+from simulations.cluster.world import Actor, NodeFailedError, World
+from simulations.metrics.numbers import Meter, Result
+from simulations.metrics.series import Series
+from simulations.runtime.loop import run_virtual
+from simulations.runtime.process import shared_by
+from simulations.runtime.trace import Event, Trace
+from simulations.scenario.scenario import Nodes, Scenario, load_scenario
+
+PATIENCE = Patience(converge_epochs=24, progress_epochs=36)
+"""Guesses: three rounds of the synchronisation that repairs what gossip lost; the life of a record,
+after which a trainer takes over, and several steps of one that has to wait for rollouts first."""
+
+PROGRESS_EVENTS = 512
+"""How many events pass between two looks at the progress."""
+
+Progress = Callable[[float, float], None]
+"""``(virtual seconds so far, virtual seconds in all)``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What to run: a scenario by name or path, and what differs from its file."""
+
+    scenario: str
+    seed: int = 0
+    nodes: int | None = None
+    minutes: float | None = None
+
+    @property
+    def command(self) -> str:
+        """The one command that runs this again."""
+        words = ["prime-node", "simulate", "run", self.scenario, "--seed", str(self.seed)]
+        if self.nodes is not None:
+            words += ["--nodes", str(self.nodes)]
+        if self.minutes is not None:
+            words += ["--minutes", f"{self.minutes:g}"]
+        return shlex.join(words)
+
+    def load(self) -> Scenario:
+        """Return the scenario; raises ``ScenarioError``."""
+        scenario = load_scenario(self.scenario)
+        changes: dict[str, object] = {}
+        if self.minutes is not None:
+            changes["minutes"] = self.minutes
+        if self.nodes is not None:
+            changes["nodes"] = resized(scenario.nodes, self.nodes)
+        return scenario.model_copy(update=changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to."""
+
+    plan: Plan
+    result: Result
+    series: Series | None
+    """None for a run of a sweep."""
+
+    @property
+    def violation(self) -> Violation | None:
+        """The rule that did not hold, if any."""
+        return next(iter(self.result.violations), None)
+
+
+class ViolationError(Exception):
+    """Ends a simulation in which a rule did not hold."""
+
+    def __init__(self, violation: Violation) -> None:
+        super().__init__(str(violation))
+        self.violation = violation
+
+
+def run_plan(
+    plan: Plan,
+    *,
+    clock: Callable[[], float],
+    on_progress: Progress = lambda _now, _end: None,
+    twists: Mapping[str, Twist] | None = None,
+    actors: Sequence[Actor] = (),
+) -> Outcome:
+    """Run a plan to its end or to its first violation; raises ``ScenarioError``.
+
+    ``clock`` gives real seconds, to say how long it took.
+    """
+    scenario = plan.load()
+    trace, watch = Trace(), Watch(_end_simulation)
+    meter = Meter(watch, attach_checkers(watch, PATIENCE))
+    trace.listen(watch.see)
+    trace.listen(_reporter(watch, scenario.seconds, on_progress))
+    began = clock()
+    try:
+        with shared_by(scenario.nodes.total):
+            run_virtual(_live(scenario, plan.seed, trace, twists, actors))
+        watch.finish(watch.started_at + scenario.seconds)
+    except ViolationError:
+        pass  # the watch knows it
+    except NodeFailedError as error:
+        watch.note_failure(str(error))
+    result = meter.result(
+        plan.scenario,
+        plan.seed,
+        nodes=scenario.nodes.total,
+        wall_s=clock() - began,
+        events=trace.events,
+        trace_digest=trace.digest,
+        peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    )
+    return Outcome(plan, result, meter.series)
+
+
+async def _live(
+    scenario: Scenario,
+    seed: int,
+    trace: Trace,
+    twists: Mapping[str, Twist] | None,
+    actors: Sequence[Actor],
+) -> None:
+    plans = (
+        announce_calm,
+        *(churn_actor(plan, number) for number, plan in enumerate(scenario.churn)),
+        *(fault_actor(plan, number) for number, plan in enumerate(scenario.faults)),
+    )
+    await World(scenario, seed, trace, twists=twists).run((*plans, *actors))
+
+
+def _end_simulation(violation: Violation) -> None:
+    raise ViolationError(violation)
+
+
+def _reporter(watch: Watch, seconds: float, on_progress: Progress) -> Callable[[Event], None]:
+    seen = 0
+
+    def report(event: Event) -> None:
+        nonlocal seen
+        seen += 1
+        if seen % PROGRESS_EVENTS == 0:
+            on_progress(event.at - watch.started_at, seconds)
+
+    return report
+
+
+def resized(nodes: Nodes, total: int) -> Nodes:
+    """Return as many nodes as asked for, in the proportions of ``nodes``; trainers stay as many.
+
+    Relays and validators are rounded, at least one and as many as a committee needs; workers are
+    the rest.
+    """
+    share = total / nodes.total
+    relays = max(1, round(nodes.relay * share))
+    validators = max(min(nodes.validator, 4), round(nodes.validator * share))
+    workers = max(0, total - nodes.trainer - relays - validators)
+    return nodes.model_copy(update={"relay": relays, "validator": validators, "inference": workers})

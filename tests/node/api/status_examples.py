@@ -1,0 +1,102 @@
+"""A status and an explanation as a worker in a living swarm would give them."""
+
+from node.api.status import (
+    CheckpointStatus,
+    MemberStatus,
+    NodeStatus,
+    RolloutCounts,
+    TrafficStatus,
+)
+from protocol.crypto import Identity
+
+PEERS = [Identity(bytes([number]) * 32).peer_id for number in range(8)]
+ROLES = ["relay", "trainer", "validator", "validator", "validator", "inference", "inference"]
+
+STATUS = NodeStatus(
+    peer_id=PEERS[6],
+    run_id="5f" * 32,
+    run_name="testnet",
+    roles=("inference",),
+    state="ready",
+    reason="",
+    started_at=1_700_000_000.0,
+    epoch=412,
+    addresses=(f"/ip4/192.168.1.20/tcp/31337/p2p/{PEERS[6]}",),
+    peers_connected=7,
+    policy_version=41,
+    policy_version_newest=42,
+    policy_lag_max=2,
+    first_certificate_at=1_700_000_021.5,
+    members=tuple(
+        MemberStatus(
+            peer_id=peer,
+            roles=(role,),
+            policy_version=42 - index % 2,
+            age_seconds=1.5 * index,
+            software="prime-node 0.1.0",
+            standing="slashed" if index == 5 else "good",
+        )
+        for index, (peer, role) in enumerate(zip(PEERS, ROLES, strict=False))
+    ),
+    rollouts=RolloutCounts(860, 812, 12, 4, 790, {"computation": 9, "rewards": 3}),
+    own_rollouts=RolloutCounts(120, 118, 1, 0, 110, {"computation": 1}),
+    workers={PEERS[6]: RolloutCounts(120, 118, 1, 0, 110, {"computation": 1})},
+    checkpoints=tuple(
+        CheckpointStatus(version, version / 50, 1_700_000_000.0 + version, 4 * (version > 0), 0)
+        for version in range(43)
+    ),
+    traffic=TrafficStatus(
+        blobs_sent=3_100_000_000,
+        blobs_received=1_250_000_000,
+        weights_sent=2_400_000_000,
+        weights_received=1_200_000_000,
+        gossip_sent=12_000_000,
+        gossip_received=11_000_000,
+        gossip_dropped=0,
+    ),
+    p2pd_pid=4711,
+    children={},
+)
+
+WHY = {
+    "state": "paused",
+    "reason": "2 batches wait for the trainer",
+    "slashed": False,
+    "rollouts": [
+        {
+            "commit": "ab12" * 16,
+            "version": 40,
+            "slot": 3,
+            "epoch": 398,
+            "state": "rejected",
+            "reason": "computation",
+            "certificate": "cd" * 32,
+            "verdicts": [
+                {
+                    "validator": peer,
+                    "accept": peer == PEERS[4],
+                    "reason": "accepted" if peer == PEERS[4] else "computation",
+                    "detail": "" if peer == PEERS[4] else "sequence 5, chunk 0",
+                    "evidence": f"{index:02x}" * 32,
+                    "margins": {
+                        "exponent-mismatches": {
+                            "value": 2.0 if peer == PEERS[4] else 61.0,
+                            "limit": 4.0,
+                        }
+                    },
+                }
+                for index, peer in enumerate(PEERS[2:5])
+            ],
+        },
+        {
+            "commit": "ef34" * 16,
+            "version": 41,
+            "slot": 0,
+            "epoch": 401,
+            "state": "expired",
+            "reason": "no committee decided in time",
+            "certificate": None,
+            "verdicts": [],
+        },
+    ],
+}

@@ -1,0 +1,147 @@
+from types import SimpleNamespace
+
+import pytest
+
+from node.api.observer import Observer
+from protocol.types import Relay, Role
+from roles.flow import Conditions
+from tests.worlds.messages import World, run_manifest
+
+WORLD = World(run_manifest())
+WORKER, OTHER = WORLD.workers[:2]
+NOW = WORLD.at(1)
+
+
+def observer(peer=OTHER, **changes) -> Observer:
+    """Return the observer of a node that is well; ``changes`` says what is not."""
+    replica = WORLD.replica(roster_at=1)
+    counters = SimpleNamespace(received=5, duplicates=2)
+    gossip = SimpleNamespace(sizes=dict, counters=counters)
+    gossip.link_counters = SimpleNamespace(bytes_in=1, bytes_out=2, frames_dropped=3)
+    exchange = SimpleNamespace(
+        bytes_sent=4, bytes_received=5, weights_bytes_sent=6, weights_bytes_received=7
+    )
+    fields = {
+        "peer_id": peer.peer_id,
+        "roles": (Role.INFERENCE,),
+        "replica": replica,
+        "clock": SimpleNamespace(now=lambda: NOW),
+        "connections": SimpleNamespace(connected=["somebody"], unreachable_since=None),
+        "gossip": gossip,
+        "exchange": exchange,
+        "policies": SimpleNamespace(
+            newest=lambda: SimpleNamespace(version=0), newest_version=lambda: 0
+        ),
+        "conditions": Conditions(),
+        "addresses": lambda: ("/here",),
+        "synchronised": lambda: True,
+        "p2pd_pid": lambda: 42,
+        "started_at": NOW - 5,
+    }
+    return Observer(**fields | changes)
+
+
+def take(node, *messages):
+    for signed in messages:
+        assert node.replica.receive(signed.envelope, NOW).relay is Relay.ACCEPT
+
+
+def full(reason):
+    conditions = Conditions()
+    conditions.set("disk", reason)
+    return conditions
+
+
+STATES = {
+    "ready": ({}, ""),
+    "draining": ({"draining": True}, ""),
+    "joining": (
+        {"connections": SimpleNamespace(connected=[], unreachable_since=None)},
+        "no peer is connected yet",
+    ),
+    "joining ": (
+        {"connections": SimpleNamespace(connected=[], unreachable_since=1.0)},
+        "no bootstrap peer answers; trying again",
+    ),
+    "paused": ({"conditions": full("disk full")}, "disk full"),
+    "syncing": ({"synchronised": lambda: False}, "no peer has told us yet what we missed"),
+    "syncing ": (
+        {"policies": SimpleNamespace(newest=lambda: None, newest_version=lambda: -1)},
+        "the first policy has not arrived yet",
+    ),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_state_and_its_reason(state):
+    changes, reason = STATES[state]
+    status = observer(**changes).status()
+    assert (status.state, status.reason) == (state.strip(), reason)
+
+
+def test_a_slashed_worker_says_so():
+    node = observer(WORKER)
+    commit = WORLD.commit(WORKER)
+    take(node, commit, WORLD.certificate(commit, accepted=False, escalated=True))
+    status = node.status()
+    assert status.state == "paused"
+    assert "prime-node why" in status.reason
+    assert {member.standing for member in status.members} == {"good"}
+    why = node.why()
+    assert why["slashed"]
+    (rollout,) = why["rollouts"]
+    assert rollout["commit"] == commit.digest.hex()
+    assert rollout["reason"] == "reward"
+    assert len(rollout["verdicts"]) == WORLD.committee(commit).quorum
+    assert rollout["certificate"] is not None
+
+
+def test_a_rollout_that_nobody_decided_on_is_explained():
+    node = observer(WORKER)
+    take(node, WORLD.commit(WORKER))
+    assert node.why()["rollouts"] == []
+    node.replica.advance(WORLD.at(20))
+    (rollout,) = node.why()["rollouts"]
+    assert (rollout["state"], rollout["reason"]) == ("expired", "no committee decided in time")
+    assert rollout["verdicts"] == []
+
+
+def test_the_numbers_are_those_of_the_ledger():
+    node = observer(WORKER)
+    certified, opened = WORLD.chain(WORKER, 2)
+    take(node, certified, opened, WORLD.certificate(certified), WORLD.commit(OTHER))
+    take(node, WORLD.checkpoint(WORLD.genesis(), batch=(certified.digest,), reward_mean=250_000))
+    status = node.status()
+    assert status.rollouts.committed == 3
+    assert (status.own_rollouts.committed, status.own_rollouts.certified) == (2, 1)
+    assert status.rollouts.trained == 1
+    assert list(status.workers) == sorted((WORKER.peer_id, OTHER.peer_id))
+    assert [point.reward_mean for point in status.checkpoints] == [0.0, 0.25]
+    assert status.checkpoints[1].commits == 1
+    assert status.policy_version_newest == 1
+    assert status.addresses == ("/here",)
+    assert status.epoch == 1
+    assert status.traffic.weights_received == 7
+    snapshot = node.snapshot()
+    assert (snapshot.committed, snapshot.certified, snapshot.version) == (3, 1, 1)
+    assert snapshot.members == len(status.members) == 6
+
+
+def test_a_member_is_never_younger_than_now():
+    node = observer()
+    ahead = WORLD.record(WORLD.workers[2], ("relay",), sequence=round((NOW + 2) * 1000))
+    take(node, ahead)
+    ages = {member.peer_id: member.age_seconds for member in node.status().members}
+    assert ages[ahead.signer] == 0.0
+
+
+def test_only_what_came_as_news_is_judged_and_its_date_does_not_matter():
+    """A trainer could date its versions before our start; what we slept through proves nothing."""
+    node = observer()
+    unseen = WORLD.commit(WORKER, tokens=9)
+    before = WORLD.checkpoint(WORLD.genesis(), batch=(unseen.digest,))
+    after = WORLD.checkpoint(before, batch=(WORLD.commit(OTHER, tokens=9).digest,), created_at=0)
+    take(node, before, after)
+    node.judged[after.digest] = None
+    points = node.status().checkpoints
+    assert [point.trained_without_certificate for point in points] == [0, 0, 1]

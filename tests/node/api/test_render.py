@@ -1,0 +1,128 @@
+from dataclasses import replace
+
+import pytest
+from pydantic import TypeAdapter
+from rich.console import Console
+
+from node.api.render import peers_view, plain, short_peer, status_view, why_view
+from node.api.status import RolloutCounts
+from node.api.why import Why
+from tests.node.api.status_examples import STATUS, WHY
+
+EXPLAINED = TypeAdapter(Why).validate_python(WHY)
+
+
+def drawn(view, width=100):
+    console = Console(width=width, highlight=False, force_terminal=False)
+    with console.capture() as capture:
+        console.print(view)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def row(lines, first):
+    return next(line for line in lines if line.split()[:1] == [first])
+
+
+def test_status_at_a_glance():
+    lines = drawn(status_view(STATUS, STATUS.started_at + 4000))
+    assert lines[0] == "inference  ● ready"
+    assert row(lines, "up").split(maxsplit=1)[1] == "1 h 6 min"
+    assert "7 members (2 inference, 3 validator, 1 trainer, 1 relay)" in row(lines, "swarm")
+    assert "version 41, 1 behind the newest" in row(lines, "policy")
+    assert "0.840  ▁" in row(lines, "reward")
+    assert "sent 3.1 GB, received 1.25 GB" in row(lines, "traffic")
+    assert any(line.split()[:6] == ["swarm", "860", "812", "12", "4", "790"] for line in lines)
+    assert any(line.split()[:4] == ["this", "node", "120", "118"] for line in lines)
+    assert lines[-1] == "prime-node why tells what became of this node's rollouts."
+
+
+def test_status_of_a_node_that_has_just_started():
+    young = replace(
+        STATUS,
+        roles=("relay",),
+        state="joining",
+        reason="no bootstrap peer answers; trying again",
+        members=(),
+        addresses=(),
+        policy_version=-1,
+        policy_version_newest=-1,
+        checkpoints=(),
+        rollouts=RolloutCounts(),
+        own_rollouts=RolloutCounts(),
+    )
+    lines = drawn(status_view(young, young.started_at))
+    assert lines[0] == "relay  ● joining  no bootstrap peer answers; trying again"
+    assert "none published yet" in row(lines, "policy")
+    assert "no step was trained yet" in row(lines, "reward")
+    assert not any("this node" in line for line in lines)
+
+
+def test_a_policy_that_has_not_arrived():
+    lines = drawn(status_view(replace(STATUS, policy_version=-1), 0.0))
+    assert "version none; the newest is 42" in row(lines, "policy")
+
+
+@pytest.mark.parametrize(
+    "view", [status_view(STATUS, 2e9), peers_view(STATUS), why_view(EXPLAINED)]
+)
+def test_views_fit_into_a_hundred_columns_unabridged(view):
+    lines = drawn(view)
+    assert max(map(len, lines)) <= 100
+    assert not any(line.endswith("…") for line in lines)
+
+
+def test_peers_are_listed_by_role():
+    lines = drawn(peers_view(STATUS))
+    assert lines[0] == "7 members, 7 connected to this node"
+    roles = [line.replace("(you)", "").split()[1] for line in lines[3:]]
+    assert roles == ["inference"] * 2 + ["validator"] * 3 + ["trainer", "relay"]
+    assert sum("(you)" in line for line in lines) == 1
+    assert drawn(peers_view(replace(STATUS, members=(), peers_connected=0))) == [
+        "0 members, 0 connected to this node"
+    ]
+
+
+def test_why_shows_reason_margin_and_evidence():
+    lines = drawn(why_view(EXPLAINED))
+    assert lines[0] == "● paused  2 batches wait for the trainer"
+    text = " ".join(" ".join(lines).split())
+    assert "ab12ab12ab12ab12 version 40, slot 3, epoch 398 rejected: computation" in text
+    assert "exponent-mismatches 61 (limit 4)" in text
+    assert "verdict 0101010101010101" in text
+    assert "expired: no committee decided in time" in text
+
+
+def test_why_of_a_node_without_failures():
+    lines = drawn(why_view(replace(EXPLAINED, rollouts=(), state="ready", reason="")))
+    assert lines == ["● ready", "No rollout of this node was rejected or expired."]
+    lines = drawn(why_view(replace(EXPLAINED, rollouts=(), slashed=True), "ab12"))
+    assert lines[1].startswith("This node is slashed")
+    assert lines[2] == "No rollout of this node was rejected or expired (ab12)."
+
+
+def test_why_shows_the_newest_of_many():
+    many = replace(EXPLAINED, rollouts=EXPLAINED.rollouts * 50)
+    lines = drawn(why_view(many))
+    assert lines[1] == "80 older ones are not shown; name one, or use --json."
+
+
+@pytest.mark.parametrize(
+    ("which", "count"), [("AB12", 1), ("computation", 1), ("expired", 1), ("f", 0), ("", 2)]
+)
+def test_rollouts_are_named_by_digest_reason_or_state(which, count):
+    assert sum(rollout.is_named(which) for rollout in EXPLAINED.rollouts) == count
+
+
+def test_other_nodes_cannot_steer_the_terminal():
+    hostile = "\x1b[2J\x9b31m[red]x"
+    member = replace(STATUS.members[0], software=hostile, roles=("relay", hostile))
+    text = "\n".join(drawn(peers_view(replace(STATUS, members=(member,)))))
+    assert "\x1b" not in text
+    assert "\x9b" not in text
+    assert "[red]x" in text
+    assert plain("a\tb\n", 3) == "a�b"
+
+
+def test_short_names_keep_the_random_end():
+    assert short_peer("12D3KooWK98A5qKRAA9qZccvoJLvcLu68PCFZLNfdd81iQLvHj6W") == "12D3KooW…LvHj6W"
+    assert short_peer("me") == "me"

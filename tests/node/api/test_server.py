@@ -1,0 +1,222 @@
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from node.api.client import fetch, fetch_status, fetch_why
+from node.api.metrics import REASONS_MAX
+from node.api.server import ControlServer, application
+from node.local.datadir import load_api_endpoint, open_data_dir, store_api_endpoint
+from node.local.errors import ExitCode, NodeError
+from tests.node.api.status_examples import STATUS, WHY
+
+
+def client(status=STATUS, why=None):
+    api = application(lambda: status, lambda: why or {"state": "ready"})
+    return httpx.AsyncClient(
+        transport=httpx.ASGITransport(api), base_url="http://127.0.0.1:1", timeout=5
+    )
+
+
+async def get(path, status=STATUS, **options):
+    async with client(status) as http:
+        return await http.get(path, **options)
+
+
+async def test_health_is_the_loop():
+    answer = await get("/healthz", replace(STATUS, state="joining"))
+    assert (answer.status_code, answer.json()) == (200, {"alive": True, "pid": os.getpid()})
+
+
+@pytest.mark.parametrize("state", ["joining", "syncing", "paused", "draining"])
+async def test_readiness_names_what_is_missing(state):
+    answer = await get("/readyz", replace(STATUS, state=state, reason="no peer answers"))
+    assert answer.status_code == 503
+    assert answer.json() == {"ready": False, "state": state, "reason": "no peer answers"}
+
+
+async def test_ready():
+    assert (await get("/readyz")).status_code == 200
+
+
+async def test_status_and_peers_are_the_snapshot():
+    expected = json.loads(json.dumps(STATUS.to_json()))
+    assert (await get("/status")).json() == expected
+    assert (await get("/peers")).json() == {
+        "peers_connected": 7,
+        "members": expected["members"],
+    }
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
+async def test_a_foreign_host_name_is_refused(host):
+    assert (await get("/status", headers={"host": host})).status_code == 400
+
+
+@pytest.mark.parametrize("host", ["localhost", "localhost:31338", "127.0.0.1:9"])
+async def test_our_own_names_are_served(host):
+    assert (await get("/status", headers={"host": host})).status_code == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+async def test_nothing_can_be_commanded(method):
+    async with client() as http:
+        assert (await http.request(method, "/status")).status_code == 405
+
+
+async def test_metrics_follow_the_status():
+    lines = (await get("/metrics")).text.splitlines()
+    assert 'prime_node_state{state="ready"} 1.0' in lines
+    assert 'prime_node_state{state="paused"} 0.0' in lines
+    assert "prime_node_peers 7.0" in lines
+    assert 'prime_node_rollouts_total{outcome="certified"} 812.0' in lines
+    assert 'prime_node_rollouts_rejected_total{reason="computation"} 9.0' in lines
+    assert 'prime_node_bytes_total{direction="sent",kind="weights"} 2.4e+09' in lines
+    assert not any("12D3KooW" in line for line in lines if not line.startswith("prime_node_info"))
+
+
+async def test_reasons_of_others_cannot_blow_up_the_metrics():
+    counts = replace(STATUS.rollouts, rejected_reasons={f"r{number}": 1 for number in range(99)})
+    text = (await get("/metrics", replace(STATUS, rollouts=counts))).text
+    rows = [line for line in text.splitlines() if line.startswith("prime_node_rollouts_rejected_t")]
+    assert len(rows) == REASONS_MAX + 1
+    assert f'prime_node_rollouts_rejected_total{{reason="other"}} {99 - REASONS_MAX}.0' in rows
+
+
+@contextlib.asynccontextmanager
+async def served(datadir, status=STATUS, why=WHY):
+    server = ControlServer(lambda: status, lambda: why, datadir=datadir)
+    try:
+        yield await server.start()
+    finally:
+        await server.stop()
+        await server.stop()
+
+
+@pytest.fixture
+def datadir(tmp_path):
+    return open_data_dir(tmp_path / "data")
+
+
+async def test_commands_find_the_server_through_the_data_dir(datadir):
+    async with served(datadir) as port:
+        endpoint = load_api_endpoint(datadir)
+        assert (endpoint.port, endpoint.pid) == (port, os.getpid())
+        assert await asyncio.to_thread(fetch_status, datadir) == STATUS
+        why = await asyncio.to_thread(fetch_why, datadir)
+        assert why.rollouts[0].verdicts[0].margins["exponent-mismatches"].value == 61.0
+    with pytest.raises(NodeError, match="no daemon is running"):
+        fetch_status(datadir)
+
+
+async def test_the_server_leaves_signals_to_the_daemon(datadir):
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    async with served(datadir):
+        during = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert before == during
+
+
+async def test_it_listens_on_this_machine_alone(datadir):
+    server = ControlServer(lambda: STATUS, lambda: WHY)
+    port = await server.start()
+    with socket.socket() as other, pytest.raises(ConnectionRefusedError):
+        other.connect(("127.0.0.2", port))
+    await server.stop()
+
+
+async def test_stopping_does_not_wait_for_a_client_that_hangs(datadir):
+    async with asyncio.timeout(8):
+        async with served(datadir) as port:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET /status HTTP/1.1\r\nHost: local")
+            await writer.drain()
+        writer.close()
+
+
+async def test_a_taken_port_is_one_line(datadir):
+    async with served(datadir) as port:
+        with pytest.raises(NodeError) as caught:
+            await ControlServer(lambda: STATUS, lambda: WHY, port).start()
+    assert caught.value.exit_code is ExitCode.CONFIG
+    assert caught.value.message == (
+        f"cannot open the control API on 127.0.0.1:{port}: Address already in use; "
+        "choose another --api-port, or 0 for a free one"
+    )
+
+
+def test_no_daemon_was_ever_here(datadir):
+    with pytest.raises(NodeError) as caught:
+        fetch_status(datadir)
+    assert caught.value.exit_code is ExitCode.NO_DAEMON
+    assert caught.value.message == (
+        f"no daemon is running in {datadir.root}; start one with prime-node --role ROLE, "
+        "or say where it is with --data-dir"
+    )
+
+
+def test_a_daemon_that_died_left_its_port_behind(datadir):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        store_api_endpoint(datadir, unused.getsockname()[1])
+    with pytest.raises(NodeError) as caught:
+        fetch(datadir, "/status")
+    assert caught.value.exit_code is ExitCode.NO_DAEMON
+
+
+async def answering(datadir, answer):
+    """Serve ``answer`` to whoever connects, and return what ``fetch_status`` raises."""
+
+    async def handle(reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(answer)
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(handle, "127.0.0.1", 0)
+    store_api_endpoint(datadir, server.sockets[0].getsockname()[1])
+    try:
+        with pytest.raises(NodeError) as caught:
+            await asyncio.to_thread(fetch_status, datadir)
+    finally:
+        server.close()
+    return caught.value
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        b"",
+        b"SSH-2.0-OpenSSH\r\n",
+        b"HTTP/1.1 200 OK\r\n\r\nhello",
+        b"HTTP/1.1 200 OK\r\n\r\n[]",
+        b"HTTP/1.1 404 Not Found\r\n\r\n{}",
+    ],
+)
+async def test_something_else_took_the_port(datadir, answer):
+    error = await answering(datadir, answer)
+    assert error.exit_code is ExitCode.NO_DAEMON
+    assert error.message.startswith("no daemon is running in ")
+
+
+async def test_a_daemon_of_another_version(datadir):
+    error = await answering(datadir, b'HTTP/1.1 200 OK\r\n\r\n{"peer_id": "x"}')
+    assert error.exit_code is ExitCode.NO_DAEMON
+    assert "is of another version than this command; restart it" in error.message
+
+
+async def test_a_daemon_that_hangs(datadir, monkeypatch):
+    monkeypatch.setattr("node.api.client.REQUEST_SECONDS", 0.1)
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        store_api_endpoint(datadir, silent.getsockname()[1])
+        with pytest.raises(NodeError) as caught:
+            await asyncio.to_thread(fetch_status, datadir)
+    assert caught.value.exit_code is ExitCode.RETRY
+    assert "did not answer within" in caught.value.message

@@ -1,0 +1,323 @@
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.wire import PROTOCOL, Kind, RefusedError, Status
+from node.storage.blobs import FileBlobs
+from protocol import codec, crypto
+from protocol.shardcast.index import chunk_digests
+from protocol.types import PeerId
+from roles.ports.transport import Stream, TransportError
+from tests.worlds.memory_transport import Hub, LoopClock
+
+DATA = bytes(range(256)) * 1200
+DIGEST = crypto.digest(DATA)
+PREFIX = "/run"
+LIMITS = ExchangeLimits(open_seconds=0.5, stall_seconds=0.5)
+
+
+class Node:
+    def __init__(
+        self, hub: Hub, name: str, directory: Path, limits: ExchangeLimits = LIMITS
+    ) -> None:
+        self.peer = PeerId(name)
+        self.faults: list[tuple[PeerId, str]] = []
+        self.transport = hub.transport(self.peer)
+        self.blobs = FileBlobs(directory / name)
+        self.exchange = BlobExchange(
+            self.transport,
+            self.blobs,
+            LoopClock(),
+            prefix=PREFIX,
+            limits=limits,
+            on_fault=lambda peer, fault: self.faults.append((peer, fault.reason)),
+        )
+
+
+async def join(hub: Hub, *nodes: Node) -> None:
+    for node in nodes:
+        await node.exchange.start()
+        for other in nodes:
+            if other is not node:
+                hub.connect(node.peer, other.peer)
+
+
+async def network(
+    directory: Path, *names: str, limits: ExchangeLimits = LIMITS
+) -> tuple[Hub, list[Node]]:
+    hub = Hub()
+    nodes = [Node(hub, name, directory, limits) for name in names]
+    await join(hub, *nodes)
+    return hub, nodes
+
+
+async def pull(node: Node, peer: PeerId, offset: int, length: int, **options: Any) -> list[bytes]:
+    pieces = node.exchange.fetch_range(
+        peer, DIGEST, offset, length, **{"piece_bytes": 100_000, **options}
+    )
+    async with aclosing(pieces):
+        return [piece async for piece in pieces]
+
+
+def header(status: str, total_bytes: object) -> bytes:
+    data = codec.encode({"status": status, "total_bytes": total_bytes})
+    return len(data).to_bytes(2, "big") + data
+
+
+def impostor(
+    answer: bytes, *, then_hang: bool = False
+) -> Callable[[Stream], Coroutine[Any, Any, None]]:
+    async def handler(stream: Stream) -> None:
+        size = int.from_bytes(await stream.read_exactly(2), "big")
+        await stream.read_exactly(size)
+        await stream.write(answer)
+        if then_hang:
+            await asyncio.sleep(3600)
+
+    return handler
+
+
+async def test_a_blob_comes_from_the_first_source_that_has_it(tmp_path: Path) -> None:
+    _, (one, two, three) = await network(tmp_path, "one", "two", "three")
+    await three.blobs.put(DATA)
+    sources = [one.peer, PeerId("absent"), two.peer, three.peer]
+    assert await one.exchange.fetch(DIGEST, len(DATA), sources, 5) == DATA
+    assert (one.exchange.bytes_received, three.exchange.bytes_sent) == (len(DATA), len(DATA))
+    assert three.exchange.weights_bytes_sent == 0
+    await one.blobs.put(DATA)
+    assert await one.exchange.fetch(DIGEST, len(DATA), [], 5) == DATA
+    assert await two.exchange.fetch(DIGEST, len(DATA) - 1, [three.peer], 5) is None
+    assert await two.exchange.fetch(crypto.digest(b"?"), 10, [three.peer], 5) is None
+
+
+async def test_a_range_comes_in_pieces_and_is_accounted(tmp_path: Path) -> None:
+    _, (one, two) = await network(tmp_path, "one", "two")
+    await two.blobs.put(DATA)
+    pieces = await pull(one, two.peer, 1000, 250_000, kind=Kind.WEIGHTS)
+    assert [len(piece) for piece in pieces] == [100_000, 100_000, 50_000]
+    assert b"".join(pieces) == DATA[1000:251_000]
+    assert one.exchange.weights_bytes_received == one.exchange.bytes_received == 250_000
+    assert two.exchange.weights_bytes_sent == 250_000
+    with pytest.raises(TransportError, match="less than"):
+        await pull(one, two.peer, 1000, len(DATA))
+    for offset in (len(DATA), len(DATA) + 1):
+        with pytest.raises(TransportError):
+            await pull(one, two.peer, offset, 1)
+
+
+async def test_a_blob_that_is_arriving_is_served_chunk_by_chunk(tmp_path: Path) -> None:
+    _, (one, two) = await network(tmp_path, "one", "two")
+    chunks = chunk_digests([DATA], 100_000)
+    partial = await two.blobs.open_partial(DIGEST, len(DATA), 100_000, chunks)
+    pieces = one.exchange.fetch_range(two.peer, DIGEST, 0, len(DATA), piece_bytes=100_000)
+    async with aclosing(pieces):
+        for index in range(len(chunks)):
+            part = DATA[index * 100_000 : (index + 1) * 100_000]
+            waiting = asyncio.ensure_future(anext(pieces))
+            await asyncio.sleep(0.01)
+            assert not waiting.done()
+            await partial.write_chunk(index, part)
+            assert await waiting == part
+
+
+async def test_who_must_not_wait_is_refused_a_blob_that_is_arriving(tmp_path: Path) -> None:
+    _, (one, two) = await network(tmp_path, "one", "two")
+    chunks = chunk_digests([DATA], 100_000)
+    await two.blobs.open_partial(DIGEST, len(DATA), 100_000, chunks)
+    with pytest.raises(RefusedError) as refusal:
+        await pull(one, two.peer, 0, 100, wait=False)
+    assert refusal.value.status is Status.UNKNOWN
+    with pytest.raises(TransportError):
+        await pull(one, two.peer, 0, 100)
+    reading = asyncio.create_task(pull(one, two.peer, 0, 100))
+    await asyncio.sleep(0.05)
+    await two.blobs.delete(DIGEST)
+    with pytest.raises(TransportError):
+        await reading
+
+
+async def test_a_fetch_goes_on_where_the_last_source_broke(tmp_path: Path) -> None:
+    hub, (one, two, three) = await network(tmp_path, "one", "two", "three")
+    await three.blobs.put(DATA)
+    half = impostor(header("ok", len(DATA)) + DATA[:50_000])
+    await two.transport.handle(PREFIX + PROTOCOL, half)
+    assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 5) == DATA
+    assert three.exchange.bytes_sent == len(DATA) - 50_000
+    assert one.faults == []
+    hub.remove(three.peer)
+    assert await one.exchange.fetch(DIGEST, len(DATA), [three.peer], 5) is None
+
+
+async def test_who_sends_a_bad_blob_alone_is_named(tmp_path: Path) -> None:
+    _, (one, two, three) = await network(tmp_path, "one", "two", "three")
+    await three.blobs.put(DATA)
+    bad = b"x" + DATA[1:]
+    await two.transport.handle(PREFIX + PROTOCOL, impostor(header("ok", len(DATA)) + bad))
+    assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 5) == DATA
+    assert one.faults == [(two.peer, "bad-blob")]
+
+
+async def test_of_several_senders_of_a_bad_blob_only_the_liar_is_named(tmp_path: Path) -> None:
+    _, (one, two, three) = await network(tmp_path, "one", "two", "three")
+    await three.blobs.put(DATA)
+    calls: list[bool] = []
+
+    async def lie(stream: Stream) -> None:
+        bad = b"x" + DATA[1:]
+        calls.append(True)
+        part = bad[:50_000] if len(calls) == 1 else bad
+        await impostor(header("ok", len(DATA)) + part)(stream)
+
+    await two.transport.handle(PREFIX + PROTOCOL, lie)
+    assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 5) == DATA
+    assert len(calls) <= 2
+    assert (three.peer, "bad-blob") not in one.faults
+
+
+async def test_sources_that_disagree_on_the_length_cannot_spoil_a_fetch(tmp_path: Path) -> None:
+    _, (one, two, three) = await network(tmp_path, "one", "two", "three")
+    await three.blobs.put(DATA)
+    longer = impostor(header("ok", len(DATA) + 1) + DATA[:1000])
+    await two.transport.handle(PREFIX + PROTOCOL, longer)
+    assert await one.exchange.fetch(DIGEST, 10**6, [two.peer, three.peer], 5) == DATA
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        header("fine", 5),
+        header("ok", -1),
+        header("ok", "many"),
+        header("ok", 0),
+        header("ok", 1 << 60),
+        b"\xff\xff" + bytes(300),
+        b"\x00\x03abc",
+        b"\x00",
+        b"",
+        header("busy", 0),
+    ],
+)
+async def test_nonsense_in_the_header_is_a_broken_stream(tmp_path: Path, answer: bytes) -> None:
+    _, (one, two) = await network(tmp_path, "one", "two")
+    await two.transport.handle(PREFIX + PROTOCOL, impostor(answer))
+    assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer], 5) is None
+    with pytest.raises(TransportError):
+        await pull(one, two.peer, 0, 10)
+
+
+async def test_a_silent_source_costs_only_its_share_of_the_deadline(tmp_path: Path) -> None:
+    hub, (one, two, three) = await network(tmp_path, "one", "two", "three")
+    await three.blobs.put(DATA)
+    await two.transport.handle(PREFIX + PROTOCOL, impostor(b"", then_hang=True))
+    assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 0.6) == DATA
+    hub.stall(one.peer)
+    assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 0.2) is None
+    drip = impostor(header("ok", len(DATA)) + b"x", then_hang=True)
+    await two.transport.handle(PREFIX + PROTOCOL, drip)
+    hub.resume(one.peer)
+    assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer], 0.2) is None
+
+
+async def test_a_source_that_trickles_costs_only_its_share_of_the_deadline(tmp_path: Path) -> None:
+    async def trickle(stream: Stream) -> None:
+        size = int.from_bytes(await stream.read_exactly(2), "big")
+        await stream.read_exactly(size)
+        await stream.write(header("ok", len(DATA)))
+        for at in range(len(DATA)):
+            await stream.write(DATA[at : at + 1])
+            await asyncio.sleep(0.05)
+
+    _, (one, two, three) = await network(tmp_path, "one", "two", "three")
+    await three.blobs.put(DATA)
+    await two.transport.handle(PREFIX + PROTOCOL, trickle)
+    assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 0.8) == DATA
+    assert len(DATA) - 16 <= three.exchange.bytes_sent < len(DATA)  # what two began is kept
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"digest": b"short"},
+        {"digest": "text"},
+        {"offset": -1},
+        {"offset": True},
+        {"length": 0},
+        {"length": 1 << 50},
+        {"wait": 1},
+        {"kind": "gift"},
+        {"more": 1},
+    ],
+)
+async def test_a_malformed_request_is_a_fault_of_its_sender(
+    tmp_path: Path, change: dict[str, object]
+) -> None:
+    _, (one, two) = await network(tmp_path, "one", "two")
+    good = {"digest": DIGEST, "offset": 0, "length": 1, "wait": True, "kind": "body"}
+    stream = await one.transport.open_stream(two.peer, PREFIX + PROTOCOL)
+    data = codec.encode(good | change)
+    await stream.write(len(data).to_bytes(2, "big") + data)
+    assert await stream.read(100) == b""
+    assert [peer for peer, _ in two.faults] == [one.peer]
+
+
+async def test_an_oversize_request_is_a_fault_and_a_silent_one_is_dropped(tmp_path: Path) -> None:
+    _, (one, two) = await network(tmp_path, "one", "two")
+    stream = await one.transport.open_stream(two.peer, PREFIX + PROTOCOL)
+    await stream.write(b"\xff\xff")
+    assert await stream.read(1) == b""
+    assert two.faults == [(one.peer, "oversize")]
+    silent = await one.transport.open_stream(two.peer, PREFIX + PROTOCOL)
+    assert await silent.read(1) == b""
+    assert len(two.exchange._bounded._serving) == 0
+
+
+async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(tmp_path: Path) -> None:
+    limits = ExchangeLimits(stall_seconds=0.3, streams_per_peer=2)
+    hub, (one, two, three) = await network(tmp_path, "one", "two", "three", limits=limits)
+    await two.blobs.put(DATA)
+    hub.stall(one.peer)
+    stalled = [asyncio.create_task(pull(one, two.peer, 0, len(DATA))) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    assert b"".join(await pull(three, two.peer, 0, len(DATA))) == DATA
+    assert two.exchange._bounded._serving[one.peer] == 2
+    hub.resume(one.peer)
+    hub.stall(one.peer)
+    await asyncio.sleep(0.5)
+    assert two.exchange._bounded._serving[one.peer] == 0
+    assert all(
+        isinstance(result, TransportError)
+        for result in await asyncio.gather(*stalled, return_exceptions=True)
+    )
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [ExchangeLimits(streams_per_peer=1), ExchangeLimits(streams_total=1)],
+)
+async def test_too_many_streams_are_told_busy(tmp_path: Path, limits: ExchangeLimits) -> None:
+    _, (one, two) = await network(tmp_path, "one", "two", limits=limits)
+    await two.blobs.put(DATA)
+    pieces = one.exchange.fetch_range(two.peer, DIGEST, 0, len(DATA), piece_bytes=100)
+    async with aclosing(pieces):
+        await anext(pieces)
+        with pytest.raises(RefusedError) as refusal:
+            await pull(one, two.peer, 0, 10)
+        assert refusal.value.status is Status.BUSY
+    await asyncio.sleep(0.01)
+    assert await pull(one, two.peer, 0, 10) == [DATA[:10]]
+
+
+async def test_upload_stays_under_its_cap(tmp_path: Path) -> None:
+    limits = ExchangeLimits(upload_bytes_per_second=500_000)
+    _, (one, two, three) = await network(tmp_path, "one", "two", "three", limits=limits)
+    await two.blobs.put(DATA)
+    began = asyncio.get_running_loop().time()
+    await asyncio.gather(*(pull(node, two.peer, 0, len(DATA)) for node in (one, three)))
+    took = asyncio.get_running_loop().time() - began
+    expected = 2 * len(DATA) / 500_000
+    assert expected - 0.3 < took < expected + 1.0

@@ -1,0 +1,398 @@
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
+import typer
+
+from node.api.server import ControlServer
+from node.cli import loading
+from node.cli import main as cli
+from node.local.addresses import store_cached_peers
+from node.local.datadir import load_identity, locked, open_data_dir
+from node.local.errors import ExitCode, NodeError
+from node.local.run_pin import pin_run, pinned_run
+from protocol.crypto import Identity
+from protocol.types import Role
+from tests.node.api.status_examples import STATUS, WHY
+from tests.node.local.run_files import run_toml, signed_run
+
+CREATOR = Identity(bytes(32))
+PEER = f"/ip4/127.0.0.1/tcp/31337/p2p/{CREATOR.peer_id}"
+RUN = signed_run(CREATOR)
+JOIN = ["--role", "relay", "--initial-peers", PEER]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    """A home of its own for each test, and no variables of ours."""
+    for name in [name for name in os.environ if name.startswith("PRIME_NODE_")]:
+        monkeypatch.delenv(name)
+    for name in ("HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "home"))
+    monkeypatch.setenv("PRIME_NODE_DATA_DIR", str(tmp_path / "data"))
+    monkeypatch.setenv("COLUMNS", "100")
+    return tmp_path
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The configurations with which the main form would have started nodes."""
+    configs = []
+
+    def run_node(config):
+        configs.append(config)
+        return 0
+
+    monkeypatch.setitem(sys.modules, "node.live.node", SimpleNamespace(run_node=run_node))
+    return configs
+
+
+@pytest.fixture
+def data(home):
+    return open_data_dir(home / "data")
+
+
+@pytest.fixture
+def run_file(home):
+    path = home / "run.toml"
+    path.write_text(run_toml(RUN))
+    return path
+
+
+@pytest.fixture
+def daemon(data):
+    """A control API in a loop of its own, as a daemon would serve it."""
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+    stopping = asyncio.Event()
+
+    async def serve():
+        server = ControlServer(lambda: STATUS, lambda: WHY, datadir=data)
+        await server.start()
+        ready.set()
+        await stopping.wait()
+        await server.stop()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=[serve()])
+    thread.start()
+    assert ready.wait(20)
+    yield
+    loop.call_soon_threadsafe(stopping.set)
+    thread.join(20)
+    loop.close()
+
+
+def failure(capsys, *arguments):
+    """Return (exit code, the one line on standard error)."""
+    code = cli.main(list(arguments))
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("prime-node: error: ")
+    assert err.count("\n") == 1
+    return code, err.removeprefix("prime-node: error: ").rstrip("\n")
+
+
+def output(capsys, *arguments):
+    assert cli.main(list(arguments)) == 0
+    return capsys.readouterr().out
+
+
+# The main form
+
+
+def test_the_main_form_runs_a_node(started, home, capsys):
+    arguments = ["--role", "relay,validator", "--role", "trainer", "--bootstrap", PEER]
+    assert cli.main([*arguments, "--api_port", "7", "--upload-limit", "1MB/s"]) == 0
+    (config,) = started
+    assert config.roles == (Role.RELAY, Role.VALIDATOR, Role.TRAINER)
+    assert config.initial_peers == (PEER,)
+    assert (config.api_port, config.upload_limit) == (7, 1_000_000)
+    assert load_identity(home / "data" / "identity.key").peer_id
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_exit_code_is_the_node_s(monkeypatch):
+    monkeypatch.setitem(
+        sys.modules, "node.live.node", SimpleNamespace(run_node=lambda _: ExitCode.RETRY)
+    )
+    assert cli.main(JOIN) == 75
+
+
+def test_a_new_swarm_begins_with_a_run(started, run_file, data, capsys):
+    arguments = ["--role", "trainer", "--new-swarm"]
+    assert failure(capsys, *arguments) == (
+        2,
+        "--new-swarm needs a run to begin: give its signed manifest with --run RUN.toml",
+    )
+    assert cli.main([*arguments, "--run", str(run_file)]) == 0
+    assert pinned_run(data) == RUN
+    assert cli.main(arguments) == 0
+    assert [config.new_swarm for config in started] == [True, True]
+
+
+def test_a_way_in_is_needed_until_peers_are_known(started, data, capsys):
+    assert failure(capsys, "--role", "relay") == (
+        2,
+        (
+            "no peer to join through: give one with --initial-peers ADDR, "
+            "or begin a swarm with --new-swarm --run RUN.toml"
+        ),
+    )
+    store_cached_peers(data, [PEER])
+    assert cli.main(["--role", "relay"]) == 0
+    assert len(started) == 1
+
+
+def test_an_error_of_the_node_is_one_line(monkeypatch, capsys):
+    def run_node(config):
+        raise NodeError("the peers offer\nnothing", ExitCode.RETRY)
+
+    monkeypatch.setitem(sys.modules, "node.live.node", SimpleNamespace(run_node=run_node))
+    assert failure(capsys, *JOIN) == (75, "the peers offer nothing")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (
+            ["--role", "miner"],
+            "--role: unknown role 'miner'; the roles are inference, validator, trainer, relay",
+        ),
+        (
+            [],
+            "no role given; choose with --role one or more of inference, validator, trainer, relay",
+        ),
+        (
+            ["--rolle", "relay"],
+            "No such option: --rolle (Possible options: --role); see prime-node --help",
+        ),
+        (["--port"], "Option '--port' requires an argument.; see prime-node --help"),
+        (["statsu"], "no command 'statsu'; did you mean status?"),
+        (["xyzzy"], "no command 'xyzzy'; see prime-node --help"),
+        (
+            ["--role", "relay", "status"],
+            "--role is for running a node; put the options of status after it",
+        ),
+        (["--new-swarm", *JOIN], "--new-swarm and --initial-peers exclude each other"),
+    ],
+)
+def test_a_wrong_command_line(started, capsys, arguments, line):
+    assert failure(capsys, *arguments) == (2, line)
+    assert started == []
+
+
+# The same, as a person meets it: in a process of its own
+
+
+def process(*arguments):
+    command = [sys.executable, "-m", "node.cli.main", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == ""
+    return done.returncode, done.stderr
+
+
+def test_unknown_role_exits_2():
+    assert process("--role", "miner") == (
+        2,
+        (
+            "prime-node: error: --role: unknown role 'miner'; "
+            "the roles are inference, validator, trainer, relay\n"
+        ),
+    )
+
+
+def test_key_open_to_others_exits_77(data):
+    cli.main(["init"])
+    data.identity.chmod(0o640)
+    assert process(*JOIN) == (
+        77,
+        (
+            f"prime-node: error: identity key {data.identity} is open to other users (mode 0640); "
+            f"run: chmod 600 {data.identity}\n"
+        ),
+    )
+
+
+def test_locked_data_dir_exits_73(data):
+    with locked(data):
+        assert process(*JOIN) == (
+            73,
+            (
+                f"prime-node: error: data dir {data.root} is in use by process {os.getpid()}; "
+                "stop it or choose another --data-dir\n"
+            ),
+        )
+
+
+def test_misspelt_config_key_exits_78(home):
+    (home / "node.toml").write_text('role = "relay"\n')
+    assert process("--config", home / "node.toml") == (
+        78,
+        f"prime-node: error: {home}/node.toml: role: unknown key; did you mean roles?\n",
+    )
+
+
+def test_misspelt_manifest_key_exits_78(run_file):
+    text = run_file.read_text()
+    run_file.write_text(text.replace("[admission]", "[admission]\nworkerz = []"))
+    assert process(*JOIN, "--run", run_file) == (
+        78,
+        f"prime-node: error: {run_file}: unknown key 'admission.workerz'\n",
+    )
+
+
+def test_no_daemon_exits_69(data):
+    assert process("status") == (
+        69,
+        (
+            f"prime-node: error: no daemon is running in {data.root}; "
+            "start one with prime-node --role ROLE, or say where it is with --data-dir\n"
+        ),
+    )
+
+
+# Commands
+
+
+def test_init_is_idempotent(data, capsys):
+    first = json.loads(output(capsys, "init", "--json"))
+    again = json.loads(output(capsys, "init", "--json"))
+    assert first["created"]
+    assert again == first | {"created": False}
+    assert first["data_dir"] == str(data.root)
+    assert output(capsys, "init") == f"{first['peer_id']}\n"
+    assert output(capsys, "id") == f"{first['peer_id']}\n"
+    assert json.loads(output(capsys, "id", "--json")) == {"peer_id": first["peer_id"]}
+
+
+def test_a_data_dir_before_or_after_the_command(home, capsys):
+    there = str(home / "there")
+    peer_id = output(capsys, "init", "--data-dir", there)
+    assert output(capsys, "--data-dir", there, "id") == peer_id
+    assert output(capsys, "id", "--identity-path", f"{there}/identity.key") == peer_id
+
+
+def test_id_without_a_key(data, capsys):
+    assert failure(capsys, "id") == (
+        78,
+        f"there is no key {data.identity} yet; prime-node init makes one",
+    )
+
+
+def test_status_peers_and_why_of_a_daemon(daemon, capsys):
+    assert json.loads(output(capsys, "status", "--json")) == json.loads(
+        json.dumps(STATUS.to_json())
+    )
+    assert output(capsys, "status").startswith("inference  ● ready\n")
+    assert len(json.loads(output(capsys, "peers", "--json"))["members"]) == 7
+    assert output(capsys, "peers").startswith("7 members, 7 connected to this node\n")
+    assert json.loads(output(capsys, "why", "--json")) == WHY
+    assert "exponent-mismatches 61 (limit 4)" in output(capsys, "why", "ab12")
+    assert "No rollout" in output(capsys, "why", "0000")
+
+
+@pytest.mark.parametrize("command", ["status", "peers", "why"])
+def test_commands_that_need_a_daemon(data, capsys, command):
+    code, line = failure(capsys, command, "--json")
+    assert code == 69
+    assert line.startswith(f"no daemon is running in {data.root}; ")
+
+
+def test_version(capsys):
+    values = json.loads(output(capsys, "version", "--json"))
+    assert set(values) == {"prime_node", "protocol", "python", "platform"}
+    assert output(capsys, "version") == output(capsys, "--version")
+    assert output(capsys, "version").startswith(f"prime-node {values['prime_node']} (protocol ")
+
+
+def test_help_tells_the_exit_codes_and_every_option(capsys):
+    text = output(capsys, "--help")
+    for code in ExitCode:
+        assert f"  {int(code)} " in text or code is ExitCode.INTERRUPTED
+    for command in ("init", "id", "status", "peers", "why", "version"):
+        assert f"│ {command} " in text
+
+
+# Commands of others
+
+
+def entry(name, value):
+    return loading.EntryPoint(name, value, loading.GROUP)
+
+
+@pytest.fixture
+def plugins(home, monkeypatch):
+    (home / "good_plugin.py").write_text(
+        '"""Do good.\n\nMore.\n"""\nimport typer\napp = typer.Typer()\n'
+        "@app.command()\ndef good(count: int = 1) -> None:\n    print('good' * count)\n"
+    )
+    (home / "broken_plugin.py").write_text('"""Break."""\nimport does_not_exist\n')
+    monkeypatch.syspath_prepend(home)
+    monkeypatch.delitem(sys.modules, "good_plugin", raising=False)
+    entries = [
+        entry("good", "good_plugin:app"),
+        entry("broken", "broken_plugin:app"),
+        entry("gone", "gone_plugin:app"),
+        entry("status", "good_plugin:app"),
+    ]
+    monkeypatch.setattr(loading, "entry_points", lambda group: entries)
+
+
+def test_a_command_of_others_is_called(plugins, capsys):
+    assert output(capsys, "good", "--count", "2") == "goodgood\n"
+
+
+def test_a_broken_command_harms_nobody_else(plugins, capsys):
+    assert failure(capsys, "broken") == (
+        1,
+        (
+            "the command broken (broken_plugin:app) cannot be loaded: "
+            "ModuleNotFoundError: No module named 'does_not_exist'"
+        ),
+    )
+    assert failure(capsys, "gone")[0] == 1
+    assert output(capsys, "version")
+    text = output(capsys, "--help")
+    lines = [" ".join(line.strip("│ ").split()) for line in text.splitlines()]
+    assert {"good Do good.", "broken Break.", "gone (cannot be loaded)"} <= set(lines)
+
+
+def test_nobody_replaces_our_commands(plugins, data, capsys):
+    assert failure(capsys, "status")[0] == 69
+
+
+def test_help_imports_no_command(plugins, capsys):
+    output(capsys, "--help")
+    assert "good_plugin" not in sys.modules
+
+
+def test_a_crash_keeps_its_traceback(plugins, monkeypatch):
+    def crash():
+        raise RuntimeError("a defect")
+
+    app = typer.Typer()
+    app.command()(crash)
+    monkeypatch.setattr(loading, "load", lambda _: typer.main.get_command(app))
+    with pytest.raises(RuntimeError, match="a defect"):
+        cli.main(["good"])
+
+
+def test_ctrl_c_in_a_command(plugins, monkeypatch):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    app = typer.Typer()
+    app.command()(interrupted)
+    monkeypatch.setattr(loading, "load", lambda _: typer.main.get_command(app))
+    assert cli.main(["good"]) == 130
+
+
+def test_a_pinned_run_of_another_id_exits_78(started, data, capsys):
+    pin_run(data, RUN)
+    code, line = failure(capsys, *JOIN, "--run-id", "00" * 32)
+    assert code == 78
+    assert line.startswith("--run-id asks for run 000000000000…, data dir ")

@@ -1,0 +1,512 @@
+import asyncio
+import itertools
+from contextlib import asynccontextmanager
+
+import pytest
+
+from node.gossip.driver import Gossip
+from node.gossip.links import PROTOCOL, GossipLimits
+from protocol.crypto import Identity
+from protocol.gossip.frames import Deframer, frame
+from protocol.gossip.message import encode_message, sign_message
+from protocol.gossip.params import Params
+from protocol.gossip.rpc import Rpc, Subscription, decode_rpc, encode_rpc
+from protocol.rng import Rng
+from protocol.types import Fault, Relay
+from roles.ports.transport import TransportError
+from tests.worlds.memory_transport import WINDOW_BYTES, Hub, LoopClock, eventually, run_virtual
+
+TOPIC = "run/commits"
+
+
+def accept(_author, _data):
+    return Relay.ACCEPT
+
+
+class Node:
+    """One gossip driver on a hub, with an inbox."""
+
+    def __init__(self, hub: Hub, number: int, **options):
+        self.identity = Identity(bytes([number]) * 32)
+        self.peer_id = self.identity.peer_id
+        self.transport = hub.transport(self.peer_id)
+        self.inbox = []
+        self.blamed = []
+        self.gossip = Gossip(
+            self.transport,
+            self.identity,
+            LoopClock(),
+            Rng(bytes([number])),
+            on_blame=lambda peer, fault: self.blamed.append((peer, fault.reason)),
+            **options,
+        )
+
+    def subscribe(self, validate=accept):
+        self.gossip.subscribe(
+            TOPIC, validate, lambda author, data: self.inbox.append((author, data))
+        )
+
+
+@asynccontextmanager
+async def swarm(count: int, **options):
+    """Yield a hub and ``count`` started and subscribed nodes in a chain."""
+    hub = Hub()
+    nodes = [Node(hub, number, **options) for number in range(1, count + 1)]
+    errors = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
+    for node in nodes:
+        await node.gossip.start()
+        node.subscribe()
+    for one, other in itertools.pairwise(nodes):
+        hub.connect(one.peer_id, other.peer_id)
+    try:
+        yield hub, nodes
+        assert errors == []
+    finally:
+        for node in nodes:
+            await node.gossip.stop()
+
+
+def meshed(*nodes):
+    return all(node.gossip.mesh_peers(TOPIC) for node in nodes)
+
+
+class RawPeer:
+    """A peer that speaks bytes, to misbehave."""
+
+    def __init__(self, hub: Hub, number: int = 200):
+        self.identity = Identity(bytes([number]) * 32)
+        self.transport = hub.transport(self.identity.peer_id)
+        self.rpcs = []
+        self.streams = 0
+
+    async def listen(self):
+        await self.transport.handle(PROTOCOL, self._serve)
+
+    async def _serve(self, stream):
+        self.streams += 1
+        deframer = Deframer()
+        while data := await stream.read(4096):
+            frames = deframer.feed(data)
+            assert not isinstance(frames, Fault)
+            self.rpcs += [decode_rpc(each) for each in frames]
+
+    async def stream_to(self, node: Node):
+        return await self.transport.open_stream(node.peer_id, PROTOCOL)
+
+    def message(self, data: bytes, seqno: int) -> bytes:
+        return encode_message(sign_message(self.identity, TOPIC, data, seqno))
+
+    def published(self, data: bytes, seqno: int) -> bytes:
+        return frame(encode_rpc(Rpc(publish=(self.message(data, seqno),))))
+
+
+def test_a_message_crosses_a_chain_once():
+    async def scenario():
+        async with swarm(4) as (_, nodes):
+            await eventually(lambda: meshed(*nodes))
+            await nodes[0].gossip.publish(TOPIC, b"hello")
+            await eventually(lambda: all(node.inbox for node in nodes[1:]))
+            await asyncio.sleep(10)
+            for node in nodes[1:]:
+                assert node.inbox == [(nodes[0].peer_id, b"hello")]
+            assert nodes[0].inbox == []
+            assert nodes[0].gossip.counters.published == 1
+            assert nodes[1].gossip.counters.accepted == 1
+            assert nodes[1].gossip.link_counters.frames_in > 0
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("verdict", [Relay.IGNORE, Relay.REJECT])
+def test_what_a_validator_does_not_accept_stops_there(verdict):
+    async def scenario():
+        async with swarm(3) as (_, nodes):
+
+            async def judge(_author, _data):
+                await asyncio.sleep(0.1)
+                return verdict
+
+            nodes[1].subscribe(judge)
+            await eventually(lambda: meshed(*nodes))
+            await nodes[0].gossip.publish(TOPIC, b"bad")
+            await asyncio.sleep(20)
+            assert nodes[1].inbox == nodes[2].inbox == []
+            counters = nodes[1].gossip.counters
+            assert (counters.ignored, counters.rejected) == (
+                verdict is Relay.IGNORE,
+                verdict is Relay.REJECT,
+            )
+            blamed = [(nodes[0].peer_id, "message-rejected")]
+            assert nodes[1].blamed == (blamed if verdict is Relay.REJECT else [])
+
+    run_virtual(scenario())
+
+
+def test_a_validator_that_hangs_is_an_ignore():
+    async def scenario():
+        async with swarm(2) as (_, nodes):
+            nodes[1].subscribe(lambda _author, _data: asyncio.Event().wait())
+            await eventually(lambda: meshed(*nodes))
+            await nodes[0].gossip.publish(TOPIC, b"slow")
+            await asyncio.sleep(30)
+            assert nodes[1].gossip.counters.ignored == 1
+            assert nodes[1].inbox == []
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("form", ["plain", "async", "deliver"])
+def test_an_application_that_raises_is_reported_and_does_not_stop_gossip(form):
+    def broken(_author, data):
+        raise KeyError(data)
+
+    async def broken_later(_author, data):
+        raise KeyError(data)
+
+    async def scenario():
+        hub = Hub()
+        one, other = Node(hub, 1), Node(hub, 2)
+        errors = []
+        asyncio.get_running_loop().set_exception_handler(
+            lambda _loop, context: errors.append(context["exception"])
+        )
+        for node in (one, other):
+            await node.gossip.start()
+            node.subscribe()
+        if form == "deliver":
+            other.gossip.subscribe(TOPIC, accept, broken)
+        else:
+            other.subscribe({"plain": broken, "async": broken_later}[form])
+        hub.connect(one.peer_id, other.peer_id)
+        await eventually(lambda: meshed(one, other))
+        await one.gossip.publish(TOPIC, b"first")
+        await eventually(lambda: len(errors) == 1)
+        assert isinstance(errors[0], KeyError)
+        other.subscribe()
+        await one.gossip.publish(TOPIC, b"second")
+        await eventually(lambda: other.inbox == [(one.peer_id, b"second")])
+        await one.gossip.stop()
+        await other.gossip.stop()
+
+    run_virtual(scenario())
+
+
+def test_subscribing_without_delivery_still_relays():
+    async def scenario():
+        async with swarm(3) as (_, nodes):
+            nodes[1].gossip.subscribe(TOPIC, accept)
+            await eventually(lambda: meshed(*nodes))
+            await nodes[0].gossip.publish(TOPIC, b"x")
+            await eventually(lambda: nodes[2].inbox == [(nodes[0].peer_id, b"x")])
+
+    run_virtual(scenario())
+
+
+def test_leaving_a_topic_ends_delivery_even_from_inside_a_validator():
+    async def scenario():
+        async with swarm(2) as (hub, nodes):
+            raw = RawPeer(hub)
+            await raw.listen()
+            node = nodes[1]
+
+            def judge(_author, _data):
+                node.gossip.unsubscribe(TOPIC)
+                return Relay.ACCEPT
+
+            node.subscribe(judge)
+            hub.connect(raw.identity.peer_id, node.peer_id)
+            stream = await raw.stream_to(node)
+            both = Rpc(publish=(raw.message(b"1", 1), raw.message(b"2", 2)))
+            await stream.write(frame(encode_rpc(both)))
+            await eventually(lambda: node.gossip.counters.received == 2)
+            assert node.inbox == []
+            assert node.gossip.counters.ignored == 1
+
+    run_virtual(scenario())
+
+
+def test_a_partition_heals():
+    async def scenario():
+        async with swarm(3) as (hub, nodes):
+            await eventually(lambda: meshed(*nodes))
+            hub.partition([nodes[0].peer_id])
+            await eventually(lambda: not nodes[0].gossip.mesh_peers(TOPIC))
+            await eventually(lambda: nodes[1].gossip.mesh_peers(TOPIC) == [nodes[2].peer_id])
+            with pytest.raises(TransportError):
+                hub.connect(nodes[0].peer_id, nodes[1].peer_id)
+            hub.heal()
+            hub.connect(nodes[0].peer_id, nodes[1].peer_id)
+            await eventually(lambda: nodes[0].gossip.mesh_peers(TOPIC))
+            await nodes[0].gossip.publish(TOPIC, b"back")
+            await eventually(lambda: nodes[2].inbox == [(nodes[0].peer_id, b"back")])
+
+    run_virtual(scenario())
+
+
+def test_broken_streams_are_opened_again_and_say_hello_again():
+    async def scenario():
+        async with swarm(2) as (hub, nodes):
+            await eventually(lambda: meshed(*nodes))
+            for number in range(3):
+                hub.break_streams(nodes[0].peer_id, nodes[1].peer_id)
+                await asyncio.sleep(3)
+                await nodes[0].gossip.publish(TOPIC, bytes([number]))
+                await nodes[1].gossip.publish(TOPIC, bytes([number]))
+                await asyncio.sleep(3)
+            for node, other in (nodes, nodes[::-1]):
+                assert node.inbox == [(other.peer_id, bytes([number])) for number in range(3)]
+
+    run_virtual(scenario())
+
+
+def test_a_lost_push_is_fetched_by_gossip():
+    async def scenario():
+        async with swarm(2) as (hub, nodes):
+            await eventually(lambda: meshed(*nodes))
+            hub.break_streams(nodes[0].peer_id, nodes[1].peer_id)
+            link = nodes[0].gossip._links._links[nodes[1].peer_id]
+            await nodes[0].gossip.publish(TOPIC, b"lost")
+            assert link.outbox.take(10**6)
+            await eventually(lambda: nodes[1].inbox == [(nodes[0].peer_id, b"lost")])
+
+    run_virtual(scenario())
+
+
+def test_a_peer_without_gossip_costs_nothing_and_is_found_when_it_starts():
+    async def scenario():
+        async with swarm(2) as (hub, nodes):
+            late = Node(hub, 77)
+            hub.connect(nodes[0].peer_id, late.peer_id)
+            await eventually(lambda: meshed(*nodes))
+            await asyncio.sleep(200)
+            assert nodes[0].gossip.mesh_peers(TOPIC) == [nodes[1].peer_id]
+            await late.gossip.start()
+            late.subscribe()
+            await eventually(lambda: late.peer_id in nodes[0].gossip.mesh_peers(TOPIC), 5)
+            await late.gossip.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_peer_that_stops_gossip_but_stays_connected_leaves_the_mesh():
+    async def scenario():
+        async with swarm(2) as (_, nodes):
+            await eventually(lambda: meshed(*nodes))
+            await nodes[1].gossip.stop()
+            nodes[1].transport._handlers.clear()
+            await eventually(lambda: not nodes[0].gossip.mesh_peers(TOPIC))
+
+    run_virtual(scenario())
+
+
+def test_a_stalled_peer_delays_nobody_drops_visibly_and_is_cut():
+    async def scenario():
+        limits = GossipLimits(outbox_frames_max=50, publish_wait_seconds=0.01)
+        params = Params(heartbeat_seconds=1.0, mesh_low=1)
+        async with swarm(3, limits=limits, params=params) as (hub, nodes):
+            await eventually(lambda: meshed(*nodes))
+            author, healthy, stalled = nodes[1], nodes[0], nodes[2]
+            hub.stall(stalled.peer_id)
+            size = 4000
+            count = WINDOW_BYTES // size + 80
+            for number in range(count):
+                await author.gossip.publish(TOPIC, number.to_bytes(4, "big") * (size // 4))
+                await asyncio.sleep(0.001)
+            await eventually(lambda: len(healthy.inbox) == count, 1)
+            assert author.gossip.link_counters.frames_dropped > 0
+            await eventually(lambda: not hub.connected(author.peer_id, stalled.peer_id), 60)
+            assert author.gossip.link_counters.peers_cut == 1
+            await eventually(lambda: stalled.peer_id not in author.gossip._links._links)
+
+    run_virtual(scenario())
+
+
+def test_relays_wait_a_little_and_a_stopped_node_relays_nothing_more():
+    async def scenario():
+        params = Params(relay_wait_seconds=0.5)
+        async with swarm(3, params=params) as (_, nodes):
+            await eventually(lambda: meshed(*nodes))
+            first, middle, last = nodes
+            sent_at = asyncio.get_running_loop().time()
+            await first.gossip.publish(TOPIC, b"data")
+            await eventually(lambda: middle.inbox)
+            await eventually(lambda: last.inbox, 1)
+            waited_seconds = asyncio.get_running_loop().time() - sent_at
+            assert 0 < waited_seconds < 1
+            await first.gossip.publish(TOPIC, b"more")
+            await eventually(lambda: len(middle.inbox) == 2)
+            await middle.gossip.stop()
+            await asyncio.sleep(2)
+            assert len(last.inbox) == 1
+
+    run_virtual(scenario())
+
+
+def test_publishing_slows_down_instead_of_dropping():
+    async def scenario():
+        limits = GossipLimits(outbox_frames_max=20, publish_wait_seconds=5.0)
+        async with swarm(2, limits=limits) as (_, nodes):
+            await eventually(lambda: meshed(*nodes))
+
+            async def burst(publisher: int):
+                for number in range(100):
+                    await nodes[0].gossip.publish(TOPIC, bytes([publisher, number]))
+
+            async with asyncio.TaskGroup() as group:
+                for publisher in range(8):
+                    group.create_task(burst(publisher))
+            await eventually(lambda: len(nodes[1].inbox) == 800)
+            assert nodes[0].gossip.link_counters.frames_dropped == 0
+
+    run_virtual(scenario())
+
+
+def test_a_busy_publisher_does_not_take_the_room_of_the_others():
+    async def scenario():
+        limits = GossipLimits(outbox_frames_max=20)
+        async with swarm(2, limits=limits) as (_, nodes):
+            await eventually(lambda: meshed(*nodes))
+            progress = [0] * 8
+            at_first_end = []
+
+            async def burst(publisher: int):
+                while progress[publisher] < 50:
+                    await nodes[0].gossip.publish(TOPIC, bytes(16_000))  # a few fill the pipe
+                    progress[publisher] += 1
+                at_first_end.append(min(progress))
+
+            async with asyncio.TaskGroup() as group:
+                for publisher in range(8):
+                    group.create_task(burst(publisher))
+            assert at_first_end[0] >= 30
+
+    run_virtual(scenario())
+
+
+def test_a_disconnected_peer_leaves_no_task_behind():
+    async def scenario():
+        async with swarm(2) as (hub, nodes):
+            await eventually(lambda: meshed(*nodes))
+            hub.disconnect(nodes[0].peer_id, nodes[1].peer_id)
+            await asyncio.sleep(5)
+            for node in nodes:
+                assert node.gossip._links._links == {}
+                assert len(node.gossip._links._tasks._tasks) == 1  # the poll
+
+    run_virtual(scenario())
+
+
+def test_a_second_inbound_stream_replaces_the_first_and_gets_a_new_hello():
+    async def scenario():
+        async with swarm(1) as (hub, (node,)):
+            raw = RawPeer(hub)
+            await raw.listen()
+            hub.connect(raw.identity.peer_id, node.peer_id)
+            first = await raw.stream_to(node)
+            hello = Rpc(subscriptions=(Subscription(True, TOPIC),))
+            await eventually(lambda: raw.rpcs == [hello])
+            second = await raw.stream_to(node)
+            await eventually(lambda: raw.rpcs == [hello, hello])
+            await second.write(raw.published(b"second", 1))
+            await eventually(lambda: len(node.inbox) == 1)
+            assert await first.read(1) == b""
+            with pytest.raises(TransportError):
+                await first.write(raw.published(b"first", 2))
+            assert raw.streams == 1
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"\xff\xff\xff\xff", "frame-oversize"),
+        (frame(b"\x0b"), "rpc-malformed"),
+        (frame(encode_rpc(Rpc(publish=(b"bad",)))), "message-malformed"),
+    ],
+)
+def test_bad_bytes_are_blamed(data, reason):
+    async def scenario():
+        async with swarm(1) as (hub, (node,)):
+            raw = RawPeer(hub)
+            await raw.listen()
+            hub.connect(raw.identity.peer_id, node.peer_id)
+            stream = await raw.stream_to(node)
+            await stream.write(data)
+            await eventually(lambda: node.blamed == [(raw.identity.peer_id, reason)])
+            if reason == "frame-oversize":
+                assert await stream.read(1) == b""
+            assert node.gossip.counters.faults == 1
+
+    run_virtual(scenario())
+
+
+def test_a_frame_that_does_not_end_costs_its_stream():
+    async def scenario():
+        async with swarm(1) as (hub, (node,)):
+            raw = RawPeer(hub)
+            await raw.listen()
+            hub.connect(raw.identity.peer_id, node.peer_id)
+            stream = await raw.stream_to(node)
+            await asyncio.sleep(100)
+            await stream.write(raw.published(b"idle is fine", 1) + b"\x05")
+            await eventually(lambda: len(node.inbox) == 1)
+            async with asyncio.timeout(30):
+                assert await stream.read(1) == b""
+
+    run_virtual(scenario())
+
+
+def test_duplicates_and_overflows_are_counted():
+    async def scenario():
+        async with swarm(1, params=Params(pending_max=1)) as (hub, (node,)):
+            node.subscribe(lambda _author, _data: asyncio.Event().wait())
+            raw = RawPeer(hub)
+            hub.connect(raw.identity.peer_id, node.peer_id)
+            stream = await raw.stream_to(node)
+            for number in (1, 1, 2):
+                await stream.write(raw.published(b"x", number))
+            await eventually(lambda: node.gossip.counters.overflows == 1)
+            assert node.gossip.counters.duplicates == 1
+
+    run_virtual(scenario())
+
+
+def test_links_are_bounded():
+    async def scenario():
+        async with swarm(1, params=Params(peers_max=1)) as (hub, (node,)):
+            raws = [RawPeer(hub, number) for number in (200, 201)]
+            for raw in raws:
+                await raw.listen()
+                hub.connect(raw.identity.peer_id, node.peer_id)
+            await eventually(lambda: sum(raw.streams for raw in raws) == 1)
+            refused = next(raw for raw in raws if not raw.streams)
+            stream = await refused.stream_to(node)
+            assert await stream.read(1) == b""
+
+    run_virtual(scenario())
+
+
+def test_after_stop_nothing_is_served_and_stopping_again_is_harmless():
+    async def scenario():
+        async with swarm(2) as (hub, nodes):
+            await eventually(lambda: meshed(*nodes))
+            await nodes[0].gossip.stop()
+            await nodes[0].gossip.stop()
+            raw = RawPeer(hub)
+            hub.connect(raw.identity.peer_id, nodes[0].peer_id)
+            stream = await raw.stream_to(nodes[0])
+            assert await stream.read(1) == b""
+
+    run_virtual(scenario())
+
+
+def test_publishing_too_much_is_the_callers_error():
+    async def scenario():
+        async with swarm(1) as (_, (node,)):
+            with pytest.raises(ValueError, match="limit 16384"):
+                await node.gossip.publish(TOPIC, bytes(16385))
+            assert node.gossip.counters.published == 0
+
+    run_virtual(scenario())

@@ -1,0 +1,30 @@
+"""Signed runs for the tests of what a node keeps and is told."""
+
+import json
+from pathlib import Path
+
+from protocol.crypto import Identity
+from protocol.manifest import Genesis, RunManifest, SignedManifest, load_recipe, sign_manifest
+
+RECIPE = Path(__file__).parents[3] / "configs" / "runs" / "testnet.toml"
+
+
+def signed_run(creator: Identity, created_at: int = 1_700_000_000) -> SignedManifest:
+    """Return a run whose creator is its trainer and validator."""
+    recipe = load_recipe(RECIPE.read_text())
+    genesis = Genesis(
+        creator=creator.peer_id,
+        created_at=created_at,
+        policy="00" * 32,
+        trainers=(creator.peer_id,),
+        validators=(creator.peer_id,),
+    )
+    return sign_manifest(RunManifest(**dict(recipe), genesis=genesis), creator)
+
+
+def run_toml(run: SignedManifest) -> str:
+    """Return the manifest as the file that ``--run`` takes."""
+    genesis = run.manifest.genesis.model_dump(mode="json")
+    lines = [f"{key} = {json.dumps(value)}" for key, value in genesis.items()]
+    head = f'signature = "{run.signature.hex()}"\n'
+    return "\n".join([head, RECIPE.read_text(), "[genesis]", *lines, ""])

@@ -1,0 +1,225 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.cli import options
+from node.local.config import (
+    NodeConfig,
+    default_config_file,
+    default_data_dir,
+    load_config,
+    load_paths,
+)
+from node.local.errors import ExitCode, NodeError
+from protocol.crypto import Identity
+from protocol.types import Role
+
+CONFIGS = Path(__file__).parents[3] / "configs" / "nodes"
+PEER = f"/ip4/127.0.0.1/tcp/31337/p2p/{Identity(bytes(32)).peer_id}"
+OTHER = f"/ip4/127.0.0.1/tcp/31338/p2p/{Identity(bytes([1]) * 32).peer_id}"
+
+
+@pytest.fixture
+def environment(tmp_path):
+    return {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path / "none")}
+
+
+def written(tmp_path, text):
+    path = tmp_path / "node.toml"
+    path.write_text(text)
+    return path
+
+
+def failure(flags, environment, file=None):
+    with pytest.raises(NodeError) as caught:
+        load_config(flags, environment, file)
+    return caught.value.exit_code, caught.value.message
+
+
+def test_flag_wins_over_environment_over_file_over_default(tmp_path, environment):
+    file = written(tmp_path, 'roles = "relay"\nport = 1\nhost = "127.0.0.1"\napi_port = 1\n')
+    environment |= {"PRIME_NODE_PORT": "2", "PRIME_NODE_API_PORT": "2"}
+    config = load_config({"api_port": "3", "log_level": None}, environment, file)
+    assert (config.api_port, config.port, config.host) == (3, 2, "127.0.0.1")
+    assert config.roles == (Role.RELAY,)
+    assert config.log_level == "info"
+    assert config.data_dir == default_data_dir(environment)
+
+
+@pytest.mark.parametrize(
+    "value", [["relay,validator"], ["relay", "validator"], "relay, validator", "relay,validator,"]
+)
+def test_lists_are_repeated_or_joined_by_commas(environment, value):
+    assert load_config({"roles": value}, environment).roles == (Role.RELAY, Role.VALIDATOR)
+
+
+def test_peers_are_checked_and_kept_in_order(environment):
+    flags = {"roles": "relay", "initial_peers": [f"{OTHER},{PEER}", PEER]}
+    assert load_config(flags, environment).initial_peers == (OTHER, PEER)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({"roles": ["miner"]}, "--role: unknown role 'miner'; the roles are inference, validator"),
+        ({"roles": []}, "--role: no role given; the roles are inference, validator"),
+        ({"initial_peers": ["127.0.0.1:31337"]}, "'127.0.0.1:31337' is not a peer address; write"),
+        ({"initial_peers": ["/ip4/1.2.3.4/tcp/1/p2p/Qm"]}, "'Qm' is not the peer id"),
+        ({"port": "http"}, "--port: 'http': input should be a valid integer"),
+        ({"port": "70000"}, "--port: '70000': input should be less than or equal to 65535"),
+        ({"host": "example.org"}, "--host: 'example.org' is not an IPv4 address"),
+        ({"host_maddr": "1.2.3.4:5"}, "--host-maddr: '1.2.3.4:5' is not of the form /ip4/0.0.0.0"),
+        ({"host_maddr": "/ip4/0.0.0.0/tcp/1", "port": "1"}, "--host-maddr already says host and"),
+        ({"host_maddr": "/ip4/0.0.0.0/tcp/77777"}, "--host-maddr: '77777': input should be less"),
+        ({"public_ip": "1.2.3.4"}, "--public-ip needs the --port that it is reached on"),
+        (
+            {"public_ip": "1.2.3.4", "port": "1", "announce_maddrs": ["/ip4/1.2.3.4/tcp/1"]},
+            "--public-ip and --announce-maddrs exclude each other",
+        ),
+        ({"announce_maddrs": ["1.2.3.4"]}, "--announce-maddrs: '1.2.3.4' is not a multiaddress"),
+        ({"new_swarm": True, "initial_peers": PEER}, "--new-swarm and --initial-peers exclude"),
+        ({"engine": "vllm"}, "--engine: engine 'vllm' is not installed; this node has transformer"),
+        ({"device": "tpu"}, "--device: 'tpu' is not a device; use auto, cpu, cuda or cuda:N"),
+        ({"upload_limit": "fast"}, "--upload-limit: 'fast' is not a rate such as 20MB/s"),
+        ({"blob_quota": "10 apples"}, "--blob-quota: '10 apples' is not a size such as 500MB"),
+        ({"blob_quota": "0"}, "--blob-quota: 0: input should be greater than or equal to 1"),
+        ({"log_level": "loud"}, "--log-level: 'loud': input should be 'debug', 'info', 'warning'"),
+        ({"port": True}, "--port: write a number, not true or false"),
+        ({"run_id": "abc"}, "--run-id: 'abc' is not a run id, which has 64 hexadecimal"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_of_usage(environment, flags, words):
+    exit_code, message = failure({"roles": ["relay"]} | flags, environment)
+    assert exit_code is ExitCode.USAGE
+    assert words in message
+    assert "\n" not in message
+
+
+def test_a_misspelt_key_names_file_key_and_what_was_meant(tmp_path, environment):
+    file = written(tmp_path, 'roles = ["relay"]\nblob_qouta = "1GB"\n')
+    assert failure({}, environment, file) == (
+        ExitCode.CONFIG,
+        f"{file}: blob_qouta: unknown key; did you mean blob_quota?",
+    )
+
+
+def test_a_role_is_needed(environment):
+    assert failure({}, environment) == (
+        ExitCode.USAGE,
+        "no role given; choose with --role one or more of inference, validator, trainer, relay",
+    )
+
+
+def test_a_misspelt_variable_is_an_error(environment):
+    environment["PRIME_NODE_DATADIR"] = "/mnt/big"
+    assert failure({"roles": "relay"}, environment) == (
+        ExitCode.CONFIG,
+        "PRIME_NODE_DATADIR: unknown key; did you mean PRIME_NODE_DATA_DIR?",
+    )
+
+
+def test_an_empty_variable_is_none(environment):
+    environment["PRIME_NODE_PORT"] = ""
+    assert load_config({"roles": "relay"}, environment).port == 0
+
+
+def test_a_wrong_value_names_its_place(tmp_path, environment):
+    file = written(tmp_path, 'roles = ["relay"]\nport = "x"\n')
+    assert failure({}, environment, file)[1].startswith(f"{file}: port: 'x': input should be")
+    environment["PRIME_NODE_PORT"] = "y"
+    exit_code, message = failure({}, environment, file)
+    assert exit_code is ExitCode.CONFIG
+    assert message.startswith("PRIME_NODE_PORT: 'y': input should be")
+
+
+@pytest.mark.parametrize("text", ["roles = [", "\x00", "roles"])
+def test_a_file_that_is_not_toml(tmp_path, environment, text):
+    file = written(tmp_path, text)
+    exit_code, message = failure({}, environment, file)
+    assert exit_code is ExitCode.CONFIG
+    assert message.startswith(f"{file}: not TOML: ")
+
+
+def test_a_file_that_is_missing(tmp_path, environment):
+    environment["PRIME_NODE_CONFIG"] = str(tmp_path / "gone.toml")
+    assert failure({}, environment) == (
+        ExitCode.CONFIG,
+        f"cannot read config file {tmp_path}/gone.toml: No such file or directory",
+    )
+
+
+def test_the_usual_file_is_read_when_it_exists(tmp_path, environment):
+    environment["XDG_CONFIG_HOME"] = str(tmp_path)
+    usual = default_config_file(environment)
+    usual.parent.mkdir()
+    usual.write_text('roles = ["trainer"]\n')
+    assert load_config({}, environment).roles == (Role.TRAINER,)
+
+
+def test_paths_of_a_file_are_taken_from_where_it_is(tmp_path, environment):
+    file = written(tmp_path, 'roles = "relay"\ndata_dir = "data"\nrun = "run.toml"\n')
+    config = load_config({}, environment, file)
+    assert (config.data_dir, config.run) == (tmp_path / "data", tmp_path / "run.toml")
+
+
+def test_paths_are_found_without_the_rest_being_right(tmp_path, environment):
+    environment |= {"PRIME_NODE_DATA_DIR": str(tmp_path), "PRIME_NODE_PORT": "x"}
+    assert load_paths({}, environment).data_dir == tmp_path
+
+
+def test_host_maddr_of_one_layer_yields_to_the_port_of_a_higher_one(tmp_path, environment):
+    file = written(tmp_path, 'roles = "relay"\nhost_maddr = "/ip4/10.0.0.1/tcp/5"\n')
+    config = load_config({"port": "6"}, environment, file)
+    assert (config.host, config.port) == ("10.0.0.1", 6)
+
+
+def test_what_is_announced(environment):
+    flags = {"roles": "relay", "port": "5"}
+    assert load_config(flags, environment).announce == ()
+    public = load_config(flags | {"public_ip": "1.2.3.4"}, environment)
+    assert public.announce == ("/ip4/1.2.3.4/tcp/5",)
+    listed = load_config(flags | {"announce_maddrs": ["/ip4/1.2.3.4/tcp/9"]}, environment)
+    assert listed.announce == ("/ip4/1.2.3.4/tcp/9",)
+
+
+def test_a_constructed_config_takes_typed_values(tmp_path):
+    config = NodeConfig(roles=(Role.RELAY,), data_dir=tmp_path, blob_quota=10, initial_peers=[PEER])
+    assert config.blob_quota == 10
+    assert config.initial_peers == (PEER,)
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.toml")), ids=lambda path: path.stem)
+def test_the_example_files_are_valid_and_for_their_role(path, environment):
+    assert load_config({}, environment, path).roles == (Role(path.stem),)
+
+
+def test_there_is_an_example_for_every_role():
+    assert {path.stem for path in CONFIGS.glob("*.toml")} == set(Role)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([*NodeConfig.model_fields, "host_maddr", "nonsense"]),
+        st.one_of(st.text(max_size=20), st.integers(), st.booleans(), st.lists(st.text())),
+        max_size=4,
+    )
+)
+def test_whatever_a_file_holds_ends_in_a_config_or_in_one_line(values):
+    values = {key: value for key, value in values.items() if value is not None}
+    environment = {"XDG_CONFIG_HOME": "/nonexistent"}
+    try:
+        load_config(values, environment)
+    except NodeError as error:
+        code, message = error.exit_code, error.message
+        assert code is ExitCode.USAGE
+        assert message
+
+
+def test_the_keys_of_the_examples_are_documented_in_help():
+    flags = vars(options)
+    for path in CONFIGS.glob("*.toml"):
+        for key in tomllib.loads(path.read_text()):
+            assert key.title().replace("_", "") in flags

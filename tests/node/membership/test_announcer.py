@@ -1,0 +1,390 @@
+import asyncio
+
+import pytest
+
+from node.membership import announcer as module
+from node.membership.announcer import CALL_SECONDS, About, Membership, directory_keys
+from protocol.manifest import RunManifest
+from protocol.messages import Hardware, NodeRecord
+from protocol.replica import Replica
+from protocol.rng import Rng
+from protocol.types import Role
+from roles.ports.storage import StorageFullError
+from roles.ports.transport import TransportError
+from tests.worlds.memory_transport import Hub, LoopClock, run_virtual
+from tests.worlds.messages import World, identity, run_manifest
+from tests.worlds.swarm_world import MemoryDirectory, MemoryStore
+
+OWN = identity("validator 0")
+LIFETIME_SECONDS = 50
+REFRESH_SECONDS = 10
+
+
+def manifest() -> RunManifest:
+    """Return a run that has just begun in virtual time."""
+    made = run_manifest()
+    genesis = made.genesis.model_copy(update={"created_at": round(LoopClock().now())})
+    return made.model_copy(update={"genesis": genesis})
+
+
+class Clock:
+    offset = 0.0
+
+    def now(self):
+        return LoopClock().now() + self.offset
+
+
+class Gossip:
+    def __init__(self):
+        self.said = []
+
+    async def publish(self, _topic, envelope):
+        self.said.append(envelope)
+
+
+class Told:
+    """What membership asks of a synchroniser."""
+
+    def __init__(self):
+        self.former = None
+        self.told = asyncio.Event()
+
+    async def wait_until_synchronised(self):
+        await self.told.wait()
+
+
+class Node:
+    """One life of a membership on a machine that keeps its store."""
+
+    def __init__(self, store=None, directory=None):
+        self.world = World(manifest())
+        self.replica = Replica(self.world.manifest, lambda *_: True)
+        self.transport = Hub().transport(OWN.peer_id)
+        self.store = MemoryStore() if store is None else store
+        self.directory = MemoryDirectory({}, OWN.peer_id) if directory is None else directory
+        self.gossip = Gossip()
+        self.clock = Clock()
+        self.synchroniser = Told()
+        self.synchroniser.told.set()
+        self.begin()
+
+    def begin(self):
+        self.membership = Membership(
+            OWN,
+            self.replica,
+            About((Role.VALIDATOR,), Hardware(), reachable=True, software="test"),
+            transport=self.transport,
+            directory=self.directory,
+            gossip=self.gossip,
+            topic="roster",
+            clock=self.clock,
+            store=self.store,
+            rng=Rng(b"1"),
+            policy_version=lambda: 7,
+            synchroniser=self.synchroniser,
+        )
+
+    @property
+    def record(self) -> NodeRecord:
+        return self.replica.roster.get(OWN.peer_id).record.message
+
+    async def run(self, seconds):
+        task = asyncio.create_task(self.membership.run())
+        await asyncio.sleep(seconds)
+        task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+
+
+def test_we_say_what_we_are_and_say_it_again():
+    async def scenario():
+        node = Node()
+        assert node.membership.addresses == ()
+        await node.run(3 * REFRESH_SECONDS + 1)
+        assert len(node.gossip.said) == 4
+        assert node.record.roles == ("validator",)
+        assert node.record.policy_version == 7
+        assert node.record.addresses == node.membership.addresses != ()
+        assert node.record.joined_at < node.record.sequence
+        assert not node.record.leaving
+        (listed,) = (await node.directory.lookup(directory_keys(node.replica.run_id)[0])).values()
+        assert listed == node.gossip.said[-1]
+        await node.membership.announce(leaving=True)
+        assert node.record.leaving
+
+    run_virtual(scenario())
+
+
+def test_without_its_disk_a_node_goes_on_from_what_a_peer_shows_it():
+    """Certificates that it signed before stay valid for who comes late."""
+
+    async def scenario():
+        before = Node()
+        await before.run(REFRESH_SECONDS)
+        record = before.replica.roster.get(OWN.peer_id).record
+        await asyncio.sleep(2)
+        node = Node()
+        node.synchroniser.told.clear()
+        task = asyncio.create_task(node.run(4))
+        await asyncio.sleep(1)
+        assert node.gossip.said == [], "it would take the place of what a peer may know"
+        node.synchroniser.former = record
+        node.synchroniser.told.set()
+        await task
+        assert len(node.gossip.said) == 1
+        assert node.record.joined_at == before.record.joined_at
+        assert node.record.sequence > record.message.sequence
+        await asyncio.sleep(LIFETIME_SECONDS + 2)
+        late = Node()
+        late.synchroniser.former = node.replica.roster.get(OWN.peer_id).record
+        await late.run(1)
+        assert late.record.joined_at == late.record.sequence, "nobody remembers it that long"
+
+    run_virtual(scenario())
+
+
+def test_who_is_alone_says_so_after_an_epoch():
+    async def scenario():
+        node = Node()
+        node.synchroniser.told.clear()
+        await node.run(node.replica.manifest.epochs.seconds - 0.5)
+        assert node.gossip.said == []
+        await node.run(node.replica.manifest.epochs.seconds + 1)
+        assert len(node.gossip.said) == 1
+
+    run_virtual(scenario())
+
+
+def test_a_short_break_is_none():
+    """Who was drawn before a restart stays drawn after it."""
+
+    async def scenario():
+        node = Node()
+        await node.run(1)
+        joined_at, sequence = node.record.joined_at, node.record.sequence
+        await asyncio.sleep(LIFETIME_SECONDS - 2)
+        node.begin()
+        await node.run(1)
+        assert node.record.joined_at == joined_at
+        assert node.record.sequence > sequence
+        await asyncio.sleep(LIFETIME_SECONDS + 2)
+        node.begin()
+        await node.run(1)
+        assert node.record.joined_at == node.record.sequence
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("blank", [False, True])
+def test_who_said_that_it_leaves_has_been_away(blank):
+    """Others drew committees without us meanwhile, and whoever comes late must draw the same."""
+
+    async def scenario():
+        node = Node()
+        await node.run(1)
+        await node.membership.announce(leaving=True)
+        left = node.replica.roster.get(OWN.peer_id).record
+        await asyncio.sleep(LIFETIME_SECONDS / 2)
+        if blank:
+            node = Node()
+            node.synchroniser.former = left
+        else:
+            node.begin()
+        await node.run(1)
+        assert node.record.joined_at > left.message.sequence
+
+    run_virtual(scenario())
+
+
+def test_who_leaves_and_comes_back_at_once_says_so_again_when_it_is_news():
+    """Others take no second record within a pause, and the first one said that we leave."""
+
+    async def scenario():
+        node = Node()
+        await node.run(1)
+        await node.membership.announce(leaving=True)
+        assert node.record.leaving
+        node.begin()
+        said = len(node.gossip.said)
+        await node.run(node.replica.roster.pause_seconds + REFRESH_SECONDS - 0.1)
+        assert not node.record.leaving
+        assert len(node.gossip.said) == said + 2, "once it is news, at the usual pace"
+
+    run_virtual(scenario())
+
+
+def test_without_our_disk_we_have_just_come():
+    async def scenario():
+        node = Node()
+        await node.run(1)
+        await asyncio.sleep(5)
+        node.store = MemoryStore()
+        node.begin()
+        await node.run(1)
+        assert node.record.joined_at == node.record.sequence
+
+    run_virtual(scenario())
+
+
+def test_a_full_disk_does_not_silence_us():
+    async def scenario():
+        node = Node()
+
+        async def full(_changes):
+            raise StorageFullError("full")
+
+        node.store.commit = full
+        await node.run(1)
+        assert len(node.gossip.said) == 1
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_a_clock_that_was_wrong_is_believed_again_when_it_is_right(seconds):
+    async def scenario():
+        node = Node()
+        node.clock.offset = seconds
+        await node.run(2 * REFRESH_SECONDS)
+        node.clock.offset = 0.0
+        node.gossip.said.clear()
+        await node.run(1)
+        fresh = Replica(node.world.manifest, lambda *_: True)
+        assert fresh.receive(node.gossip.said[-1], LoopClock().now()).fault is None
+        assert fresh.roster.live(LoopClock().now())
+
+    run_virtual(scenario())
+
+
+def test_a_clock_that_steps_back_a_little_still_counts_up():
+    async def scenario():
+        node = Node()
+        await node.run(1)
+        first = node.record.sequence
+        node.clock.offset = -2.0
+        await node.run(1)
+        assert node.gossip.said[-1] != node.gossip.said[0]
+        stored = node.store.get("membership", b"own")
+        assert int.from_bytes(stored[8:], "big") == first + 1
+
+    run_virtual(scenario())
+
+
+def test_addresses_that_no_record_holds_are_left_out():
+    async def scenario():
+        node = Node()
+
+        async def addresses():
+            return ["/x/" + "y" * 200, *(f"/memory/{n}/p2p/{OWN.peer_id}" for n in range(20))]
+
+        node.transport.addresses = addresses
+        await node.run(1)
+        assert len(node.record.addresses) == 8
+        assert all(len(address) <= 200 for address in node.record.addresses)
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_while_the_transport_is_down_we_try_again_soon(hangs):
+    async def scenario():
+        node = Node()
+        working = node.transport.addresses
+
+        async def broken():
+            if hangs:
+                await asyncio.sleep(3600)
+            raise TransportError("down")
+
+        node.transport.addresses = broken
+        with pytest.raises(TransportError):
+            await node.membership.announce()
+        running = asyncio.create_task(node.membership.run())
+        await asyncio.sleep(CALL_SECONDS - 1)
+        node.transport.addresses = working
+        await asyncio.sleep(REFRESH_SECONDS + 2)
+        assert node.gossip.said
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_our_own_replica_refuses_what_nobody_would_take(monkeypatch):
+    async def scenario():
+        monkeypatch.setattr(module, "PROTOCOL_VERSION", 99)
+        node = Node()
+        await node.membership.announce()
+        assert node.gossip.said == []
+
+    run_virtual(scenario())
+
+
+class Directory:
+    """A directory that is slow, refuses, or holds what it should not."""
+
+    def __init__(self, answer=None, *, hangs=False, taken=True):
+        self.answer = answer or {}
+        self.hangs = hangs
+        self.taken = taken
+        self.published = 0
+
+    async def publish(self, _key, _value, _expires_at):
+        self.published += 1
+        if self.hangs:
+            await asyncio.sleep(3600)
+        return self.taken
+
+    async def lookup(self, _key):
+        if self.hangs:
+            await asyncio.sleep(3600)
+        return self.answer
+
+
+@pytest.mark.parametrize("options", [{"hangs": True}, {"taken": False}])
+def test_a_bad_directory_costs_nothing_but_its_hints(options):
+    async def scenario():
+        node = Node(directory=Directory(**options))
+        await node.run(3 * REFRESH_SECONDS + 1)
+        assert len(node.gossip.said) == 4
+        assert node.directory.published > 1
+
+    run_virtual(scenario())
+
+
+def test_records_from_the_directory_pass_the_same_checks_and_nothing_else_does():
+    async def scenario():
+        node = Node()
+        world = node.world
+        good = world.record(identity("friend"), ("relay",))
+        commit = world.commit(world.workers[0], checkpoint=world.genesis().digest)
+        node.replica.receive(world.genesis().envelope, LoopClock().now())
+        node.directory = Directory(
+            {
+                identity("friend").peer_id: good.envelope,
+                identity("worker 0").peer_id: commit.envelope,
+                identity("liar").peer_id: b"\xc1",
+                identity("large").peer_id: bytes(1 << 20),
+                OWN.peer_id: world.record(OWN, ("relay",)).envelope,
+            }
+        )
+        node.begin()
+        await node.run(1)
+        assert node.replica.roster.get(good.signer) is not None
+        assert node.replica.ledger.entries == {}, "a commit is not for the directory to bring"
+        assert node.record.roles == ("validator",)
+
+    run_virtual(scenario())
+
+
+def test_a_huge_directory_is_not_read_to_the_end(monkeypatch):
+    monkeypatch.setattr(module, "RECORDS_MAX", 10)
+
+    async def scenario():
+        node = Node()
+        records = {f"m{n}": node.world.record(identity(f"m{n}"), ("relay",)) for n in range(30)}
+        node.directory = Directory({key: record.envelope for key, record in records.items()})
+        node.begin()
+        await node.run(1)
+        assert len(node.replica.roster.records()) == 11
+
+    run_virtual(scenario())

@@ -1,0 +1,342 @@
+import asyncio
+
+import pytest
+
+from node.membership import peers as module
+from node.membership.peers import (
+    CONNECT_SECONDS,
+    POLL_SECONDS,
+    RETRY_SECONDS_MAX,
+    TRIED_MAX,
+    Connections,
+    DiallingTransport,
+)
+from protocol.replica import Replica
+from protocol.rng import Rng
+from protocol.types import Role
+from roles.ports.transport import TransportError
+from tests.worlds.memory_transport import Hub, LoopClock, eventually, run_virtual
+from tests.worlds.messages import World, identity, run_manifest
+
+WORLD = World(run_manifest())
+
+
+def address(peer):
+    return f"/memory/{peer}/p2p/{peer}"
+
+
+def dead(peer):
+    return f"/nowhere/{peer}/p2p/{peer}"
+
+
+class Net:
+    """A hub of named nodes; those that are ``deaf`` let every dial wait."""
+
+    def __init__(self):
+        self.hub = Hub()
+        self.deaf = {}
+        self.dials = []
+
+    def peer(self, name):
+        return identity(name).peer_id
+
+    def add(self, *names):
+        for name in names:
+            self.hub.transport(self.peer(name))
+
+    def connections(self, *initial, seed=b"1"):
+        """Return our own connections."""
+        transport = self.hub.transport(self.peer("ours"))
+        connect = transport.connect
+
+        async def dial(target):
+            self.dials.append(target)
+            if target.startswith("/nowhere/"):
+                await asyncio.sleep(3600)
+            return await connect(target)
+
+        transport.connect = dial
+        known = [address(self.peer(name)) for name in initial]
+        made = Connections(transport, LoopClock(), Rng(seed), known)
+        made.replica = Replica(WORLD.manifest, lambda *_: True)
+        return made
+
+    def tell(self, connections, name, *, at=None, **changes):
+        """Let us know a member, by default at the address where it is."""
+        own = identity(name)
+        now = LoopClock().now()
+        changes.setdefault("addresses", (address(own.peer_id),) if at is None else at)
+        record = WORLD.record(own, (str(Role.RELAY),), sequence=round(now * 1000), **changes)
+        connections.replica.receive(record.envelope, now)
+        return own.peer_id
+
+
+def connected(net, name):
+    return net.hub.connected(net.peer("ours"), net.peer(name))
+
+
+def test_a_bootstrap_peer_is_dialled_and_its_absence_is_told():
+    async def scenario():
+        net = Net()
+        ours = net.connections("boot")
+        reaching = asyncio.create_task(ours.reach())
+        await asyncio.sleep(60)
+        assert ours.unreachable_since is not None
+        net.add("boot")
+        await asyncio.wait_for(reaching, 1.5 * RETRY_SECONDS_MAX + 1)
+        assert ours.connected == [net.peer("boot")]
+        assert ours.unreachable_since is None
+
+    run_virtual(scenario())
+
+
+def test_dials_back_off():
+    async def scenario():
+        net = Net()
+        ours = net.connections("boot")
+        reaching = asyncio.create_task(ours.reach())
+        await asyncio.sleep(600)
+        assert 30 < len(net.dials) < 100
+        reaching.cancel()
+
+    run_virtual(scenario())
+
+
+def test_whoever_connects_to_us_ends_the_search_at_once():
+    async def scenario():
+        net = Net()
+        ours = net.connections("boot")
+        reaching = asyncio.create_task(ours.reach())
+        await asyncio.sleep(100)
+        net.add("friend")
+        net.hub.connect(net.peer("friend"), net.peer("ours"))
+        await asyncio.wait_for(reaching, 2 * POLL_SECONDS)
+
+    run_virtual(scenario())
+
+
+def test_the_first_node_of_a_run_has_nobody_to_dial():
+    async def scenario():
+        net = Net()
+        ours = net.connections("ours")
+        assert await asyncio.wait_for(ours.reach(), 1) == []
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(10)
+        assert net.dials == []
+        net.add("friend")
+        net.hub.connect(net.peer("friend"), net.peer("ours"))
+        await asyncio.sleep(2 * POLL_SECONDS)
+        assert ours.connected == [net.peer("friend")]
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_members_are_dialled_until_there_are_enough(monkeypatch):
+    monkeypatch.setattr(module, "CONNECTIONS_TARGET", 4)
+
+    async def scenario():
+        net = Net()
+        names = [f"member {n}" for n in range(8)]
+        net.add("boot", "hidden", *names)
+        ours = net.connections("boot")
+        await ours.reach()
+        for name in names:
+            net.tell(ours, name)
+        net.tell(ours, "hidden", reachable=False)
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(20)
+        assert 4 <= len(ours.connected) <= 5
+        assert not connected(net, "hidden")
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_members_that_do_not_answer_keep_us_from_nothing():
+    """Each lists eight addresses where nobody is; we still see who is connected."""
+
+    async def scenario():
+        net = Net()
+        net.add("boot", "friend")
+        ours = net.connections("boot")
+        for n in range(6):
+            peer = net.peer(f"liar {n}")
+            net.tell(ours, f"liar {n}", at=tuple(dead(peer) for _ in range(8)))
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(5)
+        assert ours.connected == [net.peer("boot")]
+        began = LoopClock().now()
+        assert not await ours.ensure(net.peer("liar 0"))
+        assert LoopClock().now() - began <= CONNECT_SECONDS + 1
+        net.hub.connect(net.peer("friend"), net.peer("ours"))
+        net.hub.disconnect(net.peer("boot"), net.peer("ours"))
+        await asyncio.sleep(2 * POLL_SECONDS)
+        assert ours.connected == [net.peer("friend")]
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_one_good_address_among_dead_ones_is_enough():
+    async def scenario():
+        net = Net()
+        net.add("member")
+        ours = net.connections()
+        peer = net.peer("member")
+        net.tell(ours, "member", at=(dead(peer), dead(peer), address(peer)))
+        assert await asyncio.wait_for(ours.ensure(peer), 1)
+        assert await ours.ensure(peer)
+
+    run_virtual(scenario())
+
+
+def test_an_address_of_somebody_else_is_not_dialled():
+    async def scenario():
+        net = Net()
+        net.add("victim")
+        ours = net.connections()
+        peer = net.tell(ours, "liar", at=(address(net.peer("victim")),))
+        assert not await ours.ensure(peer)
+        assert not await ours.ensure(net.peer("stranger"))
+        assert net.dials == []
+
+    run_virtual(scenario())
+
+
+def test_who_lost_everybody_comes_back_without_its_bootstrap_peer():
+    async def scenario():
+        net = Net()
+        net.add("boot", "member")
+        ours = net.connections("boot")
+        net.tell(ours, "member")
+        running = asyncio.create_task(ours.run())
+        await eventually(lambda: connected(net, "member"), 10)
+        net.hub.remove(net.peer("boot"))
+        net.hub.partition([net.peer("ours")])
+        await asyncio.sleep(300)  # longer than any record lives
+        ours.replica.advance(LoopClock().now())
+        assert ours.connected == []
+        net.hub.heal()
+        await eventually(lambda: ours.connected == [net.peer("member")], 40)
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_who_only_was_dialled_finds_members_by_their_records():
+    async def scenario():
+        net = Net()
+        net.add("boot", "member")
+        ours = net.connections("boot")
+        net.hub.remove(net.peer("boot"))
+        net.tell(ours, "member")
+        assert await asyncio.wait_for(ours.reach(), 5) == [net.peer("member")]
+
+    run_virtual(scenario())
+
+
+def test_who_lost_a_crowd_does_not_dial_all_of_it_at_once():
+    async def scenario():
+        net = Net()
+        ours = net.connections()
+        friends = [f"friend {n}" for n in range(20)]
+        net.add(*friends)
+        for name in friends:
+            net.tell(ours, name)
+            assert await ours.ensure(net.peer(name))
+        for n in range(20):
+            net.tell(ours, f"stranger {n}", at=(dead(net.peer(f"stranger {n}")),))
+        for name in friends:
+            net.hub.remove(net.peer(name))
+        net.dials.clear()
+        reaching = asyncio.create_task(ours.reach())
+        await asyncio.sleep(CONNECT_SECONDS)
+        assert 0 < len(net.dials) <= 2 * TRIED_MAX
+        await asyncio.sleep(100 * RETRY_SECONDS_MAX)
+        assert len(dict.fromkeys(net.dials)) == 40, "but in the end it tries everybody"
+        reaching.cancel()
+
+    run_virtual(scenario())
+
+
+def test_what_is_remembered_of_members_is_bounded():
+    async def scenario():
+        net = Net()
+        net.add("boot")
+        ours = net.connections("boot")
+        running = asyncio.create_task(ours.run())
+        for n in range(100):
+            net.tell(ours, f"passing {n}")
+            await asyncio.sleep(3)
+            ours.replica.roster._members.clear()
+        assert len(ours._dialled_at) <= 2 * RETRY_SECONDS_MAX / POLL_SECONDS
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_addresses_that_answered_are_bounded(monkeypatch):
+    monkeypatch.setattr(module, "REMEMBERED_MAX", 3)
+
+    async def scenario():
+        net = Net()
+        names = [f"member {n}" for n in range(5)]
+        net.add(*names)
+        ours = net.connections(*names)
+        for name in names:
+            net.tell(ours, name)
+            assert await ours.ensure(net.peer(name))
+        assert list(ours._answered) == [address(net.peer(name)) for name in names[2:]]
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("hangs", [True, False])
+def test_a_transport_that_is_down_has_no_peers(hangs):
+    async def scenario():
+        net = Net()
+        net.add("boot")
+        ours = net.connections("boot")
+        await ours.reach()
+        transport = net.hub.transports[net.peer("ours")]
+        peers = transport.peers
+
+        async def fail():
+            if hangs:
+                await asyncio.sleep(3600)
+            raise TransportError("down")
+
+        transport.peers = fail
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(CONNECT_SECONDS + 1)
+        assert ours.connected == []
+        transport.peers = peers
+        await asyncio.sleep(CONNECT_SECONDS + 1)
+        assert ours.connected == [net.peer("boot")]
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_a_stream_to_a_member_is_dialled_first():
+    async def scenario():
+        net = Net()
+        net.add("member")
+        ours = net.connections()
+        peer = net.tell(ours, "member")
+        dialling = DiallingTransport(net.hub.transports[net.peer("ours")], ours)
+        assert dialling.peer_id == net.peer("ours")
+        with pytest.raises(TransportError, match="not connected"):
+            await dialling.open_stream(net.peer("stranger"), "/x")
+
+        async def echo(stream):
+            await stream.write(await stream.read_exactly(2))
+
+        await net.hub.transports[peer].handle("/x", echo)
+        await dialling.handle("/x", echo)
+        stream = await dialling.open_stream(peer, "/x")
+        await stream.write(b"hi")
+        assert await stream.read_exactly(2) == b"hi"
+
+    run_virtual(scenario())

@@ -1,0 +1,104 @@
+import asyncio
+
+import pytest
+
+from node.replication.manifest_exchange import PROTOCOL, SERVED_MAX, ManifestServer, fetch_manifest
+from node.streams.framing import write_frame
+from protocol.crypto import verify
+from protocol.manifest import sign_manifest
+from protocol.types import Fault, PeerId
+from roles.ports.transport import TransportError
+from tests.worlds import memory_transport
+from tests.worlds.memory_transport import Hub, run_virtual
+from tests.worlds.messages import identity, run_manifest
+
+SIGNED = sign_manifest(run_manifest(), identity("creator"))
+HERE, THERE = PeerId("here"), PeerId("there")
+
+
+async def ask(serve=None):
+    """Ask a peer for its run; ``serve`` is what it does instead of the right thing."""
+    hub = Hub()
+    here, there = hub.transport(HERE), hub.transport(THERE)
+    hub.connect(HERE, THERE)
+    if serve is None:
+        await ManifestServer(there, SIGNED).start()
+    else:
+        await there.handle(PROTOCOL, serve)
+    return await fetch_manifest(here, THERE, verify)
+
+
+def test_a_newcomer_learns_the_run():
+    assert run_virtual(ask()) == SIGNED
+
+
+def test_a_manifest_that_its_creator_did_not_sign_is_a_fault():
+    async def serve(stream):
+        await write_frame(stream, SIGNED.encoded()[:-1] + b"\0")
+
+    assert isinstance(run_virtual(ask(serve)), Fault)
+
+
+def test_a_huge_answer_is_not_read():
+    async def serve(stream):
+        await stream.write((1 << 31).to_bytes(4, "big"))
+
+    fault = run_virtual(ask(serve))
+    assert isinstance(fault, Fault)
+    assert fault.reason == "oversize"
+
+
+async def silent(_stream):
+    await asyncio.sleep(3600)
+
+
+async def short(stream):
+    await stream.write(b"\0\0\0\x09abc")
+
+
+@pytest.mark.parametrize("serve", [silent, short])
+def test_who_does_not_answer_in_time_is_not_reachable(serve):
+    with pytest.raises(TransportError):
+        run_virtual(ask(serve))
+
+
+def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch):
+    monkeypatch.setattr(memory_transport, "WINDOW_BYTES", 4096)
+
+    async def scenario():
+        hub = Hub()
+        here, there = hub.transport(HERE), hub.transport(THERE)
+        hub.connect(HERE, THERE)
+        large = sign_manifest(run_manifest(validators=200), identity("creator"))
+        await ManifestServer(there, large).start()
+        stream = await here.open_stream(THERE, PROTOCOL)
+        await asyncio.sleep(1)
+        assert len(there._tasks) == 1
+        await asyncio.sleep(20)
+        assert there._tasks == {}
+        await stream.close()
+
+    run_virtual(scenario())
+
+
+def test_only_so_many_newcomers_are_served_at_once_each_of_them_once(monkeypatch):
+    monkeypatch.setattr(memory_transport, "WINDOW_BYTES", 4096)
+
+    async def scenario():
+        hub = Hub()
+        there = hub.transport(THERE)
+        large = sign_manifest(run_manifest(validators=200), identity("creator"))
+        await ManifestServer(there, large).start()
+        for number in (0, *range(SERVED_MAX + 5)):
+            peer = PeerId(f"peer-{number}")
+            here = hub.transports.get(peer) or hub.transport(peer)
+            hub.connect(peer, THERE)
+            await here.open_stream(THERE, PROTOCOL)
+            await asyncio.sleep(0.01)
+            assert len(there._tasks) == min(number + 1, SERVED_MAX)
+        await asyncio.sleep(20)
+        here = hub.transport(HERE)
+        hub.connect(HERE, THERE)
+        assert await fetch_manifest(here, THERE, verify) == large
+
+    run_virtual(scenario())

@@ -1,0 +1,224 @@
+import asyncio
+
+import pytest
+
+from node.replication.message_log import Archive
+from roles.ports.storage import Delete, StorageFullError
+from tests.worlds.memory_transport import run_virtual
+from tests.worlds.messages import World, fingerprint, run_manifest
+from tests.worlds.swarm_world import MemoryStore
+
+WORLD = World(run_manifest())
+WORKER, OTHER = WORLD.workers[:2]
+CHAIN = WORLD.chain(WORKER, 3)
+EXPIRE = WORLD.manifest.committee.expire_after_epochs
+
+
+class Store(MemoryStore):
+    """A store that answers a moment later, and may be full."""
+
+    def __init__(self):
+        super().__init__()
+        self.full = False
+        self.commits = 0
+
+    async def commit(self, changes):
+        self.commits += 1
+        await asyncio.sleep(1)
+        if self.full:
+            raise StorageFullError("full")
+        await super().commit(changes)
+
+    @property
+    def envelopes(self):
+        return list(self.tables.get("messages", {}).values())
+
+
+def opened(store, *, at=1):
+    """Return a new life's archive and replica."""
+    archive, replica = Archive(store), WORLD.replica(roster_at=None)
+    archive.restore(replica)
+    replica.advance(WORLD.at(at))
+    return archive, replica
+
+
+def accept(archive, replica, *messages, at=1):
+    for signed in messages:
+        replica.receive(signed.envelope, WORLD.at(at))
+        archive.later(signed.envelope)
+
+
+def test_a_restart_finds_the_replica_again():
+    async def scenario():
+        store = Store()
+        archive, replica = opened(store)
+        WORLD.refresh(replica, 0)
+        accept(archive, replica, *CHAIN, WORLD.certificate(CHAIN[0]))
+        assert store.envelopes == []
+        await archive.flush()
+        assert len(store.envelopes) == 4
+        _, again = opened(store)
+        WORLD.refresh(again, 0)
+        assert fingerprint(again)[1:] == fingerprint(replica)[1:]
+
+    run_virtual(scenario())
+
+
+def test_what_we_announce_is_written_after_everything_before_it():
+    async def scenario():
+        store = Store()
+        archive, replica = opened(store)
+        accept(archive, replica, CHAIN[0])
+        flushing = asyncio.create_task(archive.flush())
+        await asyncio.sleep(0.1)
+        await archive.keep(CHAIN[1].envelope)
+        assert store.envelopes == [CHAIN[0].envelope, CHAIN[1].envelope]
+        await flushing
+        assert store.commits == 2
+
+    run_virtual(scenario())
+
+
+def test_a_message_is_written_once():
+    async def scenario():
+        store = Store()
+        archive, _ = opened(store)
+        for _ in range(2):
+            archive.later(CHAIN[0].envelope)
+            archive.later(CHAIN[0].envelope)
+            await archive.flush()
+        assert store.envelopes == [CHAIN[0].envelope]
+        assert store.commits == 1
+
+    run_virtual(scenario())
+
+
+def test_what_does_not_fit_is_written_later_but_never_what_we_could_not_announce():
+    """Its author makes another one; after a restart there would be two."""
+
+    async def scenario():
+        store = Store()
+        archive, replica = opened(store)
+        accept(archive, replica, CHAIN[0])
+        store.full = True
+        with pytest.raises(StorageFullError):
+            await archive.keep(CHAIN[1].envelope)
+        with pytest.raises(StorageFullError):
+            await archive.flush()
+        store.full = False
+        await archive.flush()
+        assert store.envelopes == [CHAIN[0].envelope]
+        await archive.keep(CHAIN[1].envelope)
+        assert store.envelopes[1:] == [CHAIN[1].envelope]
+
+    run_virtual(scenario())
+
+
+def test_two_messages_kept_at_once_fail_together_and_leave_nothing():
+    async def scenario():
+        store = Store()
+        archive, _ = opened(store)
+        store.full = True
+        both = [asyncio.create_task(archive.keep(item.envelope)) for item in CHAIN[:2]]
+        results = await asyncio.gather(*both, return_exceptions=True)
+        assert all(isinstance(result, StorageFullError) for result in results)
+        store.full = False
+        await archive.flush()
+        assert store.envelopes == []
+
+    run_virtual(scenario())
+
+
+def test_a_cancelled_write_is_repeated():
+    async def scenario():
+        store = Store()
+        archive, _ = opened(store)
+        keeping = asyncio.create_task(archive.keep(CHAIN[0].envelope))
+        await asyncio.sleep(0.5)
+        keeping.cancel()
+        await asyncio.wait([keeping])
+        await archive.flush()
+        assert store.envelopes == [CHAIN[0].envelope]
+
+    run_virtual(scenario())
+
+
+def test_what_was_refused_after_it_was_kept_is_forgotten():
+    async def scenario():
+        store = Store()
+        archive, _ = opened(store)
+        await archive.keep(CHAIN[0].envelope)
+        await archive.keep(CHAIN[1].envelope)
+        await archive.forget(CHAIN[0].envelope)
+        await archive.forget(CHAIN[2].envelope)
+        assert store.envelopes == [CHAIN[1].envelope]
+
+    run_virtual(scenario())
+
+
+def test_the_log_is_as_long_as_the_replica_is_large():
+    async def scenario():
+        store = Store()
+        archive, replica = opened(store)
+        accept(archive, replica, *CHAIN)
+        await archive.flush()
+        archive.later(WORLD.commit(OTHER).envelope)  # pending, and unknown to the replica
+        await archive.compact(replica)
+        assert len(store.envelopes) == 3
+        replica.advance(WORLD.at(4 * EXPIRE + 2))
+        await archive.compact(replica)
+        # The end of its chain of slots is what a worker goes on from.
+        assert store.envelopes == [CHAIN[-1].envelope]
+        await archive.flush()
+        _, again = opened(store, at=4 * EXPIRE + 2)
+        assert again.ledger.next_slot(WORKER.peer_id, 0) == (3, CHAIN[-1].digest)
+
+    run_virtual(scenario())
+
+
+def test_compaction_spares_what_is_being_kept():
+    """It is on the disk, and not in the replica yet."""
+
+    async def scenario():
+        store = Store()
+        archive, replica = opened(store)
+        keeping = asyncio.create_task(archive.keep(CHAIN[0].envelope))
+        await asyncio.sleep(0.5)
+        await archive.compact(replica)
+        await keeping
+        assert store.envelopes == [CHAIN[0].envelope]
+
+    run_virtual(scenario())
+
+
+def test_a_full_disk_delays_deletions():
+    async def scenario():
+        store = Store()
+        archive, replica = opened(store)
+        archive.later(WORLD.commit(OTHER, version=9).envelope)
+        await archive.flush()
+        store.full = True
+        await archive.compact(replica)
+        store.full = False
+        assert len(store.envelopes) == 1
+        await archive.compact(replica)
+        assert store.envelopes == []
+
+    run_virtual(scenario())
+
+
+def test_keys_go_on_after_a_restart_and_nonsense_in_the_log_is_dropped():
+    async def scenario():
+        store = Store()
+        archive, _ = opened(store)
+        await archive.keep(CHAIN[0].envelope)
+        table = store.tables["messages"]
+        table[(5).to_bytes(8, "big")] = b"nonsense"
+        table[(6).to_bytes(8, "big")] = bytes(1 << 20)
+        archive, replica = opened(store)
+        await archive.compact(replica)
+        await archive.keep(CHAIN[1].envelope)
+        assert list(table) == [bytes(8), (7).to_bytes(8, "big")]
+        await store.commit([Delete("messages", bytes(8))])
+
+    run_virtual(scenario())

@@ -1,0 +1,288 @@
+import asyncio
+
+import pytest
+
+from node.blobs.exchange import BlobExchange
+from node.gossip.driver import Gossip
+from node.membership.peers import Connections, DiallingTransport
+from node.replication.anti_entropy import Synchroniser
+from node.replication.message_log import Archive
+from node.replication.network import SEND_SECONDS, SERVED_PER_PEER, SwarmNetwork
+from node.streams.framing import write_frame
+from protocol.crypto import digest
+from protocol.messages import ENVELOPE_BYTES_MAX, RolloutCommit
+from protocol.rng import Rng
+from protocol.types import Digest, Relay, Topic
+from roles.flow import Pulse
+from roles.ports.storage import StorageFullError
+from roles.ports.swarm import RefusedError
+from tests.worlds.memory_transport import Hub, LoopClock, run_virtual
+from tests.worlds.messages import World, run_manifest
+from tests.worlds.swarm_world import MemoryBlobs, MemoryStore
+
+WORLD = World(run_manifest())
+WORKER, OTHER = WORLD.workers[:2]
+NOW = WORLD.at(0)
+COMMIT = WORLD.commit(WORKER)
+
+
+class Fixed:
+    def now(self):
+        return NOW
+
+
+class Store(MemoryStore):
+    full = False
+
+    async def commit(self, changes):
+        await asyncio.sleep(0.1)
+        if self.full:
+            raise StorageFullError("full")
+        await super().commit(changes)
+
+
+class Node:
+    """The network of one node on a hub."""
+
+    def __init__(self, hub, signer):
+        self.peer = signer.peer_id
+        self.transport = hub.transport(self.peer)
+        self.replica = WORLD.replica()
+        self.store, self.blobs, self.pulse = Store(), MemoryBlobs(), Pulse()
+        connections = Connections(self.transport, LoopClock(), Rng(b"1"), [])
+        connections.replica = self.replica
+        streams = DiallingTransport(self.transport, connections)
+        self.gossip = Gossip(self.transport, signer, LoopClock(), Rng(signer.public_key))
+        self.connections = connections
+        self.accepted, self.heard = [], []
+        self.exchange = BlobExchange(streams, self.blobs, LoopClock())
+        self.network = SwarmNetwork(
+            signer,
+            self.replica,
+            archive=Archive(self.store),
+            gossip=self.gossip,
+            streams=streams,
+            exchange=self.exchange,
+            blobs=self.blobs,
+            synchroniser=Synchroniser(streams, self.replica, Fixed(), lambda *_: None),
+            clock=Fixed(),
+            heard=self.heard.append,
+            accepted=lambda envelope, _: self.accepted.append(envelope),
+            pulse=self.pulse,
+        )
+
+    async def start(self):
+        await self.exchange.start()
+        await self.network.start()
+        await self.gossip.start()
+        self.running = asyncio.create_task(self.connections.run())
+
+    async def stop(self):
+        self.running.cancel()
+        await self.gossip.stop()
+
+    @property
+    def stored(self):
+        return list(self.store.tables.get("messages", {}).values())
+
+
+async def pair():
+    hub = Hub()
+    ours, theirs = Node(hub, WORKER), Node(hub, OTHER)
+    hub.connect(ours.peer, theirs.peer)
+    for node in (ours, theirs):
+        await node.start()
+    await asyncio.sleep(5)  # the meshes form
+    return hub, ours, theirs
+
+
+def test_what_we_publish_is_stored_applied_and_heard():
+    async def scenario():
+        _, ours, theirs = await pair()
+        beats = ours.pulse.beats
+        signed = await ours.network.publish(Topic.COMMITS, COMMIT.message)
+        assert ours.stored == [signed.envelope]
+        assert signed.digest in ours.replica.ledger.entries
+        assert ours.pulse.beats > beats
+        await asyncio.sleep(2)
+        assert theirs.accepted == [signed.envelope]
+        assert [received.relay for received in theirs.heard] == [Relay.ACCEPT]
+        await ours.network.announce(Topic.COMMITS, signed.envelope)
+        await asyncio.sleep(2)
+        assert len(theirs.accepted) == 1
+        for node in (ours, theirs):
+            await node.stop()
+
+    run_virtual(scenario())
+
+
+def test_what_is_not_stored_is_not_said():
+    async def scenario():
+        _, ours, theirs = await pair()
+        ours.store.full = True
+        with pytest.raises(StorageFullError):
+            await ours.network.publish(Topic.COMMITS, COMMIT.message)
+        ours.store.full = False
+        other = await ours.network.publish(
+            Topic.COMMITS, COMMIT.message.model_copy(update={"epoch": 1})
+        )
+        await asyncio.sleep(2)
+        assert ours.stored == theirs.accepted == [other.envelope]
+        for node in (ours, theirs):
+            await node.stop()
+
+    run_virtual(scenario())
+
+
+def test_what_our_own_replica_refuses_leaves_no_trace():
+    async def scenario():
+        _, ours, theirs = await pair()
+        wrong = COMMIT.message.model_copy(update={"sequences": 9})
+        with pytest.raises(RefusedError, match="bad-counts"):
+            await ours.network.record(wrong)
+        await ours.network.record(COMMIT.message)
+        with pytest.raises(RefusedError, match="no longer news"):
+            await ours.network.record(COMMIT.message)
+        assert ours.stored == [ours.replica.ledger.entries[COMMIT.digest].commit.envelope]
+        assert theirs.accepted == []
+        for node in (ours, theirs):
+            await node.stop()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_what_is_said_twice_at_once_is_said_once_or_not_at_all(full):
+    async def scenario():
+        _, ours, theirs = await pair()
+        ours.store.full = full
+        both = await asyncio.gather(
+            *(ours.network.record(COMMIT.message) for _ in range(2)), return_exceptions=True
+        )
+        if full:
+            assert [type(one) for one in both] == [StorageFullError] * 2
+            assert COMMIT.digest not in ours.replica.ledger.entries
+        else:
+            assert both[0] == COMMIT
+            assert isinstance(both[1], RefusedError)
+            assert ours.stored == [COMMIT.envelope]
+        for node in (ours, theirs):
+            await node.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_message_is_handed_to_one_peer():
+    async def scenario():
+        hub, ours, theirs = await pair()
+        verdict = WORLD.verdict(WORLD.validators[0], COMMIT)
+        theirs.replica.receive(COMMIT.envelope, NOW)
+        assert await ours.network.send(theirs.peer, verdict.envelope)
+        assert theirs.accepted == [verdict.envelope]
+        assert await ours.network.send(theirs.peer, b"nonsense"), "it was delivered"
+        hub.stall(theirs.peer)
+        began = LoopClock().now()
+        assert not await ours.network.send(theirs.peer, verdict.envelope)
+        assert LoopClock().now() - began <= SEND_SECONDS + 1
+        assert not await ours.network.send(WORLD.validators[0].peer_id, verdict.envelope)
+        for node in (ours, theirs):
+            await node.stop()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("sent", [b"", b"\xff\xff\xff\xff", b"\0\0\x10\0abc"])
+def test_whoever_says_nothing_sensible_is_left_in_silence(sent):
+    async def scenario():
+        _, ours, theirs = await pair()
+        stream = await ours.transport.open_stream(theirs.peer, ours.network._protocol)
+        await stream.write(sent)
+        await asyncio.sleep(SEND_SECONDS + 1)
+        assert await stream.read(1) == b""
+        assert theirs.accepted == []
+        for node in (ours, theirs):
+            await node.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_peer_has_so_many_messages_received_at_once():
+    async def scenario():
+        _, ours, theirs = await pair()
+        opened = [
+            await ours.transport.open_stream(theirs.peer, ours.network._protocol)
+            for _ in range(SERVED_PER_PEER)
+        ]
+        theirs.replica.receive(COMMIT.envelope, NOW)
+        verdict = WORLD.verdict(WORLD.validators[0], COMMIT)
+        assert not await ours.network.send(theirs.peer, verdict.envelope)
+        for stream in opened:
+            await stream.close()
+        await asyncio.sleep(0.1)
+        assert await ours.network.send(theirs.peer, verdict.envelope)
+        for node in (ours, theirs):
+            await node.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_peer_that_does_not_read_its_answer_costs_a_deadline():
+    async def scenario():
+        hub, ours, theirs = await pair()
+        stream = await ours.transport.open_stream(theirs.peer, ours.network._protocol)
+        await write_frame(stream, COMMIT.envelope)
+        hub.stall(ours.peer)
+        await asyncio.sleep(SEND_SECONDS + 1)
+        assert theirs.accepted == [COMMIT.envelope]
+        for node in (ours, theirs):
+            await node.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_body_is_fetched_once_and_served_on():
+    async def scenario():
+        _, ours, theirs = await pair()
+        body = await theirs.blobs.put(b"a body")
+        fetch = ours.network.fetch
+        assert await fetch(body, 5, [theirs.peer]) is None, "it is larger than was said"
+        assert await fetch(body, 6, [ours.peer, theirs.peer]) == b"a body"
+        assert ours.blobs.has(body)
+        assert await fetch(body, 6, []) == b"a body"
+        assert await fetch(body, 5, []) is None
+        assert await fetch(Digest(digest(b"?")), 9, [theirs.peer]) is None
+        for node in (ours, theirs):
+            await node.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_body_that_does_not_fit_here_is_used_all_the_same():
+    async def scenario():
+        _, ours, theirs = await pair()
+        body = await theirs.blobs.put(b"a body")
+
+        async def full(_data):
+            raise StorageFullError("full")
+
+        ours.blobs.put = full
+        assert await ours.network.fetch(body, 100, [theirs.peer]) == b"a body"
+        for node in (ours, theirs):
+            await node.stop()
+
+    run_virtual(scenario())
+
+
+def test_an_oversize_message_is_our_own_fault():
+    async def scenario():
+        _, ours, theirs = await pair()
+        huge = RolloutCommit.model_construct(
+            **COMMIT.message.model_dump() | {"body": bytes(1 << 15)}
+        )
+        with pytest.raises(ValueError, match=str(ENVELOPE_BYTES_MAX)):
+            await ours.network.record(huge)
+        assert ours.stored == []
+        for node in (ours, theirs):
+            await node.stop()
+
+    run_virtual(scenario())

@@ -1,0 +1,53 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.streams.framing import read_frame, write_frame
+from protocol.types import Fault, PeerId
+from roles.ports.transport import TransportError
+from tests.worlds.memory_transport import Hub, run_virtual
+
+
+async def pair():
+    hub = Hub()
+    one, other = PeerId("one"), PeerId("other")
+    for peer in (one, other):
+        hub.transport(peer)
+    hub.connect(one, other)
+    return hub.open(one, other)
+
+
+@given(st.lists(st.binary(max_size=300), max_size=5))
+def test_frames_come_out_as_they_went_in(frames):
+    async def scenario():
+        ours, theirs = await pair()
+        for frame in frames:
+            await write_frame(ours, frame)
+        return [await read_frame(theirs, 300) for _ in frames]
+
+    assert run_virtual(scenario()) == frames
+
+
+def test_the_limit_is_checked_before_anything_is_read():
+    async def scenario():
+        ours, theirs = await pair()
+        await ours.write((11).to_bytes(4, "big"))
+        fault = await read_frame(theirs, 10)
+        assert isinstance(fault, Fault)
+        assert fault.reason == "oversize"
+        await write_frame(ours, bytes(10))
+        assert await read_frame(theirs, 10) == bytes(10)
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("sent", [b"", b"\0\0", (5).to_bytes(4, "big") + b"abc"])
+def test_a_frame_that_breaks_off_is_a_broken_stream(sent):
+    async def scenario():
+        ours, theirs = await pair()
+        await ours.write(sent)
+        await ours.close()
+        with pytest.raises(TransportError):
+            await read_frame(theirs, 10)
+
+    run_virtual(scenario())

@@ -1,0 +1,55 @@
+from dataclasses import replace
+
+from node.local.datadir import DataDir, load_identity
+from node.testnet.child import load_behaviour
+from node.testnet.genesis import GENESIS_FILE, FirstPolicy, create_members, found_run, recipe_for
+from node.testnet.picture import draw_reward
+from node.testnet.plan import CHEATER_KINDS, Layout, Options
+from protocol.crypto import verify
+from protocol.manifest import load_recipe, load_signed_manifest
+from protocol.types import Role
+
+
+def test_a_run_is_founded_on_the_keys_of_its_nodes(tmp_path):
+    options = Options(tmp_path, trainers=2, steps=7, environment="sorting")
+    layout = Layout(tmp_path)
+    plans = create_members(options, layout)
+    layout.genesis_policy.parent.mkdir()
+    layout.genesis_policy.write_bytes(b"weights")
+    signed = found_run(recipe_for(options), FirstPolicy("0f" * 32, 0.33, 10), plans, layout)
+
+    manifest = load_signed_manifest(layout.manifest.read_text(), verify).manifest
+    assert manifest == signed.manifest
+    assert (manifest.environment.name, manifest.grpo.steps) == ("sorting", 7)
+    assert load_recipe(layout.recipe.read_text()) == recipe_for(options)
+    for plan in plans:
+        assert load_identity(DataDir(plan.directory).identity).peer_id == plan.peer_id
+        assert manifest.is_trainer(plan.peer_id) is (plan.role is Role.TRAINER)
+        assert manifest.is_validator(plan.peer_id) is (plan.role is Role.VALIDATOR)
+        assert (plan.directory / GENESIS_FILE).exists() is (plan.role is Role.TRAINER)
+
+
+def test_the_default_recipe_is_the_checked_in_one_but_for_its_steps(tmp_path):
+    recipe = recipe_for(Options(tmp_path, steps=9))
+    assert recipe.environment.name == "arithmetic"
+    assert recipe.grpo == replace_steps(recipe_for(Options(tmp_path)), 9)
+
+
+def replace_steps(recipe, steps):
+    return recipe.grpo.model_copy(update={"steps": steps})
+
+
+def test_every_kind_of_liar_is_registered():
+    assert all(callable(load_behaviour(kind)) for kind in CHEATER_KINDS)
+
+
+def test_options_can_be_varied(tmp_path):
+    options = Options(tmp_path)
+    assert len(list(replace(options, inference=1).members())) == 6
+
+
+def test_the_reward_picture_is_drawn_with_and_without_versions(tmp_path):
+    draw_reward([(1, 0.3), (2, 0.4)], 0.9, "arithmetic", tmp_path / "a.png")
+    draw_reward([], None, "arithmetic", tmp_path / "b.png")
+    for name in ("a.png", "b.png"):
+        assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")

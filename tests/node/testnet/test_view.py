@@ -1,0 +1,85 @@
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from node.testnet.display import save_picture
+from node.testnet.fleet import join_command
+from node.testnet.plan import Layout
+from node.testnet.poll import Sample
+from node.testnet.record import SwarmRecord
+from node.testnet.report import build_report
+from node.testnet.screen import STAGE_TEXT, Screen, clock_text, eta_seconds, progress_line
+from node.testnet.summary import draw_summary
+from node.testnet.view import draw
+from tests.node.testnet.testnet_swarms import STARTED_AT, learned_swarm
+
+JOIN = join_command(
+    ("/ip4/127.0.0.1/tcp/40001/p2p/12D3KooWGyS1CnRUhcT4ZSBYu4aZJCV1wWEyuViGFLDGUcE",)
+)
+
+
+def screen(**changes) -> Screen:
+    values = {"stage": "learning", "run_id": "1a2b3c4d5e", "join_command": JOIN} | changes
+    return Screen("arithmetic", 0, 60, 300.0, **values)
+
+
+def drawn(record: SwarmRecord, given: Screen, width: int) -> list[str]:
+    console = Console(width=width, file=io.StringIO(), color_system=None)
+    console.print(draw(record, given, now=STARTED_AT + 175, width=width))
+    return console.file.getvalue().splitlines()
+
+
+@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("stage", STAGE_TEXT)
+def test_it_draws_at_every_width_in_every_stage(width, stage):
+    for record in (learned_swarm(), SwarmRecord(STARTED_AT)):
+        lines = drawn(record, screen(stage=stage), width)
+        assert all(len(line) <= width for line in lines)
+
+
+def test_it_shows_what_a_person_looks_for():
+    record = learned_swarm()
+    record.observe("validator-2", Sample(100, False, None))
+    text = "\n".join(drawn(record, screen(notice="dead: validator-2"), 100))
+    for part in ("0.38 → 0.82", "committed", "202", "computation", "✗ validator-2", "dead"):
+        assert part in text
+    for part in ("stale-weights", "liar", "joined", "epoch 12", "02:55", "dead: validator-2"):
+        assert part in text
+    assert JOIN.splitlines()[0] in text
+
+
+def test_thirteen_nodes_and_a_guest_fit_a_terminal_of_32_lines():
+    assert len(drawn(learned_swarm(), screen(), 100)) <= 32
+
+
+def test_the_line_for_logs_says_the_same():
+    line = progress_line(learned_swarm(), screen(), STARTED_AT + 175)
+    assert line.startswith("[02:55]  learning  version 37/60  reward 0.82  certified 171")
+
+
+def test_the_remaining_time_follows_the_pace_and_the_limit():
+    record = learned_swarm()
+    last_at = record.checkpoints[-1].created_at
+    assert eta_seconds(record, screen(), last_at) == pytest.approx(23 * 4)
+    slow = Screen("arithmetic", 0, 10_000, 300.0, stage="learning")
+    assert eta_seconds(record, slow, STARTED_AT + 200) == pytest.approx(100)
+    assert eta_seconds(record, screen(stage="starting"), last_at) is None
+    assert clock_text(3725) == "62:05"
+
+
+def test_a_picture_of_it_is_svg(tmp_path):
+    save_picture(learned_swarm(), screen(), tmp_path / "view.svg")
+    assert (tmp_path / "view.svg").read_text().startswith("<svg")
+
+
+@pytest.mark.parametrize("failure", ["", "relay-1 did not start"])
+def test_the_summary_prints(failure):
+    record = learned_swarm()
+    report = build_report(record, run_id="ab" * 32, wall_seconds=200, greedy_eval_last=None)
+    console = Console(width=100, file=io.StringIO(), color_system=None)
+    console.print(draw_summary(report, record, Layout(Path("t")), failure))
+    text = console.file.getvalue()
+    assert "0 of honest workers" in text
+    assert failure in text

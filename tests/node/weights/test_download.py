@@ -1,0 +1,395 @@
+import asyncio
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.wire import PROTOCOL
+from node.storage.blobs import FileBlobs
+from node.weights.download import Weights, WeightsDownload, forget, publish_file
+from protocol import codec, crypto
+from protocol.shardcast import forest
+from protocol.shardcast import index as shard_index
+from protocol.shardcast.events import TransferLimits
+from protocol.shardcast.experience import Experience
+from protocol.shardcast.forest import Member
+from protocol.shardcast.index import ShardIndex
+from protocol.types import Digest, Fault, PeerId
+from roles.ports.storage import StorageFullError
+from tests.worlds.memory_transport import Hub, LoopClock
+
+SHARD_BYTES, CHUNK_BYTES = 262_144, 65_536
+ROOT = PeerId("root")
+QUICK = TransferLimits(
+    late_seconds_initial=1.0,
+    late_seconds_min=0.3,
+    patience_seconds=0.5,
+    retry_seconds=0.02,
+    pause_seconds=0.2,
+)
+
+
+class CorruptBlobs(FileBlobs):
+    """A store whose owner alters what it serves."""
+
+    async def stream(self, digest: Digest, offset: int, length: int) -> Any:
+        async for piece in super().stream(digest, offset, length):
+            yield b"\0" + piece[1:] if self.size(digest) == SHARD_BYTES else piece
+
+
+class StalledBlobs(FileBlobs):
+    """A store that promises shards and never delivers."""
+
+    async def stream(self, digest: Digest, offset: int, length: int) -> Any:
+        if self.size(digest) == SHARD_BYTES:
+            await asyncio.sleep(3600)
+        async for piece in super().stream(digest, offset, length):
+            yield piece
+
+
+@dataclass
+class Node:
+    peer: PeerId
+    blobs: FileBlobs
+    exchange: BlobExchange
+    path: Path
+    blamed: list[PeerId] = field(default_factory=list)
+    progress: list[tuple[int, int]] = field(default_factory=list)
+
+
+@dataclass
+class Swarm:
+    directory: Path
+    content: bytes
+    hub: Hub = field(default_factory=Hub)
+    nodes: dict[PeerId, Node] = field(default_factory=dict)
+
+    async def add(
+        self,
+        name: str,
+        store: type[FileBlobs] = FileBlobs,
+        quota_bytes: int | None = None,
+        limits: ExchangeLimits | None = None,
+    ) -> Node:
+        peer = PeerId(name)
+        blobs = store(self.directory / name, quota_bytes)
+        transport = self.hub.transport(peer)
+        exchange = BlobExchange(transport, blobs, LoopClock(), limits=limits)
+        await exchange.start()
+        for other in self.nodes:
+            if other != peer:
+                self.hub.connect(peer, other)
+        self.nodes[peer] = Node(peer, blobs, exchange, self.directory / f"{name}.weights")
+        return self.nodes[peer]
+
+    async def publish(self) -> tuple[Weights, ShardIndex]:
+        root = self.nodes[ROOT]
+        root.path.write_bytes(self.content)
+        digest, index = await publish_file(root.path, root.blobs, SHARD_BYTES, CHUNK_BYTES)
+        data = shard_index.encode(index)
+        return Weights(crypto.digest(b"version"), digest, len(data), ROOT), index
+
+    @property
+    def members(self) -> list[Member]:
+        return [Member(peer, 10**6, reachable=True) for peer in self.nodes if peer != ROOT]
+
+    def download(self, node: Node, weights: Weights, **options: Any) -> WeightsDownload:
+        arguments = {"stripes": 4, "fanout": 4, "limits": QUICK} | options
+        return WeightsDownload(
+            node.exchange,
+            node.blobs,
+            weights,
+            self.members,
+            on_blame=lambda peer, _fault: node.blamed.append(peer),
+            on_progress=lambda here, total: node.progress.append((here, total)),
+            **arguments,
+        )
+
+    async def run(self, nodes: Sequence[Node], weights: Weights, **options: Any) -> None:
+        async with asyncio.timeout(60):
+            results = await asyncio.gather(
+                *(self.download(node, weights, **options).run(node.path) for node in nodes)
+            )
+        assert results == [node.path for node in nodes]
+        assert all(node.path.read_bytes() == self.content for node in nodes)
+
+
+async def swarm(directory: Path, size: int, seed: int = 1) -> Swarm:
+    made = Swarm(directory, random.Random(seed).randbytes(size))
+    await made.add(ROOT)
+    return made
+
+
+def feeder_of(members: Sequence[Member], weights: Weights, stripe: int) -> PeerId:
+    parents = forest.tree(members, ROOT, weights.version_digest, stripe, 4, 4)
+    return next(iter(parents))
+
+
+async def first_chunks(node: Node) -> None:
+    """Wait until a download has more than a tenth of its bytes."""
+    async with asyncio.timeout(30):
+        while not node.progress or node.progress[-1][0] * 10 < node.progress[-1][1]:  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+async def test_eight_nodes_download_and_the_root_sends_about_one_copy(tmp_path: Path) -> None:
+    world = await swarm(tmp_path, 4_000_000)
+    nodes = [await world.add(f"n{number}") for number in range(8)]
+    weights, _ = await world.publish()
+    await world.run(nodes, weights, limits=None)
+    root, size = world.nodes[ROOT].exchange, len(world.content)
+    assert size <= root.weights_bytes_sent < 2 * size
+    assert max(node.exchange.bytes_sent for node in nodes) < 3 * size
+    assert all(node.exchange.weights_bytes_received < 1.5 * size for node in nodes)
+    assert all(node.progress[-1] == (size, size) for node in nodes)
+    assert not [node for node in nodes if node.blamed]
+
+
+async def test_a_node_that_corrupts_is_named_and_everyone_completes(tmp_path: Path) -> None:
+    world = await swarm(tmp_path, 2_400_000)
+    for number in range(5):
+        await world.add(f"n{number}")
+    liar = feeder_of(
+        [*world.members, Member(PeerId("n5"), 10**6, reachable=True)], (await world.publish())[0], 0
+    )
+    await world.add("n5")
+    node = world.nodes[liar]
+    node.blobs = node.exchange._blobs = CorruptBlobs(tmp_path / liar)
+    weights, _ = await world.publish()
+    await world.run([node for node in world.nodes.values() if node.peer != ROOT], weights)
+    blamed = [node.blamed for node in world.nodes.values() if node.blamed]
+    assert blamed
+    assert {peer for peers in blamed for peer in peers} == {liar}
+    assert all(len(peers) == 1 for peers in blamed)
+
+
+async def test_a_parent_that_stalls_is_replaced(tmp_path: Path) -> None:
+    world = await swarm(tmp_path, 2_400_000)
+    for number in range(4):
+        await world.add(f"n{number}")
+    weights, _ = await world.publish()
+    stalled = world.nodes[feeder_of(world.members, weights, 0)]
+    stalled.blobs = stalled.exchange._blobs = StalledBlobs(tmp_path / stalled.peer)
+    await world.run([node for node in world.nodes.values() if node.peer != ROOT], weights)
+
+
+@pytest.mark.parametrize("store", [StalledBlobs, CorruptBlobs])
+async def test_who_failed_once_is_asked_last_for_the_next_version(
+    tmp_path: Path, store: type[FileBlobs]
+) -> None:
+    world = await swarm(tmp_path, 9 * SHARD_BYTES)
+    bad, node = await world.add("bad", store), await world.add("node")
+    weights, _ = await world.publish()
+    await world.run([bad], weights)
+    experience = Experience()
+    first = world.download(node, weights, experience=experience)
+    assert any(order[0] == bad.peer for order in first._candidates)
+    assert await asyncio.wait_for(first.run(node.path), 30) == node.path
+    following = replace(weights, version_digest=crypto.digest(b"next"))
+    orders = world.download(node, following, experience=experience)._candidates
+    assert {order[0] for order in orders} == {ROOT}
+    assert any(order[-1] == bad.peer for order in orders)
+
+
+async def test_a_source_has_as_long_to_begin_as_those_of_the_version_before(
+    tmp_path: Path,
+) -> None:
+    world = await swarm(tmp_path, 2_400_000)
+    node = await world.add("node")
+    weights, _ = await world.publish()
+    experience = Experience()
+    await world.run([node], weights, experience=experience)
+    assert experience.begin_seconds(60.0) < 60.0
+    begun = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "node.weights.download.Transfer", lambda *arguments, **_: begun.append(arguments[4])
+        )
+        limits = TransferLimits(late_seconds_initial=60.0)
+        again = world.download(node, weights, experience=experience, limits=limits)
+        with pytest.raises(AttributeError):
+            await again.run(node.path)
+    assert [limit.late_seconds_initial for limit in begun] == [experience.begin_seconds(60.0)]
+
+
+async def test_a_parent_that_trickles_the_index_is_passed_over(tmp_path: Path) -> None:
+    world = await swarm(tmp_path, 600_000)
+    for number in range(4):
+        await world.add(f"n{number}")
+    weights, _ = await world.publish()
+    parent = feeder_of(world.members, weights, 0)
+    asked = []
+
+    async def trickle(stream: Any) -> None:
+        asked.append(stream.peer)
+        await stream.read_exactly(int.from_bytes(await stream.read_exactly(2), "big"))
+        header = codec.encode({"status": "ok", "total_bytes": weights.index_bytes})
+        await stream.write(len(header).to_bytes(2, "big") + header)
+        while True:
+            await stream.write(b"x")
+            await asyncio.sleep(0.1)
+
+    await world.hub.transports[parent].handle(PROTOCOL, trickle)
+    children = [node for node in world.nodes.values() if node.peer not in (ROOT, parent)]
+    experience = Experience()
+    await world.run(children, weights, experience=experience)
+    assert asked  # it was somebody's first choice
+    assert experience.is_doubted(parent)
+
+
+async def test_dead_members_are_replaced_and_a_late_root_is_waited_for(tmp_path: Path) -> None:
+    world = await swarm(tmp_path, 1_000_000)
+    node = await world.add("n0")
+    weights, _ = await world.publish()
+    members = [Member(PeerId(f"dead{number}"), 10**9, reachable=True) for number in range(6)]
+    world.hub.partition([ROOT])
+    download = world.download(node, weights)
+    download.change_members([*members, *world.members])
+    running = asyncio.create_task(download.run(node.path))
+    await asyncio.sleep(0.3)
+    world.hub.heal()
+    world.hub.connect(node.peer, ROOT)
+    assert await asyncio.wait_for(running, 30) == node.path
+    assert node.path.read_bytes() == world.content
+
+
+async def test_what_came_before_a_crash_is_not_fetched_again(tmp_path: Path) -> None:
+    world = await swarm(tmp_path, 4_000_000)
+    node = await world.add("n0")
+    slow = ExchangeLimits(upload_bytes_per_second=4_000_000)
+    world.nodes[ROOT].exchange = BlobExchange(
+        world.hub.transports[ROOT], world.nodes[ROOT].blobs, LoopClock(), limits=slow
+    )
+    await world.nodes[ROOT].exchange.start()
+    weights, _ = await world.publish()
+    running = asyncio.create_task(world.download(node, weights).run(node.path))
+    await first_chunks(node)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    assert not node.path.exists()
+    before = node.exchange.bytes_received
+    here = node.progress[-1][0]
+    again = await world.add("n0")  # the same directory, a new process
+    await world.run([again], weights)
+    assert again.progress[0][0] >= here
+    assert again.exchange.bytes_received <= len(world.content) - here
+    assert before + again.exchange.bytes_received < 1.5 * len(world.content)
+
+
+async def test_a_full_disk_stops_the_download_which_resumes_when_there_is_room(
+    tmp_path: Path,
+) -> None:
+    world = await swarm(tmp_path, 1_000_000)
+    node = await world.add("n0", quota_bytes=600_000)
+    weights, _ = await world.publish()
+    with pytest.raises(StorageFullError):
+        await world.download(node, weights).run(node.path)
+    assert not node.path.exists()
+    node.blobs._quota_bytes = 2_000_000
+    await world.run([node], weights)
+
+
+async def test_a_disk_that_fills_in_the_middle_raises_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await swarm(tmp_path, 1_000_000)
+    node = await world.add("n0")
+    weights, _ = await world.publish()
+
+    async def full(*_arguments: object) -> bool:
+        await asyncio.sleep(0)
+        raise StorageFullError
+
+    with monkeypatch.context() as patch:
+        patch.setattr("node.storage.arrival.Arrival.write_chunk", full)
+        with pytest.raises(StorageFullError):
+            await world.download(node, weights).run(node.path)
+    await world.run([node], weights)
+
+
+async def test_what_the_publisher_signed_and_cannot_be_is_its_fault(tmp_path: Path) -> None:
+    world = await swarm(tmp_path, 600_000)
+    node = await world.add("n0")
+    weights, index = await world.publish()
+    blobs = world.nodes[ROOT].blobs
+
+    async def verdict(data: bytes) -> Path | Fault:
+        lie = replace(weights, index_digest=await blobs.put(data), index_bytes=len(data))
+        return await asyncio.wait_for(world.download(node, lie).run(node.path), 20)
+
+    assert isinstance(await verdict(b"not an index"), Fault)
+    huge = replace(weights, index_bytes=1 << 40)
+    assert isinstance(await world.download(node, huge).run(node.path), Fault)
+    first = index.shards[0]
+    swapped = replace(first, chunks=first.chunks[::-1])
+    lying = replace(index, shards=(swapped, first, index.shards[2]))
+    result = await verdict(shard_index.encode(lying))
+    assert isinstance(result, Fault)
+    assert result.reason == "index-inconsistent"
+    assert not node.path.exists()
+
+
+async def test_chunks_that_fit_and_do_not_make_their_shard_are_the_publishers_fault(
+    tmp_path: Path,
+) -> None:
+    world = await swarm(tmp_path, SHARD_BYTES)
+    node = await world.add("n0")
+    weights, index = await world.publish()
+    other = Digest(b"o" * 32)
+    root = world.nodes[ROOT].blobs
+    (tmp_path / ROOT / "complete" / "6f").mkdir()
+    (tmp_path / ROOT / "complete" / "6f" / other.hex()).write_bytes(world.content)
+    root._sizes[other] = SHARD_BYTES
+    lying = replace(index, shards=(replace(index.shards[0], digest=other),))
+    data = shard_index.encode(lying)
+    lie = replace(weights, index_digest=await root.put(data), index_bytes=len(data))
+    result = await asyncio.wait_for(world.download(node, lie).run(node.path), 20)
+    assert isinstance(result, Fault)
+    assert result.reason == "index-inconsistent"
+    assert node.blamed == []
+
+
+async def test_forgetting_a_version_keeps_the_shards_that_others_use(tmp_path: Path) -> None:
+    blobs = FileBlobs(tmp_path / "blobs")
+    path = tmp_path / "file"
+    content = random.Random(3).randbytes(700_000)
+    path.write_bytes(content)
+    old_digest, old = await publish_file(path, blobs, SHARD_BYTES, CHUNK_BYTES)
+    path.write_bytes(content[:SHARD_BYTES] + content[::-1][SHARD_BYTES:])
+    new_digest, new = await publish_file(path, blobs, SHARD_BYTES, CHUNK_BYTES)
+    await forget(blobs, old, [new])
+    assert not blobs.has(old_digest)
+    assert blobs.has(new_digest)
+    assert all(blobs.has(shard.digest) for shard in new.shards)
+    assert not blobs.has(old.shards[1].digest)
+    await forget(blobs, new, [new])
+    assert blobs.has(new_digest)
+    await forget(blobs, new, [])
+    assert blobs.used_bytes == 0
+    (tmp_path / "empty").write_bytes(b"")
+    with pytest.raises(ValueError, match="empty"):
+        await publish_file(tmp_path / "empty", blobs, SHARD_BYTES, CHUNK_BYTES)
+
+
+async def test_publishing_does_not_hold_the_loop(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(40_000_000))
+    blobs = FileBlobs(tmp_path / "blobs")
+    loop = asyncio.get_running_loop()
+    gaps: list[float] = []
+
+    async def beat() -> None:
+        while True:
+            before = loop.time()
+            await asyncio.sleep(0.005)
+            gaps.append(loop.time() - before)
+
+    beating = asyncio.create_task(beat())
+    _, index = await publish_file(path, blobs, 8_000_000, 1 << 20)
+    beating.cancel()
+    assert len(index.shards) == 5
+    assert sorted(gaps)[len(gaps) // 2] < 0.05

@@ -1,0 +1,596 @@
+"""Policies on their way between machines, on disks that fill, and out of the way again."""
+
+import asyncio
+from dataclasses import replace
+
+from node.blobs.exchange import BlobExchange
+from node.context import Ports
+from node.membership.peers import Connections, DiallingTransport
+from node.weights.download import publish_file
+from node.weights.library import PolicyLibrary
+from protocol.crypto import digest
+from protocol.replica import Replica
+from protocol.rng import Rng
+from protocol.types import PeerId, Relay, Role, Version
+from roles.flow import Conditions, Pulse
+from roles.ports.engines import Policy
+from tests.worlds.fault_world import Fate, FateBlobs, FateStore
+from tests.worlds.memory_transport import Hub, LoopClock, eventually, run_virtual
+from tests.worlds.messages import World, run_manifest
+
+SHARDS = {"shard_bytes": 8192, "chunk_bytes": 2048, "versions_kept": 4, "stripes": 2}
+
+
+async def never():
+    await asyncio.Event().wait()
+
+
+class Node:
+    """A policy library on a machine; ``restart`` gives it another life."""
+
+    def __init__(self, swarm, identity, role):
+        self.swarm = swarm
+        self.identity = identity
+        self.role = role
+        self.directory = swarm.directory / identity.peer_id
+        self.directory.mkdir()
+        self.transport = swarm.hub.transport(identity.peer_id)
+        self.fate = Fate(never)
+        self.store, self.blobs = FateStore(self.fate), FateBlobs(self.fate)
+        self.replica = Replica(swarm.world.manifest, lambda *_: True)
+        self.connections = Connections(self.transport, LoopClock(), Rng(b"1"), [])
+        self.connections.replica = self.replica
+        streams = DiallingTransport(self.transport, self.connections)
+        self.exchange = BlobExchange(streams, self.blobs, LoopClock())
+        self.ports = Ports(
+            clock=LoopClock(),
+            rng=Rng(b"2"),
+            transport=self.transport,
+            directory=None,
+            blobs=self.blobs,
+            store=self.store,
+            weights=self.directory,
+            genesis=self.directory / "genesis",
+        )
+        self.conditions = Conditions()
+        self.running = None
+
+    async def start(self):
+        await self.exchange.start()
+        self.looking = asyncio.create_task(self.connections.run())
+        await self.restart()
+
+    async def restart_alone(self):
+        """Restart with the versions that it knew, and without a roster, as after a crash."""
+        before = self.replica
+        self.replica = self.connections.replica = Replica(before.manifest, lambda *_: True)
+        for entry in before.ledger.checkpoints:
+            self.replica.receive(entry.manifest.envelope, LoopClock().now())
+        await self.restart()
+
+    async def restart(self):
+        if self.running is not None:
+            self.running.cancel()
+            await asyncio.wait([self.running])
+        self.library = PolicyLibrary(
+            self.ports, self.replica, self.exchange, Pulse(), self.conditions
+        )
+        await self.library.restore()
+        self.running = asyncio.create_task(self.library.run())
+
+    def take(self, signed, relay=Relay.ACCEPT):
+        assert self.replica.receive(signed.envelope, LoopClock().now()).relay is relay
+        self.library.news.beat()
+
+    def holds(self, version):
+        policy = self.library.get(version)
+        return policy is not None and policy.path.read_bytes() == weights(version)
+
+
+def weights(version):
+    return Rng(str(version).encode()).bytes(20_000)
+
+
+class Swarm:
+    """A trainer and those who follow it; everybody is connected and knows everybody."""
+
+    def __init__(self, directory, followers=2, trainers=1):
+        self.directory = directory
+        self.hub = Hub()
+        made = run_manifest(trainers=trainers, shardcast=SHARDS)
+        genesis = made.genesis.model_copy(
+            update={"created_at": round(LoopClock().now()), "policy": digest(weights(0)).hex()}
+        )
+        self.world = World(made.model_copy(update={"genesis": genesis}))
+        self.trainers = [Node(self, one, Role.TRAINER) for one in self.world.trainers]
+        self.followers = [
+            Node(self, one, Role.VALIDATOR) for one in self.world.validators[:followers]
+        ]
+        self.nodes = [*self.trainers, *self.followers]
+        self.head = None
+
+    async def start(self):
+        for node in self.nodes:
+            await node.start()
+        self.introduce()
+
+    def introduce(self, *nodes, **changes):
+        """Let everybody see these nodes, or all, at this moment."""
+        now = LoopClock().now()
+        for node in nodes or self.nodes:
+            if node.identity.peer_id not in self.hub.transports:
+                continue
+            address = f"/memory/{node.identity.peer_id}/p2p/{node.identity.peer_id}"
+            fields = {
+                "sequence": round(now * 1000),
+                "addresses": (address,),
+                "policy_version": node.library.newest_version(),
+            }
+            record = self.world.record(node.identity, (str(node.role),), **fields | changes)
+            for other in self.nodes:
+                other.replica.receive(record.envelope, now)
+
+    async def publish(self, *, trainer=0, content=None, parent=None, **changes):
+        """Make and announce the version after ``parent`` (the head)."""
+        parent = self.head if parent is None else parent
+        version = 0 if parent is None else parent.message.version + 1
+        library = self.trainers[trainer].library
+        path = library.weights_path(version)
+        path.write_bytes(weights(version) if content is None else content)
+        library.state_path(version).write_bytes(b"state of " + path.read_bytes()[:8])
+        policy = Policy(Version(version), digest(path.read_bytes()), path)
+        release = await library.release(policy)
+        signed = self.world.checkpoint(
+            parent,
+            trainer,
+            policy=policy.digest,
+            index=release.index,
+            index_bytes=release.index_bytes,
+            total_bytes=release.total_bytes,
+            state=release.state or b"",
+            state_bytes=release.state_bytes,
+            **changes,
+        )
+        self.head = signed
+        return signed
+
+    def tell(self, signed):
+        for node in self.nodes:
+            node.take(signed)
+
+    async def stop(self):
+        for node in self.nodes:
+            node.running.cancel()
+            node.looking.cancel()
+        await asyncio.wait([node.running for node in self.nodes])
+        for node in self.nodes:
+            assert node.running.cancelled(), node.running
+
+
+async def begun(tmp_path, versions=1, **options):
+    """Return a swarm in which everybody has so many versions."""
+    swarm = Swarm(tmp_path, **options)
+    await swarm.start()
+    for version in range(versions):
+        swarm.tell(await swarm.publish())
+        await eventually(lambda v=version: all(node.holds(v) for node in swarm.nodes), 30)
+        swarm.introduce()
+    return swarm
+
+
+def test_a_version_comes_to_everybody_and_survives_a_restart(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 2)
+        one = swarm.followers[0]
+        assert one.library.newest_version() == 1
+        assert one.library.newest().version == 1
+        await one.restart()
+        assert one.holds(0)
+        assert one.holds(1)
+        assert one.library.get(9) is None
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_what_one_version_taught_about_its_sources_serves_the_next(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 2)
+        one = swarm.followers[0]
+        assert one.library._experience.begin_seconds(15.0) < 15.0
+        downloads = [one.library._download(swarm.head, PeerId("root"), []) for _ in range(2)]
+        assert {download._experience for download in downloads} == {one.library._experience}
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_before_the_first_version_there_is_nothing(tmp_path):
+    async def scenario():
+        swarm = Swarm(tmp_path)
+        await swarm.start()
+        library = swarm.trainers[0].library
+        assert library.newest() is None
+        assert library.newest_version() == -1
+        assert library.genesis_path() is None
+        swarm.trainers[0].ports.genesis.write_bytes(weights(0))
+        assert library.genesis_path() == swarm.trainers[0].ports.genesis
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_only_as_many_versions_are_kept_as_the_run_says(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 3, trainers=2)
+        before = [len(node.blobs.complete) for node in swarm.nodes]
+        for _ in range(9):
+            swarm.tell(await swarm.publish())
+            await asyncio.sleep(12)
+            swarm.introduce()
+        for node, count in zip(swarm.nodes, before, strict=True):
+            held = sorted(node.library._held)
+            assert held == [8, 9, 10, 11]
+            assert [file.name for file in sorted(node.directory.glob("v*.safetensors"))] == sorted(
+                f"v{version}.safetensors" for version in held
+            )
+            assert len(node.blobs.complete) <= 4 * (count // 3 + 2)
+            assert len(node.store.tables["policies"]) == 4
+        trainer = swarm.trainers[0]
+        assert {file.name for file in trainer.directory.glob("*.state")} == {
+            "v10.state",
+            "v11.state",
+        }
+        await trainer.restart()
+        assert trainer.library.newest_version() == 11
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_shards_that_two_versions_share_outlive_the_older_one(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path)
+        same = weights("always")
+        for _ in range(12):
+            swarm.tell(await swarm.publish(content=same))
+            await asyncio.sleep(12)
+            swarm.introduce()
+        for node in swarm.nodes:
+            assert node.library.get(12).path.read_bytes() == same
+            index = swarm.head.message.index
+            assert node.blobs.has(index)
+            parts = [part for part in node.library._retention._parts if part.digest == index]
+            assert sorted(part.version for part in parts) == [9, 10, 11, 12]
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_version_that_a_later_term_replaces_is_given_up_and_forgotten(tmp_path):
+    """Its trainer is gone in the middle of the download; the successor's comes instead."""
+
+    async def scenario():
+        swarm = await begun(tmp_path, 2, trainers=2)
+        genesis = swarm.head
+        one = swarm.followers[0]
+        old = await swarm.publish()
+        trainer = swarm.trainers[0]
+        largest = [d for d in trainer.blobs.complete if trainer.blobs.size(d) == 8192]
+        trainer.blobs.withheld.update(dict.fromkeys(largest))
+        swarm.tell(old)
+        await asyncio.sleep(3)
+        assert one.library._arriving
+        new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
+        swarm.tell(new)
+        await eventually(
+            lambda: all(
+                node.library.get(2) and node.library.get(2).path.read_bytes() == weights("new")
+                for node in swarm.nodes[1:]
+            ),
+            30,
+        )
+        await asyncio.sleep(30)
+        for node in swarm.nodes:
+            assert not node.blobs.has(old.message.index)
+            assert all(part.digest != old.message.index for part in node.library._retention._parts)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_version_passed_over_gives_its_room_back(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path)
+        one, trainer = swarm.followers[0], swarm.trainers[0]
+        swarm.tell(await swarm.publish())
+        first = swarm.head.message.index
+        swarm.hub.partition([one.identity.peer_id])
+        await one.restart()  # and the download goes on
+        await asyncio.sleep(2)
+        for _ in range(4):
+            signed = await swarm.publish()
+            swarm.tell(signed)
+        swarm.hub.heal()
+        swarm.introduce()
+        await eventually(lambda: one.holds(5), 60)
+        await asyncio.sleep(12)
+        assert first not in one.blobs.complete
+        assert not one.blobs.partial.keys() - one.blobs.complete.keys()
+        assert trainer.holds(5)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_download_follows_the_roster(tmp_path):
+    """It begins when nobody is known but the publisher, who is gone."""
+
+    async def scenario():
+        swarm = await begun(tmp_path)
+        late = swarm.followers[1]
+        late.library.weights_path(0).unlink()
+        late.blobs.complete.clear()
+        late.store.tables.clear()
+        swarm.hub.remove(swarm.trainers[0].identity.peer_id)
+        assert swarm.followers[0].holds(0)
+        await late.restart_alone()
+        await asyncio.sleep(20)
+        assert late.library.get(0) is None
+        swarm.introduce()
+        await eventually(lambda: late.holds(0), 60)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_the_publisher_feeds_the_forest_and_a_holder_when_it_is_gone(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, followers=3)
+        trainer, ours = swarm.nodes[:2]
+        empty, holder = sorted(swarm.nodes[2:], key=lambda node: node.identity.peer_id)
+        await asyncio.sleep(600)  # longer than any record lives
+
+        def root(of=ours):
+            peer = next(iter(of.library._roots(swarm.head)), None)
+            return next((node for node in swarm.nodes if node.identity.peer_id == peer), None)
+
+        assert root() is trainer, "nobody says to hold it, so only the publisher may"
+        assert root(trainer) is None
+        swarm.introduce(empty, policy_version=-1)
+        assert root() is trainer
+        swarm.introduce(holder)
+        assert root() is root(trainer) is root(empty) is holder
+        assert root(holder) is trainer, "nobody feeds itself"
+        swarm.introduce(trainer)
+        assert root() is trainer
+        assert root(trainer) is holder
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_trainer_that_lost_its_weights_gets_them_back(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 2)
+        trainer = swarm.trainers[0]
+        for version in range(2):
+            trainer.library.weights_path(version).unlink()
+        trainer.blobs.complete.clear()
+        trainer.store.tables.clear()
+        await trainer.restart()
+        swarm.introduce()
+        await eventually(lambda: trainer.holds(0) and trainer.holds(1), 60)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_nobody_to_ask_is_no_error(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, followers=0)
+        trainer = swarm.trainers[0]
+        trainer.library.weights_path(0).unlink()
+        trainer.blobs.complete.clear()
+        await trainer.restart_alone()
+        await asyncio.sleep(20)
+        assert trainer.library.newest() is None
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+# What engines refuse
+
+
+def test_a_refused_policy_is_made_again_then_fetched_again_then_given_up(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 2)
+        one = swarm.followers[0]
+        received = one.exchange.bytes_received
+        first = one.library.get(1)
+        first.path.write_bytes(b"damaged")
+        await one.library.discard(first)
+        assert one.library.newest_version() == 0
+        await eventually(lambda: one.holds(1), 10)
+        assert one.exchange.bytes_received == received, "its shards were here"
+        await one.library.discard(first)
+        assert one.holds(1), "that was about the file before"
+        await one.library.discard(one.library.get(1))
+        await eventually(lambda: one.holds(1), 10)
+        assert one.exchange.bytes_received > received
+        await one.library.discard(one.library.get(1))
+        await asyncio.sleep(30)
+        assert one.library.get(1) is None
+        assert "not what its trainer signed" in str(one.conditions)
+        swarm.tell(await swarm.publish())
+        await eventually(lambda: one.holds(2), 30)
+        swarm.tell(await swarm.publish())
+        swarm.tell(await swarm.publish())
+        await asyncio.sleep(12)
+        assert str(one.conditions) == "", "nobody needs it any more"
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_an_index_that_cannot_be_is_fetched_once(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path)
+        one = swarm.followers[0]
+        signed = await swarm.publish()
+        nonsense = await swarm.trainers[0].blobs.put(b"no index at all")
+        wrong = swarm.world.checkpoint(
+            one.replica.ledger.head,
+            policy=signed.message.policy,
+            index=nonsense,
+            index_bytes=15,
+            total_bytes=1,
+        )
+        for node in swarm.followers:
+            node.take(wrong)
+        await asyncio.sleep(20)
+        received = one.exchange.bytes_received
+        await asyncio.sleep(60)
+        assert one.exchange.bytes_received == received
+        assert "version 1 is not what its trainer signed" in str(one.conditions)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_discarding_what_is_not_here_changes_nothing(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path)
+        one = swarm.followers[0]
+        stranger = replace(one.library.get(0))
+        await one.library.discard(stranger)
+        await one.library.discard(Policy(Version(7), digest(b"?"), tmp_path / "nowhere"))
+        assert one.holds(0)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+# Disks
+
+
+def test_a_full_disk_is_told_and_waited_for(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path)
+        one = swarm.followers[0]
+        one.fate.full = True
+        swarm.tell(await swarm.publish())
+        await asyncio.sleep(30)
+        assert "version 1 is not stored" in str(one.conditions)
+        one.fate.full = False
+        await eventually(lambda: one.holds(1), 60)
+        assert str(one.conditions) == ""
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 4)
+        one = swarm.followers[0]
+        one.fate.full = True
+        for _ in range(4):
+            swarm.tell(await swarm.publish())
+        await asyncio.sleep(30)
+        one.fate.full = False
+        swarm.introduce()
+        await eventually(lambda: one.holds(7), 60)
+        await asyncio.sleep(12)
+        kept = {part.version for part in one.library._retention._parts}
+        assert kept == set(one.library._held)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_crash_between_file_and_note_leaves_nothing_wrong(tmp_path):
+    """The file of the successor's version 1 is in place of ours, the name is still ours."""
+
+    async def scenario():
+        swarm = await begun(tmp_path, 2, trainers=2)
+        one, genesis = swarm.followers[0], swarm.followers[0].replica.ledger.checkpoint(0)
+        new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
+        one.library.weights_path(1).write_bytes(weights("new"))
+        swarm.tell(new)
+        await one.restart()
+        assert one.library.newest_version() == 0
+        await eventually(lambda: one.library.newest_version() == 1, 60)
+        assert one.library.get(1).digest == digest(weights("new"))
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+# States
+
+
+def test_a_state_is_fetched_kept_for_a_while_and_forgotten(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 2, trainers=2)
+        heir = swarm.trainers[1]
+        head = heir.replica.ledger.head
+        path = await heir.library.fetch_state(head)
+        assert path == heir.library.state_path(1)
+        assert path.read_bytes().startswith(b"state of ")
+        assert heir.blobs.has(head.message.state)
+        for _ in range(2):
+            swarm.tell(await swarm.publish())
+            await asyncio.sleep(12)
+        assert not heir.blobs.has(head.message.state)
+        assert not path.exists()
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_state_that_nobody_has_cannot_be_had(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 2, trainers=2)
+        heir, head = swarm.trainers[1], swarm.head
+        swarm.trainers[0].blobs.complete.pop(head.message.state)
+        assert await heir.library.fetch_state(head) is None
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_shards_deleted_under_a_download_are_fetched_again(tmp_path, monkeypatch):
+    async def scenario():
+        swarm = await begun(tmp_path)
+        one = swarm.followers[0]
+        concatenate = one.blobs.concatenate
+
+        async def lost(*_arguments):
+            monkeypatch.setattr(one.blobs, "concatenate", concatenate)
+            raise LookupError("a shard is gone")
+
+        monkeypatch.setattr(one.blobs, "concatenate", lost)
+        swarm.tell(await swarm.publish())
+        await eventually(lambda: one.holds(1), 60)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_file_is_cut_as_the_run_says(tmp_path):
+    async def scenario():
+        swarm = Swarm(tmp_path, 0)
+        await swarm.start()
+        trainer = swarm.trainers[0]
+        signed = await swarm.publish()
+        index_digest, index = await publish_file(
+            trainer.library.weights_path(0), trainer.blobs, 8192, 2048
+        )
+        assert signed.message.index == index_digest
+        assert signed.message.total_bytes == index.total_bytes == 20_000
+        assert len(index.shards) == 3
+        await swarm.stop()
+
+    run_virtual(scenario())

@@ -1,0 +1,538 @@
+import pytest
+
+from protocol.crypto import digest
+from protocol.ledger.counts import CREDIT_MAX
+from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, EPOCHS_AHEAD_MAX, CommitState, Ledger
+from protocol.messages import Certificate
+from protocol.types import Fault
+from tests.worlds.messages import World, run_manifest
+
+WORLD = World(run_manifest(trainers=2))
+WORKER, OTHER = WORLD.workers[:2]
+EXPIRE = WORLD.manifest.committee.expire_after_epochs
+GENESIS = WORLD.genesis()
+
+
+def ledger(*commits, epoch=0, world=WORLD) -> Ledger:
+    """Return a ledger that holds version 0 and ``commits``."""
+    result = Ledger(world.manifest)
+    assert result.offer_checkpoint(world.genesis()) is True
+    for commit in commits:
+        assert result.offer_commit(commit, epoch) is True
+    return result
+
+
+def settle(result, commit, *, accepted=True, reason="reward") -> None:
+    """Settle a commit; what a certificate must hold to be believed is the replica's matter."""
+    message = Certificate(
+        commit=commit.digest, escalated=not accepted, accepted=accepted, verdicts=(b"",)
+    )
+    certificate = WORLD.sealed(message, WORLD.validators[0])
+    assert result.offer_certificate(certificate, reason) is True
+
+
+def trained(result, *batch, parent=None, **changes) -> object:
+    """Publish the version after ``parent`` (the head) and return what the ledger says."""
+    parent = result.head if parent is None else parent
+    digests = tuple(commit.digest for commit in batch)
+    version = WORLD.checkpoint(parent, batch=digests, **changes)
+    return result.offer_checkpoint(version)
+
+
+def reason(result) -> str:
+    assert isinstance(result, Fault), result
+    return result.reason
+
+
+# Commits
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"epoch": EPOCHS_AHEAD_MAX + 1}, "future-epoch"),
+        ({"sequences": 3}, "bad-counts"),
+        ({"sequences": 5}, "bad-counts"),
+        ({"tokens": 4 * 8 + 1}, "bad-counts"),
+        ({"body_bytes": 2**53}, "oversize"),
+        ({"checkpoint": bytes(32)}, "wrong-checkpoint"),
+        ({"previous": bytes(32)}, "slot-order"),
+        ({"slot": 1}, "slot-order"),
+    ],
+)
+def test_a_commit_out_of_its_limits_is_a_fault_and_changes_nothing(changes, fault):
+    result = ledger()
+    assert reason(result.offer_commit(WORLD.commit(WORKER, **changes), 0)) == fault
+    assert result.entries == {}
+    assert result.workers == {}
+    assert result.next_slot(WORKER.peer_id, 0) == (0, b"")
+
+
+def test_a_commit_at_its_limits_is_taken():
+    ledger(WORLD.commit(WORKER, epoch=EPOCHS_AHEAD_MAX, tokens=4 * 8))
+
+
+def test_strangers_commit_only_where_the_run_is_open():
+    world = World(run_manifest(admission={"rule": "allowlist", "workers": (OTHER.peer_id,)}))
+    result = Ledger(world.manifest)
+    assert reason(result.offer_commit(world.commit(WORKER), 0)) == "not-admitted"
+    assert result.offer_commit(world.commit(OTHER), 0) is True
+
+
+def test_a_commit_counts_once():
+    commit = WORLD.commit(WORKER)
+    result = ledger(commit)
+    assert result.offer_commit(commit, 0) is False
+    assert result.totals.committed == result.workers[WORKER.peer_id].committed == 1
+
+
+def test_two_commits_for_one_slot_are_kept_and_end_the_workers_standing():
+    first, fork = WORLD.commit(WORKER), WORLD.commit(WORKER, tokens=11)
+    result = ledger(first)
+    assert result.offer_commit(fork, 0) is True
+    assert result.forks == {WORKER.peer_id: (first.digest, fork.digest)}
+    assert result.next_slot(WORKER.peer_id, 0) == (1, first.digest)
+    assert result.slashed(WORKER.peer_id)
+    assert result.offer_commit(WORLD.commit(OTHER, tokens=11), 0) is True
+    assert not result.slashed(OTHER.peer_id)
+
+
+def test_a_commit_of_an_unknown_version_waits_for_it():
+    # Version 1 is not known yet, so its checkpoint cannot be compared.
+    assert ledger().offer_commit(WORLD.commit(WORKER, version=1), 0) is True
+
+
+def test_slots_may_come_in_any_order_and_the_predecessor_tells():
+    first, second, third = WORLD.chain(WORKER, 3)
+    result = ledger(third)
+    assert not result.predecessor_known(third)
+    assert result.next_slot(WORKER.peer_id, 0) == (3, third.digest)
+    assert result.offer_commit(second, 0) is True
+    assert result.predecessor_known(third)
+    assert not result.predecessor_known(second)
+    assert result.offer_commit(first, 0) is True
+    assert result.predecessor_known(second)
+    assert result.predecessor_known(first)
+
+
+@pytest.mark.parametrize("successor_first", [True, False])
+def test_a_predecessor_that_is_not_the_one_named_proves_nothing_in_either_order(successor_first):
+    first = WORLD.commit(WORKER)
+    forked = WORLD.commit(WORKER, 1, digest(b"another first"))
+    result = ledger(*((forked, first) if successor_first else (first, forked)))
+    assert not result.predecessor_known(forked)
+
+
+def test_what_waits_for_an_outcome_is_bounded_per_worker():
+    chain = WORLD.chain(WORKER, COMMITS_IN_FLIGHT_MAX + 1)
+    result = ledger(*chain[:-1])
+    assert result.in_flight(WORKER.peer_id) == COMMITS_IN_FLIGHT_MAX
+    assert result.offer_commit(chain[-1], 0) is False
+    assert result.offer_commit(WORLD.commit(OTHER), 0) is True
+    settle(result, chain[3])
+    assert result.in_flight(WORKER.peer_id) == COMMITS_IN_FLIGHT_MAX - 1
+    assert result.offer_commit(chain[-1], 0) is True
+
+
+def test_an_expired_commit_is_no_news():
+    commit = WORLD.commit(WORKER)
+    assert ledger().offer_commit(commit, EXPIRE + 1) is False
+    assert ledger().offer_commit(commit, EXPIRE) is True
+
+
+# Outcomes
+
+
+def test_certified_rejected_and_expired_are_counted_for_worker_and_run():
+    chain = WORLD.chain(WORKER, 3)
+    result = ledger(*chain, WORLD.commit(OTHER))
+    settle(result, chain[0])
+    settle(result, chain[1], accepted=False)
+    expired = result.advance(EXPIRE + 1)
+    assert [entry.commit for entry in expired] == [chain[2], WORLD.commit(OTHER)]
+    counts = result.workers[WORKER.peer_id]
+    assert (counts.committed, counts.certified, counts.rejected, counts.expired) == (3, 1, 1, 1)
+    assert counts.tokens_certified == 10
+    assert counts.reasons == {"reward": 1}
+    assert (result.totals.committed, result.totals.expired) == (4, 2)
+    assert result.in_flight(WORKER.peer_id) == 0
+    assert result.advance(EXPIRE + 1) == []
+
+
+def test_an_outcome_is_final():
+    commit = WORLD.commit(WORKER)
+    result = ledger(commit)
+    settle(result, commit)
+    other = WORLD.certificate(commit, escalated=True)
+    assert result.offer_certificate(other, "") is False
+    contradiction = WORLD.certificate(commit, accepted=False, escalated=True)
+    assert reason(result.offer_certificate(contradiction, "reward")) == "contradiction"
+    assert result.entries[commit.digest].state is CommitState.CERTIFIED
+    assert not result.slashed(WORKER.peer_id)
+
+
+def test_a_late_certificate_still_settles_an_expired_commit():
+    commit = WORLD.commit(WORKER)
+    result = ledger(commit)
+    result.advance(EXPIRE + 1)
+    settle(result, commit)
+    assert result.entries[commit.digest].state is CommitState.CERTIFIED
+    assert (result.totals.expired, result.totals.certified) == (0, 1)
+
+
+def test_a_rejected_rollout_ends_a_workers_standing():
+    chain = WORLD.chain(WORKER, 2)
+    result = ledger(chain[0])
+    settle(result, chain[0], accepted=False)
+    assert result.slashed(WORKER.peer_id)
+    assert not result.slashed(OTHER.peer_id)
+
+
+def test_what_a_slashed_worker_commits_to_is_heard_and_counts_for_nothing():
+    chain = WORLD.chain(WORKER, 4)
+    early, late = ledger(*chain[:3]), ledger(*chain[:2])
+    for result in (early, late):
+        settle(result, chain[0])
+        settle(result, chain[1], accepted=False)
+    assert late.offer_commit(chain[2], 0) is True  # the others had it before the outcome
+    assert list(late.entries) == list(early.entries)
+    assert late.workers[WORKER.peer_id].credit == 1
+    assert late.backlog() == early.backlog() == 1  # the certified one alone
+
+
+def test_a_run_may_forgive():
+    world = World(run_manifest(credit={"slash_on_reject": False}))
+    chain = world.chain(WORKER, 2)
+    result = ledger(chain[0], world=world)
+    settle(result, chain[0], accepted=False)
+    assert not result.slashed(WORKER.peer_id)
+    assert result.offer_commit(chain[1], 0) is True
+
+
+# Versions
+
+
+def test_versions_form_one_chain():
+    result = Ledger(WORLD.manifest)
+    first = WORLD.checkpoint(GENESIS)
+    assert (result.head, result.version, result.checkpoint(0)) == (None, -1, None)
+    assert result.offer_checkpoint(first) is False, "its parent is not here"
+    assert result.offer_checkpoint(GENESIS) is True
+    assert result.offer_checkpoint(GENESIS) is False
+    assert result.offer_checkpoint(first) is True
+    assert (result.head, result.version) == (first, 1)
+    assert result.checkpoint(0) == GENESIS
+    assert result.checkpoint(-1) is None
+    assert result.checkpoint(2) is None
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"policy": bytes(32)}, {"parent": bytes(32)}, {"batch": (bytes(32),)}],
+)
+def test_a_wrong_version_0_is_refused(changes):
+    wrong = WORLD.sealed(GENESIS.message.model_copy(update=changes), WORLD.trainers[0])
+    assert reason(Ledger(WORLD.manifest).offer_checkpoint(wrong)) == "wrong-genesis"
+
+
+def test_only_trainers_publish():
+    message = WORLD.checkpoint(GENESIS).message
+    imposter = WORLD.sealed(message, WORLD.validators[0])
+    assert reason(ledger().offer_checkpoint(imposter)) == "not-a-trainer"
+
+
+def test_a_version_number_is_used_once_in_a_term():
+    result = ledger()
+    assert trained(result) is True
+    assert reason(trained(result, parent=GENESIS, index_bytes=98)) == "version-reused"
+    unknown = WORLD.checkpoint(GENESIS, index_bytes=99)
+    assert reason(trained(result, parent=unknown)) == "wrong-parent"
+    assert result.version == 1
+
+
+def test_terms_never_fall():
+    result = ledger()
+    assert trained(result, term=4) is True
+    assert reason(trained(result, term=2)) == "old-term"
+    assert trained(result, term=4) is True
+
+
+def test_a_term_is_one_trainers():
+    """Else two that lead at once, cut off from each other, would found chains of equal right."""
+    result = ledger()
+    assert reason(trained(result, trainer=1)) == "other-term"
+    assert reason(trained(result, trainer=1, term=2)) == "other-term"
+    assert trained(result, trainer=1, term=3) is True
+    for place, trainer in enumerate(WORLD.trainers):
+        terms = [WORLD.manifest.term_of(trainer.peer_id, least) for least in range(5)]
+        assert terms == [[0, 2, 2, 4, 4], [1, 1, 3, 3, 5]][place]
+
+
+def test_a_later_term_supersedes_and_frees_what_was_learned():
+    commits = [WORLD.commit(WORKER), WORLD.commit(OTHER)]
+    result = ledger(*commits)
+    for commit in commits:
+        settle(result, commit)
+    assert trained(result, commits[0]) is True
+    assert trained(result, commits[1]) is True
+    assert result.totals.trained == 2
+    assert result.usable() == []
+    assert trained(result, commits[1], parent=GENESIS, trainer=1, term=1) is True
+    assert result.version == 1
+    assert result.head.message.term == 1
+    assert [entry.commit for entry in result.usable()] == [commits[0]]
+    assert result.entries[commits[1].digest].trained_in == 1
+    assert (result.totals.trained, result.workers[WORKER.peer_id].trained) == (1, 0)
+
+
+def test_a_version_waits_for_the_parent_that_will_supersede_ours():
+    result = ledger()
+    assert trained(result) is True
+    new_parent = WORLD.checkpoint(GENESIS, trainer=1, term=1)
+    child = WORLD.checkpoint(new_parent, trainer=1)
+    assert result.offer_checkpoint(child) is False
+    assert result.version == 1
+    assert result.offer_checkpoint(new_parent) is True
+    assert result.offer_checkpoint(child) is True
+    assert (result.version, result.head) == (2, child)
+
+
+def test_a_commit_is_learned_from_once():
+    commit = WORLD.commit(WORKER)
+    result = ledger(commit)
+    settle(result, commit)
+    assert reason(trained(result, commit, commit)) == "trained-twice"
+    assert trained(result, commit) is True
+    assert reason(trained(result, commit)) == "trained-twice"
+    assert result.totals.trained == 1
+
+
+def test_nobody_learns_from_a_rejected_commit():
+    commit = WORLD.commit(WORKER)
+    result = ledger(commit)
+    settle(result, commit, accepted=False)
+    assert reason(trained(result, commit)) == "trained-on-rejected"
+
+
+def test_superseded_commits_of_unknown_workers_are_freed_too():
+    commit = WORLD.commit(WORKER)
+    result = ledger()
+    assert trained(result, commit) is True
+    assert trained(result, parent=GENESIS, trainer=1, term=1) is True
+    assert result.offer_commit(commit, 0) is True
+    assert result.entries[commit.digest].trained_in is None
+    assert result.totals.trained == 0
+
+
+@pytest.mark.parametrize("order", ["commit", "certificate", "version"])
+def test_totals_do_not_depend_on_what_came_first(order):
+    commit = WORLD.commit(WORKER)
+    result = ledger()
+    if order != "version":
+        result.offer_commit(commit, 0)
+    if order == "certificate":
+        settle(result, commit)
+    assert trained(result, commit) is True
+    entry = result.checkpoints[1]
+    assert list(entry.uncertified) == ([] if order == "certificate" else [commit.digest])
+    if order == "version":
+        result.offer_commit(commit, 0)
+    if order != "certificate":
+        settle(result, commit)
+    assert list(entry.uncertified) == []
+    assert (result.totals.trained, result.totals.certified) == (1, 1)
+
+
+def test_a_rejected_commit_that_a_version_had_learned_from_stays_uncertified():
+    commit = WORLD.commit(WORKER)
+    result = ledger(commit)
+    assert trained(result, commit) is True
+    settle(result, commit, accepted=False)
+    assert list(result.checkpoints[1].uncertified) == [commit.digest]
+
+
+def test_the_largest_lag_is_kept():
+    commit = WORLD.commit(WORKER)
+    result = ledger(commit)
+    settle(result, commit)
+    for _ in range(3):
+        assert trained(result) is True
+    assert result.policy_lag_max == 0
+    assert trained(result, commit) is True
+    assert result.policy_lag_max == 3
+
+
+# Time and demand
+
+
+def test_old_commits_are_forgotten_and_cannot_come_back():
+    commit = WORLD.commit(WORKER)
+    result = ledger(commit)
+    settle(result, commit)
+    result.advance(4 * EXPIRE)
+    assert commit.digest in result.entries
+    result.advance(4 * EXPIRE + 1)
+    assert result.entries == {}
+    assert result.next_slot(WORKER.peer_id, 0) == (1, commit.digest)
+    again = WORLD.commit(OTHER)
+    assert result.offer_commit(again, 4 * EXPIRE + 1) is False
+    assert result.totals.certified == 1, "what was earned is kept"
+
+
+def test_slots_of_the_current_version_outlive_their_commits():
+    commit = WORLD.commit(WORKER)
+    result = ledger(commit)
+    result.advance(5 * EXPIRE)
+    assert result.next_slot(WORKER.peer_id, 0) == (1, commit.digest)
+
+
+def test_slots_of_old_versions_are_forgotten():
+    result = ledger(WORLD.commit(WORKER))
+    versions_kept = WORLD.manifest.shardcast.versions_kept
+    for _ in range(4 * versions_kept + 1):
+        assert result.next_slot(WORKER.peer_id, 0)[0] == 1
+        assert trained(result) is True
+        result.advance(0)
+    assert result.next_slot(WORKER.peer_id, 0) == (0, b"")
+
+
+def test_commits_for_versions_that_never_come_leave_nothing_behind():
+    result = ledger()
+    for round_number in range(10):
+        epoch = round_number * (4 * EXPIRE + 1)
+        result.advance(epoch)
+        for version in range(COMMITS_IN_FLIGHT_MAX):
+            commit = WORLD.commit(WORKER, version=2**53 - version - 100 * round_number, epoch=epoch)
+            assert result.offer_commit(commit, epoch) is True
+        assert len(result._slots) == COMMITS_IN_FLIGHT_MAX
+    result.advance(100 * EXPIRE)
+    assert (result.entries, result.kept, result._in_flight, len(result._slots)) == ({}, {}, {}, 0)
+
+
+def test_usable_are_certified_fresh_and_not_learned_from_oldest_first():
+    late, early = WORLD.commit(WORKER, epoch=1), WORLD.commit(OTHER)
+    waiting = WORLD.commit(WORLD.workers[2])
+    result = ledger(late, early, waiting)
+    settle(result, late)
+    settle(result, early)
+    assert [entry.commit for entry in result.usable()] == [early, late]
+    for _ in range(WORLD.manifest.grpo.async_level):
+        assert trained(result) is True
+    assert len(result.usable()) == 2
+    assert trained(result) is True
+    assert result.usable() == []
+
+
+def test_a_commit_for_a_version_to_come_is_not_usable_yet():
+    commit = WORLD.commit(WORKER, version=1)
+    result = ledger(commit)
+    settle(result, commit)
+    assert result.usable() == []
+
+
+def test_workers_pause_when_enough_is_on_its_way():
+    grpo = WORLD.manifest.grpo
+    chain = WORLD.chain(WORKER, grpo.rollouts_per_step * grpo.rollouts_ahead)
+    result = ledger(*chain)
+    certified = chain[:-CREDIT_MAX]
+    for commit in certified:
+        assert result.demand()
+        settle(result, commit)
+    assert result.backlog() == len(chain)
+    assert not result.demand()
+    assert trained(result, *certified) is True
+    assert result.backlog() == CREDIT_MAX
+    assert result.demand()
+
+
+def test_commits_that_come_to_nothing_do_not_hold_up_the_others():
+    silent = WORLD.chain(WORKER, COMMITS_IN_FLIGHT_MAX)
+    result = ledger(*silent)
+    assert result.backlog() == 0, "who has never delivered is not counted on"
+    for commit in silent[:3]:
+        settle(result, commit)
+    assert trained(result, *silent[:3]) is True
+    assert result.backlog() == CREDIT_MAX, "nor is more than an honest worker has in flight"
+    result.advance(EXPIRE + 1)
+    again = WORLD.commit(WORKER, len(silent), silent[-1].digest, epoch=EXPIRE + 1)
+    assert result.offer_commit(again, EXPIRE + 1) is True
+    assert result.backlog() == 0, "who let more expire than was certified is not counted on"
+
+
+def test_slots_belong_to_a_checkpoint():
+    """After a later term the same version has other assignments: that is no second commit."""
+    world = World(run_manifest(trainers=2))
+    result = ledger(world=world)
+    old = world.checkpoint(world.genesis())
+    new = world.checkpoint(world.genesis(), trainer=1, term=1, policy=digest(b"another"))
+    assert result.offer_checkpoint(old) is True
+    before = world.commit(WORKER, version=1, checkpoint=old.digest)
+    assert result.offer_commit(before, 0) is True
+    assert result.offer_checkpoint(new) is True
+    assert result.entries[before.digest].state is CommitState.EXPIRED, "nobody can check it now"
+    assert result.in_flight(WORKER.peer_id) == 0
+    assert result.next_slot(WORKER.peer_id, 1) == (0, b"")
+    after = world.commit(WORKER, version=1, checkpoint=new.digest)
+    assert result.offer_commit(after, 0) is True
+    assert not result.slashed(WORKER.peer_id)
+    assert result.predecessor_known(after)
+    settle(result, before)
+    assert result.usable() == [], "its prompts were those of another checkpoint"
+
+
+def test_what_proves_a_fault_or_ends_a_chain_of_slots_survives_restarts():
+    chain = WORLD.chain(WORKER, 3)
+    liar = WORLD.commit(OTHER)
+    result = ledger(*chain, liar)
+    settle(result, liar, accepted=False)
+    result.advance(5 * EXPIRE)
+    assert result.entries == {}
+    assert list(result.kept) == [chain[-1].digest, liar.digest]
+    restarted = ledger()
+    for entry in result.kept.values():
+        restarted.restore_commit(entry.commit)
+        if entry.certificate is not None:
+            restarted.offer_certificate(entry.certificate, entry.reason)
+    restarted.advance(5 * EXPIRE)
+    assert restarted.next_slot(WORKER.peer_id, 0) == (3, chain[-1].digest)
+    assert restarted.slashed(OTHER.peer_id)
+    assert list(restarted.kept) == list(result.kept)
+    for _ in range(WORLD.manifest.grpo.async_level + 1):
+        assert trained(result) is True
+    result.advance(5 * EXPIRE)
+    assert list(result.kept) == [liar.digest]
+
+
+def test_what_nobody_can_use_does_not_hold_up_the_workers_for_ever():
+    chain = WORLD.chain(WORKER, 6)
+    result = ledger(*chain)
+    for commit in chain:
+        settle(result, commit)
+    assert not result.demand()
+    result.advance(EXPIRE)
+    assert not result.demand()
+    result.advance(EXPIRE + 1)
+    assert result.demand()
+
+
+def test_a_complete_run_wants_nothing_more():
+    world = World(run_manifest(grpo={"steps": 1}))
+    result = ledger(world=world)
+    assert result.demand()
+    assert result.offer_checkpoint(world.checkpoint(world.genesis())) is True
+    assert not result.demand()
+
+
+def test_a_restart_takes_back_more_than_may_wait_at_once():
+    old = WORLD.chain(WORKER, COMMITS_IN_FLIGHT_MAX)
+    result = ledger(*old)
+    result.advance(EXPIRE + 1)
+    new = WORLD.commit(WORKER, len(old), old[-1].digest, epoch=EXPIRE + 1)
+    assert result.offer_commit(new, EXPIRE + 1) is True
+    restarted = ledger()
+    for commit in (*old, new, new):
+        restarted.restore_commit(commit)
+    restarted.advance(EXPIRE + 1)
+    assert restarted.totals == result.totals
+    assert list(restarted.entries) == list(result.entries)
+    assert restarted.in_flight(WORKER.peer_id) == 1

@@ -1,0 +1,51 @@
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.assignment import assign
+from protocol.crypto import digest
+from tests.worlds.messages import World, run_manifest
+
+WORLD = World(run_manifest())
+TARGETED = World(run_manifest(sampling={"length_targets": (10, 20, 30)}))
+WORKER = WORLD.workers[0].peer_id
+CHECKPOINT = digest(b"checkpoint")
+
+
+def test_a_slot_has_its_groups_in_order():
+    sequences = assign(WORLD.manifest, CHECKPOINT, WORKER, 0)
+    assert [item.group for item in sequences] == [0, 0, 1, 1]
+    assert len({item.problem_seed for item in sequences}) == 2
+    assert len({item.noise_seed for item in sequences}) == 4
+    assert {item.length_target for item in sequences} == {None}
+
+
+def test_a_group_shares_its_problem_and_its_target():
+    for slot in range(20):
+        sequences = assign(TARGETED.manifest, CHECKPOINT, WORKER, slot)
+        shared = {(item.group, item.problem_seed, item.length_target) for item in sequences}
+        assert len(shared) == 2
+
+
+def test_targets_come_up_equally_often():
+    counts = Counter(
+        item.length_target
+        for slot in range(300)
+        for item in assign(TARGETED.manifest, CHECKPOINT, WORKER, slot)[::2]
+    )
+    assert sorted(counts) == [10, 20, 30]
+    assert all(abs(count - 200) < 60 for count in counts.values())  # five standard deviations
+
+
+@given(st.integers(0, 2**53))
+def test_run_checkpoint_worker_and_slot_all_matter(slot):
+    variants = [
+        assign(WORLD.manifest, CHECKPOINT, WORKER, slot),
+        assign(run_manifest(2), CHECKPOINT, WORKER, slot),
+        assign(WORLD.manifest, digest(b"other"), WORKER, slot),
+        assign(WORLD.manifest, CHECKPOINT, WORLD.workers[1].peer_id, slot),
+        assign(WORLD.manifest, CHECKPOINT, WORKER, slot + 1),
+    ]
+    assert len({repr(variant) for variant in variants}) == 5
+    assert variants[0] == assign(WORLD.manifest, CHECKPOINT, WORKER, slot)

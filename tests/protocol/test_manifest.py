@@ -1,0 +1,200 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from protocol.codec import encode
+from protocol.crypto import digest, verify
+from protocol.manifest import (
+    MANIFEST_BYTES_MAX,
+    Genesis,
+    ManifestError,
+    RunManifest,
+    SignedManifest,
+    decode_manifest,
+    decode_signed_manifest,
+    load_recipe,
+    load_signed_manifest,
+    sign_manifest,
+)
+from protocol.messages import BATCH_MAX, VERDICTS_MAX
+from protocol.types import Fault
+from tests.worlds.messages import GENESIS_AT, RECIPE, World, identity, run_manifest
+
+MANIFEST = run_manifest()
+CREATOR = identity("creator")
+SIGNED = sign_manifest(MANIFEST, CREATOR)
+TEXT = RECIPE.read_text()
+
+
+def signed_text(recipe: str, signature: str | None = None) -> tuple[str, RunManifest]:
+    """Return the TOML of a manifest, signed by its creator unless ``signature`` is given."""
+    genesis = MANIFEST.genesis
+    text = f"""{recipe}
+[genesis]
+creator = "{genesis.creator}"
+created_at = {genesis.created_at}
+policy = "{genesis.policy}"
+trainers = {list(genesis.trainers)}
+validators = {list(genesis.validators)}
+"""
+    manifest = RunManifest(**dict(load_recipe(recipe)), genesis=genesis)
+    if signature is None:
+        signature = sign_manifest(manifest, CREATOR).signature.hex()
+    return f'signature = "{signature}"\n{text}', manifest
+
+
+def changed(old: str, new: str) -> str:
+    assert TEXT.count(old) == 1
+    return TEXT.replace(old, new)
+
+
+def recipe_error(text: str) -> str:
+    with pytest.raises(ManifestError) as caught:
+        load_recipe(text)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_signed_manifest_survives_bytes_and_toml():
+    assert decode_manifest(MANIFEST.encoded()) == MANIFEST
+    assert decode_signed_manifest(SIGNED.encoded(), verify) == SIGNED
+
+
+def test_the_run_id_is_the_digest_of_everything_in_it():
+    assert MANIFEST.run_id == digest(MANIFEST.encoded())
+    other = run_manifest(grpo={"steps": 51})
+    assert other.run_id != MANIFEST.run_id
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = [", "not TOML"),
+        (changed("group_size = 16", "group_sise = 16"), "unknown key 'sampling.group_sise'"),
+        (changed("group_size = 16", "group_size = 16\nseeds = 1"), "unknown key 'sampling.seeds'"),
+        (changed("group_size = 16", "group_size = true"), "sampling.group_size"),
+        (changed("group_size = 16", "group_size = 16.0"), "sampling.group_size"),
+        (changed("group_size = 16", "group_size = 0"), "sampling.group_size"),
+        (changed("temperature = 1.0", "temperature = nan"), "sampling.temperature"),
+        (changed("temperature = 1.0", "temperature = inf"), "sampling.temperature"),
+        (changed("temperature = 1.0", 'temperature = "1"'), "sampling.temperature"),
+        (changed("initializer_range = 0.05", "initializer_range = nan"), "model.config"),
+        (changed("initializer_range = 0.05", "initializer_range = inf"), "model.config"),
+        (changed("initializer_range = 0.05", "initializer_range = [1]"), "model.config"),
+        (changed("vocab_size = 32", "vocab_size = true"), "vocab_size must be an integer"),
+        (changed("escalated_size = 3", "escalated_size = 1"), "not be smaller than size"),
+        (changed("escalated_size = 3", f"escalated_size = {VERDICTS_MAX + 1}"), "escalated_size"),
+        (changed("rollouts_per_step = 4", f"rollouts_per_step = {BATCH_MAX + 1}"), "rollouts_per_"),
+        (changed("expire_after_epochs = 30", "expire_after_epochs = 4"), "must exceed escalate"),
+        (changed("chunk_bytes = 65_536", "chunk_bytes = 1_048_576"), "must not exceed shard_bytes"),
+        (changed("versions_kept = 6", "versions_kept = 2"), "must exceed grpo.async_level"),
+        (changed('name = "testnet"', 'name = "Test Net"'), "name: String should match"),
+    ],
+)
+def test_a_wrong_recipe_is_one_line_that_names_the_key(text, message):
+    assert message in recipe_error(text)
+
+
+def test_only_the_named_creator_signs():
+    with pytest.raises(ValueError, match="only the creator"):
+        sign_manifest(MANIFEST, identity("somebody else"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"creator": "12D3KooW"}, "not an Ed25519 peer id"),
+        ({"creator": CREATOR.peer_id + " "}, "not an Ed25519 peer id"),
+        ({"validators": (CREATOR.peer_id,) * 2}, "names a key twice"),
+        ({"validators": (CREATOR.peer_id, CREATOR.peer_id + "\n")}, "not an Ed25519 peer id"),
+        ({"validators": ()}, "at least 1"),
+        ({"trainers": ()}, "at least 1"),
+        ({"policy": "ABCD"}, "match pattern"),
+    ],
+)
+def test_a_wrong_genesis_is_refused(fields, message):
+    with pytest.raises(ValidationError, match=message):
+        Genesis(**MANIFEST.genesis.model_dump() | fields)
+
+
+@given(st.binary(max_size=200))
+def test_random_bytes_never_raise(data):
+    assert isinstance(decode_manifest(data), Fault)
+    assert isinstance(decode_signed_manifest(data, verify), Fault)
+
+
+@pytest.mark.parametrize(
+    ("data", "fault"),
+    [
+        (bytes(MANIFEST_BYTES_MAX + 1), "oversize"),
+        (encode({"manifest": MANIFEST.encoded()}), "bad-manifest"),
+        (encode({"manifest": MANIFEST.encoded(), "signature": b"", "more": 1}), "bad-manifest"),
+        (encode({"manifest": "text", "signature": b""}), "bad-manifest"),
+        (encode({"manifest": b"\xc1", "signature": b""}), "undecodable"),
+        (encode({"manifest": encode({}), "signature": b""}), "bad-manifest"),
+        (encode({"manifest": MANIFEST.encoded(), "signature": bytes(64)}), "bad-signature"),
+        (
+            encode({"manifest": run_manifest(3).encoded(), "signature": SIGNED.signature}),
+            "bad-signature",
+        ),
+    ],
+)
+def test_a_bad_signed_manifest_is_a_fault(data, fault):
+    result = decode_signed_manifest(data, verify)
+    assert isinstance(result, Fault)
+    assert result.reason == fault
+
+
+def test_a_manifest_has_one_spelling():
+    values = MANIFEST.model_dump(mode="json")
+    values["sampling"]["temperature"] = 1  # equal to 1.0, and another run id
+    assert decode_manifest(encode(values)) == Fault("not-canonical")
+    values["sampling"]["surprise"] = 1
+    assert decode_manifest(encode(values)) == Fault(
+        "bad-manifest", "unknown key 'sampling.surprise'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("signature", "message"),
+    [("zz", "not hexadecimal"), ("00" * 64, "not made by the creator")],
+)
+def test_a_manifest_file_needs_its_creators_signature(signature, message):
+    text, _ = signed_text(TEXT, signature)
+    with pytest.raises(ManifestError, match=message):
+        load_signed_manifest(text, verify)
+
+
+def test_a_manifest_file_is_read_with_its_signature():
+    text, manifest = signed_text(TEXT)
+    signed = load_signed_manifest(text, verify)
+    assert signed.manifest == manifest
+    with pytest.raises(ManifestError, match="missing"):
+        load_signed_manifest(text.partition("\n")[2], verify)
+
+
+def test_epochs_count_from_the_genesis():
+    assert MANIFEST.epoch_at(GENESIS_AT - 100) == 0
+    assert MANIFEST.epoch_at(GENESIS_AT) == 0
+    assert MANIFEST.epoch_at(GENESIS_AT + 10) == 1
+    assert all(MANIFEST.epoch_at(MANIFEST.epoch_start(epoch)) == epoch for epoch in range(1000))
+
+
+def test_roles_follow_the_genesis_and_the_admission_rule():
+    world = World(MANIFEST)
+    stranger = identity("stranger").peer_id
+    assert MANIFEST.is_trainer(world.trainers[0].peer_id)
+    assert not MANIFEST.is_trainer(stranger)
+    assert MANIFEST.is_validator(world.validators[0].peer_id)
+    assert not MANIFEST.is_validator(stranger)
+    assert MANIFEST.admits_worker(stranger)
+    closed = run_manifest(admission={"rule": "allowlist", "workers": (stranger,)})
+    assert closed.admits_worker(stranger)
+    assert not closed.admits_worker(world.workers[0].peer_id)
+
+
+def test_two_signatures_are_still_one_run():
+    assert SIGNED.manifest.run_id == SignedManifest(MANIFEST, bytes(64)).manifest.run_id
+    assert isinstance(MANIFEST, RunManifest)
+    assert MANIFEST.genesis_policy == digest(b"policy 0")

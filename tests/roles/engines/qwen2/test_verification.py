@@ -1,0 +1,226 @@
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from protocol.types import Version
+from roles.engines.qwen2.generation import TransformersGenerationEngine
+from roles.engines.qwen2.policy import write_policy
+from roles.engines.qwen2.verification import TransformersVerificationEngine
+from roles.engines.training.engine import TorchTrainingEngine
+from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, VerificationRequest
+
+# A quarter of the hidden size: of all values of a one-token sequence some are near zero, where the
+# same absolute error is thousands of mantissa units.
+LAYOUT = {"top_k": 16, "chunk_tokens": 8}
+LEARNING_RATE = 2e-4  # the testnet's
+
+
+def engine_of(kind, tiny_config, **options):
+    return kind(model_config=tiny_config, **({"precision": "fp32"} | LAYOUT | options))
+
+
+def claims(requests, generations):
+    return [
+        VerificationRequest(r.prompt, r.seed, g.tokens, g.logprobs, g.proofs)
+        for r, g in zip(requests, generations, strict=True)
+    ]
+
+
+async def honest_claims(tiny_config, policy, temperature=1.0, **options):
+    generator = engine_of(TransformersGenerationEngine, tiny_config, **options)
+    await generator.load(policy)
+    lengths = (3, 4, 9)
+    requests = [
+        GenerationRequest(tuple(2 + (i + j) % 9 for j in range(lengths[i % 3])), 7919 * i, 20)
+        for i in range(24)
+    ]
+    generations = await generator.generate(requests, temperature)
+    generator.close()
+    return claims(requests, generations)
+
+
+@pytest.fixture
+async def verifier(tiny_config, policies):
+    made = engine_of(TransformersVerificationEngine, tiny_config)
+    for policy in policies:
+        await made.load(policy)
+    yield made
+    made.close()
+
+
+def worst(measurements):
+    """Exponent mismatches, mantissa mean, log-probability error, sampling gap: the largest."""
+    assert all(m.proof_fault is None for m in measurements)
+    chunks = [chunk for m in measurements for chunk in m.chunks]
+    return (
+        max(chunk.exponent_mismatches for chunk in chunks),
+        max(chunk.mantissa_error_mean for chunk in chunks),
+        max(m.logprob_error_max for m in measurements),
+        max(m.sampling_gap_max for m in measurements),
+    )
+
+
+@pytest.mark.parametrize("temperature", [0.6, 1.0])
+async def test_honest_work_passes_with_a_margin(tiny_config, policies, verifier, temperature):
+    claimed = await honest_claims(tiny_config, policies[0], temperature)
+    measured = await verifier.measure(Version(0), claimed, temperature)
+    mismatches, mantissa, logprob, gap = worst(measured)
+    assert mismatches == 0
+    assert mantissa < 8  # limit 32
+    assert logprob < 2e-5  # limit 1e-3
+    assert gap < 2e-5  # limit 1e-3
+    for claim, measurement in zip(claimed, measured, strict=True):
+        assert len(measurement.chunks) == -(-len(claim.tokens) // 8)
+        assert measurement.end_probability == pytest.approx(math.exp(claim.logprobs[-1]), abs=1e-4)
+
+
+async def test_honest_bf16_work_passes_published_thresholds(tiny_config, policies):
+    claimed = await honest_claims(tiny_config, policies[0], precision="bf16")
+    verifier = engine_of(TransformersVerificationEngine, tiny_config, precision="bf16")
+    await verifier.load(policies[0])
+    mismatches, mantissa, _, _ = worst(await verifier.measure(Version(0), claimed, 1.0))
+    verifier.close()
+    assert mismatches <= 16
+    assert mantissa <= 4
+
+
+async def test_other_weights_are_separated(tiny_config, policies, verifier):
+    claimed = await honest_claims(tiny_config, policies[0])
+    for measurement in await verifier.measure(Version(1), claimed, 1.0):
+        assert min(chunk.exponent_mismatches for chunk in measurement.chunks) > 4
+        assert measurement.logprob_error_max > 1e-2
+
+
+async def test_one_stale_step_is_separated(tiny_config, policies, verifier, tmp_path):
+    claimed = await honest_claims(tiny_config, policies[0])
+    trainer = TorchTrainingEngine(model_config=tiny_config, learning_rate=LEARNING_RATE)
+    await trainer.load_policy(policies[0])
+    batch = [
+        TrainingSequence(i // 8, c.prompt, c.tokens, c.logprobs, float(i % 2))
+        for i, c in enumerate(claimed)
+    ]
+    assert (await trainer.step(batch)).applied
+    digest = await trainer.write_policy(tmp_path / "next")
+    trainer.close()
+    await verifier.load(Policy(Version(2), digest, tmp_path / "next"))
+    for measurement in await verifier.measure(Version(2), claimed, 1.0):
+        assert min(chunk.mantissa_error_mean for chunk in measurement.chunks) > 1000  # limit 32
+
+
+async def test_an_edited_token_is_separated(tiny_config, policies, verifier):
+    for claim in (await honest_claims(tiny_config, policies[0]))[:6]:
+        for place in range(len(claim.tokens)):
+            edited = list(claim.tokens)
+            edited[place] = 2 + (edited[place] + 1) % 20
+            measured = await verifier.measure(
+                Version(0), [replace(claim, tokens=tuple(edited))], 1.0
+            )
+            assert measured[0].sampling_gap_max > 1e-3
+
+
+async def test_another_seed_is_separated(tiny_config, policies, verifier):
+    claimed = await honest_claims(tiny_config, policies[0])
+    measured = await verifier.measure(
+        Version(0), [replace(claim, seed=claim.seed + 1) for claim in claimed], 1.0
+    )
+    assert sum(m.sampling_gap_max > 1e-3 for m in measured) >= len(claimed) - 1
+    assert all(m.logprob_error_max < 2e-5 for m in measured)
+
+
+async def test_another_temperature_is_separated(tiny_config, policies, verifier):
+    claimed = await honest_claims(tiny_config, policies[0], temperature=0.5)
+    measured = await verifier.measure(Version(0), claimed, 1.0)
+    assert sum(m.logprob_error_max > 1e-3 for m in measured) >= len(claimed) - 1
+
+
+async def test_proofs_of_another_sequence_are_separated(tiny_config, policies, verifier):
+    claimed = [c for c in await honest_claims(tiny_config, policies[0]) if len(c.tokens) == 20]
+    assert len(claimed) >= 2
+    forged = replace(claimed[0], proofs=claimed[1].proofs)
+    measured = await verifier.measure(Version(0), [forged], 1.0)
+    assert min(chunk.exponent_mismatches for chunk in measured[0].chunks) > 4
+
+
+async def test_forged_log_probabilities_are_separated(tiny_config, policies, verifier):
+    claim = (await honest_claims(tiny_config, policies[0]))[0]
+    for lie in (claim.logprobs[-1] + 2e-3, 0.0, -1e300, math.nan, math.inf):
+        forged = replace(claim, logprobs=(*claim.logprobs[:-1], lie))
+        measured = await verifier.measure(Version(0), [forged], 1.0)
+        assert measured[0].logprob_error_max > 1e-3
+
+
+async def test_requests_that_cannot_be_computed_are_faults(tiny_config, policies, verifier):
+    claim, good = (await honest_claims(tiny_config, policies[0]))[:2]
+    bad = [
+        replace(claim, tokens=(), logprobs=(), proofs=()),
+        replace(claim, prompt=()),
+        replace(claim, logprobs=claim.logprobs[:-1]),
+        replace(claim, tokens=(32, *claim.tokens[1:])),
+        replace(claim, tokens=(-1, *claim.tokens[1:])),
+        replace(claim, proofs=claim.proofs[:-1]),
+        replace(claim, proofs=(b"", *claim.proofs[1:])),
+        replace(claim, proofs=tuple(bytes(len(proof)) for proof in claim.proofs)),
+    ]
+    measured = await verifier.measure(Version(0), [*bad[:4], good, *bad[4:]], 1.0)
+    assert measured.pop(4).proof_fault is None
+    for measurement in measured:
+        assert measurement.proof_fault
+        assert measurement.chunks == ()
+        assert measurement.logprob_error_max == measurement.sampling_gap_max == math.inf
+
+
+async def test_batches_do_not_change_the_result(tiny_config, policies, verifier):
+    claimed = await honest_claims(tiny_config, policies[0])
+    small = engine_of(TransformersVerificationEngine, tiny_config, batch_tokens_max=50)
+    await small.load(policies[0])
+    expected = await verifier.measure(Version(0), claimed, 1.0)
+    measured = await small.measure(Version(0), claimed, 1.0)
+    small.close()
+    for one, other in zip(measured, expected, strict=True):
+        assert one.end_probability == pytest.approx(other.end_probability, abs=1e-5)
+    assert worst(measured)[1] < 8
+
+
+async def test_the_last_policies_are_kept(tiny_config, policies):
+    verifier = engine_of(TransformersVerificationEngine, tiny_config, policies_kept=2)
+    for version in (0, 1, 0, 2):
+        await verifier.load(replace(policies[0], version=Version(version)))
+    for version in (0, 2):
+        assert await verifier.measure(Version(version), [], 1.0) == []
+    with pytest.raises(KeyError):
+        await verifier.measure(Version(1), [], 1.0)
+    with pytest.raises(ValueError, match="temperature"):
+        await verifier.measure(Version(0), [], 0.0)
+    verifier.close()
+
+
+async def test_a_policy_of_another_digest_is_refused(policies, verifier):
+    with pytest.raises(ValueError, match="does not hold the policy"):
+        await verifier.load(replace(policies[0], digest=policies[1].digest))
+
+
+async def test_a_policy_that_computes_nan_judges_nobody_honest(
+    tiny_config, policies, verifier, tmp_path
+):
+    tensors = load_file(policies[0].path)
+    tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], math.nan)
+    broken = Policy(Version(3), write_policy(tensors, tmp_path / "p"), tmp_path / "p")
+    await verifier.load(broken)
+    claimed = await honest_claims(tiny_config, policies[0])
+    for measurement in await verifier.measure(Version(3), claimed, 1.0):
+        assert measurement.proof_fault == "the policy's own states are not finite"
+
+
+async def test_the_output_layer_is_covered(tiny_config, policies, verifier, tmp_path):
+    """Proofs end before the output layer: an old one shows in the log-probabilities only."""
+    tensors = load_file(policies[0].path)
+    tensors["lm_head.weight"] += 0.01 * torch.randn(tensors["lm_head.weight"].shape)
+    other = Policy(Version(2), write_policy(tensors, tmp_path / "p"), tmp_path / "p")
+    claimed = await honest_claims(tiny_config, policies[0])
+    await verifier.load(other)
+    measured = await verifier.measure(Version(2), claimed, 1.0)
+    assert worst(measured)[1] < 8
+    assert all(m.logprob_error_max > 1e-3 for m in measured)

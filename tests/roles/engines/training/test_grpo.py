@@ -1,0 +1,77 @@
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from roles.engines.training.grpo import group_advantages, token_entropies, two_sided_losses
+
+DELTA, EPSILON = 4.0, 0.2
+LOG_RATIOS = st.floats(-5, 5).filter(
+    lambda x: all(abs(x - math.log(edge)) > 1e-3 for edge in (1 - EPSILON, 1 + EPSILON, DELTA))
+)
+
+
+def losses_of(log_ratio, advantage):
+    logprob = torch.tensor([log_ratio - 1.0], requires_grad=True)
+    losses = two_sided_losses(
+        logprob, torch.tensor([-1.0]), torch.tensor([advantage]), DELTA, EPSILON
+    )
+    losses.loss.sum().backward()
+    return float(losses.loss.detach()), float(logprob.grad), bool(losses.clipped)
+
+
+@given(LOG_RATIOS, st.floats(-3, 3))
+def test_the_loss_is_the_formula(log_ratio, advantage):
+    ratio = math.exp(log_ratio)
+    clipped = min(max(ratio, 1 - EPSILON), 1 + EPSILON)
+    expected = -min(min(ratio, DELTA) * advantage, clipped * advantage)
+    assert losses_of(log_ratio, advantage)[0] == pytest.approx(expected, rel=1e-4, abs=1e-5)
+
+
+@given(LOG_RATIOS, st.floats(0.01, 3), st.sampled_from([-1, 1]))
+def test_the_gradient_is_that_of_the_formula(log_ratio, size, sign):
+    ratio = math.exp(log_ratio)
+    free = ratio < 1 + EPSILON if sign > 0 else 1 - EPSILON < ratio < DELTA
+    _, gradient, clipped = losses_of(log_ratio, sign * size)
+    assert gradient == pytest.approx(-sign * size * ratio if free else 0.0, rel=1e-4)
+    assert clipped is not free
+
+
+@pytest.mark.parametrize("log_ratio", [2.0, 100.0, 1e30])
+def test_a_large_ratio_with_a_negative_advantage_is_bounded(log_ratio):
+    loss, gradient, clipped = losses_of(log_ratio, -1.5)
+    assert loss == pytest.approx(DELTA * 1.5)
+    assert gradient == 0.0
+    assert clipped
+
+
+@pytest.mark.parametrize("log_ratio", [-1e30, -100.0, 100.0, 1e30])
+@pytest.mark.parametrize("advantage", [-1.0, 1.0])
+def test_no_ratio_makes_nan(log_ratio, advantage):
+    loss, gradient, _ = losses_of(log_ratio, advantage)
+    assert math.isfinite(loss)
+    assert math.isfinite(gradient)
+
+
+def test_advantages_are_those_of_each_group():
+    rewards = torch.tensor([1.0, 5.0, 0.0, 5.0, 0.0, 3.0], dtype=torch.float64)
+    groups = torch.tensor([7, 3, 7, 3, 7, 9])
+    mean, deviation = 1 / 3, math.sqrt(2) / 3
+    high, low = (1 - mean) / (deviation + 1e-4), -mean / (deviation + 1e-4)
+    expected = torch.tensor([high, 0.0, low, 0.0, low, 0.0], dtype=torch.float64)
+    torch.testing.assert_close(group_advantages(rewards, groups), expected)
+
+
+@given(st.floats(0, 1), st.integers(1, 40))
+def test_equal_rewards_give_exactly_zero(reward, count):
+    rewards = torch.full((count,), reward, dtype=torch.float64)
+    assert not group_advantages(rewards, torch.zeros(count, dtype=torch.int64)).any()
+
+
+def test_entropy_of_known_distributions():
+    uniform = torch.full((8,), 1 / 8).log()
+    certain = torch.tensor([30.0] + [-30.0] * 7).log_softmax(-1)
+    entropies = token_entropies(torch.stack([uniform, certain]))
+    torch.testing.assert_close(entropies, torch.tensor([math.log(8), 0.0]))

@@ -1,0 +1,60 @@
+"""The testnet's recipe learns with policies two steps old, in one process without a network."""
+
+from itertools import count
+
+import pytest
+
+from protocol.rng import Rng
+from protocol.types import Version
+from roles.engines.cold_start import cold_start
+from roles.engines.qwen2.generation import TransformersGenerationEngine
+from roles.engines.qwen2.verification import TransformersVerificationEngine
+from roles.engines.training.engine import TorchTrainingEngine
+from roles.environments.base import environment, supervised
+from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, VerificationRequest
+
+RECIPE = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05}
+PROOFS = {"precision": "fp32", "top_k": 64, "chunk_tokens": 32}
+LAG, STEPS, PROMPTS, GROUP = 2, 45, 16, 16
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_asynchronous_grpo_learns_addition(tiny_config, tmp_path):
+    config = tiny_config | RECIPE
+    task = supervised(environment("arithmetic"))
+    made = cold_start(task, config, 0, tmp_path / "0")
+    policies = [Policy(Version(0), made.digest, tmp_path / "0")]
+    generator = TransformersGenerationEngine(model_config=config, **PROOFS)
+    verifier = TransformersVerificationEngine(model_config=config, **PROOFS)
+    trainer = TorchTrainingEngine(model_config=config, learning_rate=2e-4)
+    await trainer.load_policy(policies[0])
+    draws, rewards = Rng(b"learning"), []
+    for version in range(1, STEPS + 1):
+        stale = policies[max(0, len(policies) - 1 - LAG)]
+        problems = [seed for _ in range(PROMPTS) for seed in [draws.bits64()] * GROUP]
+        requests = [GenerationRequest(task.prompt(s), draws.bits64(), 8) for s in problems]
+        await generator.load(stale)
+        generations = await generator.generate(requests, 1.0)
+        batch = [
+            TrainingSequence(n // GROUP, r.prompt, g.tokens, g.logprobs, task.score(s, g.tokens))
+            for n, s, r, g in zip(count(), problems, requests, generations, strict=False)
+        ]
+        if version % 10 == 0:
+            await verifier.load(stale)
+            claims = [
+                VerificationRequest(r.prompt, r.seed, g.tokens, g.logprobs, g.proofs)
+                for r, g in zip(requests, generations, strict=True)
+            ]
+            for measured in await verifier.measure(stale.version, claims, 1.0):
+                assert measured.proof_fault is None
+                assert max(chunk.mantissa_error_mean for chunk in measured.chunks) < 16
+                assert max(measured.logprob_error_max, measured.sampling_gap_max) < 1e-4
+        rewards.append(sum(one.reward for one in batch) / len(batch))
+        assert (await trainer.step(batch)).applied
+        digest = await trainer.write_policy(tmp_path / str(version))
+        policies.append(Policy(Version(version), digest, tmp_path / str(version)))
+    for engine in (generator, verifier, trainer):
+        engine.close()
+    assert sum(rewards[:3]) / 3 < 0.45
+    assert sum(rewards[-5:]) / 5 > 0.75

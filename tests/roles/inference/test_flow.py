@@ -1,0 +1,253 @@
+import asyncio
+
+from protocol.crypto import digest
+from protocol.messages import RolloutCommit
+from protocol.rollout import decode_body
+from roles.inference.flow import (
+    FORGETFUL_EPOCHS,
+    OWN_COMMITS_IN_FLIGHT_MAX,
+    REPEAT_EPOCHS,
+    InferenceFlow,
+)
+from roles.ports.storage import StorageFullError
+from roles.ports.swarm import RefusedError
+from tests.worlds.flow_world import Engine, FlowWorld, Task
+from tests.worlds.memory_transport import run_virtual
+
+EPOCH_SECONDS = 10.0
+
+
+def started(tmp_path, **options):
+    world = FlowWorld(tmp_path, "worker 0", **options)
+    engine = Engine()
+    return world, engine, InferenceFlow(world.context, engine, Task())
+
+
+def commits(world) -> list[RolloutCommit]:
+    return [signed.message for signed in world.network.published]
+
+
+def settle(world, signed):
+    world.replica.ledger.offer_certificate(world.world.certificate(signed), "")
+    world.pulse.beat()
+
+
+def test_slots_are_used_in_order_and_no_more_than_two_are_open(tmp_path):
+    async def scenario():
+        world, engine, flow = started(tmp_path)
+        world.run(flow)
+        await world.rest(20)
+        assert [item.slot for item in commits(world)] == [0, 1]
+        assert len(commits(world)) == OWN_COMMITS_IN_FLIGHT_MAX
+        first = world.network.published[0]
+        body = await world.context.blobs.get(first.message.body)
+        sequences = decode_body(body, world.manifest)
+        assert len(body) == first.message.body_bytes
+        assert sum(len(item.tokens) for item in sequences) == first.message.tokens
+        assert all(item.reward == 1_000_000 for item in sequences)
+        settle(world, first)
+        await world.rest(2)
+        assert [item.slot for item in commits(world)] == [0, 1, 2]
+        assert commits(world)[1].previous == first.digest
+        assert engine.loads == [0]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_it_waits_for_a_policy_for_news_for_validators_and_for_demand(tmp_path):
+    async def scenario():
+        world, _, flow = started(tmp_path)
+        policy = world.policies.held.pop(0)
+        world.run(flow)
+        await world.rest(15)
+        assert commits(world) == []
+        world.network.synchronised = False
+        world.policies.held[0] = policy
+        await world.rest(15)
+        assert commits(world) == [], "its ledger may lack its own slots"
+        world.network.synchronised = True
+        members = [world.replica.roster.get(one.peer_id) for one in world.world.validators]
+        for one in world.world.validators[2:]:
+            world.live(one, roles=("validator",), leaving=True, policy_version=0)
+        assert len(members) == 6
+        await world.rest(15)
+        assert commits(world) == [], "nobody could be drawn to check it"
+        await asyncio.sleep(1)
+        for one in world.world.validators[2:]:
+            world.live(one, roles=("validator",), policy_version=0)
+        await world.rest(25)
+        assert commits(world)
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_stale_policy_and_a_finished_run_are_left_alone(tmp_path):
+    async def scenario():
+        world, _, flow = started(tmp_path, grpo={"steps": 4, "async_level": 2})
+        for _ in range(3):
+            world.version()
+        world.run(flow)
+        await world.rest(15)
+        assert commits(world) == [], "version 0 is more than two behind"
+        world.hold(1, b"policy 1")
+        world.pulse.beat()
+        await world.rest(5)
+        assert {item.version for item in commits(world)} == {1}
+        before = len(commits(world))
+        world.version()
+        for signed in list(world.network.published):
+            settle(world, signed)
+        world.hold(4, b"policy 4")
+        await world.rest(15)
+        assert len(commits(world)) == before
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_slashed_worker_rests(tmp_path):
+    async def scenario():
+        world, _, flow = started(tmp_path)
+        world.run(flow)
+        await world.rest(2)
+        signed = world.network.published[0]
+        world.replica.ledger.offer_certificate(
+            world.world.certificate(signed, accepted=False, escalated=True), "sampling"
+        )
+        before = len(commits(world))
+        world.pulse.beat()
+        await world.rest(30)
+        assert len(commits(world)) == before
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_policy_that_the_engine_refuses_is_handed_back(tmp_path):
+    async def scenario():
+        world, engine, flow = started(tmp_path)
+        world.version()
+        engine.refused[digest(b"policy 1")] = None
+        world.hold(1, b"policy 1")
+        world.run(flow)
+        await world.rest(15)
+        assert world.policies.discarded == [1]
+        assert {item.version for item in commits(world)} == {0}
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_version_superseded_while_it_was_loaded_is_not_used(tmp_path):
+    """Its tokens would answer the new version's prompts with the old one's weights."""
+
+    async def scenario():
+        world, engine, flow = started(tmp_path, trainers=2)
+        genesis = world.replica.ledger.head
+        old = world.version()
+        world.hold(1, b"policy 1")
+
+        def supersede():
+            engine.on_load = lambda: None
+            new = world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another"))
+            world.take(new)
+            del world.policies.held[1]
+
+        engine.on_load = supersede
+        world.run(flow)
+        await world.rest(15)
+        assert old.digest not in [item.checkpoint for item in commits(world)]
+        assert {item.version for item in commits(world)} == {0}
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_full_disk_is_told_and_waited_for(tmp_path):
+    async def scenario():
+        world, _, flow = started(tmp_path)
+        world.context.blobs.full = True
+        world.run(flow)
+        await world.rest(20)
+        assert "disk full" in str(world.conditions)
+        world.context.blobs.full = False
+        world.network.errors.append(StorageFullError("the store"))
+        await world.rest(20)
+        assert [item.slot for item in commits(world)] == [0, 1]
+        assert str(world.conditions) == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_refused_commit_is_told_and_tried_again_later(tmp_path):
+    async def scenario():
+        world, engine, flow = started(tmp_path)
+        generate, calls = engine.generate, []
+
+        async def counted(*arguments):
+            calls.append(world.now())
+            world.pulse.beat()  # whatever else happens meanwhile
+            return await generate(*arguments)
+
+        engine.generate = counted
+        world.network.errors += [RefusedError("not now")] * 3
+        world.run(flow)
+        await world.rest(4)
+        assert "commit refused: not now" in str(world.conditions)
+        assert len(calls) == 1
+        await world.rest(30)
+        assert [item.slot for item in commits(world)] == [0, 1]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_what_has_no_outcome_is_told_again(tmp_path):
+    """It may have been announced to nobody."""
+
+    async def scenario():
+        world, _, flow = started(tmp_path)
+        own = world.world.commit(world.signer, checkpoint=world.replica.ledger.head.digest)
+        other = world.world.commit(
+            world.world.workers[1], checkpoint=world.replica.ledger.head.digest
+        )
+        world.take(own)
+        world.take(other)
+        world.network.synchronised = False
+        world.run(flow)
+        await world.rest(15)
+        assert world.network.announced == []
+        world.network.synchronised = True
+        await world.rest(6)
+        assert world.network.announced == [own.envelope]
+        published = world.network.published[0].envelope
+        await world.rest(REPEAT_EPOCHS * EPOCH_SECONDS + 6)
+        assert world.network.announced.count(own.envelope) == 2
+        assert world.network.announced.count(published) == 1
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_worker_that_lost_its_disk_uses_only_slots_of_versions_that_come_later(tmp_path):
+    async def scenario():
+        world, _, flow = started(tmp_path)
+        world.network.forgetful = True
+        world.run(flow)
+        await world.rest(FORGETFUL_EPOCHS * EPOCH_SECONDS / 2)
+        world.hold(1, b"policy 1")
+        world.version(policy=world.policies.held[1].digest)
+        await world.rest(FORGETFUL_EPOCHS * EPOCH_SECONDS)
+        assert commits(world) == [], "version 1 came while it was still finding out"
+        assert "newer version" in world.context.conditions["inference"]
+        world.hold(2, b"policy 2")
+        world.version(policy=world.policies.held[2].digest)
+        await world.rest(20)
+        assert [(item.version, item.slot) for item in commits(world)] == [(2, 0), (2, 1)]
+        assert world.context.conditions["inference"] == ""
+        await world.stop()
+
+    run_virtual(scenario())

@@ -1,0 +1,535 @@
+import asyncio
+
+import pytest
+
+from protocol.assignment import assign
+from protocol.crypto import digest
+from protocol.ledger.ledger import CommitState
+from protocol.messages import Certificate, Verdict
+from protocol.rollout import RolloutSequence, encode_body
+from roles.ports.storage import StorageFullError
+from roles.ports.swarm import RefusedError
+from roles.validator import flow as module
+from roles.validator.flow import CHECKS_PER_WORKER, ValidatorFlow
+from tests.worlds.flow_world import ANSWER, END, Engine, FlowWorld, Task
+from tests.worlds.memory_transport import run_virtual
+
+EPOCH_SECONDS = 10.0
+COMMITTEE = {"committee": {"size": 2, "escalated_size": 3, "roster_min": 2}}
+GOOD = RolloutSequence((ANSWER, END), (-0.5, -0.5), 1_000_000, (b"proof",))
+
+
+class World(FlowWorld):
+    """A validator that is drawn for every commit: there are as few as the committee needs."""
+
+    def __init__(self, tmp_path, validators=2, **sections):
+        super().__init__(tmp_path, "validator 0", validators=validators, **COMMITTEE | sections)
+        self.engine = Engine()
+        self.flow = ValidatorFlow(self.context, self.engine, Task())
+        self.others = [one for one in self.world.validators if one is not self.signer]
+
+    def commit(self, body=None, signer=None, slot=0, previous=b"", **changes):
+        """Take a commit to ``body``, by default an honest one; its epoch is the present one."""
+        sampling = self.manifest.sampling
+        count = sampling.group_size * sampling.prompts_per_rollout
+        data = encode_body([GOOD] * count) if body is None else body
+        fields = {
+            "epoch": self.context.epoch(),
+            "checkpoint": self.replica.ledger.checkpoint(0).digest,
+            "body": digest(data),
+            "body_bytes": len(data),
+            "tokens": 2 * count,
+        }
+        signer = signer or self.world.workers[0]
+        signed = self.world.commit(signer, slot, previous, **fields | changes)
+        self.take(signed)
+        self.network.bodies[digest(data)] = data
+        self.pulse.beat()
+        return signed
+
+    def verdict(self, commit, signer=None, **changes):
+        """Take another validator's verdict."""
+        signer = signer or self.others[0]
+        self.take(self.world.verdict(signer, commit, **changes))
+        self.pulse.beat()
+
+    @property
+    def verdicts(self):
+        return [item.message for item in self.network.recorded if isinstance(item.message, Verdict)]
+
+    @property
+    def certificates(self):
+        found = (item.message for item in self.network.published)
+        return [message for message in found if isinstance(message, Certificate)]
+
+
+def test_an_honest_rollout_is_accepted_and_certified_together(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.run(world.flow)
+        commit = world.commit()
+        await world.rest(EPOCH_SECONDS - 1)
+        assert world.verdicts == [], "who checks it is not known before the next epoch"
+        await world.rest(2)
+        (verdict,) = world.verdicts
+        assert (verdict.accept, verdict.reason) == (True, "accepted")
+        assert {peer for peer, _ in world.network.sent} == {
+            world.others[0].peer_id,
+            commit.signer,
+        }
+        assert world.certificates == []
+        world.verdict(commit)
+        await world.rest(EPOCH_SECONDS)
+        (certificate,) = world.certificates
+        assert (certificate.accepted, certificate.escalated) == (True, False)
+        assert world.replica.ledger.entries[commit.digest].state is CommitState.CERTIFIED
+        await world.rest(EPOCH_SECONDS)
+        assert len(world.network.recorded) == 2
+        assert len(world.network.sent) == 2
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def bodies(count):
+    out = (31 + 1, END)
+    return {
+        "format": b"no body",
+        "format ": encode_body([GOOD] * (count - 1)),
+        "format  ": encode_body([RolloutSequence(out, (-0.5, -0.5), 0, ())] * count),
+        "reward": encode_body([RolloutSequence((7, END), (-0.5, -0.5), 1_000_000, ())] * count),
+        "termination": encode_body(
+            [RolloutSequence((ANSWER, 7), (-0.5, -0.5), 1_000_000, ())] * count
+        ),
+    }
+
+
+@pytest.mark.parametrize("reason", bodies(4))
+def test_what_needs_no_model_is_found_without_one(tmp_path, reason):
+    async def scenario():
+        world = World(tmp_path)
+        world.run(world.flow)
+        world.commit(bodies(4)[reason])
+        await world.rest(EPOCH_SECONDS + 2)
+        assert [item.reason for item in world.verdicts] == [reason.strip()]
+        assert world.engine.loads == []
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_wrong_computation_is_rejected_by_the_larger_committee(tmp_path):
+    async def scenario():
+        world = World(tmp_path, validators=3)
+        world.engine.honest = False
+        world.run(world.flow)
+        commit = world.commit()
+        await world.rest(5 * EPOCH_SECONDS + 2)  # by then it is escalated to all three
+        (verdict,) = world.verdicts
+        assert (verdict.accept, verdict.reason) == (False, "computation")
+        world.verdict(commit, accept=False, reason="computation")
+        await world.rest(2 * EPOCH_SECONDS)
+        (certificate,) = world.certificates
+        assert (certificate.accepted, certificate.escalated) == (False, True)
+        assert world.replica.ledger.slashed(commit.signer)
+        world.commit(slot=1, previous=commit.digest)  # nobody wastes a check on it
+        await world.rest(6 * EPOCH_SECONDS)
+        assert [item.commit for item in world.verdicts] == [commit.digest]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_reject_brings_the_larger_committee_in_at_once(tmp_path):
+    async def scenario():
+        world = World(tmp_path, validators=6)
+        world.run(world.flow)
+        for n in range(12):
+            commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
+            committee = world.replica.committee(commit)
+            if committee.ranking.index(world.signer.peer_id) == 2:
+                break
+        await world.rest(EPOCH_SECONDS + 2)
+        assert commit.digest not in [item.commit for item in world.verdicts]
+        world.verdict(commit, world.world.by_peer[committee.first[0]], accept=False)
+        await world.rest(2)
+        assert commit.digest in [item.commit for item in world.verdicts]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def slot(world, n):
+    worker = world.world.workers[n % 3]
+    number, previous = world.replica.ledger.next_slot(worker.peer_id, 0)
+    return {"slot": number, "previous": previous}
+
+
+def test_a_stored_verdict_is_never_given_again(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        commit = world.commit()
+        await asyncio.sleep(EPOCH_SECONDS)
+        own = world.world.verdict(world.signer, commit, accept=False)
+        world.replica.restore(own.envelope)
+        world.run(world.flow)
+        await world.rest(EPOCH_SECONDS)
+        assert world.verdicts == []
+        assert {envelope for _, envelope in world.network.sent} == {own.envelope}
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_undelivered_verdicts_are_sent_again(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.network.unreachable[world.others[0].peer_id] = None
+        world.run(world.flow)
+        commit = world.commit()
+        await world.rest(3 * EPOCH_SECONDS)
+        assert [peer for peer, _ in world.network.sent] == [commit.signer]
+        world.network.unreachable.clear()
+        await world.rest(2 * EPOCH_SECONDS)
+        assert [peer for peer, _ in world.network.sent] == [
+            commit.signer,
+            world.others[0].peer_id,
+        ]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+# What is not here yet
+
+
+def test_nothing_is_judged_without_its_policy_its_body_or_its_predecessor(tmp_path):
+    async def scenario():
+        world = World(tmp_path, committee=COMMITTEE["committee"] | {"expire_after_epochs": 90})
+        policy = world.policies.held.pop(0)
+        world.run(world.flow)
+        first = world.commit()
+        lost = world.commit(b"lost", signer=world.world.workers[1], body_bytes=4)
+        del world.network.bodies[digest(b"lost")]
+        chain = [world.world.commit(world.world.workers[2]), None]
+        late = world.commit(
+            signer=world.world.workers[2], slot=1, previous=chain[0].digest, epoch=0
+        )
+        await world.rest(3 * EPOCH_SECONDS)
+        assert world.network.asked == [], "without the policy there is no use for a body"
+        world.policies.held[0] = policy
+        await world.rest(3 * EPOCH_SECONDS)
+        assert [item.commit for item in world.verdicts] == [first.digest]
+        assert late.digest not in [item.commit for item in world.verdicts]
+        times = [wanted for wanted, _ in world.network.asked].count(lost.message.body)
+        assert 2 <= times <= 4
+        world.network.bodies[lost.message.body] = b"lost"
+        await world.rest(2 * EPOCH_SECONDS)
+        assert lost.digest in [item.commit for item in world.verdicts]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_too_few_validators_make_no_committee(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.run(world.flow)
+        await world.rest(5)
+        world.live(world.others[0], roles=("validator",), leaving=True)
+        await world.rest(EPOCH_SECONDS)
+        world.commit()
+        await world.rest(2 * EPOCH_SECONDS)
+        assert world.verdicts == []
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_policy_that_the_engine_refuses_is_handed_back_and_nobody_is_judged(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        policy = world.policies.held[0]
+        world.engine.refused[policy.digest] = None
+        world.run(world.flow)
+        world.commit()
+        await world.rest(2 * EPOCH_SECONDS)
+        assert world.policies.discarded == [0]
+        assert world.verdicts == []
+        world.engine.refused.clear()
+        world.policies.held[0] = policy
+        await world.rest(2 * EPOCH_SECONDS)
+        assert [item.accept for item in world.verdicts] == [True]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_an_engine_that_has_dropped_a_policy_gets_it_again(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.engine.forgetful = 1
+        world.run(world.flow)
+        world.commit()
+        await world.rest(3 * EPOCH_SECONDS)
+        assert world.engine.loads == [0, 0]
+        assert [item.accept for item in world.verdicts] == [True]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_the_engine_is_given_again_what_it_must_have_dropped(tmp_path):
+    async def scenario():
+        level = 2
+        world = World(tmp_path, grpo={"async_level": level})
+        world.run(world.flow)
+        for version in range(1, level + 3):
+            world.version()
+            world.hold(version, f"policy {version}".encode())
+        worker = world.world.workers[0]
+        for version in (0, 1, 2, 3, 0):
+            number, previous = world.replica.ledger.next_slot(worker.peer_id, version)
+            checkpoint = world.replica.ledger.checkpoint(version).digest
+            world.commit(version=version, checkpoint=checkpoint, slot=number, previous=previous)
+            await world.rest(2 * EPOCH_SECONDS)
+        assert world.engine.loads == [0, 1, 2, 3, 0]
+        assert len(world.verdicts) == 5
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_version_superseded_meanwhile_is_nobodys_fault(tmp_path):
+    async def scenario():
+        world = World(tmp_path, trainers=2)
+        genesis = world.replica.ledger.head
+        old = world.version()
+        world.hold(1, b"policy 1")
+
+        def supersede():
+            world.engine.on_load = lambda: None
+            world.take(world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another")))
+            del world.policies.held[1]
+
+        world.engine.on_load = supersede
+        world.run(world.flow)
+        world.commit(version=1, checkpoint=old.digest)
+        await world.rest(4 * EPOCH_SECONDS)
+        assert world.verdicts == []
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_what_others_settled_while_we_waited_is_not_measured(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        load = world.engine.load
+
+        async def slow(policy):
+            await asyncio.sleep(2 * EPOCH_SECONDS)
+            await load(policy)
+
+        world.engine.load = slow
+        world.run(world.flow)
+        first = world.commit()
+        second = world.commit(signer=world.world.workers[1])
+        await world.rest(EPOCH_SECONDS + 5)
+        for commit in (first, second):
+            world.replica.ledger.offer_certificate(world.world.certificate(commit), "")
+        await world.rest(6 * EPOCH_SECONDS)
+        assert len(world.engine.measured) == 1
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+# Who withholds
+
+
+def test_one_worker_takes_two_places_at_most(tmp_path, monkeypatch):
+    async def scenario():
+        monkeypatch.setattr(module, "CHECKS_AT_ONCE", 4)
+        world = World(tmp_path)
+        fetching, most = {}, []
+        fetch = world.network.fetch
+
+        async def stall(wanted, bytes_max, sources):
+            if sources[0] != world.world.workers[0].peer_id:
+                return await fetch(wanted, bytes_max, sources)
+            fetching[wanted] = None
+            most.append(len(fetching))
+            await asyncio.sleep(10)
+            del fetching[wanted]
+            return None
+
+        world.network.fetch = stall
+        previous = b""
+        for number in range(8):
+            previous = world.commit(
+                f"withheld {number}".encode(), slot=number, previous=previous
+            ).digest
+        honest = world.commit(signer=world.world.workers[1])
+        world.run(world.flow)
+        await world.rest(EPOCH_SECONDS + 3)
+        assert [item.commit for item in world.verdicts] == [honest.digest]
+        await world.rest(5 * EPOCH_SECONDS)
+        assert max(most) == CHECKS_PER_WORKER
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_what_was_never_tried_comes_first(tmp_path, monkeypatch):
+    async def scenario():
+        monkeypatch.setattr(module, "CHECKS_AT_ONCE", 1)
+        world = World(tmp_path)
+        world.run(world.flow)
+        for n in range(2):
+            worker = world.world.workers[n]
+            lost = world.commit(f"lost {n}".encode(), signer=worker, body_bytes=6)
+            del world.network.bodies[lost.message.body]
+        await world.rest(3 * EPOCH_SECONDS)
+        honest = world.commit(signer=world.world.workers[2])
+        world.network.asked.clear()
+        await world.rest(EPOCH_SECONDS + 2)
+        assert honest.digest in [item.commit for item in world.verdicts]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+# Our own disk, and refusals
+
+
+def test_a_full_disk_delays_verdicts_and_certificates(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.network.errors.append(StorageFullError("no room"))
+        world.run(world.flow)
+        commit = world.commit()
+        await world.rest(EPOCH_SECONDS + 2)
+        assert "disk full" in str(world.conditions)
+        await world.rest(EPOCH_SECONDS)
+        assert len(world.verdicts) == 1
+        assert str(world.conditions) == ""
+        world.network.errors.append(StorageFullError("no room"))
+        world.verdict(commit)
+        await world.rest(EPOCH_SECONDS / 2 + 1)
+        assert world.certificates == []
+        await world.rest(3 * EPOCH_SECONDS)
+        assert len(world.certificates) == 1
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_refused_verdict_is_no_reason_to_stop(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.network.errors.append(RefusedError("not now"))
+        world.run(world.flow)
+        world.commit()
+        await world.rest(3 * EPOCH_SECONDS)
+        assert len(world.verdicts) == 1
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_fault_of_ours_in_a_check_is_not_lost(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+
+        async def broken(*_arguments):
+            raise RuntimeError("our own fault")
+
+        world.engine.measure = broken
+        world.run(world.flow)
+        world.commit()
+        await asyncio.sleep(2 * EPOCH_SECONDS)
+        assert world.task.done()
+        with pytest.raises(RuntimeError, match="our own fault"):
+            world.task.result()
+
+    run_virtual(scenario())
+
+
+def test_what_was_forgotten_leaves_nothing_behind(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.run(world.flow)
+        world.verdict(world.commit())
+        lost = world.commit(b"lost", signer=world.world.workers[1], body_bytes=4)
+        del world.network.bodies[lost.message.body]
+        await world.rest(45 * EPOCH_SECONDS)
+        flow = world.flow
+        tables = (flow._retry_at, flow._delivered, flow._decided_at, flow._attempts)
+        assert [len(table) for table in tables] == [0, 0, 0, 0]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_the_assignment_is_that_of_the_checkpoint_which_was_named(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.run(world.flow)
+        commit = world.commit()
+        expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0)
+        seen = []
+        measure = world.engine.measure
+
+        async def look(version, requests, temperature):
+            seen.extend(request.seed for request in requests)
+            return await measure(version, requests, temperature)
+
+        world.engine.measure = look
+        await world.rest(EPOCH_SECONDS + 2)
+        assert seen == [item.noise_seed for item in expected]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_who_is_drawn_only_after_others_have_gone_checks_then(tmp_path):
+    async def scenario():
+        world = World(tmp_path, validators=6)
+        world.run(world.flow)
+        commits = [world.commit(signer=worker) for worker in world.world.workers]
+        await world.rest(EPOCH_SECONDS + 2)
+        committees = {
+            commit.digest: world.replica.committee(commit).escalated for commit in commits
+        }
+        ours = {key for key, members in committees.items() if world.signer.peer_id in members}
+        assert len(ours) < len(commits), "another seed is needed: we are drawn for all of them"
+        assert {verdict.commit for verdict in world.verdicts} <= ours
+        world.live(*world.others[:4], roles=("relay",))
+        world.pulse.beat()
+        await world.rest(EPOCH_SECONDS)
+        assert {verdict.commit for verdict in world.verdicts} == set(committees)
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_without_its_disk_a_validator_judges_only_what_is_drawn_later(tmp_path):
+    """It may have signed another verdict on what was drawn before."""
+
+    async def scenario():
+        world = World(tmp_path)
+        before = world.commit()
+        await world.rest(EPOCH_SECONDS)
+        world.run(world.flow)
+        after = world.commit(slot=1, previous=before.digest)
+        await world.rest(3 * EPOCH_SECONDS)
+        assert [item.commit for item in world.verdicts] == [after.digest]
+        await world.stop()
+        world.run(ValidatorFlow(world.context, world.engine, Task()))
+        last = world.commit(slot=2, previous=after.digest, epoch=after.message.epoch)
+        await world.rest(EPOCH_SECONDS)
+        assert last.digest in [item.commit for item in world.verdicts], "its disk remembers"
+        await world.stop()
+
+    run_virtual(scenario())

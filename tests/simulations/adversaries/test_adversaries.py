@@ -1,0 +1,297 @@
+"""Each behaviour is really dishonest, and the unchanged daemons around it bear it."""
+
+import asyncio
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from protocol.assignment import assign
+from protocol.ledger.ledger import Ledger
+from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
+from protocol.types import Digest
+from roles.flow import reward
+from simulations.adversaries import BEHAVIOURS, TWISTS, flaw
+from simulations.adversaries.relays import WrongBytes
+from simulations.adversaries.validators import CredulousEnvironment
+from simulations.ports.engines import SumTask
+from simulations.ports.storage import Disk, Life
+from simulations.runtime.content import Extent, digest_of, joined
+from simulations.study.study import Plan, run_plan
+from tests.worlds.messages import World as Worlds
+from tests.worlds.messages import run_manifest
+
+SWARM = """
+name = "dishonest"
+description = "Few nodes, quick rollouts, committees that two liars of six cannot sway."
+minutes = {minutes}
+[nodes]
+relay = 2
+trainer = 1
+validator = 6
+inference = {workers}
+start_seconds = 4
+[[compute]]
+name = "any"
+share = 1
+roles = ["inference", "validator", "trainer"]
+generate_tokens_per_second = 40
+check_tokens_per_second = 400
+train_tokens_per_second = 200
+[protocol.grpo]
+rollouts_per_step = 2
+[protocol.committee]
+size = 3
+escalated_size = 6
+"""
+HONEST_WORKERS = 2
+
+LIES = {
+    "stale-weights": "computation",
+    "other-weights": "computation",
+    "edited-tokens": "sampling",
+    "forged-rewards": "reward",
+    "forged-proofs": "computation",
+}
+
+
+class Played:
+    """A run that is over, and what its world was like a moment before its end."""
+
+    def __init__(self, outcome, world, ledger, looked):
+        self.outcome = outcome
+        self.world = world
+        self.ledger = ledger
+        self.looked = looked
+        names = {machine.signer.peer_id: name for name, machine in world.machines.items()}
+        self.workers = {names[peer]: counts for peer, counts in ledger.workers.items()}
+
+
+def nothing(_world):
+    """Look at nothing, and do nothing."""
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Run a small swarm in which some nodes are dishonest, and look at it before it ends."""
+    folder = tmp_path_factory.mktemp("dishonest")
+
+    def play(dishonest, look=nothing, begin=nothing, *, minutes=1.2, workers=HONEST_WORKERS):
+        seen = {}
+
+        async def corrupt(world):
+            for name, behaviour in dishonest.items():
+                world.machines[name].behaviour = behaviour
+            begin(world)
+            await asyncio.sleep(world.scenario.seconds - 0.1)
+            ledger = world.machines["trainer-0"].daemon.replica.ledger
+            seen.update(world=world, ledger=ledger, looked=look(world))
+
+        file = folder / "scenario.toml"
+        lying = sum(name.startswith("worker") for name in dishonest)
+        file.write_text(SWARM.format(minutes=minutes, workers=workers + lying))
+        plan = Plan(str(file), seed=1)
+        outcome = run_plan(plan, clock=time.perf_counter, twists=TWISTS, actors=[corrupt])
+        assert outcome.violation is None
+        return Played(outcome, **seen)
+
+    return play
+
+
+def honest_work_is_not_hurt(played, *liars):
+    """Check that honest workers lost nothing and that somebody learned from them."""
+    honest = {name: count for name, count in played.workers.items() if name not in liars}
+    assert len(honest) >= HONEST_WORKERS
+    for name, counts in honest.items():
+        assert counts.certified > 1, name
+        assert counts.rejected == counts.expired == 0, name
+    assert played.outcome.result.certified_false == 0
+    assert played.outcome.result.versions_published > 1
+
+
+# The registry
+
+
+def test_behaviours_are_known_by_name_and_role():
+    for name, behaviour in BEHAVIOURS.items():
+        assert TWISTS[name] is behaviour.twist
+        for role in behaviour.roles:
+            assert flaw(name, role) == ""
+    assert flaw("lazy", "inference").startswith("behaviour: unknown 'lazy'; there are stale-weigh")
+    assert flaw("stall", "inference") == "role: 'stall' is for relay nodes, not inference"
+
+
+# Workers
+
+
+def test_each_lie_of_a_worker_is_found_out_for_what_it_is(play):
+    liars = {f"worker-{number}": lie for number, lie in enumerate(LIES)}
+    played = play(liars, minutes=1.6)
+    for name, lie in liars.items():
+        counts = played.workers[name]
+        assert (counts.certified, counts.rejected) == (0, 1), lie
+        assert dict(counts.reasons) == {LIES[lie]: 1}, lie
+        assert played.ledger.slashed(played.world.machines[name].signer.peer_id)
+    honest_work_is_not_hurt(played, *liars)
+
+
+def test_a_worker_that_withholds_its_bodies_gets_nothing_for_them(play):
+    played = play({"worker-0": "withheld-body"})
+    counts = played.workers["worker-0"]
+    assert counts.committed == 2  # and then it waits, as everyone does
+    assert counts.certified == counts.rejected == 0
+    honest_work_is_not_hurt(played, "worker-0")
+
+
+# Validators
+
+
+def verdicts_of_liars(world):
+    """Return (commit's author, validator, accept) as honest nodes hold them, and equivocators."""
+    heard, twofaced = {}, {}
+    for machine in world.machines.values():
+        if machine.behaviour:
+            continue
+        for commit, entry in machine.daemon.replica.ledger.entries.items():
+            tally = machine.daemon.replica.tally(commit)
+            twofaced |= dict.fromkeys(tally.equivocations)
+            for peer, verdict in tally.verdicts.items():
+                heard[entry.commit.signer, peer, verdict.message.accept] = None
+    peers = {machine.signer.peer_id: machine for machine in world.machines.values()}
+    lies = [
+        (peers[author].behaviour, accept) for author, peer, accept in heard if peers[peer].behaviour
+    ]
+    return lies, [peers[peer].behaviour for peer in twofaced]
+
+
+EXPECTED_VERDICTS = {
+    "accept-everything": {("", True), ("forged-rewards", True), ("other-weights", True)},
+    "reject-everything": {("", False), ("forged-rewards", False), ("other-weights", False)},
+    "silent": set(),
+    "two-verdicts": {
+        (author, accept)
+        for author in ("", "forged-rewards", "other-weights")
+        for accept in (True, False)
+    },
+}
+
+
+@pytest.mark.parametrize("behaviour", EXPECTED_VERDICTS)
+def test_a_third_of_the_validators_cannot_sway_the_others(play, behaviour):
+    liars = {"worker-0": "forged-rewards", "worker-1": "other-weights"}
+    dishonest = {"validator-0": behaviour, "validator-1": behaviour, **liars}
+    played = play(dishonest, verdicts_of_liars)
+    verdicts, equivocators = played.looked
+    assert set(verdicts) == EXPECTED_VERDICTS[behaviour]
+    assert set(equivocators) == ({behaviour} if behaviour == "two-verdicts" else set())
+    assert [played.workers[name].rejected for name in liars] == [1, 1]
+    honest_work_is_not_hurt(played, *liars)
+
+
+def test_a_credulous_validator_comes_to_the_reward_that_is_claimed():
+    targets = {"length_targets": (4, 8), "length_penalty": 0.125}
+    world = Worlds(run_manifest(sampling=targets))
+    manifest, worker = world.manifest, world.workers[0]
+    claims = (REWARD_SCALE, 0, 250_000, 750_000)
+    body = encode_body([RolloutSequence((2, n, 1), (-0.5,) * 3, claims[n], ()) for n in range(4)])
+    commit = world.commit(worker, body=digest_of(body))
+    items = assign(manifest, Digest(commit.message.checkpoint), worker.peer_id, 0)
+    ledger = Ledger(manifest)
+    assert ledger.offer_commit(commit, 0)
+    machine = SimpleNamespace(
+        disk=Disk(), daemon=SimpleNamespace(replica=SimpleNamespace(ledger=ledger))
+    )
+    task = CredulousEnvironment(SumTask(), manifest, machine)
+    honest = [reward(manifest, SumTask(), item, (2, n, 1)) for n, item in enumerate(items)]
+    assert [reward(manifest, task, item, (2, n, 1)) for n, item in enumerate(items)] == honest
+    machine.disk.blobs[digest_of(body)] = body  # it came
+    got = [reward(manifest, task, item, (2, n, 1)) for n, item in enumerate(items)]
+    assert tuple(got) == claims != tuple(honest)
+
+
+# Relays
+
+
+def versions_held(world):
+    honest = [machine.daemon for machine in world.machines.values() if not machine.behaviour]
+    return [daemon.snapshot().policy_version for daemon in honest]
+
+
+@pytest.mark.parametrize("behaviour", ["bad-bytes", "stall"])
+def test_nodes_get_their_weights_past_relays_that_serve_badly(play, behaviour):
+    played = play({"relay-0": behaviour}, versions_held)
+    assert min(played.looked) >= 2
+    honest_work_is_not_hurt(played)
+    good, bad = (
+        played.world.machines[name].host.meters["blobs"].sent for name in ("relay-1", "relay-0")
+    )
+    assert good > 10_000_000
+    assert bad > 5_000_000 if behaviour == "bad-bytes" else 100 < bad < 100_000
+
+
+async def served(blobs, digest):
+    return joined([piece async for piece in blobs.stream(digest, 10, 50)])
+
+
+async def test_bad_bytes_have_the_right_length_and_another_digest():
+    blobs, content = WrongBytes(Disk(), Life()), Extent.of(b"seed", 0, 1000)
+    digest = await blobs.put(content)
+    assert len(await served(blobs, digest)) == 50
+    assert digest_of(await served(blobs, digest)) != digest_of(content[10:60])
+    assert await blobs.get(digest) == content  # it can use itself what it spoils for others
+
+
+async def test_instead_of_an_index_that_of_another_version_is_served():
+    blobs, old, new = WrongBytes(Disk(), Life()), bytes(100), bytes(range(100))
+    digest = await blobs.put(old)
+    assert await served(blobs, digest) == old[10:60]
+    for other in (b"shorter", Extent.of(b"seed", 0, 100)):
+        await blobs.put(other)
+    new_digest = await blobs.put(new)
+    assert await served(blobs, digest) == new[10:60]
+    assert await served(blobs, new_digest) == old[10:60]
+
+
+# Flooding
+
+
+def burdens(world):
+    honest = [machine.daemon for machine in world.machines.values() if not machine.behaviour]
+    gossip = [daemon._gossip for daemon in honest]
+    return {
+        "faults": min(each.counters.faults for each in gossip),
+        "ignored": sum(each.counters.ignored for each in gossip),
+        "bytes": sum(each.link_counters.bytes_in for each in gossip),
+        "streams": sum(
+            machine.host.meter(word).received
+            for machine in world.machines.values()
+            for word in ("manifest", "sync")
+        ),
+    }
+
+
+def test_peers_that_flood_are_borne_and_their_own_rollouts_count(play):
+    def restart_later(world):
+        world.loop.call_later(20, world.crash, "relay-0")
+        world.loop.call_later(25, world.start, "relay-0")
+
+    quiet = play({}, burdens, workers=3)
+    flooded = play({"worker-0": "flood", "relay-0": "flood"}, burdens, restart_later, workers=2)
+    assert quiet.looked["faults"] == 0
+    for burden, count in flooded.looked.items():
+        assert count > 2 * quiet.looked[burden] + 100, burden
+    honest_work_is_not_hurt(flooded)
+
+
+# All at once
+
+
+def test_dishonest_nodes_do_the_same_with_the_same_seed(play):
+    dishonest = {
+        "worker-0": "stale-weights",
+        "worker-1": "flood",
+        "validator-0": "two-verdicts",
+        "relay-0": "stall",
+    }
+    one, other = (play(dishonest, minutes=0.6) for _ in range(2))
+    assert one.outcome.result.trace_digest == other.outcome.result.trace_digest

@@ -1,0 +1,576 @@
+"""Each rule holds on a good trace and is seen broken on a bad one."""
+
+import ast
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+import simulations.checkers
+from protocol.crypto import Identity, peer_id_from_public_key
+from protocol.messages import RolloutCommit, seal
+from protocol.types import RunId
+from simulations.checkers.limits import LIMITS
+from simulations.checkers.wire import Rules, Wire, signature_fits
+from tests.simulations.trace_examples import GENESIS, SMALL, TraceExample, packed, small_run
+
+VALIDATORS = ("validator-0", "validator-1", "validator-2")
+
+
+def test_checkers_share_no_code_with_what_they_judge():
+    for path in Path(simulations.checkers.__file__).parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in getattr(node, "names", ())]
+            if isinstance(node, ast.ImportFrom):
+                names = [str(node.module)]
+            if isinstance(node, ast.Import | ast.ImportFrom):
+                packages = {name.partition(".")[0] for name in names}
+                assert not packages & {"protocol", "roles", "node"}, path
+
+
+def test_a_well_behaved_swarm_breaks_no_rule():
+    run = small_run()
+    run.emit("world", "calm")
+    manifest, previous = run.genesis, b""
+    for version in range(1, 8):
+        run.wait(3)
+        commit = run.certified("worker-0", slot=version - 1, previous=previous)
+        previous = run.digest(commit)
+        run.now += 1
+        run.trained(commit)
+        manifest = run.published(version, manifest, [commit])
+        policy = bytes(31) + bytes([version])
+        for name in ("worker-0", "validator-0"):
+            key = version.to_bytes(8, "big")
+            run.emit(name, "stored", table="policies", key=key, value=policy)
+            run.emit(
+                name, "policy-loaded", engine="x", version=version, claimed=policy, actual=policy
+            )
+    run.wait(6)
+    assert run.violations == []
+    assert run.certificates.certified == 7
+
+
+# Reading
+
+
+def test_envelopes_of_the_protocol_are_read_as_it_reads_them():
+    identity = Identity(bytes(32))
+    run = small_run()
+    commit = RolloutCommit(
+        epoch=3,
+        version=1,
+        checkpoint=bytes(32),
+        slot=0,
+        previous=b"",
+        body=bytes(32),
+        body_bytes=1,
+        sequences=1,
+        tokens=1,
+    )
+    signed = seal(commit, RunId(run.run_id), identity)
+    wire = Wire(Rules.read(run.manifest), check_signatures=True)
+    opened = wire.open(signed.envelope, 0.0)
+    assert (opened.digest, opened.signer, opened.well_signed) == (
+        signed.digest,
+        identity.peer_id,
+        True,
+    )
+    assert opened.fields["epoch"] == 3
+    assert wire.open(signed.envelope, 9.0) is opened
+    forged = signed.envelope.replace(identity.peer_id.encode(), run.peers["relay"].encode())
+    assert not wire.open(forged, 0.0).well_signed
+
+
+def test_signatures_are_checked_without_the_protocol():
+    key = Ed25519PrivateKey.generate()
+    signer = peer_id_from_public_key(key.public_key().public_bytes_raw())
+    signature = key.sign(b"message")
+    assert signature_fits(signer, b"message", signature)
+    assert not signature_fits(signer, b"other", signature)
+    assert not signature_fits("0O-no-base58", b"message", signature)
+
+
+@pytest.mark.parametrize("junk", [b"", b"\xc1", packed([1]), packed({"kind": "verdict"})])
+def test_what_cannot_be_read_is_a_violation_of_whoever_stored_it(junk):
+    run = small_run()
+    run.stored(junk, "relay")
+    assert run.rules_broken == ["readable"]
+
+
+def test_old_messages_are_forgotten_and_versions_are_not():
+    run = small_run()
+    commit = run.certified("worker-0")
+    digest, genesis = run.digest(commit), run.digest(run.genesis)
+    run.wait(100)
+    assert run.watch.wire.message(digest) is None
+    assert run.watch.wire.message(genesis) is not None
+
+
+# Certificates
+
+
+def test_training_without_a_certificate_is_seen_with_its_causes():
+    run = small_run()
+    commit = run.commit("worker-0")
+    run.spread(commit, "trainer")
+    run.stored(run.verdict("validator-0", commit), "validator-0")
+    run.trained(commit)
+    (violation,) = run.violations
+    assert violation.rule == "certified-only"
+    assert violation.node == "trainer"
+    causes = "\n".join(violation.causes)
+    assert "stored rollout-commit" in causes
+    assert "stored verdict" in causes
+    assert "trained on it" in causes
+
+
+def test_a_certificate_that_comes_while_the_step_runs_is_too_late():
+    run = small_run()
+    commit = run.certified("worker-0")
+    run.now += 0.5
+    run.trained(commit)
+    assert run.rules_broken == ["certified-only"]
+    assert "0.500 s too late" in run.violations[0].what
+
+
+def test_only_the_first_violation_is_kept():
+    run = small_run()
+    run.emit("trainer", "trained", rollouts="first", step=1, seconds=1.0)
+    run.emit("trainer", "trained", rollouts="second", step=2, seconds=1.0)
+    assert len(run.violations) == 1
+    assert "first, which nobody generated" in str(run.watch.violation)
+
+
+def test_a_version_that_learned_from_an_uncertified_rollout_is_not_to_be_taken():
+    run = small_run()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0", "relay")
+    manifest = run.checkpoint(1, run.genesis, [commit])
+    run.stored(manifest, "trainer")
+    assert run.rules_broken == ["certified-only"]
+
+
+def test_a_rejected_rollout_is_not_certified():
+    run = small_run()
+    commit = run.commit("liar")
+    run.spread(commit, *VALIDATORS)
+    rejected = run.certificate(VALIDATORS[:2], commit, accepted=False, escalated=True)
+    run.spread(rejected, "trainer")
+    run.trained(commit)
+    assert "rejects it" in run.violations[0].what
+
+
+@pytest.mark.parametrize(
+    ("spoil", "flaw"),
+    [
+        (lambda run, c: run.certificate(["validator-0"], c), "2 are needed"),
+        (lambda run, c: run.certificate(["validator-0", "relay"], c), "author is no validator"),
+        (
+            lambda run, c: run.certificate(VALIDATORS[:2], c, author="worker-0"),
+            "its author is no validator",
+        ),
+        (
+            lambda run, c: run.certificate(["validator-0", "validator-0"], c),
+            "counted twice",
+        ),
+        (lambda run, c: run.certificate(VALIDATORS, c, accepted=False), "cannot reject"),
+        (
+            lambda run, c: run.certificate(["validator-0"], c, accepted=False, escalated=True),
+            "2 are needed",
+        ),
+    ],
+)
+def test_certificates_without_a_quorum_are_seen(spoil, flaw):
+    run = small_run()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0", *VALIDATORS)
+    certificate = spoil(run, commit)
+    run.spread(certificate, "trainer")
+    assert run.rules_broken == ["certified-only"]
+    assert flaw in run.violations[0].what
+
+
+def test_verdicts_about_another_commit_make_no_certificate():
+    run = small_run()
+    commit, other = run.commit("worker-0"), run.commit("liar")
+    run.stored(commit, "worker-0")
+    run.stored(other, "liar")
+    verdicts = [run.verdict(name, other) for name in VALIDATORS[:2]]
+    certificate = run.envelope(
+        "certificate",
+        "validator-0",
+        commit=run.digest(commit),
+        escalated=False,
+        accepted=True,
+        verdicts=verdicts,
+    )
+    run.spread(certificate, "relay")
+    assert "about another commit" in run.violations[0].what
+
+
+def test_an_author_that_is_refused_by_its_own_replica_harms_nobody():
+    run = small_run()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0")
+    run.stored(run.certificate(["validator-0"], commit), "validator-0")
+    assert run.violations == []
+
+
+def many_validators():
+    """A swarm in which everybody has known ten validators for a while."""
+    roles = {"relay": ("relay",), "trainer": ("trainer",), "worker-0": ("inference",)}
+    roles |= {f"validator-{number}": ("validator",) for number in range(10)}
+    run = TraceExample(roles)
+    run.up()
+    run.published(0)
+    run.wait(12)
+    return run
+
+
+def ranked(run, commit):
+    rules = run.watch.rules
+    from simulations.checkers.wire import blake3_digest  # noqa: PLC0415 - used here only
+
+    beacon = rules.beacon(run.epoch() + 1)
+    names = [name for name in run.roles if name.startswith("validator")]
+    return sorted(
+        names,
+        key=lambda name: blake3_digest(beacon + run.digest(commit) + run.peers[name].encode()),
+    )
+
+
+@pytest.mark.parametrize(
+    ("signers", "broken"), [(slice(0, 2), []), (slice(-2, None), ["certified-only"])]
+)
+def test_signers_are_of_the_committee_that_the_beacon_draws(signers, broken):
+    run = many_validators()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0")
+    run.spread(run.certificate(ranked(run, commit)[signers], commit), "relay")
+    assert run.rules_broken == broken
+
+
+def test_who_is_of_the_committee_is_not_asked_while_views_may_differ():
+    run = many_validators()
+    run.emit("world", "fault", what="partition")
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0")
+    run.spread(run.certificate(ranked(run, commit)[-2:], commit), "relay")
+    assert run.violations == []
+
+
+def test_two_certificates_that_disagree_are_seen():
+    run = small_run()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0", *VALIDATORS)
+    run.stored(run.certificate(VALIDATORS[:2], commit), "validator-0", "relay")
+    run.watch.swarm.members["validator-1"].behaviour = "two-verdicts"
+    second = run.certificate(VALIDATORS[1:], commit, accepted=False, escalated=True)
+    run.stored(second, "validator-1", "trainer")
+    assert run.rules_broken == ["one-outcome"]
+    assert run.certificates.contradictory == 1
+
+
+def test_a_certified_lie_is_seen():
+    run = small_run()
+    run.certified("liar")
+    assert run.rules_broken == ["no-lie-certified"]
+    assert run.certificates.certified_false == 1
+
+
+@pytest.mark.parametrize("behaviour", ["", "flood"])
+def test_an_honest_rollout_that_is_rejected_is_seen(behaviour):
+    run = small_run()
+    run.watch.swarm.members["worker-0"].behaviour = behaviour
+    for author, broken in (("liar", []), ("worker-0", ["no-honest-rejected"])):
+        commit = run.commit(author)
+        run.spread(commit)
+        run.spread(run.certificate(VALIDATORS[:2], commit, accepted=False, escalated=True))
+        assert run.rules_broken == broken
+
+
+def test_a_peer_that_floods_computes_honest_rollouts():
+    run = small_run()
+    run.watch.swarm.members["worker-0"].behaviour = "flood"
+    run.certified("worker-0")
+    assert run.violations == []
+
+
+# Verdicts and slots
+
+
+def test_a_second_verdict_of_an_honest_validator_is_seen():
+    run = small_run()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0")
+    run.stored(run.verdict("validator-0", commit), "validator-0")
+    run.stored(run.verdict("validator-0", commit, detail="again"), "validator-0")
+    assert run.rules_broken == ["one-verdict"]
+
+
+def test_a_validator_whose_disk_is_gone_may_repeat_itself_and_not_contradict_itself():
+    run = small_run()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0")
+    run.stored(run.verdict("validator-0", commit), "validator-0")
+    run.down("validator-0", "lost")
+    run.up("validator-0")
+    run.stored(run.verdict("validator-0", commit, detail="again"), "validator-0")
+    assert run.violations == []
+    run.stored(run.verdict("validator-0", commit, accept=False), "validator-0")
+    assert run.rules_broken == ["one-verdict"]
+
+
+def test_verdicts_inside_certificates_count_too():
+    run = small_run()
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0")
+    run.stored(run.verdict("validator-2", commit, accept=False), "validator-2")
+    run.stored(run.certificate(VALIDATORS, commit, escalated=True), "validator-0")
+    assert run.rules_broken == ["one-verdict"]
+
+
+def test_a_dishonest_validator_may_sign_what_it_likes():
+    run = small_run()
+    run.watch.swarm.members["validator-0"].behaviour = "two-verdicts"
+    commit = run.commit("worker-0")
+    run.stored(commit, "worker-0")
+    for accept in (True, False):
+        run.stored(run.verdict("validator-0", commit, accept=accept), "relay")
+    assert run.violations == []
+
+
+@pytest.mark.parametrize(("slot", "previous"), [(2, None), (1, b"\1" * 32), (0, b"")])
+def test_an_honest_worker_takes_its_slots_in_order(slot, previous):
+    run = small_run()
+    first = run.commit("worker-0")
+    run.stored(first, "worker-0")
+    run.now += 0.1
+    second = run.commit("worker-0", slot, run.digest(first) if previous is None else previous)
+    if slot == 0:
+        second = run.envelope(
+            "rollout-commit",
+            "worker-0",
+            epoch=1,
+            version=0,
+            policy=GENESIS,
+            slot=0,
+            previous=b"",
+            body=bytes(32),
+            body_bytes=99,
+            sequences=4,
+            tokens=40,
+        )
+    run.stored(second, "worker-0")
+    assert run.rules_broken == ["slots-in-order"]
+
+
+def test_a_worker_whose_disk_is_gone_begins_again():
+    run = small_run()
+    first = run.commit("worker-0")
+    run.stored(first, "worker-0")
+    run.wait(1)
+    run.down("worker-0", "lost")
+    run.up("worker-0")
+    run.stored(run.commit("worker-0"), "worker-0")
+    assert run.violations == []
+
+
+def test_no_rollout_is_certified_whose_predecessor_nobody_has():
+    run = small_run()
+    run.watch.swarm.members["worker-0"].behaviour = "flood"
+    run.certified("worker-0", slot=3, previous=b"\1" * 32)
+    assert run.rules_broken == ["slots-in-order"]
+
+
+# Versions and weights
+
+
+def test_a_version_number_is_used_once_in_a_term():
+    run = small_run()
+    run.published(1, run.genesis, policy=b"\1" * 32)
+    run.published(1, run.genesis, policy=b"\2" * 32)
+    assert run.rules_broken == ["one-chain"]
+
+
+def test_a_later_term_may_supersede_and_an_earlier_one_may_not():
+    run = small_run()
+    run.roles["heir"] = ("trainer",)
+    run.published(1, run.genesis, policy=b"\1" * 32)
+    second = run.checkpoint(1, run.genesis, term=1, policy=b"\2" * 32)
+    run.stored(second, "trainer", "relay")
+    assert run.violations == []
+    first_again = run.checkpoint(1, run.genesis, term=0, policy=b"\1" * 32)
+    run.stored(first_again, "relay")
+    assert run.rules_broken == ["one-chain"]
+
+
+def test_what_only_its_author_has_stored_never_was_a_version():
+    run = small_run()
+    run.stored(run.checkpoint(1, run.genesis, policy=b"\1" * 32), "trainer")
+    run.published(1, run.genesis, policy=b"\2" * 32)
+    assert run.violations == []
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda run: run.published(2, run.genesis),
+        lambda run: run.published(1, run.genesis, author="relay"),
+        lambda run: run.published(0, policy=b"\1" * 32),
+        lambda run: run.published(2, run.published(1, run.genesis, term=1), term=0),
+    ],
+)
+def test_a_version_has_its_place_in_the_chain(spoil):
+    run = small_run()
+    spoil(run)
+    assert run.rules_broken == ["one-chain"]
+
+
+def test_nothing_is_learned_twice_in_one_chain():
+    run = small_run()
+    commit = run.certified("worker-0")
+    first = run.published(1, run.genesis, [commit])
+    run.published(2, first, [commit])
+    assert run.rules_broken == ["one-chain"]
+    assert "a second time" in run.violations[0].what
+
+
+def loaded(run, node="worker-0", version=0, claimed=GENESIS, actual=GENESIS):
+    run.emit(node, "policy-loaded", engine="x", version=version, claimed=claimed, actual=actual)
+
+
+def test_weights_that_are_not_what_they_claim_are_seen():
+    run = small_run()
+    loaded(run)
+    assert run.violations == []
+    loaded(run, actual=b"\1" * 32)
+    assert run.rules_broken == ["right-weights"]
+
+
+def test_weights_that_nobody_published_are_seen():
+    run = small_run()
+    loaded(run, claimed=b"\1" * 32, actual=b"\1" * 32)
+    assert run.rules_broken == ["right-weights"]
+    run = small_run()
+    run.emit("relay", "stored", table="policies", key=bytes(8), value=b"\1" * 32)
+    assert run.rules_broken == ["right-weights"]
+
+
+def test_a_liar_loads_what_it_likes():
+    run = small_run()
+    loaded(run, node="liar", actual=b"\1" * 32)
+    assert run.violations == []
+
+
+# The rest
+
+
+def test_what_is_announced_was_stored_before():
+    run = small_run()
+    run.stored(run.commit("worker-0"), "relay")
+    assert run.rules_broken == ["stored-first"]
+
+
+def test_messages_and_samples_stay_within_their_limits():
+    for name, limit in LIMITS.items():
+        run = small_run()
+        run.emit("relay", "sample", **{name: limit})
+        assert run.violations == []
+        run.emit("relay", "sample", **{name: limit + 1})
+        assert run.rules_broken == ["within-limits"]
+    run = small_run()
+    verdict = run.verdict("validator-0", run.commit("worker-0"), detail="x" * 1024)
+    run.stored(verdict, "validator-0")
+    assert run.rules_broken == ["within-limits"]
+
+
+def test_ledgers_that_stay_apart_are_seen_after_the_faults_and_not_before():
+    run = small_run()
+    commit = run.commit("worker-0")
+    run.spread(commit)
+    certificate = run.certificate(VALIDATORS[:2], commit)
+    run.spread(certificate, *(name for name in SMALL if name != "relay"))
+    run.emit("world", "fault", what="partition")
+    run.wait(3)
+    assert run.violations == []
+    run.emit("world", "calm")
+    run.wait(7)
+    (violation,) = run.violations
+    assert violation.rule == "ledgers-converge"
+    assert violation.node == "relay"
+
+
+@pytest.mark.parametrize("excuse", ["it came", "it went", "it lied", "too old"])
+def test_a_node_that_lacks_an_outcome_may_have_a_reason(excuse):
+    run = small_run()
+    commit = run.commit("worker-0")
+    run.spread(commit)
+    certificate = run.certificate(VALIDATORS[:2], commit)
+    run.spread(certificate, *(name for name in SMALL if name != "relay"))
+    if excuse == "too old":
+        run.wait(10)
+    run.emit("world", "calm")
+    if excuse == "it came":
+        run.wait(4)
+        run.stored(certificate, "relay")
+    elif excuse == "it went":
+        run.wait(1)
+        run.down("relay")
+        run.up("relay", restart=True)
+    elif excuse == "it lied":
+        run.watch.swarm.members["relay"].behaviour = "stall"
+    run.wait(8)
+    assert run.violations == []
+
+
+def test_an_outcome_lost_with_a_disk_is_not_held_any_more():
+    run = small_run()
+    commit = run.certified("worker-0")
+    del commit
+    run.down("relay", "lost")
+    run.up("relay")
+    run.emit("world", "calm")
+    run.wait(7)
+    assert run.rules_broken == ["ledgers-converge"]
+
+
+def test_a_swarm_that_stands_still_after_the_faults_is_seen():
+    run = small_run()
+    run.wait(30)
+    assert run.violations == []
+    run.emit("world", "calm")
+    run.wait(15)
+    run.published(1, run.genesis)
+    run.wait(19)
+    assert run.violations == []
+    run.wait(3)
+    assert run.rules_broken == ["progress"]
+
+
+def test_a_graft_inside_the_back_off_is_seen():
+    run = small_run()
+    run.emit("relay", "prune-in", peer="trainer", topic="t", backoff=60)
+    run.now += 1
+    run.emit("relay", "graft", peer="trainer", topic="t")
+    assert run.violations == []  # it crossed the PRUNE
+    run.now += 10
+    run.emit("relay", "graft", peer="worker-0", topic="t")
+    run.emit("relay", "graft", peer="trainer", topic="other")
+    assert run.violations == []
+    run.emit("relay", "graft", peer="trainer", topic="t")
+    assert run.rules_broken == ["back-off"]
+
+
+def test_back_off_ends_and_is_forgotten_by_who_restarts():
+    run = small_run()
+    run.emit("relay", "prune", peer="trainer", topic="t", backoff=60)
+    run.emit("trainer", "prune-in", peer="relay", topic="t", backoff=60)
+    run.now += 10
+    run.down("relay")
+    run.up("relay", restart=True)
+    run.emit("relay", "graft", peer="trainer", topic="t")
+    run.now += 51
+    run.emit("trainer", "graft", peer="relay", topic="t")
+    assert run.violations == []

@@ -1,0 +1,298 @@
+"""Numbers on traces of which one can tell what they come to."""
+
+import json
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from simulations.checkers.swarm import Member
+from simulations.metrics.makespan import ideal_seconds
+from simulations.metrics.numbers import Meter, quantile, rounded
+from simulations.metrics.series import POINTS_MAX
+from simulations.metrics.spread import CLOSE_SECONDS, Histogram
+from tests.simulations.trace_examples import small_run
+
+KEYS = {
+    "scenario",
+    "seed",
+    "nodes",
+    "virtual_s",
+    "wall_s",
+    "events",
+    "trace_digest",
+    "rollouts",
+    "certified_false",
+    "contradictory_certificates",
+    "committee_agreement",
+    "gossip",
+    "weights",
+    "trainer_idle_share",
+    "versions_published",
+    "peak_rss_mb",
+    "violations",
+}
+VALIDATORS = ("validator-0", "validator-1", "validator-2")
+
+
+def measured_run(**options):
+    run = small_run(**options)
+    run.meter = Meter(run.watch, run.certificates)
+    return run
+
+
+def result(run):
+    run.watch.finish(run.now)
+    return run.meter.result(
+        "small", 7, nodes=7, wall_s=1.0, events=10, trace_digest="d", peak_rss_mb=100
+    )
+
+
+def test_the_result_of_a_run_has_the_agreed_keys_and_is_json():
+    run = measured_run()
+    run.wait(2)
+    values = json.loads(json.dumps(result(run).to_json(), allow_nan=False))
+    assert set(values) == KEYS
+    assert set(values["rollouts"]) == {"committed", "certified", "rejected", "expired", "lost"}
+    assert set(values["gossip"]) == {
+        "coverage_p50_s",
+        "coverage_p99_s",
+        "duplicates_per_message",
+    }
+    assert set(values["weights"]) == {
+        "versions",
+        "makespan_ratio_p50",
+        "makespan_ratio_p99",
+        "bytes_per_node",
+    }
+    assert values["virtual_s"] == 4.0
+    assert values["nodes"] == 7
+
+
+def test_a_violation_is_part_of_the_result():
+    run = measured_run()
+    run.certified("liar")
+    values = result(run).to_json()
+    assert values["certified_false"] == 1
+    (violation,) = values["violations"]
+    assert violation["rule"] == "no-lie-certified"
+    assert violation["causes"]
+
+
+def test_rollouts_are_counted_by_what_became_of_them():
+    run = measured_run()
+    run.certified("worker-0")
+    commit = run.commit("liar", version=1)
+    run.spread(commit, *VALIDATORS)
+    run.spread(run.certificate(VALIDATORS[:2], commit, accepted=False, escalated=True))
+    run.spread(run.commit("worker-0", version=2))
+    run.spread(run.commit("liar", version=2))
+    run.wait(12)
+    run.spread(run.commit("worker-0", version=3))
+    counts = result(run).rollouts
+    assert counts.committed == 5
+    assert (counts.certified, counts.rejected, counts.expired) == (1, 1, 2)
+    assert counts.lost == 1, "an honest one expired; the newest may still be certified"
+
+
+def test_committees_agree_as_far_as_most_nodes_draw_the_same():
+    run = measured_run()
+    assert result(run).committee_agreement is None
+    for node in ("relay", "trainer", "worker-0"):
+        run.emit(node, "committee", commit=b"a" * 32, members="x,y")
+    run.emit("validator-0", "committee", commit=b"a" * 32, members="x,z")
+    run.emit("relay", "committee", commit=b"b" * 32, members="x,z")
+    assert result(run).committee_agreement == 0.75
+
+
+EVERYONE_BUT_THE_RELAY = ("trainer", "worker-0", "liar", *VALIDATORS)
+
+
+def gossiped(run, *nodes, seconds=0.1):
+    """Let the relay publish a message that ``nodes`` get one after another."""
+    run.emit("relay", "gossip-published", topic="commits", id=str(run.now))
+    message_id = str(run.now)
+    for node in nodes:
+        run.now += seconds
+        run.emit(node, "gossip-first", topic="commits", id=message_id)
+
+
+def test_gossip_is_measured_over_messages_and_nodes():
+    run = measured_run()
+    run.wait(6)
+    gossiped(run, *EVERYONE_BUT_THE_RELAY[:5])
+    for received, duplicates in ((1, 2), (2, 6)):
+        for node in ("trainer", "worker-0"):
+            run.emit(node, "sample", gossip_received=received, gossip_duplicates=duplicates)
+    run.wait(CLOSE_SECONDS)
+    gossip = result(run).gossip
+    assert gossip.coverage_p50_s == pytest.approx(0.3, rel=0.02)
+    assert gossip.coverage_p99_s is None  # one of six never heard of it
+    assert gossip.duplicates_per_message == 3.0
+
+
+def test_a_node_that_restarts_counts_anew():
+    run = measured_run()
+    run.emit("relay", "sample", gossip_received=10, gossip_duplicates=20, weights_received=70)
+    run.down("relay")
+    run.up("relay")
+    run.emit("relay", "sample", gossip_received=10, gossip_duplicates=0, weights_received=70)
+    assert result(run).gossip.duplicates_per_message == 1.0
+    assert result(run).weights.bytes_per_node == 20  # 140 in all, seven nodes
+
+
+def test_what_is_no_news_to_most_is_not_missed():
+    run = measured_run()
+    run.wait(6)
+    gossiped(run, "trainer", "worker-0")
+    run.wait(CLOSE_SECONDS)
+    assert result(run).gossip.coverage_p50_s is None
+    assert run.meter._spread.delays.count == 0
+
+
+def test_who_is_new_or_has_gone_is_not_missed_by_gossip():
+    run = measured_run()
+    run.down("validator-2")
+    run.wait(CLOSE_SECONDS)
+    run.up("validator-2")
+    gossiped(run, *EVERYONE_BUT_THE_RELAY[1:5])
+    run.wait(2)
+    run.down("trainer")
+    run.wait(CLOSE_SECONDS)
+    assert result(run).gossip.coverage_p99_s == pytest.approx(0.4, rel=0.02)
+
+
+def test_the_makespan_of_a_version_ends_with_the_last_node_that_was_there():
+    run = measured_run()
+    run.wait(1)
+    manifest = run.checkpoint(1, run.genesis)
+    run.stored(manifest, "trainer")
+    for node in ("relay", "worker-0", "validator-0", "validator-1"):
+        run.now += 1
+        run.emit(node, "weights", version=1, seconds=1.0, bytes=4_000_000)
+        run.emit(node, "sample", weights_received=3_500_000)
+    run.down("validator-2")
+    weights = result(run).weights
+    # 4 MB up a line of 1 MB/s take 4 s, and 5 nodes need 20 MB of the 6 MB/s that all have.
+    assert weights.versions == 1
+    assert weights.makespan_ratio_p50 == pytest.approx(4.0 / 4.0)
+    assert weights.bytes_per_node == 2_000_000
+
+
+def test_a_newer_version_counts_for_the_older_ones():
+    run = measured_run()
+    first = run.checkpoint(1, run.genesis)
+    run.stored(first, "trainer")
+    second = run.checkpoint(2, first)
+    run.stored(second, "trainer")
+    run.now += 8
+    for node in ("relay", "worker-0", *VALIDATORS):
+        run.emit(node, "weights", version=2, seconds=1.0, bytes=4_000_000)
+    assert result(run).weights.versions == 2
+
+
+def test_a_version_that_never_arrives_everywhere_is_infinitely_late():
+    run = measured_run()
+    run.stored(run.checkpoint(1, run.genesis), "trainer")
+    run.wait(20)
+    assert result(run).weights.versions == 0
+    run.wait(20)
+    weights = result(run).weights
+    assert weights.versions == 1
+    assert weights.makespan_ratio_p99 is None
+    assert json.dumps(run.meter.series.to_json(), allow_nan=False)
+
+
+def test_the_trainer_is_idle_when_no_step_runs():
+    run = measured_run()
+    assert result(run).trainer_idle_share is None
+    manifest = run.published(1, run.genesis)
+    commit = run.certified("worker-0")
+    for version in range(2, 5):
+        run.now += 8
+        run.trained(commit)
+        manifest = run.published(version, manifest)
+    # Three steps of one second; the first began at second 7, the run ends at second 24.
+    assert result(run).trainer_idle_share == round(1 - 3 / 17, 4)
+    assert result(run).versions_published == 4
+
+
+def test_idle_time_ends_with_the_last_step():
+    run = measured_run()
+    manifest = run.published(1, run.genesis)
+    run.now += 2
+    commit = run.certified("worker-0")
+    run.now += 2
+    run.trained(commit)
+    run.now += 4
+    run.trained(commit)
+    run.watch._rules = type(run.watch.rules)(
+        **{name: getattr(run.watch.rules, name) for name in run.watch.rules.__slots__}
+        | {"steps": 2}
+    )
+    run.published(2, manifest)
+    run.now += 100
+    assert result(run).trainer_idle_share == 0.6
+
+
+def test_series_follow_the_run_and_stay_small():
+    run = measured_run()
+    commit = run.certified("worker-0")
+    run.wait(1)
+    run.published(1, run.genesis, [commit])
+    run.emit("world", "fault", what="partition")
+    run.emit("relay", "sample", members=5)
+    run.emit("trainer", "sample", members=7)
+    run.wait(1)
+    series = run.meter.series
+    moment = series.moments[-1]
+    assert (moment.committed, moment.certified, moment.live) == (1, 1, 7)
+    assert (moment.view_min, moment.view_median, moment.view_max) == (5, 6, 7)
+    (learned,) = series.versions.values()
+    assert (learned.version, learned.reward, learned.lag_mean, learned.lag_max) == (1, 0.5, 0, 0)
+    assert series.marks == [(2.0, "partition")]
+    run.wait(3 * POINTS_MAX)
+    assert len(series.moments) < POINTS_MAX
+    assert series.moments[-1].at > 6 * POINTS_MAX - 20
+
+
+# Small parts
+
+
+@given(st.lists(st.floats(1e-3, 1e4), min_size=1), st.floats(0, 1))
+def test_a_histogram_is_right_to_two_per_cent(values, share):
+    histogram = Histogram()
+    for value in values:
+        histogram.add(value)
+    exact = quantile(sorted(values), share)
+    assert histogram.quantile(share) == pytest.approx(exact, rel=0.0201)
+
+
+def test_a_histogram_knows_what_never_came():
+    histogram = Histogram()
+    assert math.isnan(histogram.quantile(0.5))
+    histogram.add(1.0)
+    histogram.add(math.inf)
+    assert histogram.quantile(0.5) == pytest.approx(1.0, rel=0.02)
+    assert math.isinf(histogram.quantile(0.51))
+    assert histogram.curve()[-1][1] == 0.5
+    assert rounded(math.inf) is None
+
+
+def member(upload, download):
+    return Member("m", 0, "relay", "p", "", upload, download)
+
+
+@pytest.mark.parametrize(
+    ("root", "others", "seconds"),
+    [
+        (member(10, 0), [member(10, 20)] * 3, 10.0),  # the root's line
+        (member(100, 0), [member(100, 20), member(100, 4)], 25.0),  # the slowest receiver
+        (member(100, 0), [member(0.001, 100)] * 9, 9.0),  # hardly anyone else sends
+        (member(0, 0), [member(0, 0)], 0.0),  # no limits
+        (member(1, 0), [], 0.0),
+    ],
+)
+def test_the_bound_is_the_narrowest_of_three(root, others, seconds):
+    assert ideal_seconds(100, root, others) == pytest.approx(seconds, rel=1e-3)

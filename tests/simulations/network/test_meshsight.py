@@ -1,0 +1,46 @@
+"""What is read off the wire is what the router wrote, and junk is nothing."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from protocol.gossip.frames import frame
+from protocol.gossip.rpc import IHave, Rpc, Subscription, encode_rpc
+from protocol.gossip.rpc import Prune as WrittenPrune
+from simulations.network.meshsight import Graft, Prune, mesh_control
+
+TOPICS = st.sampled_from(["run/commits", "run/roster", "run/certificates"])
+RPCS = st.builds(
+    Rpc,
+    subscriptions=st.lists(st.builds(Subscription, st.booleans(), TOPICS), max_size=2).map(tuple),
+    publish=st.lists(st.binary(max_size=300), max_size=2).map(tuple),
+    ihave=st.lists(st.builds(IHave, TOPICS, st.tuples(st.binary(max_size=40))), max_size=2).map(
+        tuple
+    ),
+    iwant=st.lists(st.binary(max_size=40), max_size=2).map(tuple),
+    graft=st.lists(TOPICS, max_size=2).map(tuple),
+    prune=st.lists(st.builds(WrittenPrune, TOPICS, st.integers(0, 4000)), max_size=2).map(tuple),
+)
+
+
+def short(topic):
+    return topic.rpartition("/")[2]
+
+
+@given(st.lists(RPCS, min_size=1, max_size=4))
+def test_grafts_and_prunes_of_a_write_are_seen_in_order(rpcs):
+    seen = mesh_control(b"".join(frame(encode_rpc(rpc)) for rpc in rpcs))
+    expected = []
+    for rpc in rpcs:
+        expected += [Graft(short(topic)) for topic in rpc.graft]
+        expected += [Prune(short(entry.topic), entry.backoff_seconds) for entry in rpc.prune]
+    assert list(seen) == expected
+
+
+@given(st.binary(max_size=200))
+def test_junk_holds_no_control_or_some(data):
+    assert isinstance(mesh_control(data), tuple)
+
+
+@given(RPCS, st.integers(1, 20))
+def test_a_write_that_breaks_off_is_no_error(rpc, missing):
+    assert isinstance(mesh_control(frame(encode_rpc(rpc))[:-missing]), tuple)

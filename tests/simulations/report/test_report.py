@@ -1,0 +1,115 @@
+"""The report of a run: every file is there, and the page needs nothing but itself."""
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from simulations.metrics.numbers import Meter
+from simulations.report.page import CAPTIONS
+from simulations.report.plots import PICTURES, draw_all
+from simulations.report.report import write_report
+from tests.simulations.trace_examples import small_run
+
+PNG = b"\x89PNG\r\n\x1a\n"
+COMMAND = "prime-node simulate run 'a b' --seed 3"
+
+
+def story(*, broken=False):
+    """A run in which everything that a picture shows happens; return its result and series."""
+    run = small_run()
+    meter = Meter(run.watch, run.certificates)
+    manifest, previous = run.genesis, b""
+    for version in range(1, 12):
+        run.wait(2)
+        run.emit("relay", "gossip-published", topic="commits", id=f"m{version}")
+        for node in ("trainer", "worker-0", "liar", "validator-0", "validator-1", "validator-2"):
+            run.now += 0.05
+            run.emit(node, "gossip-first", topic="commits", id=f"m{version}")
+            run.emit(node, "sample", members=6 + version % 2)
+        commit = run.certified("worker-0", slot=version - 1, previous=previous)
+        previous = run.digest(commit)
+        manifest = run.published(version, manifest, [commit])
+        for node in ("relay", "worker-0", "validator-0", "validator-1", "validator-2"):
+            run.now += 0.8
+            run.emit(node, "weights", version=version, seconds=0.8, bytes=4_000_000)
+        if version == 4:
+            run.emit("world", "fault", what="partition <1|2>")
+    run.emit("world", "calm")
+    run.wait(20)
+    if broken:
+        run.certified("liar")
+    run.watch.finish(run.now)
+    result = meter.result(
+        "a <scenario>", 3, nodes=7, wall_s=1.5, events=99, trace_digest="d1", peak_rss_mb=80
+    )
+    return result, meter.series
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.text, self.links = [], [], []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if name in ("src", "href")]
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+def test_a_report_has_numbers_pictures_and_one_page(tmp_path):
+    result, series = story()
+    page = write_report(tmp_path / "new" / "report", result, series, COMMAND)
+    folder = page.parent
+    assert json.loads((folder / "result.json").read_text()) == json.loads(
+        json.dumps(result.to_json())
+    )
+    assert len(json.loads((folder / "series.json").read_text())["versions"]) == 11
+    for name in PICTURES:
+        assert (folder / f"{name}.png").read_bytes().startswith(PNG)
+    parsed = Page(page.read_text())
+    assert "script" not in parsed.tags
+    assert parsed.tags.count("img") == len(PICTURES)
+    assert all(link.startswith("data:image/png;base64,") for link in parsed.links)
+    text = " ".join(parsed.text)
+    assert "Every check held" in text
+    assert COMMAND in text
+    assert "a <scenario>, seed 3" in text
+    assert "partition <1|2>" in text
+
+
+def test_a_violation_stands_on_the_page_with_its_causes():
+    from simulations.report.page import render_page  # noqa: PLC0415 - beside what it is about
+
+    result, series = story(broken=True)
+    text = render_page(result, series, {}, COMMAND)
+    assert "no-lie-certified" in text
+    assert "stored certificate" in text
+    assert "Every check held" not in text
+
+
+def test_pictures_of_a_run_that_hardly_began():
+    run = small_run()
+    meter = Meter(run.watch, run.certificates)
+    assert all(png.startswith(PNG) for png in draw_all(meter.series).values())
+
+
+def test_equal_runs_give_equal_pictures():
+    assert draw_all(story()[1]) == draw_all(story()[1])
+
+
+def test_every_picture_has_a_caption():
+    assert list(CAPTIONS) == list(PICTURES)
+
+
+@pytest.mark.parametrize("word", ["http:", "https:", "@import", "url("])
+def test_the_page_asks_nobody_for_anything(word):
+    from simulations.report.page import render_page  # noqa: PLC0415 - beside what it is about
+
+    result, series = story()
+    page = render_page(result, series, draw_all(series), COMMAND)
+    assert word not in re.sub(r"data:image/png;base64,[^\"]*", "", page)

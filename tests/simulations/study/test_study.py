@@ -1,0 +1,73 @@
+"""A run as a whole: it tells how far it is, survives what it must not hide, and ends quietly."""
+
+import time
+
+import pytest
+
+from simulations.cluster.calm import calm_after_seconds
+from simulations.scenario.scenario import parse_scenario
+from simulations.study.study import Plan, run_plan
+
+PLAN = Plan("quiet-20", seed=3, nodes=9, minutes=0.8)
+
+HEAD = """
+name = "calm"
+description = "x"
+minutes = 30
+[nodes]
+start_seconds = 7
+"""
+
+
+def outcome(plan=PLAN, **options):
+    return run_plan(plan, clock=time.perf_counter, **options)
+
+
+def test_progress_is_told_and_ends_at_the_end():
+    told = []
+    outcome(on_progress=lambda now, end: told.append((now, end)))
+    assert [end for _, end in told] == [48.0] * len(told)
+    times = [now for now, _ in told]
+    assert times == sorted(times)
+    assert 0 < times[-1] <= 48.0
+
+
+def test_a_daemon_that_fails_is_a_violation_and_no_traceback():
+    async def break_one(world):
+        daemon = world.machines["relay-0"].daemon
+        daemon._replica.advance = lambda _now: 1 / 0
+
+    async def later(world):
+        world.loop.call_later(20, lambda: world.spawn(break_one(world)))
+
+    failed = outcome(actors=[later])
+    assert failed.violation.rule == "no-node-fails"
+    assert failed.violation.node == "relay-0"
+    assert "ZeroDivisionError" in failed.violation.what
+    assert failed.result.virtual_s < 48
+
+
+def fault(kind, minute, rest):
+    return f'[[faults]]\nkind = "{kind}"\nminute = {minute}\n{rest}'
+
+
+def churn(rest):
+    hour = '{kind = "exponential", mean_seconds = 3600}'
+    return f"[[churn]]\nsession = {hour}\ndowntime = {hour}\n{rest}"
+
+
+@pytest.mark.parametrize(
+    ("plan", "seconds"),
+    [
+        ("", 7.0),
+        (fault("partition", 2, "seconds = 50\nislands = [0.5]"), 170.0),
+        (fault("crash", 2, "nodes = {share = 0.5}"), 120.0),
+        (fault("leave", 2, "nodes = {count = 3}\nreturn_after_seconds = 9"), 129.0),
+        (fault("rolling-restart", 1, "nodes = {names = ['a', 'b']}\npause_seconds = 10"), 85.0),
+        (fault("rolling-restart", 1, "nodes = {roles = ['validator']}\npause_seconds = 9"), 101.0),
+        (churn("until_minute = 12"), 720.0),
+        (churn(""), None),
+    ],
+)
+def test_calm_begins_when_the_last_plan_is_over(plan, seconds):
+    assert calm_after_seconds(parse_scenario(HEAD + plan)) == seconds

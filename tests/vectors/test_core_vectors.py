@@ -1,0 +1,116 @@
+"""The fixed vectors: another implementation that agrees with these can join a run."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from protocol.assignment import assign
+from protocol.codec import decode, encode
+from protocol.committee import draw
+from protocol.crypto import Identity, digest, public_key_from_peer_id, verify
+from protocol.electorate.view import ViewElectorate
+from protocol.manifest import RunManifest, decode_manifest
+from protocol.membership import Roster
+from protocol.messages import Hardware, NodeRecord, RolloutCommit, Signed, open_envelope, seal
+from protocol.policy import policy_digest
+from protocol.rng import Rng
+from tests.vectors import core_reference
+
+VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "core.json").read_text())
+
+
+@pytest.fixture(scope="module")
+def manifest() -> RunManifest:
+    result = decode_manifest(encode(VECTORS["manifest"]))
+    assert isinstance(result, RunManifest)
+    return result
+
+
+@pytest.fixture(scope="module")
+def commit(manifest) -> Signed[RolloutCommit]:
+    envelope = bytes.fromhex(VECTORS["commit"]["envelope"])
+    result = open_envelope(envelope, RolloutCommit, manifest.run_id, verify)
+    assert isinstance(result, Signed)
+    return result
+
+
+def identity(index) -> Identity:
+    return Identity(bytes.fromhex(VECTORS["identities"][index][0]))
+
+
+def test_the_vectors_are_what_the_reference_computes():
+    assert json.loads(json.dumps(core_reference.vectors())) == VECTORS
+
+
+@pytest.mark.parametrize(("value", "spelled"), VECTORS["canonical"])
+def test_canonical_encoding(value, spelled):
+    assert encode(value).hex() == spelled
+    assert encode(decode(bytes.fromhex(spelled), bytes_max=100)).hex() == spelled
+
+
+@pytest.mark.parametrize("text", VECTORS["digests"])
+def test_digests(text):
+    assert digest(text.encode()).hex() == VECTORS["digests"][text]
+
+
+@pytest.mark.parametrize(("seed", "public_key", "peer"), VECTORS["identities"])
+def test_identities(seed, public_key, peer):
+    assert Identity(bytes.fromhex(seed)).peer_id == peer
+    assert public_key_from_peer_id(peer).hex() == public_key
+
+
+def test_run_id(manifest):
+    assert manifest.run_id.hex() == VECTORS["run_id"]
+
+
+def test_envelope(manifest, commit):
+    assert commit.digest.hex() == VECTORS["commit"]["digest"]
+    assert commit.message.epoch == 7
+    assert seal(commit.message, manifest.run_id, identity(0)) == commit
+
+
+def test_committee_ranking(manifest, commit):
+    roster = Roster(manifest)
+    now = manifest.epoch_start(7)
+    for index in range(1, 6):
+        record = NodeRecord(
+            sequence=round(now * 1000),
+            joined_at=0,
+            roles=("validator",),
+            addresses=(),
+            hardware=Hardware(),
+            reachable=True,
+            software="",
+            protocol_version=1,
+            policy_version=0,
+        )
+        assert roster.offer(seal(record, manifest.run_id, identity(index)), now) is True
+    committee = draw(manifest, ViewElectorate(manifest, roster), commit)
+    assert list(committee.ranking) == VECTORS["ranking"]
+
+
+@pytest.mark.parametrize("slot", VECTORS["assignment"])
+def test_assignment(manifest, slot):
+    sequences = assign(manifest, digest(b"checkpoint"), identity(0).peer_id, int(slot))
+    rows = [
+        [item.group, item.problem_seed, item.noise_seed, item.length_target] for item in sequences
+    ]
+    assert rows == VECTORS["assignment"][slot]
+
+
+def test_rng():
+    rng, expected = Rng(b"seed"), VECTORS["rng"]
+    assert rng.bits64() == expected["bits64"]
+    assert rng.below(1000) == expected["below_1000"]
+    assert rng.uniform() == expected["uniform"]
+    assert rng.bytes(5).hex() == expected["bytes_5"]
+    assert "".join(rng.child("gossip").shuffled("abcde")) == expected["gossip_shuffled"]
+
+
+def test_policy_digest():
+    tensors = [
+        (name, dtype, tuple(shape), bytes.fromhex(body))
+        for name, dtype, shape, body in VECTORS["policy"]["tensors"]
+    ]
+    assert policy_digest(tensors).hex() == VECTORS["policy"]["digest"]

@@ -1,0 +1,303 @@
+"""One role flow over a real replica; network, policies and engines do as they are told."""
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from protocol.audit import Measurement
+from protocol.crypto import digest
+from protocol.messages import seal
+from protocol.replica import Replica
+from protocol.toploc.proof import ChunkResult
+from protocol.types import PeerId, Relay, Version
+from roles.flow import Conditions, Pulse, RoleContext
+from roles.ports.engines import Generation, Policy, StepMetrics
+from roles.ports.storage import StorageFullError
+from roles.ports.swarm import RefusedError, Release
+from tests.worlds.memory_transport import LoopClock
+from tests.worlds.messages import World, identity, run_manifest
+from tests.worlds.swarm_world import MemoryBlobs, MemoryStore
+
+ANSWER = 5
+END = 1
+
+
+class Task:
+    """A task that chokes on tokens which do not exist, as real ones do."""
+
+    name = "task"
+    vocabulary = tuple(str(index) for index in range(32))
+
+    def prompt(self, seed: int) -> tuple[int, ...]:
+        return (2 + seed % 8,)
+
+    def score(self, seed: int, completion: Sequence[int]) -> float:
+        [self.vocabulary[token] for token in completion]
+        return 1.0 if completion[0] == ANSWER else 0.0
+
+
+class Engine:
+    """Generation and verification; ``refused`` policies are not what they should be."""
+
+    def __init__(self):
+        self.loads: list[int] = []
+        self.refused: dict[bytes, None] = {}
+        self.measured: list[int] = []
+        self.forgetful = 0
+        self.on_load = lambda: None
+        self.honest = True
+
+    async def load(self, policy: Policy) -> None:
+        await asyncio.sleep(0.1)
+        self.on_load()
+        if policy.digest in self.refused:
+            raise ValueError("another policy")
+        self.loads.append(policy.version)
+
+    async def generate(self, requests, temperature):
+        await asyncio.sleep(0.1)
+        return [Generation((ANSWER, END), (-0.5, -0.5), (b"proof",)) for _ in requests]
+
+    async def measure(self, version, requests, temperature):
+        await asyncio.sleep(0.1)
+        if self.forgetful:
+            self.forgetful -= 1
+            raise KeyError(version)
+        self.measured.append(version)
+        good = ChunkResult(0 if self.honest else 120, 0.0, 0.0)
+        return [Measurement(None, (good,), 0.0, 0.0, 0.5) for _ in requests]
+
+
+class Trainer:
+    """A training engine whose state is a number."""
+
+    def __init__(self):
+        self.loaded: list[str] = []
+        self.damaged: dict[str, None] = {}
+        self.full = 0
+        self.batches: list[list] = []
+        self.learned = 0
+
+    async def load_policy(self, policy: Policy) -> None:
+        self._load(policy.path)
+
+    async def load_state(self, path: Path) -> None:
+        self._load(path)
+
+    def _load(self, path: Path) -> None:
+        if path.name in self.damaged:
+            raise ValueError(f"{path.name} is damaged")
+        self.loaded.append(path.name)
+
+    async def step(self, batch):
+        await asyncio.sleep(0.1)
+        self.batches.append(list(batch))
+        self.learned += 1
+        return StepMetrics(True, 0.0, 1.0, 0.0, 1.0, len(batch))
+
+    async def write_policy(self, path: Path):
+        self._write(path, f"policy {self.learned}")
+        return digest(path.read_bytes())
+
+    async def save_state(self, path: Path) -> None:
+        self._write(path, "state")
+
+    def _write(self, path: Path, text: str) -> None:
+        if self.full:
+            self.full -= 1
+            raise StorageFullError("no room")
+        path.write_text(text)
+
+
+class Network:
+    """Applies and notes what is said; ``errors`` are raised first, one by one."""
+
+    def __init__(self, flow_world):
+        self.world = flow_world
+        self.synchronised = True
+        self.forgetful = False
+        self.errors: list[Exception] = []
+        self.published: list = []
+        self.recorded: list = []
+        self.announced: list[bytes] = []
+        self.sent: list[tuple[str, bytes]] = []
+        self.unreachable: dict[str, None] = {}
+        self.bodies: dict[bytes, bytes] = {}
+        self.asked: list[tuple[bytes, list[str]]] = []
+
+    async def record(self, message):
+        await asyncio.sleep(0.01)
+        if self.errors:
+            raise self.errors.pop(0)
+        signed = seal(message, self.world.run_id, self.world.signer)
+        received = self.world.replica.receive(signed.envelope, self.world.now())
+        if received.relay is not Relay.ACCEPT:
+            raise RefusedError(str(received.fault or "no longer news"))
+        self.recorded.append(signed)
+        self.world.pulse.beat()
+        return signed
+
+    async def publish(self, topic, message):
+        signed = await self.record(message)
+        self.published.append(signed)
+        return signed
+
+    async def announce(self, topic, envelope):
+        self.announced.append(envelope)
+
+    async def send(self, peer, envelope):
+        await asyncio.sleep(0.01)
+        if peer in self.unreachable:
+            return False
+        self.sent.append((peer, envelope))
+        return True
+
+    async def fetch(self, wanted, bytes_max, sources):
+        await asyncio.sleep(0.05)
+        self.asked.append((wanted, list(sources)))
+        return self.bodies.get(wanted)
+
+
+class Policies:
+    """Holds what it is given."""
+
+    def __init__(self, flow_world, directory: Path):
+        self.world = flow_world
+        self.directory = directory
+        self.held: dict[int, Policy] = {}
+        self.discarded: list[int] = []
+        self.genesis: Path | None = None
+        self.errors: list[Exception] = []
+        self.published_state: Path | None = None
+        self.releases = 0
+
+    def get(self, version):
+        return self.held.get(version)
+
+    def newest(self):
+        return self.held[max(self.held)] if self.held else None
+
+    def genesis_path(self):
+        return self.genesis
+
+    def weights_path(self, version):
+        return self.directory / f"v{version}.safetensors"
+
+    def state_path(self, version):
+        return self.directory / f"v{version}.state"
+
+    async def release(self, policy):
+        await asyncio.sleep(0.05)
+        if self.errors:
+            raise self.errors.pop(0)
+        self.releases += 1
+        self.held[policy.version] = policy
+        return Release(digest(b"index"), 10, 100, None, 0)
+
+    async def fetch_state(self, manifest):
+        await asyncio.sleep(0.05)
+        if self.errors:
+            raise self.errors.pop(0)
+        return self.published_state
+
+    async def discard(self, policy):
+        self.discarded.append(policy.version)
+        self.held.pop(policy.version, None)
+
+
+class FlowWorld:
+    """A run that has just begun, seen by ``signer``; all validators are live."""
+
+    def __init__(self, directory: Path, name: str, *, begun: bool = True, **sections):
+        sections.setdefault("epochs", {"seconds": 10.0, "record_epochs": 500})
+        made = run_manifest(**sections)
+        genesis = made.genesis.model_copy(update={"created_at": round(LoopClock().now())})
+        self.world = World(made.model_copy(update={"genesis": genesis}))
+        self.manifest = self.world.manifest
+        self.run_id = self.manifest.run_id
+        self.signer = next(
+            one
+            for group in (self.world.workers, self.world.validators, self.world.trainers)
+            for one in group
+            if one.peer_id == _named(name)
+        )
+        self.replica = Replica(self.manifest, lambda *_: True)
+        for one in self.world.validators:
+            self.take(self.world.record(one, ("validator",), joined_at=0, policy_version=-1))
+        self.pulse, self.conditions = Pulse(), Conditions()
+        self.network = Network(self)
+        self.policies = Policies(self, directory)
+        self.context = RoleContext(
+            signer=self.signer,
+            manifest=self.manifest,
+            replica=self.replica,
+            clock=LoopClock(),
+            blobs=Blobs(),
+            store=MemoryStore(),
+            network=self.network,
+            policies=self.policies,
+            pulse=self.pulse,
+            conditions=self.conditions,
+        )
+        if begun:
+            self.take(self.world.genesis())
+            self.hold(0, b"policy 0")
+        self.task = None
+
+    def now(self) -> float:
+        return LoopClock().now()
+
+    def take(self, signed) -> None:
+        received = self.replica.receive(signed.envelope, self.now())
+        assert received.relay is Relay.ACCEPT, received
+
+    def hold(self, version: int, content: bytes) -> Policy:
+        policy = Policy(Version(version), digest(content), self.policies.weights_path(version))
+        self.policies.held[version] = policy
+        return policy
+
+    def live(self, *identities, roles=("trainer",), **changes) -> None:
+        """Let members be seen at this moment."""
+        for one in identities:
+            now_ms = round(self.now() * 1000)
+            changes.setdefault("joined_at", 0)
+            self.take(self.world.record(one, roles, sequence=now_ms, **changes))
+
+    def version(self, *batch, trainer=0, **changes):
+        """Publish the next version by another node."""
+        head = self.replica.ledger.head
+        digests = tuple(commit.digest for commit in batch)
+        signed = self.world.checkpoint(head, trainer, batch=digests, **changes)
+        self.take(signed)
+        self.pulse.beat()
+        return signed
+
+    def run(self, flow) -> None:
+        self.task = asyncio.create_task(flow.run())
+
+    async def rest(self, seconds: float) -> None:
+        """Let time pass, for the ledger too; the flow must survive it."""
+        until = self.now() + seconds
+        while self.now() < until:
+            await asyncio.sleep(min(1.0, until - self.now()))
+            self.replica.advance(self.now())
+            assert self.task is None or not self.task.done(), self.task
+
+    async def stop(self) -> None:
+        self.task.cancel()
+        await asyncio.wait([self.task])
+        assert self.task.cancelled(), self.task
+
+
+class Blobs(MemoryBlobs):
+    full = False
+
+    async def put(self, data):
+        if self.full:
+            raise StorageFullError("no room")
+        return await super().put(data)
+
+
+def _named(name: str) -> PeerId:
+
+    return identity(name).peer_id
