@@ -35,7 +35,7 @@ from node.live.hivemind_p2p import HivemindTransport
 from protocol.crypto import Identity
 from protocol.gossip.params import Params
 from protocol.rng import Rng
-from protocol.types import PeerId, Relay
+from protocol.types import PeerId, ValidationResult
 from roles.ports.transport import Stream, StreamHandler
 from tests.live.go_pubsub import GoConnection, GoPubsub
 
@@ -195,9 +195,9 @@ async def our_chain(directory: Path) -> AsyncIterator[Side]:
         yield Side("ours", publish, inbox)
 
 
-def accept(_author: PeerId, _data: bytes) -> Relay:
-    """Relay everything, as Go does after its signature check."""
-    return Relay.ACCEPT
+def accept(_author: PeerId, _data: bytes) -> ValidationResult:
+    """ValidationResult everything, as Go does after its signature check."""
+    return ValidationResult.ACCEPT
 
 
 def reader(inbox: Inbox, hop: int) -> Callable[[PeerId, bytes], None]:

@@ -18,9 +18,9 @@ from node.context import Behaviour, Ports
 from node.gossip.driver import Gossip
 from node.membership.announcer import About, Membership, is_known
 from node.membership.peers import Connections, DiallingTransport
-from node.replication.anti_entropy import Synchroniser
+from node.replication.anti_entropy import AntiEntropy
 from node.replication.manifest_exchange import ManifestServer
-from node.replication.message_log import Archive
+from node.replication.message_log import MessageLog
 from node.replication.network import SwarmNetwork
 from node.weights.library import PolicyLibrary
 from node.weights.retention import BodyRetention
@@ -35,8 +35,8 @@ from protocol.messages import (
     RolloutCommit,
 )
 from protocol.replica import Received, Replica
-from protocol.types import Digest, Fault, PeerId, Relay, Role, Topic
-from roles.flow import Conditions, Pulse, RoleContext
+from protocol.types import Digest, Fault, PeerId, Role, Topic, ValidationResult
+from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.inference.flow import InferenceFlow
 from roles.ports.engines import Engines
 from roles.ports.storage import StorageFullError
@@ -85,11 +85,11 @@ class Daemon:
         self._behaviour = behaviour
         self._connections = connections
         self._stop = asyncio.Event()
-        self._pulse = Pulse()
+        self._changes = ChangeSignal()
         self._conditions = Conditions()
         replica = connections.replica = Replica(self._manifest, verifier)
         self._replica = replica
-        self._archive = Archive(ports.store)
+        self._message_log = MessageLog(ports.store)
         self._gossip = Gossip(
             ports.transport,
             signer,
@@ -107,7 +107,7 @@ class Daemon:
             limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
             on_fault=_log_fault,
         )
-        self._synchroniser = Synchroniser(
+        self._anti_entropy = AntiEntropy(
             ports.transport,
             replica,
             ports.clock,
@@ -117,7 +117,7 @@ class Daemon:
         self._manifest_server = ManifestServer(ports.transport, manifest)
         self._network = self._make_network(streams)
         self._policies = PolicyLibrary(
-            ports, replica, self._exchange, self._pulse, self._conditions
+            ports, replica, self._exchange, self._changes, self._conditions
         )
         self._retention = BodyRetention(replica, ports.blobs)
         self._membership = self._make_membership()
@@ -128,16 +128,16 @@ class Daemon:
         return SwarmNetwork(
             self._signer,
             self._replica,
-            archive=self._archive,
+            message_log=self._message_log,
             gossip=self._gossip,
             streams=streams,
             exchange=self._exchange,
             blobs=self._ports.blobs,
-            synchroniser=self._synchroniser,
+            anti_entropy=self._anti_entropy,
             clock=self._ports.clock,
             heard=self._heard,
             accepted=self._accepted,
-            pulse=self._pulse,
+            changes=self._changes,
         )
 
     def _make_membership(self) -> Membership:
@@ -153,7 +153,7 @@ class Daemon:
             store=self._ports.store,
             rng=self._ports.rng.child("membership"),
             policy_version=self._policies.newest_version,
-            synchroniser=self._synchroniser,
+            anti_entropy=self._anti_entropy,
         )
 
     def _make_context(self) -> RoleContext:
@@ -166,7 +166,7 @@ class Daemon:
             store=self._ports.store,
             network=self._network,
             policies=self._policies,
-            pulse=self._pulse,
+            changes=self._changes,
             conditions=self._conditions,
         )
 
@@ -182,7 +182,7 @@ class Daemon:
             policies=self._policies,
             conditions=self._conditions,
             addresses=lambda: self._membership.addresses,
-            synchronised=lambda: self._synchroniser.synchronised,
+            synchronised=lambda: self._anti_entropy.synchronised,
             p2pd_pid=p2pd_pid,
             started_at=self._ports.clock.now(),
         )
@@ -211,14 +211,14 @@ class Daemon:
 
     async def run(self) -> None:
         """Serve and work until ``stop``."""
-        self._archive.restore(self._replica)
+        self._message_log.restore(self._replica)
         self._retention.note()  # before time passes: a body whose commit is forgotten now goes too
         self._replica.advance(self._ports.clock.now())
-        await self._archive.compact(self._replica)
+        await self._message_log.compact(self._replica)
         await self._policies.restore()
         await self._exchange.start()
         await self._manifest_server.start()
-        await self._synchroniser.start()
+        await self._anti_entropy.start()
         await self._network.start()
         await self._gossip.start()
         try:
@@ -265,7 +265,7 @@ class Daemon:
             log.warning("left without a goodbye", error=str(error))
         try:
             async with asyncio.timeout(STOP_SECONDS):
-                await self._archive.flush()
+                await self._message_log.flush()
         except (TimeoutError, StorageFullError) as error:  # a synchronisation brings it back
             log.warning("what others said last is not stored", error=str(error))
         await self._gossip.stop()
@@ -277,7 +277,9 @@ class Daemon:
             return
         known = self._replica.ledger.checkpoint(signed.message.version)
         waits = received.fault is None and (known is None or known.digest != signed.digest)
-        if self._synchroniser.synchronised and (waits or received.relay is Relay.ACCEPT):
+        if self._anti_entropy.synchronised and (
+            waits or received.result is ValidationResult.ACCEPT
+        ):
             self._observer.judged[signed.digest] = None
 
     def _accepted(self, envelope: bytes, received: Received) -> None:
@@ -287,11 +289,11 @@ class Daemon:
             self._observer.first_certificate_at = self._ports.clock.now()
         if isinstance(message, NodeRecord):
             return  # it comes again soon, and elections look at the clock anyway
-        self._archive.later(envelope)
+        self._message_log.later(envelope)
         if isinstance(message, CheckpointManifest):
-            self._policies.news.beat()
+            self._policies.news.notify()
         if self._concerns_us(message):
-            self._pulse.beat()
+            self._changes.notify()
 
     def _concerns_us(self, message: Message | None) -> bool:
         """Tell whether a role has something to do now, and not only at its next look."""
@@ -316,8 +318,8 @@ class Daemon:
         pause_epochs = SYNCHRONISE_EPOCHS_MIN
         while True:
             for peer in rng.sample(self._connections.connected, 1):
-                await self._synchroniser.pull(peer)
-            calm = self._synchroniser.synchronised and not self._replica.behind
+                await self._anti_entropy.pull(peer)
+            calm = self._anti_entropy.synchronised and not self._replica.behind
             pause_epochs = (
                 min(2 * pause_epochs, SYNCHRONISE_EPOCHS_MAX) if calm else SYNCHRONISE_EPOCHS_MIN
             )
@@ -330,14 +332,14 @@ class Daemon:
         sweep_at = loop.time()
         while True:
             for signed in self._replica.advance(self._ports.clock.now()):
-                self._accepted(signed.envelope, Received(Relay.ACCEPT, signed))
+                self._accepted(signed.envelope, Received(ValidationResult.ACCEPT, signed))
             try:
-                await self._archive.flush()
+                await self._message_log.flush()
                 self._context.conditions.clear("archive")
             except StorageFullError as error:
                 self._context.conditions.set("archive", f"disk full: {error}; waiting for room")
             if loop.time() >= compact_at:
-                await self._archive.compact(self._replica)
+                await self._message_log.compact(self._replica)
                 compact_at = loop.time() + COMPACT_EPOCHS * epochs.seconds
             if loop.time() >= sweep_at:
                 await self._retention.sweep()

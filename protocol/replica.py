@@ -29,7 +29,7 @@ from protocol.messages import (
     envelope_kind,
     open_envelope,
 )
-from protocol.types import Digest, Fault, PeerId, Relay, Role, RunId, Topic
+from protocol.types import Digest, Fault, PeerId, Role, RunId, Topic, ValidationResult
 
 WAITING_MAX = 1024
 """Messages of one kind that may wait for another one."""
@@ -64,7 +64,7 @@ TOPIC_KINDS: dict[Topic, type[Message]] = {
 class Received:
     """What became of a message: whether to relay it, the fault if any, and the opened message."""
 
-    relay: Relay
+    result: ValidationResult
     signed: Signed[Any] | None = None
     fault: Fault | None = None
 
@@ -124,18 +124,18 @@ class Replica:
     def _receive(self, name: str | None, envelope: bytes, now: float) -> Received:
         handler = self._handlers.get(name or "")
         if handler is None:
-            return Received(Relay.REJECT, fault=Fault("wrong-kind"))
+            return Received(ValidationResult.REJECT, fault=Fault("wrong-kind"))
         kind, handle = handler
         signed = open_envelope(envelope, kind, self.run_id, self._verify)
         if isinstance(signed, Fault):
-            return Received(Relay.REJECT, fault=signed)
+            return Received(ValidationResult.REJECT, fault=signed)
         return handle(signed, now)
 
     def receive_topic(self, topic: Topic, envelope: bytes, now: float) -> Received:
         """Take a gossiped message, which must be of its topic's kind."""
         name = envelope_kind(envelope)
         if name != TOPIC_KINDS[topic].kind:
-            return Received(Relay.REJECT, fault=Fault("wrong-topic"))
+            return Received(ValidationResult.REJECT, fault=Fault("wrong-topic"))
         return self._receive(name, envelope, now)
 
     def restore(self, envelope: bytes) -> None:
@@ -183,7 +183,7 @@ class Replica:
         ):
             for signed, arrived_at in waiting.take(now - waits_seconds):
                 handler: Callable[[Any, float], Received] = handle
-                if handler(signed, arrived_at).relay is Relay.ACCEPT:
+                if handler(signed, arrived_at).result is ValidationResult.ACCEPT:
                     settled.append(signed)
         return settled
 
@@ -253,24 +253,26 @@ class Replica:
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
         if not self.manifest.is_validator(verdict.signer):
-            return Received(Relay.REJECT, verdict, Fault("not-a-validator"))
+            return Received(ValidationResult.REJECT, verdict, Fault("not-a-validator"))
         if verdict.message.commit not in self.ledger.entries:
             self._early_verdicts.add(verdict, now)
-            return Received(Relay.IGNORE, verdict)
+            return Received(ValidationResult.IGNORE, verdict)
         return _received(verdict, self.tally(Digest(verdict.message.commit)).add(verdict))
 
     def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
         if not self.manifest.is_validator(certificate.signer):
-            return Received(Relay.REJECT, certificate, Fault("not-a-validator"))
+            return Received(ValidationResult.REJECT, certificate, Fault("not-a-validator"))
         entry = self.ledger.entries.get(Digest(certificate.message.commit))
         if entry is None:
             self._early_certificates.add(certificate, now)
-            return Received(Relay.IGNORE, certificate)
+            return Received(ValidationResult.IGNORE, certificate)
         if entry.certificate is not None:
             return _received(certificate, self.ledger.offer_certificate(certificate, ""))
         verdicts = self._open(certificate)
         if verdicts is None:
-            return Received(Relay.REJECT, certificate, Fault("bad-certificate", "a bad verdict"))
+            return Received(
+                ValidationResult.REJECT, certificate, Fault("bad-certificate", "a bad verdict")
+            )
         committee = self.committee(entry.commit)
         fault = (
             Fault("other-committee", "we can draw none yet")
@@ -280,9 +282,9 @@ class Replica:
         if fault is not None and fault.reason == "other-committee":
             # Our roster may lag behind its author's: nobody is blamed, and it is tried again.
             self._early_certificates.add(certificate, now)
-            return Received(Relay.IGNORE, certificate, fault)
+            return Received(ValidationResult.IGNORE, certificate, fault)
         if fault is not None:
-            return Received(Relay.REJECT, certificate, fault)
+            return Received(ValidationResult.REJECT, certificate, fault)
         tally = self.tally(entry.commit.digest)
         for verdict in verdicts:
             tally.add(verdict)
@@ -307,9 +309,11 @@ class Replica:
 
 def _received(signed: Signed[Any], result: Fault | bool) -> Received:
     if isinstance(result, Fault):
-        relay = Relay.IGNORE if result.reason in FAULTS_OF_VIEW else Relay.REJECT
+        relay = (
+            ValidationResult.IGNORE if result.reason in FAULTS_OF_VIEW else ValidationResult.REJECT
+        )
         return Received(relay, signed, result)
-    return Received(Relay.ACCEPT if result else Relay.IGNORE, signed)
+    return Received(ValidationResult.ACCEPT if result else ValidationResult.IGNORE, signed)
 
 
 def _reason(verdicts: list[Signed[Verdict]]) -> str:

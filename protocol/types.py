@@ -45,7 +45,7 @@ class Topic(StrEnum):
     ROSTER = "roster"
 
 
-class Relay(StrEnum):
+class ValidationResult(StrEnum):
     """What an application validator says of a gossiped message before it is relayed."""
 
     ACCEPT = "accept"

@@ -20,23 +20,23 @@ from roles.ports.storage import Blobs, Store
 from roles.ports.swarm import Network, Policies
 
 
-class Pulse:
+class ChangeSignal:
     """Wakes everyone who waits whenever something about the run has changed."""
 
     def __init__(self) -> None:
         self._waiting: dict[asyncio.Future[None], None] = {}
-        self.beats = 0
-        """How often it has beaten: read before looking, given to ``wait`` after it."""
+        self.count = 0
+        """How many there were: read before looking, given to ``wait`` after it."""
 
-    def beat(self) -> None:
+    def notify(self) -> None:
         """Wake all current waiters."""
-        self.beats += 1
+        self.count += 1
         for future in self._waiting:
             _wake(future)
 
     async def wait(self, seconds: float, since: int) -> None:
-        """Return at the first beat after ``since`` of them, or after ``seconds``."""
-        if self.beats != since:
+        """Return at the first change after ``since`` of them, or after ``seconds``."""
+        if self.count != since:
             await asyncio.sleep(0)
             return
         loop = asyncio.get_running_loop()
@@ -89,7 +89,7 @@ class RoleContext:
     store: Store
     network: Network
     policies: Policies
-    pulse: Pulse
+    changes: ChangeSignal
     conditions: Conditions
 
     @property
@@ -107,8 +107,8 @@ class RoleContext:
         return self.manifest.epoch_at(self.clock.now())
 
     async def tick(self, since: int) -> None:
-        """Wait for news after ``since`` beats of the pulse, or half an epoch."""
-        await self.pulse.wait(self.epoch_seconds / 2, since)
+        """Wait for news after ``since`` changes, or half an epoch."""
+        await self.changes.wait(self.epoch_seconds / 2, since)
 
 
 def reward(

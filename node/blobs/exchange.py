@@ -235,8 +235,8 @@ class BlobExchange:
     ) -> AsyncGenerator[bytes, None]:
         """Yield ``length`` bytes from ``offset`` on, in pieces of ``piece_bytes``; unchecked.
 
-        Use within ``contextlib.aclosing``. Raises ``RefusedError``, or ``TransportError`` when the
-        peer breaks off, has a shorter blob, or lets a piece take ``stall_seconds``.
+        Use within ``contextlib.aclosing``. Raises ``BlobRefusedError``, or ``TransportError`` when
+        the peer breaks off, has a shorter blob, or lets a piece take ``stall_seconds``.
         """
         request = Request(digest, offset, length, wait, kind)
         stream, total_bytes = await self._open(peer, request, self._limits.stall_seconds)

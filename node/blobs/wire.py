@@ -42,7 +42,7 @@ class Status(StrEnum):
     BUSY = "busy"
 
 
-class RefusedError(TransportError):
+class BlobRefusedError(TransportError):
     """The peer is well and will not serve this now: ``status`` says why."""
 
     def __init__(self, status: Status) -> None:
@@ -78,12 +78,12 @@ async def _send(stream: Stream, message: dict[str, Any]) -> None:
 async def ask(stream: Stream, request: Request) -> int:
     """Send a request; return the blob's length in bytes, its bytes come next.
 
-    Raises ``RefusedError``, or ``TransportError`` when the stream breaks or the header is nonsense.
+    Raises ``BlobRefusedError``; ``TransportError`` when the stream breaks or the header is not one.
     """
     await _send(stream, asdict(request))
     status, total_bytes = _parse_header(await _receive(stream))
     if status is not Status.OK:
-        raise RefusedError(status)
+        raise BlobRefusedError(status)
     return total_bytes
 
 

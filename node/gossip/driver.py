@@ -27,11 +27,11 @@ from protocol.gossip.mesh import Score, neutral
 from protocol.gossip.params import Params
 from protocol.gossip.router import Router
 from protocol.rng import Rng
-from protocol.types import Fault, PeerId, Relay
+from protocol.types import Fault, PeerId, ValidationResult
 from roles.ports.clock import Clock
 from roles.ports.transport import Transport
 
-Validator = Callable[[PeerId, bytes], Relay | Awaitable[Relay]]
+Validator = Callable[[PeerId, bytes], ValidationResult | Awaitable[ValidationResult]]
 """``(author, data) -> verdict`` before relay; the author's signature is already checked."""
 
 Delivery = Callable[[PeerId, bytes], None]
@@ -187,20 +187,20 @@ class Gossip:
 
     def _validate(self, effect: Validate) -> None:
         self.counters.received += 1
-        verdict: Relay | Awaitable[Relay] = Relay.IGNORE
+        verdict: ValidationResult | Awaitable[ValidationResult] = ValidationResult.IGNORE
         topic = self._topics.get(effect.topic)  # None: a validator before it left the topic
         try:
             if topic is not None:
                 verdict = topic.validate(effect.author, effect.data)
         except Exception as error:  # noqa: BLE001 - the application's fault must not stop relaying
             surface(error)
-        if isinstance(verdict, Relay):
+        if isinstance(verdict, ValidationResult):
             self._judge(effect.message_id, verdict)
         else:
             self._tasks.spawn(self._await_verdict(effect.message_id, verdict))
 
-    async def _await_verdict(self, message_id: bytes, answer: Awaitable[Relay]) -> None:
-        verdict = Relay.IGNORE
+    async def _await_verdict(self, message_id: bytes, answer: Awaitable[ValidationResult]) -> None:
+        verdict = ValidationResult.IGNORE
         try:
             async with asyncio.timeout(self._limits.validate_seconds):
                 verdict = await answer
@@ -210,13 +210,13 @@ class Gossip:
             surface(error)
         self._judge(message_id, verdict)
 
-    def _judge(self, message_id: bytes, verdict: Relay) -> None:
+    def _judge(self, message_id: bytes, verdict: ValidationResult) -> None:
         match verdict:
-            case Relay.ACCEPT:
+            case ValidationResult.ACCEPT:
                 self.counters.accepted += 1
-            case Relay.IGNORE:
+            case ValidationResult.IGNORE:
                 self.counters.ignored += 1
-            case Relay.REJECT:
+            case ValidationResult.REJECT:
                 self.counters.rejected += 1
             case _:
                 assert_never(verdict)

@@ -10,7 +10,7 @@ import structlog
 
 from node.blobs.wire import within
 from node.gossip.driver import Gossip
-from node.replication.anti_entropy import Synchroniser
+from node.replication.anti_entropy import AntiEntropy
 from protocol.crypto import Signer
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import PROTOCOL_VERSION, Hardware, NodeRecord, Signed, seal
@@ -84,7 +84,7 @@ class Membership:
         store: Store,
         rng: Rng,
         policy_version: Callable[[], int],
-        synchroniser: Synchroniser,
+        anti_entropy: AntiEntropy,
     ) -> None:
         self._signer = signer
         self._replica = replica
@@ -96,7 +96,7 @@ class Membership:
         self._clock = clock
         self._store = store
         self._policy_version = policy_version
-        self._synchroniser = synchroniser
+        self._anti_entropy = anti_entropy
         self._joined_at, self._sequence = self._resumed()
         self._newest: Signed[NodeRecord] | None = None
         self._announced = asyncio.Event()
@@ -145,7 +145,7 @@ class Membership:
         """Let a peer show us a record of a life before; our next one would take its place."""
         with suppress(TimeoutError):  # the first node of a run is alone
             async with asyncio.timeout(self._replica.manifest.epochs.seconds):
-                await self._synchroniser.wait_until_synchronised()
+                await self._anti_entropy.wait_until_synchronised()
 
     def _resumed(self) -> tuple[int, int]:
         """Return since when we are here and our last sequence number, in unix milliseconds.
@@ -171,7 +171,7 @@ class Membership:
         Certificates that we signed then stay valid for whoever comes late and draws their
         committees from today's records.
         """
-        former = self._synchroniser.former
+        former = self._anti_entropy.former
         if former is not None and self._is_recent(former.message.sequence):
             if not former.message.leaving:
                 self._joined_at = min(self._joined_at, former.message.joined_at)

@@ -20,7 +20,7 @@ from protocol.codec import decode, encode
 from protocol.membership import Member
 from protocol.messages import ENVELOPE_BYTES_MAX, NodeRecord, Signed
 from protocol.replica import Received, Replica
-from protocol.types import DIGEST_BYTES, Digest, Fault, PeerId, Relay
+from protocol.types import DIGEST_BYTES, Digest, Fault, PeerId, ValidationResult
 from roles.ports.clock import Clock
 from roles.ports.transport import Stream, Streams, TransportError
 
@@ -50,7 +50,7 @@ SERVED_MAX = 16
 Accepted = Callable[[bytes, Received], None]
 
 
-class Synchroniser:
+class AntiEntropy:
     """Serves and pulls the messages of one run; ``blank`` says that our disk knows nothing of it.
 
     Then we have just come, or we have lost our disk; a peer that holds a record of ours tells.
@@ -146,9 +146,9 @@ class Synchroniser:
             raise TransportError(str(envelope))
         own = self._replica.roster.get(self._streams.peer_id)
         received = self._replica.receive(envelope, self._clock.now())
-        if received.relay is Relay.REJECT:
+        if received.result is ValidationResult.REJECT:
             raise TransportError(f"the peer holds what no honest node accepts: {received.fault}")
-        if received.relay is Relay.ACCEPT:
+        if received.result is ValidationResult.ACCEPT:
             self._accepted(envelope, received)
         record = received.signed
         if self._blank and record is not None and record.signer == self._streams.peer_id:

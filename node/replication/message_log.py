@@ -18,7 +18,7 @@ log = structlog.get_logger()
 _TABLE = "messages"
 
 
-class Archive:
+class MessageLog:
     """A log of envelopes in the node's store, one row each; the keys give the order."""
 
     def __init__(self, store: Store) -> None:

@@ -7,15 +7,15 @@ import structlog
 from node.blobs.exchange import BlobExchange
 from node.blobs.wire import within
 from node.gossip.driver import Gossip
-from node.replication.anti_entropy import Synchroniser
-from node.replication.message_log import Archive
+from node.replication.anti_entropy import AntiEntropy
+from node.replication.message_log import MessageLog
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
 from protocol.crypto import Signer
 from protocol.messages import ENVELOPE_BYTES_MAX, MessageT, Signed, seal
 from protocol.replica import Received, Replica
-from protocol.types import Digest, Fault, PeerId, Relay, Topic
-from roles.flow import Pulse
+from protocol.types import Digest, Fault, PeerId, Topic, ValidationResult
+from roles.flow import ChangeSignal
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, StorageFullError
 from roles.ports.swarm import RefusedError
@@ -44,40 +44,40 @@ class SwarmNetwork:
         signer: Signer,
         replica: Replica,
         *,
-        archive: Archive,
+        message_log: MessageLog,
         gossip: Gossip,
         streams: Streams,
         exchange: BlobExchange,
         blobs: Blobs,
-        synchroniser: Synchroniser,
+        anti_entropy: AntiEntropy,
         clock: Clock,
         heard: Callable[[Received], None],
         accepted: Accepted,
-        pulse: Pulse,
+        changes: ChangeSignal,
     ) -> None:
         self._signer = signer
         self._replica = replica
-        self._archive = archive
+        self._message_log = message_log
         self._gossip = gossip
         self._streams = streams
         self._exchange = exchange
         self._blobs = blobs
-        self._synchroniser = synchroniser
+        self._anti_entropy = anti_entropy
         self._clock = clock
         self._heard = heard
         self._accepted = accepted
-        self._pulse = pulse
+        self._changes = changes
         self._protocol = f"/prime-node/1/{replica.run_id.hex()[:16]}/message"
 
     @property
     def synchronised(self) -> bool:
         """Whether a peer has told us since our start what we had missed."""
-        return self._synchroniser.synchronised
+        return self._anti_entropy.synchronised
 
     @property
     def forgetful(self) -> bool:
         """Whether this key was here before with a disk that is lost."""
-        return self._synchroniser.former is not None
+        return self._anti_entropy.former is not None
 
     def topic(self, topic: Topic) -> str:
         """Return the name of a topic on the wire."""
@@ -92,17 +92,17 @@ class SwarmNetwork:
             may_wait = topic is Topic.ROSTER
             self._gossip.subscribe(self.topic(topic), self._validator(topic), may_wait=may_wait)
 
-    def _validator(self, topic: Topic) -> Callable[[PeerId, bytes], Relay]:
-        def validate(_author: PeerId, envelope: bytes) -> Relay:
+    def _validator(self, topic: Topic) -> Callable[[PeerId, bytes], ValidationResult]:
+        def validate(_author: PeerId, envelope: bytes) -> ValidationResult:
             received = self._replica.receive_topic(topic, envelope, self._clock.now())
             self._heard(received)
             self._take(envelope, received)
-            return received.relay
+            return received.result
 
         return validate
 
     def _take(self, envelope: bytes, received: Received) -> None:
-        if received.relay is Relay.ACCEPT:
+        if received.result is ValidationResult.ACCEPT:
             self._accepted(envelope, received)
         elif received.fault is not None:
             log.info(
@@ -123,13 +123,13 @@ class SwarmNetwork:
     async def record(self, message: MessageT) -> Signed[MessageT]:
         """Sign, store durably and apply to our own replica, without gossip."""
         signed = seal(message, self._replica.run_id, self._signer)
-        new = await self._archive.keep(signed.envelope)
+        new = await self._message_log.keep(signed.envelope)
         received = self._replica.receive(signed.envelope, self._clock.now())
-        if received.relay is not Relay.ACCEPT:
+        if received.result is not ValidationResult.ACCEPT:
             if new:  # or a restart would take it for said
-                await self._archive.forget(signed.envelope)
+                await self._message_log.forget(signed.envelope)
             raise RefusedError(str(received.fault or "no longer news"))
-        self._pulse.beat()
+        self._changes.notify()
         return signed
 
     async def announce(self, topic: Topic, envelope: bytes) -> None:

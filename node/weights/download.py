@@ -12,13 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from node.blobs.exchange import BlobExchange
-from node.blobs.wire import Kind, RefusedError, Status
+from node.blobs.wire import BlobRefusedError, Kind, Status
 from protocol import crypto
 from protocol.shardcast import forest
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.events import (
     Ask,
-    Blame,
+    BadSource,
     Cancel,
     CandidatesChanged,
     ChunkBad,
@@ -32,9 +32,9 @@ from protocol.shardcast.events import (
     Tick,
     TransferLimits,
 )
-from protocol.shardcast.experience import Experience
-from protocol.shardcast.forest import Member
+from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.index import Shard, ShardIndex
+from protocol.shardcast.source_history import SourceHistory
 from protocol.shardcast.transfer import Transfer
 from protocol.types import Digest, Fault, PeerId
 from roles.ports.storage import Blobs, PartialBlob
@@ -103,8 +103,8 @@ async def forget(blobs: Blobs, index: ShardIndex, kept: Sequence[ShardIndex]) ->
 class WeightsDownload:
     """One version on its way here; ``run`` may be cancelled and run again, also after a restart.
 
-    ``experience`` is what this node knows of its sources, for all of its downloads; ``on_blame``
-    hears who sent bad bytes, ``on_progress`` the bytes here and the bytes in all.
+    ``source_history`` is what this node knows of its sources, for all of its downloads;
+    ``on_blame`` hears who sent bad bytes, ``on_progress`` the bytes here and the bytes in all.
     """
 
     def __init__(
@@ -112,12 +112,12 @@ class WeightsDownload:
         exchange: BlobExchange,
         blobs: Blobs,
         weights: Weights,
-        members: Sequence[Member],
+        members: Sequence[ForestMember],
         *,
         stripes: int,
         fanout: int,
         limits: TransferLimits | None = None,
-        experience: Experience | None = None,
+        source_history: SourceHistory | None = None,
         on_blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
         on_progress: Callable[[int, int], None] = lambda _here, _total: None,
     ) -> None:
@@ -127,7 +127,7 @@ class WeightsDownload:
         self._stripes = stripes
         self._fanout = fanout
         self._limits = limits or TransferLimits()
-        self._experience = experience or Experience()
+        self._source_history = source_history or SourceHistory()
         self._on_blame = on_blame
         self._on_progress = on_progress
         self._members = len(members)
@@ -139,7 +139,7 @@ class WeightsDownload:
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._tick_at = 0.0
 
-    def change_members(self, members: Sequence[Member]) -> None:
+    def change_members(self, members: Sequence[ForestMember]) -> None:
         """Follow a new roster; what is on its way goes on."""
         self._members = len(members)
         self._candidates = self._plan(members)
@@ -164,10 +164,10 @@ class WeightsDownload:
         await self._blobs.concatenate([shard.digest for shard in index.shards], path)
         return path
 
-    def _plan(self, members: Sequence[Member]) -> tuple[tuple[PeerId, ...], ...]:
+    def _plan(self, members: Sequence[ForestMember]) -> tuple[tuple[PeerId, ...], ...]:
         weights = self._weights
         return tuple(
-            self._experience.ordered(
+            self._source_history.ordered(
                 forest.candidates(
                     members,
                     weights.root,
@@ -226,7 +226,7 @@ class WeightsDownload:
         return None
 
     def _learn(self) -> None:
-        self._experience.ended(
+        self._source_history.ended(
             late=[peer for peer in self._late if peer not in self._delivered],
             bad=self._bad,
             delivered=[peer for peer in self._delivered if peer not in self._bad],
@@ -242,7 +242,7 @@ class WeightsDownload:
         now = asyncio.get_running_loop().time
         missing = [partial.missing() for partial in partials]
         root = self._weights.root
-        begin_seconds = self._experience.begin_seconds(self._limits.late_seconds_initial)
+        begin_seconds = self._source_history.begin_seconds(self._limits.late_seconds_initial)
         limits = replace(self._limits, late_seconds_initial=begin_seconds)
         transfer = Transfer(index, self._candidates, missing, now(), limits, root=root)
         event: Event = Tick()
@@ -293,7 +293,7 @@ class WeightsDownload:
                 case Cancel(request=request):
                     if request in self._tasks:  # else it has just ended by itself
                         self._tasks[request].cancel()
-                case Blame(peer=peer, fault=fault):
+                case BadSource(peer=peer, fault=fault):
                     self._bad[peer] = None
                     self._on_blame(peer, fault)
                 case Late(peer=peer):
@@ -306,7 +306,7 @@ class WeightsDownload:
         """Carry out one request; whatever comes of it is an event."""
         try:
             await self._fetch_chunks(ask, index, partial)
-        except RefusedError as refused:
+        except BlobRefusedError as refused:
             unknown = refused.status is Status.UNKNOWN
             self._failed(ask, Refusal.UNAVAILABLE if unknown else Refusal.BUSY)
         except TransportError:
@@ -338,7 +338,7 @@ class WeightsDownload:
                     self._events.put_nowait(ChunkBad(ask.request, chunk))
                     return
                 if chunk == ask.first and ask.wait:
-                    self._experience.begun(now() - asked_at)
+                    self._source_history.begun(now() - asked_at)
                 self._delivered[ask.peer] = None
                 self._events.put_nowait(ChunkGood(ask.request, ask.shard, chunk))
 

@@ -19,10 +19,10 @@ from node.weights.retention import STATES_KEPT, Kind, WeightsRetention
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica import Replica
 from protocol.shardcast import index as shard_index
-from protocol.shardcast.experience import Experience
-from protocol.shardcast.forest import Member as ForestMember
+from protocol.shardcast.forest import ForestMember
+from protocol.shardcast.source_history import SourceHistory
 from protocol.types import MEMBERS_MAX, Digest, Fault, PeerId, Role, Version
-from roles.flow import Conditions, Pulse
+from roles.flow import ChangeSignal, Conditions
 from roles.ports.engines import Policy
 from roles.ports.storage import Delete, Put, StorageFullError
 from roles.ports.swarm import Release
@@ -56,18 +56,18 @@ class PolicyLibrary:
         ports: Ports,
         replica: Replica,
         exchange: BlobExchange,
-        pulse: Pulse,
+        changes: ChangeSignal,
         conditions: Conditions,
     ) -> None:
         self._ports = ports
         self._replica = replica
         self._exchange = exchange
-        self._pulse = pulse
-        self.news = Pulse()
+        self._changes = changes
+        self.news = ChangeSignal()
         """Beats when a version has come or gone: most of what happens to a run is neither."""
         self._conditions = conditions
         self._retention = WeightsRetention(replica, ports.store, ports.blobs)
-        self._experience = Experience()
+        self._source_history = SourceHistory()
         self._held: dict[int, Policy] = {}
         self._arriving: dict[int, _Arriving] = {}
         self._refusals: dict[Digest, int] = {}
@@ -133,8 +133,8 @@ class PolicyLibrary:
             self._refuse(checkpoint, "its weights are not what its trainer signed")
         elif refusals > 1:
             await self._retention.drop(version, Digest(checkpoint.message.index))
-        self._pulse.beat()
-        self.news.beat()
+        self._changes.notify()
+        self.news.notify()
 
     def _refuse(self, checkpoint: Signed[CheckpointManifest], reason: str) -> None:
         version = checkpoint.message.version
@@ -187,11 +187,11 @@ class PolicyLibrary:
         """Keep what the swarm uses until cancelled."""
         try:
             while True:
-                beats = self.news.beats
+                seen = self.news.count
                 await self._end_downloads()
                 self._start_download()
                 await self._forget_old()
-                await self.news.wait(self._replica.manifest.epochs.seconds, since=beats)
+                await self.news.wait(self._replica.manifest.epochs.seconds, since=seen)
         finally:
             await self._cancel(list(self._arriving.values()))
 
@@ -245,7 +245,7 @@ class PolicyLibrary:
                 members = self._forest_members()
                 weights = self._download(checkpoint, roots[0], members)
                 task = asyncio.create_task(self._fetch(checkpoint, weights))
-                task.add_done_callback(lambda _: self.news.beat())
+                task.add_done_callback(lambda _: self.news.notify())
                 self._arriving[version] = _Arriving(checkpoint, roots[0], members, weights, task)
                 return
 
@@ -278,7 +278,7 @@ class PolicyLibrary:
             members,
             stripes=rules.stripes,
             fanout=rules.fanout,
-            experience=self._experience,
+            source_history=self._source_history,
             on_blame=lambda peer, fault: log.warning("bad weights", peer=peer, fault=str(fault)),
         )
 
@@ -301,7 +301,7 @@ class PolicyLibrary:
         self._conditions.clear("weights")
         seconds = self._ports.clock.now() - started_at
         log.info("policy arrived", version=message.version, seconds=round(seconds, 3))
-        self._pulse.beat()
+        self._changes.notify()
 
     def _forest_members(self) -> list[ForestMember]:
         return [

@@ -6,7 +6,7 @@ Named tuples, which are made in half the time of frozen dataclasses: there are s
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from protocol.types import Fault, PeerId, Relay
+from protocol.types import Fault, PeerId, ValidationResult
 
 
 class PeerConnected(NamedTuple):
@@ -52,7 +52,7 @@ class Validated(NamedTuple):
     """The application's verdict on a ``Validate``; one that comes twice or late has no effect."""
 
     message_id: bytes
-    verdict: Relay
+    verdict: ValidationResult
 
 
 class Heartbeat(NamedTuple):

@@ -55,7 +55,7 @@ from protocol.gossip.rpc import (
     only_message,
 )
 from protocol.rng import Rng
-from protocol.types import Fault, PeerId, Relay
+from protocol.types import Fault, PeerId, ValidationResult
 
 _NANOSECONDS = 10**9
 
@@ -241,16 +241,16 @@ class Router:
         self._pending[message_id] = _Pending(message, {sender: None})
         return [Validate(message_id, sender, message.author, topic, message.data)]
 
-    def _on_validated(self, message_id: bytes, verdict: Relay) -> list[Effect]:
+    def _on_validated(self, message_id: bytes, verdict: ValidationResult) -> list[Effect]:
         pending = self._pending.pop(message_id, None)
         if pending is None:
             return []
         match verdict:
-            case Relay.ACCEPT:
+            case ValidationResult.ACCEPT:
                 return self._accept(pending)
-            case Relay.IGNORE:
+            case ValidationResult.IGNORE:
                 return []
-            case Relay.REJECT:
+            case ValidationResult.REJECT:
                 return [Blame(peer, Fault("message-rejected")) for peer in pending.senders]
             case _:
                 assert_never(verdict)
@@ -280,7 +280,7 @@ class Router:
         return effects
 
     def _release(self, batches: Batches) -> list[Effect]:
-        """Relay what waited; only now can it be advertised, when those who get it have it soon."""
+        """Send what waited; only now can it be advertised, when those who get it have it soon."""
         for message_id, (topic, message) in batches.take_fresh().items():
             self._lazy.cache.put(message_id, topic, message)
         return _sends(batches.take())

@@ -77,7 +77,7 @@ class Cancel:
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class BadSource:
     """``peer`` sent bytes that do not fit the index."""
 
     peer: PeerId
@@ -96,7 +96,7 @@ class Done:
     """Every chunk is here; the last effect of all."""
 
 
-Effect = Ask | Cancel | Blame | Late | Done
+Effect = Ask | Cancel | BadSource | Late | Done
 
 
 @dataclass(frozen=True, slots=True)

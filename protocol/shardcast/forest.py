@@ -30,7 +30,7 @@ _LINES_MAX = 64
 """Remembered: the stripes of a few versions over a few rosters; of a thousand members 0.2 MB."""
 
 
-class Member(NamedTuple):
+class ForestMember(NamedTuple):
     """One member of the roster; ``upload_bytes_per_second`` is what it declares."""
 
     peer: PeerId
@@ -44,7 +44,7 @@ def stripe_of(shard: int, stripes: int) -> int:
 
 
 def tree(
-    members: Sequence[Member],
+    members: Sequence[ForestMember],
     root: PeerId,
     version_digest: Digest,
     stripe: int,
@@ -70,7 +70,7 @@ class _Line:
 
 @lru_cache(maxsize=_LINES_MAX)
 def _line(
-    members: tuple[Member, ...],
+    members: tuple[ForestMember, ...],
     root: PeerId,
     version_digest: Digest,
     stripe: int,
@@ -100,7 +100,7 @@ def _line(
 
 
 def candidates(
-    members: Sequence[Member],
+    members: Sequence[ForestMember],
     root: PeerId,
     version_digest: Digest,
     stripe: int,
@@ -145,8 +145,8 @@ def _rank(salt: bytes, peer: PeerId) -> bytes:
 
 
 def _inner(
-    members: Sequence[Member], version_digest: Digest, stripe: int, stripes: int, fanout: int
-) -> list[Member]:
+    members: Sequence[ForestMember], version_digest: Digest, stripe: int, stripes: int, fanout: int
+) -> list[ForestMember]:
     """Return the inner nodes of a stripe, by falling capacity.
 
     Reachable members are dealt to the stripes like cards, strongest first, so every stripe gets
@@ -163,7 +163,7 @@ def _inner(
     return reachable[stripe % len(reachable) :: stripes][: max(1, needed)]
 
 
-def _degrees(inner: Sequence[Member], count: int, degree_max: int) -> list[int]:
+def _degrees(inner: Sequence[ForestMember], count: int, degree_max: int) -> list[int]:
     """Return how many children each inner node feeds; all but one of ``count`` if limits allow.
 
     Places go one by one to whoever then has the least to upload for its capacity (D'Hondt), which

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 
 from protocol.shardcast.events import (
     Ask,
-    Blame,
+    BadSource,
     Cancel,
     CandidatesChanged,
     ChunkBad,
@@ -185,7 +185,7 @@ class Transfer:
         culprit = request.ask.peer
         self._peers[culprit].blamed = True
         place = f"shard {request.ask.shard} chunk {event.chunk}"
-        effects.append(Blame(culprit, Fault("bad-chunk", place)))
+        effects.append(BadSource(culprit, Fault("bad-chunk", place)))
         self._end(event.request)
         for number, other in list(self._requests.items()):
             if other.ask.peer == culprit:

@@ -52,11 +52,11 @@ class InferenceFlow:
         """Work until cancelled."""
         context = self._context
         while True:
-            beats = context.pulse.beats
+            seen = context.changes.count
             await self._repeat_unsettled()
             policy = self._policy_to_use()
             if policy is None:
-                await context.tick(beats)
+                await context.tick(seen)
                 continue
             try:
                 if await self._load(policy):

@@ -59,12 +59,12 @@ class TrainerFlow:
         context = self._context
         try:
             while True:
-                beats = context.pulse.beats
+                seen = context.changes.count
                 if not self._leads():
                     context.conditions.clear("trainer")  # what held us up is another one's now
                 elif not self._finished() and await self._resume():
                     await self._lead()
-                await context.tick(beats)
+                await context.tick(seen)
         finally:
             if self._publishing is not None:  # a drain lets the version under way out
                 await asyncio.wait((self._publishing,), timeout=PUBLICATION_DRAIN_SECONDS)
@@ -207,13 +207,13 @@ class TrainerFlow:
         context = self._context
         steps = context.manifest.grpo.steps
         while self._leads() and self._version < steps:
-            beats = context.pulse.beats
+            seen = context.changes.count
             published = self._publishing is not None and self._publishing.done()
             if published and not await self._settle_publication():
                 return
             batch = await self._next_batch()
             if batch is None:
-                await context.tick(beats)
+                await context.tick(seen)
                 continue
             entries, sequences = batch
             metrics = await self._engine.step(sequences)

@@ -65,11 +65,11 @@ class ValidatorFlow:
         self._since_epoch = await self._remembered_epoch()
         try:
             while True:
-                beats = context.pulse.beats
+                seen = context.changes.count
                 self._forget()
                 for entry in self._open_entries():
                     await self._attend(entry)
-                await context.tick(beats)
+                await context.tick(seen)
         finally:
             tasks = [*self._checking.values(), *self._sending.values()]
             for task in tasks:
@@ -154,7 +154,7 @@ class ValidatorFlow:
             return
         self._workers[worker] += 1
         check = self._checking[digest] = asyncio.create_task(self._check(entry, members))
-        check.add_done_callback(lambda _: self._context.pulse.beat())  # its place is free
+        check.add_done_callback(lambda _: self._context.changes.notify())  # its place is free
 
     def _is_due(self, entry: Entry) -> bool:
         """Tell whether a check is of use, and all that it needs besides the body is here."""

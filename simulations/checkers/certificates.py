@@ -4,7 +4,7 @@ Two that disagree are wrong, one that accepts a lie, and one that rejects an hon
 """
 
 from simulations.checkers.quorum import Quorum
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, short, shown
 from simulations.runtime.trace import Event
@@ -49,14 +49,14 @@ class Certificates:
     def _on_generated(self, event: Event) -> None:
         self._made[event.node] = shown(event.facts["rollout"])
 
-    def _on_commit(self, event: Event, member: Member, commit: Opened) -> None:
+    def _on_commit(self, event: Event, member: TracedNode, commit: Opened) -> None:
         mark = self._made.pop(event.node, None) if commit.signer == member.peer else None
         if mark is not None:
             self._commit_of[mark] = commit.digest
             if len(self._commit_of) > MARKS_KEPT:
                 del self._commit_of[next(iter(self._commit_of))]
 
-    def _on_certificate(self, event: Event, member: Member, certificate: Opened) -> None:
+    def _on_certificate(self, event: Event, member: TracedNode, certificate: Opened) -> None:
         flaw = self._quorum.flaw(certificate)
         commit: bytes = certificate.fields["commit"]
         if flaw:
@@ -107,7 +107,7 @@ class Certificates:
                 self._watch.history.note(commit, event, "trained on it")
                 self._require(commit, event.node, f"trained on {short(commit)}", before=began_at)
 
-    def _on_checkpoint(self, event: Event, member: Member, manifest: Opened) -> None:
+    def _on_checkpoint(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         if not member.honest:
             return
         version = manifest.fields["version"]

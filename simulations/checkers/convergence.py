@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, short
 from simulations.runtime.trace import Event
@@ -16,7 +16,7 @@ learn of a commit with the first of them, before it expires."""
 
 
 @dataclass(slots=True)
-class _Outcome:
+class _OpenCertificate:
     """A commit with a certificate, and who holds one (bit ``n`` is member number ``n``)."""
 
     epoch: int
@@ -34,12 +34,12 @@ class Convergence:
     def __init__(self, watch: Watch, epochs: int) -> None:
         self._watch = watch
         self._epochs = epochs
-        self._open: dict[bytes, _Outcome] = {}
+        self._open: dict[bytes, _OpenCertificate] = {}
         watch.on_message("certificate", self._on_certificate)
         watch.on("node-down", self._on_down)
         watch.on_tick(self._on_tick)
 
-    def _on_certificate(self, event: Event, member: Member, certificate: Opened) -> None:
+    def _on_certificate(self, event: Event, member: TracedNode, certificate: Opened) -> None:
         digest: bytes = certificate.fields["commit"]
         commit = self._watch.wire.message(digest)
         if commit is None or commit.kind != "rollout-commit":
@@ -48,7 +48,7 @@ class Convergence:
         if outcome is None:
             if certificate.stores > 1:
                 return  # judged before; somebody has just come and learned of it
-            outcome = self._open[digest] = _Outcome(commit.fields["epoch"], event.at)
+            outcome = self._open[digest] = _OpenCertificate(commit.fields["epoch"], event.at)
         outcome.holders |= 1 << member.number
 
     def _on_down(self, event: Event) -> None:
@@ -74,7 +74,7 @@ class Convergence:
                     self._judge(digest, missing, members, since, now)
 
     def _judge(
-        self, digest: bytes, missing: int, members: list[Member], since: float, now: float
+        self, digest: bytes, missing: int, members: list[TracedNode], since: float, now: float
     ) -> None:
         lacking = [
             member.name

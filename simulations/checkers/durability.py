@@ -1,6 +1,6 @@
 """What a node announces it has stored before, so that no crash makes it contradict itself."""
 
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened
 from simulations.runtime.trace import Event
@@ -13,7 +13,7 @@ class Durability:
         self._watch = watch
         watch.on_message("*", self._on_message)
 
-    def _on_message(self, event: Event, member: Member, message: Opened) -> None:
+    def _on_message(self, event: Event, member: TracedNode, message: Opened) -> None:
         if message.signer == member.peer or message.stored_by_author or not message.well_signed:
             return
         if not self._watch.swarm.honest(message.signer):

@@ -1,6 +1,6 @@
 """Every message, queue and table stays within its limit."""
 
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import ENVELOPE_BYTES_MAX, VERDICT_BYTES_MAX, Opened
 from simulations.runtime.trace import Event
@@ -35,7 +35,7 @@ class Limits:
                 what = f"{name} is {value}, its limit {limit}"
                 self._watch.report("within-limits", event.node, what)
 
-    def _on_message(self, event: Event, member: Member, message: Opened) -> None:
+    def _on_message(self, event: Event, member: TracedNode, message: Opened) -> None:
         del member
         limit = VERDICT_BYTES_MAX if message.kind == "verdict" else ENVELOPE_BYTES_MAX
         if message.length > limit:

@@ -1,6 +1,6 @@
 """After the faults have ended, versions keep coming."""
 
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened
 from simulations.runtime.trace import Event
@@ -17,7 +17,7 @@ class Progress:
         watch.on_message("checkpoint-manifest", self._on_manifest)
         watch.on_tick(self._on_tick)
 
-    def _on_manifest(self, event: Event, member: Member, manifest: Opened) -> None:
+    def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         version = manifest.fields["version"]
         # A version that others hold has been published; one that only its author has may be lost.
         if version > self._newest and manifest.signer != member.peer:

@@ -7,7 +7,7 @@ is whole, the signers must also be of the committee that is drawn from the valid
 long enough for everybody to know them, give or take ``VIEW_SLACK`` ranks.
 """
 
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import VERDICT_BYTES_MAX, Opened, blake3_digest
 
@@ -118,7 +118,7 @@ class Quorum:
             if member is not None and self._steady(member, known_from)
         )
 
-    def _steady(self, member: Member, known_from: float) -> bool:
+    def _steady(self, member: TracedNode, known_from: float) -> bool:
         return member.steady_since(known_from, self._watch.now)
 
     def _forget(self, oldest: float) -> None:

@@ -1,6 +1,6 @@
 """The slots of a worker are consecutive: nobody skips a problem and nobody commits to one twice."""
 
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, short
 from simulations.runtime.trace import Event
@@ -24,7 +24,7 @@ class Slots:
         watch.on_message("certificate", self._on_certificate)
         watch.on_forget(self._forget)
 
-    def _on_commit(self, event: Event, member: Member, commit: Opened) -> None:
+    def _on_commit(self, event: Event, member: TracedNode, commit: Opened) -> None:
         fields = commit.fields
         slots = self._slots.setdefault((commit.signer, fields["version"]), {})
         if commit.stores > 1:
@@ -35,7 +35,7 @@ class Slots:
         slots.setdefault(fields["slot"], commit)
 
     def _check_next(
-        self, event: Event, member: Member, commit: Opened, slots: dict[int, Opened]
+        self, event: Event, member: TracedNode, commit: Opened, slots: dict[int, Opened]
     ) -> None:
         lost_at = member.state_lost_at or float("-inf")
         remembered = [slot for slot, other in slots.items() if other.first_at > lost_at]
@@ -49,7 +49,7 @@ class Slots:
             what = f"{member.name} committed to slot {slot} of version {version}, not {expected}"
             self._watch.report("slots-in-order", event.node, what, (commit.digest,))
 
-    def _on_certificate(self, event: Event, member: Member, certificate: Opened) -> None:
+    def _on_certificate(self, event: Event, member: TracedNode, certificate: Opened) -> None:
         digest: bytes = certificate.fields["commit"]
         commit = self._watch.wire.message(digest)
         own = certificate.signer == member.peer

@@ -6,7 +6,7 @@ from simulations.runtime.trace import Event
 
 
 @dataclass(slots=True, eq=False)
-class Member:
+class TracedNode:
     """One simulated node over all its lives."""
 
     name: str
@@ -44,8 +44,8 @@ class Swarm:
     """Every node that ever came up, by name and by peer id."""
 
     def __init__(self) -> None:
-        self.members: dict[str, Member] = {}
-        self.by_peer: dict[str, Member] = {}
+        self.members: dict[str, TracedNode] = {}
+        self.by_peer: dict[str, TracedNode] = {}
         self.last_fault_at: float | None = None
         self.calm_since: float | None = None
 
@@ -61,7 +61,7 @@ class Swarm:
             case "calm":
                 self.calm_since = event.at
 
-    def live(self) -> list[Member]:
+    def live(self) -> list[TracedNode]:
         """Return the nodes that are up, in the order they first came."""
         return [member for member in self.members.values() if member.up_since is not None]
 
@@ -79,7 +79,7 @@ class Swarm:
         facts = event.facts
         member = self.members.get(event.node)
         if member is None:
-            member = Member(
+            member = TracedNode(
                 event.node,
                 len(self.members),
                 str(facts.get("role", "")),

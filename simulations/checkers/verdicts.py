@@ -1,7 +1,7 @@
 """An honest validator signs one verdict of a commit, also over crashes that keep its state."""
 
 from simulations.checkers.quorum import Quorum
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, short
 from simulations.runtime.trace import Event
@@ -18,11 +18,11 @@ class Verdicts:
         watch.on_message("certificate", self._on_certificate)
         watch.on_forget(self._forget)
 
-    def _on_verdict(self, event: Event, member: Member, verdict: Opened) -> None:
+    def _on_verdict(self, event: Event, member: TracedNode, verdict: Opened) -> None:
         del member
         self._see(event.node, verdict)
 
-    def _on_certificate(self, event: Event, member: Member, certificate: Opened) -> None:
+    def _on_certificate(self, event: Event, member: TracedNode, certificate: Opened) -> None:
         del member
         if certificate.stores == 1:
             for verdict in self._quorum.verdicts(certificate):

@@ -1,6 +1,6 @@
 """Version numbers are never reused within one term, and each term is one chain."""
 
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened
 from simulations.runtime.trace import Event
@@ -22,7 +22,7 @@ class Versions:
         self._taken: dict[tuple[int, int], tuple[float, int, bytes]] = {}
         watch.on_message("checkpoint-manifest", self._on_manifest)
 
-    def _on_manifest(self, event: Event, member: Member, manifest: Opened) -> None:
+    def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         if manifest.signer == member.peer or not member.honest:
             return
         fields = manifest.fields
@@ -67,7 +67,7 @@ class Versions:
         if twice:
             self._report(event, version, f"version {version} learned from a rollout a second time")
 
-    def _check_order(self, event: Event, member: Member, manifest: Opened) -> None:
+    def _check_order(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         """Check that a node replaces a version only by one of a later term."""
         version, term = manifest.fields["version"], manifest.fields["term"]
         at, known_term, known = self._taken.get((member.number, version), (0.0, -1, b""))

@@ -7,12 +7,12 @@ is kept, ``on_violation`` is told, and from then on events pass unseen.
 from collections.abc import Callable
 
 from simulations.checkers.history import History, Subject, Violation
-from simulations.checkers.swarm import Member, Swarm
+from simulations.checkers.swarm import Swarm, TracedNode
 from simulations.checkers.wire import Opened, Rules, Wire
 from simulations.runtime.trace import Event
 
 EventHandler = Callable[[Event], None]
-MessageHandler = Callable[[Event, Member, Opened], None]
+MessageHandler = Callable[[Event, TracedNode, Opened], None]
 TickHandler = Callable[[float], None]
 """Told the time."""
 ForgetHandler = Callable[[float], None]

@@ -1,6 +1,6 @@
 """Weights are used only with the digest that a published manifest names."""
 
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened, shown
 from simulations.runtime.trace import Event
@@ -21,7 +21,7 @@ class Weights:
         watch.on("policy-loaded", self._on_loaded)
         watch.on("stored", self._on_stored)
 
-    def _on_manifest(self, event: Event, member: Member, manifest: Opened) -> None:
+    def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         del event, member
         policies = self._published.setdefault(manifest.fields["version"], {})
         policies[manifest.fields["policy"].hex()] = None

@@ -21,7 +21,7 @@ from rich.text import Text
 from simulations.cli.comparison import Difference, flattened
 from simulations.scenario.scenario import Scenario, scenario_names
 from simulations.study.regressions import Regression, add_regression
-from simulations.study.study import Outcome, Plan, run_plan
+from simulations.study.study import Plan, RunOutcome, run_plan
 from simulations.study.sweep import Sweep, run_sweep
 
 CHANGE_SHOWN_MIN = 0.02
@@ -49,7 +49,7 @@ class _VirtualTime(ProgressColumn):
         return Text(f"virtual {clock_text(task.completed)} / {clock_text(task.total or 0)}")
 
 
-def show_run(plan: Plan) -> Outcome:
+def show_run(plan: Plan) -> RunOutcome:
     """Run a plan, with a bar of virtual and wall time on a terminal."""
     console = stderr()
     columns = (
@@ -110,7 +110,7 @@ def scenario_table(scenarios: Sequence[Scenario]) -> Table:
     return table
 
 
-def result_table(outcome: Outcome) -> Table:
+def result_table(outcome: RunOutcome) -> Table:
     """Return the numbers of a run, two columns."""
     result = outcome.result
     table = _table("", ">", title=f"{result.scenario}, seed {result.seed}")
@@ -122,7 +122,7 @@ def result_table(outcome: Outcome) -> Table:
     return table
 
 
-def sweep_table(outcomes: Sequence[Outcome]) -> Table:
+def sweep_table(outcomes: Sequence[RunOutcome]) -> Table:
     """Return a line per seed."""
     table = _table(
         ">seed", ">certified", ">lost", ">versions", ">idle", ">gossip p99", ">makespan p99",
@@ -177,7 +177,7 @@ def number_text(value: float | str | None) -> str:
 # Failures
 
 
-def show_failure(outcome: Outcome) -> None:
+def show_failure(outcome: RunOutcome) -> None:
     """Tell what did not hold, why, and how to see it again; keep it for the tests."""
     violation, console = outcome.violation, stderr()
     if violation is None:

@@ -10,7 +10,7 @@ import typer
 from node.local.errors import ExitCode, NodeError
 
 if TYPE_CHECKING:
-    from simulations.study.study import Outcome, Plan
+    from simulations.study.study import Plan, RunOutcome
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -164,7 +164,7 @@ def _repeat_all(file: Path) -> None:
 # What the commands share
 
 
-def _run(plan: "Plan") -> "Outcome":
+def _run(plan: "Plan") -> "RunOutcome":
     from simulations.cli.console import show_run  # noqa: PLC0415 - when a command needs it
 
     _check(plan)
@@ -181,7 +181,7 @@ def _check(plan: "Plan") -> None:
         raise NodeError(f"{plan.scenario}: {error}", ExitCode.CONFIG) from None
 
 
-def _show(outcome: "Outcome", *, as_json: bool, report: Path | None) -> None:
+def _show(outcome: "RunOutcome", *, as_json: bool, report: Path | None) -> None:
     from simulations.cli.console import result_table, stderr, stdout  # noqa: PLC0415 - when needed
 
     if report is not None and outcome.series is not None:
@@ -195,7 +195,7 @@ def _show(outcome: "Outcome", *, as_json: bool, report: Path | None) -> None:
         stdout().print(result_table(outcome))
 
 
-def _end(*outcomes: "Outcome") -> None:
+def _end(*outcomes: "RunOutcome") -> None:
     """Explain what went wrong, keep it for the tests, and end with the exit code that says so."""
     failed = [outcome for outcome in outcomes if outcome.violation is not None]
     if not failed:

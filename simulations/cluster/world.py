@@ -20,7 +20,7 @@ from simulations.adversaries import TWISTS
 from simulations.cluster.machine import Machine, Parts, Twist
 from simulations.cluster.placement import Placement, bytes_per_second
 from simulations.cluster.recorder import Recorder
-from simulations.network.connections import Weather
+from simulations.network.connections import LinkConditions
 from simulations.network.links import SimClock
 from simulations.network.meshsight import mesh_pipes
 from simulations.network.network import SimNetwork
@@ -74,9 +74,11 @@ class World:
         self._twists = {**TWISTS, **(twists or {})}
         self._scheme = Scheme(scenario.signatures, self.rng.child("secret").bytes(32))
         self._placement = Placement(scenario)
-        weather = Weather(self.rng.child("weather"), scenario.network.jitter, scenario.network.loss)
+        conditions = LinkConditions(
+            self.rng.child("weather"), scenario.network.jitter, scenario.network.loss
+        )
         self.network = SimNetwork(
-            loop, self.rng.child("paths"), weather, scenario.network.round_trip_seconds
+            loop, self.rng.child("paths"), conditions, scenario.network.round_trip_seconds
         )
         self.network.pipe_makers["gossip"] = mesh_pipes(self._recorder.emit)
         directory = scenario.directory

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from simulations.checkers import Watch
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.wire import Opened
 from simulations.runtime.trace import Event
 
@@ -60,7 +60,7 @@ class Makespans:
         both = [*self._finished.values(), *stuck]
         return sorted(both, key=lambda spread: spread.version)
 
-    def _on_manifest(self, event: Event, member: Member, manifest: Opened) -> None:
+    def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         version = manifest.fields["version"]
         if manifest.signer != member.peer or version == 0:
             return  # the first version finds nodes that are still starting
@@ -89,7 +89,7 @@ class Makespans:
             for version, spread in list(self._open.items()):
                 self._leave(version, spread, member)
 
-    def _leave(self, version: int, spread: _Open, member: Member) -> None:
+    def _leave(self, version: int, spread: _Open, member: TracedNode) -> None:
         spread.waiting &= ~(1 << member.number)
         if spread.waiting:
             return
@@ -101,7 +101,7 @@ class Makespans:
             )
 
 
-def ideal_seconds(total_bytes: int, root: Member, audience: list[Member]) -> float:
+def ideal_seconds(total_bytes: int, root: TracedNode, audience: list[TracedNode]) -> float:
     """Return the least time in which ``root`` and all others can have a file, bits being a fluid.
 
     The root must send all of it once, the slowest receiver must receive it, and all uploads

@@ -10,7 +10,7 @@ from typing import Any
 
 from simulations.checkers import Violation, Watch
 from simulations.checkers.certificates import Certificates
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.wire import Opened
 from simulations.metrics.makespan import Makespans
 from simulations.metrics.series import Series
@@ -108,13 +108,13 @@ class Meter:
 
     # What happens
 
-    def _on_commit(self, event: Event, member: Member, commit: Opened) -> None:
+    def _on_commit(self, event: Event, member: TracedNode, commit: Opened) -> None:
         del event, member
         if commit.digest not in self._commits:
             honest = self._watch.swarm.honest(commit.signer)
             self._commits[commit.digest] = _Commit(commit.fields["epoch"], honest)
 
-    def _on_manifest(self, event: Event, member: Member, manifest: Opened) -> None:
+    def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         if manifest.signer == member.peer:
             return  # it is published when another node has it
         version = manifest.fields["version"]

@@ -6,7 +6,7 @@ from typing import Any
 
 from simulations.checkers import Watch
 from simulations.checkers.certificates import Certificates
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.checkers.wire import Opened, shown
 from simulations.metrics.makespan import VersionSpread
 from simulations.metrics.spread import Histogram
@@ -93,11 +93,11 @@ class Series:
             "marks": [[round(at, 3), what] for at, what in self.marks],
         }
 
-    def _on_commit(self, event: Event, member: Member, commit: Opened) -> None:
+    def _on_commit(self, event: Event, member: TracedNode, commit: Opened) -> None:
         del event, member
         self._committed += commit.stores == 1
 
-    def _on_manifest(self, event: Event, member: Member, manifest: Opened) -> None:
+    def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         fields = manifest.fields
         version = fields["version"]
         if version == 0 or manifest.signer == member.peer or version in self.versions:

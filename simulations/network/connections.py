@@ -19,7 +19,7 @@ SEGMENT_BYTES = 1460
 _DRAWS = 4096
 
 
-class Weather:
+class LinkConditions:
     """Jitter and loss, drawn once and used in turn: a draw for every write would cost more.
 
     ``jitter`` is the largest addition to a one-way delay as a share of it, ``loss`` the share of
@@ -65,16 +65,21 @@ class Connection:
     )
 
     def __init__(
-        self, loop: VirtualLoop, weather: Weather, opener: Host, acceptor: Host, latency: float
+        self,
+        loop: VirtualLoop,
+        conditions: LinkConditions,
+        opener: Host,
+        acceptor: Host,
+        latency: float,
     ) -> None:
         self.loop = loop
         self.opener = opener
         self.acceptor = acceptor
         self.latency = latency
-        self.pace_bytes_per_second = weather.pace_bytes_per_second(latency)
+        self.pace_bytes_per_second = conditions.pace_bytes_per_second(latency)
         self.streams: dict[Pipe, None] = {}
         """The outgoing pipe of each stream's opener."""
-        self.delay = partial(weather.delay, latency)
+        self.delay = partial(conditions.delay, latency)
         """Draws the one-way delay of a write in seconds."""
         self.blocked = False
         """Whether either direction is cut."""

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.ports.transport import TransportError
-from simulations.network.connections import Connection, Weather
+from simulations.network.connections import Connection, LinkConditions
 from simulations.network.links import Host, Line, SimClock
 from simulations.network.streams import PipeMaker
 from simulations.network.transport import SimTransport
@@ -43,7 +43,7 @@ class SimNetwork:
     """Hosts, connections and faults; one per simulation."""
 
     def __init__(
-        self, loop: VirtualLoop, rng: Rng, weather: Weather, round_trip: RoundTrip
+        self, loop: VirtualLoop, rng: Rng, conditions: LinkConditions, round_trip: RoundTrip
     ) -> None:
         self.loop = loop
         self.hosts: dict[str, Host] = {}
@@ -51,7 +51,7 @@ class SimNetwork:
         self.pipe_makers: dict[str, PipeMaker] = {}
         """How the pipes of a protocol are made, where they are watched."""
         self._rng = rng
-        self._weather = weather
+        self._conditions = conditions
         self._round_trip = round_trip
         self._by_peer: dict[PeerId, Host] = {}
         self._transports: dict[PeerId, SimTransport] = {}
@@ -126,7 +126,7 @@ class SimNetwork:
         if peer not in self._transports or self._cut_either_way(opener, acceptor):
             raise TransportError(f"{acceptor.name} refuses the connection")
         if peer not in opener.connections and opener.peer_id in self._transports:
-            connection = Connection(self.loop, self._weather, opener, acceptor, latency)
+            connection = Connection(self.loop, self._conditions, opener, acceptor, latency)
             opener.connections[acceptor.peer_id] = connection
             acceptor.connections[opener.peer_id] = connection
             for host in (opener, acceptor):

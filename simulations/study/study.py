@@ -64,7 +64,7 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RunOutcome:
     """What a run came to."""
 
     plan: Plan
@@ -93,7 +93,7 @@ def run_plan(
     on_progress: Progress = lambda _now, _end: None,
     twists: Mapping[str, Twist] | None = None,
     actors: Sequence[Actor] = (),
-) -> Outcome:
+) -> RunOutcome:
     """Run a plan to its end or to its first violation; raises ``ScenarioError``.
 
     ``clock`` gives real seconds, to say how long it took.
@@ -121,7 +121,7 @@ def run_plan(
         trace_digest=trace.digest,
         peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     )
-    return Outcome(plan, result, meter.series)
+    return RunOutcome(plan, result, meter.series)
 
 
 async def _live(

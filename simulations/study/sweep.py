@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from multiprocessing import active_children, get_context, parent_process
 from threading import Thread
 
-from simulations.study.study import Outcome, Plan, run_plan
+from simulations.study.study import Plan, RunOutcome, run_plan
 
 KILL_SECONDS = 0.1
 """Between two looks for processes of a sweep that is given up; one may just begin."""
@@ -20,7 +20,7 @@ KILL_SECONDS = 0.1
 class Sweep:
     """What came of the plans of a sweep."""
 
-    outcomes: tuple[Outcome, ...]
+    outcomes: tuple[RunOutcome, ...]
     """Of those that came to an end, in the order of the plans. The processes of the others died."""
     interrupted: bool
     """Whether that was because of Ctrl-C."""
@@ -45,7 +45,7 @@ def run_sweep(plans: Sequence[Plan], processes: int, on_end: Callable[[], None])
     return Sweep(tuple(outcome for outcome in ended if outcome is not None), interrupted)
 
 
-def _give_up(futures: Sequence[Future[Outcome | None]]) -> None:
+def _give_up(futures: Sequence[Future[RunOutcome | None]]) -> None:
     for future in futures:
         future.cancel()
     while wait(futures, KILL_SECONDS).not_done:
@@ -53,7 +53,7 @@ def _give_up(futures: Sequence[Future[Outcome | None]]) -> None:
             process.kill()
 
 
-def _run_apart(plan: Plan) -> Outcome | None:
+def _run_apart(plan: Plan) -> RunOutcome | None:
     """Run a plan in a fresh interpreter, which gives back all memory; None when that died."""
     with ProcessPoolExecutor(1, get_context("spawn"), _end_with_sweep) as process:
         # The process inherits this from the thread that starts it: Ctrl-C is the sweep's to handle.
@@ -75,6 +75,6 @@ def _end_with_sweep() -> None:
     Thread(target=wait_for_sweep, daemon=True).start()
 
 
-def _run_quietly(plan: Plan) -> Outcome:
+def _run_quietly(plan: Plan) -> RunOutcome:
     """Run a plan; what happened over time stays here."""
     return replace(run_plan(plan, clock=time.perf_counter), series=None)

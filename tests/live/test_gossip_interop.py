@@ -19,7 +19,7 @@ from protocol.gossip.message import Message, encode_message, sign_message, verif
 from protocol.gossip.params import Params
 from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, decode_rpc, encode_rpc
 from protocol.rng import Rng
-from protocol.types import Fault, Relay
+from protocol.types import Fault, ValidationResult
 from tests.live.go_pubsub import GoConnection, GoPubsub
 
 pytestmark = pytest.mark.live
@@ -65,7 +65,7 @@ async def start_ours(stack, path: Path, number: int, validate=None) -> Ours:
     stack.push_async_callback(ours.gossip.stop)
     ours.gossip.subscribe(
         TOPIC,
-        validate or (lambda _author, _data: Relay.ACCEPT),
+        validate or (lambda _author, _data: ValidationResult.ACCEPT),
         lambda author, data: ours.inbox.append((author, data)),
     )
     return ours
@@ -137,7 +137,7 @@ async def test_what_our_validator_rejects_does_not_reach_go():
         go, pipe = await start_go(stack, path)
 
         def judge(_author, data):
-            return Relay.REJECT if data.startswith(b"bad") else Relay.ACCEPT
+            return ValidationResult.REJECT if data.startswith(b"bad") else ValidationResult.ACCEPT
 
         author = await start_ours(stack, path, 3)
         middle = await start_ours(stack, path, 4, judge)

@@ -29,7 +29,7 @@ from protocol.crypto import digest, verify
 from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, CommitState
 from protocol.messages import Certificate
 from protocol.replica import Replica
-from protocol.types import Relay
+from protocol.types import ValidationResult
 from tests.worlds.messages import World, fingerprint, run_manifest
 
 WORLD = World(run_manifest(trainers=2))
@@ -215,11 +215,14 @@ class ReplicaMachine(RuleBasedStateMachine):
     def hear(self, signed):
         before = fingerprint(self.replica)
         received = self.replica.receive(signed.envelope, self.now)
-        if received.relay is not Relay.ACCEPT:
+        if received.result is not ValidationResult.ACCEPT:
             assert fingerprint(self.replica) == before
         else:
             assert received.fault is None
-            assert self.replica.receive(signed.envelope, self.now).relay is not Relay.ACCEPT
+            assert (
+                self.replica.receive(signed.envelope, self.now).result
+                is not ValidationResult.ACCEPT
+            )
 
     @rule(signed=mail, data=st.data())
     def deliver_damaged(self, signed, data):
@@ -227,7 +230,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         damaged = bytearray(signed.envelope)
         damaged[place] ^= data.draw(st.integers(1, 255))
         before = fingerprint(self.replica)
-        assert self.replica.receive(bytes(damaged), self.now).relay is Relay.REJECT
+        assert self.replica.receive(bytes(damaged), self.now).result is ValidationResult.REJECT
         assert fingerprint(self.replica) == before
 
     @precondition(lambda self: self.epoch < LAST_EPOCH)

@@ -7,7 +7,7 @@ from protocol.crypto import digest, verify
 from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, CommitState
 from protocol.messages import Margin
 from protocol.replica import TOPIC_KINDS, Replica
-from protocol.types import Fault, Relay, Topic
+from protocol.types import Fault, Topic, ValidationResult
 from tests.worlds.messages import World, fingerprint, forged, run_manifest
 
 WORLD = World(run_manifest(trainers=2))
@@ -23,19 +23,19 @@ GENESIS = WORLD.genesis()
 def replica(*signed, **options) -> Replica:
     result = WORLD.replica(**options)
     for one in signed:
-        assert take(result, one) is Relay.ACCEPT
+        assert take(result, one) is ValidationResult.ACCEPT
     return result
 
 
-def take(target, signed, now=NOW) -> Relay:
-    return target.receive(signed.envelope, now).relay
+def take(target, signed, now=NOW) -> ValidationResult:
+    return target.receive(signed.envelope, now).result
 
 
-def refused(target, envelope, relay=Relay.REJECT, now=NOW) -> str:
+def refused(target, envelope, relay=ValidationResult.REJECT, now=NOW) -> str:
     """Offer what must change nothing, and return the reason."""
     before = fingerprint(target)
     received = target.receive(envelope, now)
-    assert received.relay is relay
+    assert received.result is relay
     assert isinstance(received.fault, Fault)
     assert fingerprint(target) == before
     return received.fault.reason
@@ -48,7 +48,9 @@ def test_a_rollout_from_commit_to_version():
     target = replica(WORLD.record(WORKER, ("inference",)), COMMIT, CERTIFICATE)
     entry = target.ledger.entries[COMMIT.digest]
     assert (entry.state, entry.reason) == (CommitState.CERTIFIED, "accepted")
-    assert take(target, WORLD.checkpoint(GENESIS, batch=(COMMIT.digest,))) is Relay.ACCEPT
+    assert (
+        take(target, WORLD.checkpoint(GENESIS, batch=(COMMIT.digest,))) is ValidationResult.ACCEPT
+    )
     assert target.ledger.version == 1
     assert not target.behind
 
@@ -56,7 +58,7 @@ def test_a_rollout_from_commit_to_version():
 @pytest.mark.parametrize("signed", [COMMIT, CERTIFICATE, GENESIS, WORLD.record(OTHER, ("relay",))])
 def test_what_is_known_is_no_news(signed):
     target = replica(COMMIT, CERTIFICATE, WORLD.record(OTHER, ("relay",)))
-    assert take(target, signed) is Relay.IGNORE
+    assert take(target, signed) is ValidationResult.IGNORE
 
 
 @pytest.mark.parametrize("topic", Topic)
@@ -76,7 +78,7 @@ def test_a_topic_carries_its_kind_alone(topic):
 
 @given(st.binary(max_size=200))
 def test_random_bytes_are_rejected(data):
-    assert SHARED.receive(data, NOW).relay is Relay.REJECT
+    assert SHARED.receive(data, NOW).result is ValidationResult.REJECT
 
 
 SHARED = replica(COMMIT)
@@ -121,7 +123,7 @@ def test_only_what_is_wrong_for_everyone_is_blamed_on_its_carrier():
         "version-reused": WORLD.genesis(index_bytes=99),
     }
     for reason, signed in views.items():
-        assert refused(target, signed.envelope, Relay.IGNORE) == reason
+        assert refused(target, signed.envelope, ValidationResult.IGNORE) == reason
 
 
 def test_the_outcome_of_a_commit_that_comes_after_its_worker_is_slashed_is_taken():
@@ -151,7 +153,7 @@ def test_verdicts_are_of_validators_and_count_for_the_certificate():
     target = replica(COMMIT)
     committee = target.committee(COMMIT)
     for peer in committee.first:
-        assert take(target, WORLD.verdict(WORLD.by_peer[peer], COMMIT)) is Relay.ACCEPT
+        assert take(target, WORLD.verdict(WORLD.by_peer[peer], COMMIT)) is ValidationResult.ACCEPT
     assert target.tally(COMMIT.digest).outcome(committee).accepted
     assert refused(target, WORLD.verdict(OTHER, COMMIT).envelope) == "not-a-validator"
 
@@ -160,7 +162,7 @@ def test_two_verdicts_of_one_validator_are_recorded():
     target = replica(COMMIT, WORLD.verdict(VALIDATOR, COMMIT))
     for detail in map(str, range(50)):
         liar = WORLD.verdict(VALIDATOR, COMMIT, accept=False, detail=detail)
-        assert refused(target, liar.envelope, Relay.IGNORE) == "equivocation"
+        assert refused(target, liar.envelope, ValidationResult.IGNORE) == "equivocation"
     assert list(target.tally(COMMIT.digest).equivocations) == [VALIDATOR.peer_id]
 
 
@@ -228,12 +230,12 @@ def test_a_lying_certificate_settles_nothing(name):
     before = fingerprint(target)
     certificate = WORLD.certificate(COMMIT, **lies()[name])
     received = target.receive(certificate.envelope, NOW)
-    assert received.relay is not Relay.ACCEPT
+    assert received.result is not ValidationResult.ACCEPT
     assert received.fault is not None
     for epoch in range(1, 4):
         assert target.advance(WORLD.at(epoch)) == []
     assert fingerprint(target) == before
-    assert take(target, CERTIFICATE) is Relay.ACCEPT
+    assert take(target, CERTIFICATE) is ValidationResult.ACCEPT
 
 
 @pytest.mark.parametrize(
@@ -260,9 +262,9 @@ def test_only_validators_assemble_certificates():
 
 def test_a_certificate_waits_for_its_commit():
     target = replica()
-    assert take(target, CERTIFICATE) is Relay.IGNORE
+    assert take(target, CERTIFICATE) is ValidationResult.IGNORE
     assert target.behind
-    assert take(target, COMMIT) is Relay.ACCEPT
+    assert take(target, COMMIT) is ValidationResult.ACCEPT
     assert target.advance(NOW) == [CERTIFICATE]
     assert not target.behind
     assert target.ledger.totals.certified == 1
@@ -273,7 +275,7 @@ def test_a_certificate_waits_for_the_roster_that_can_check_it(known):
     target = replica(COMMIT, roster_at=None)
     for one in WORLD.validators[:known]:
         target.receive(WORLD.record(one, ("validator",)).envelope, NOW)
-    assert refused(target, CERTIFICATE.envelope, Relay.IGNORE) == "other-committee"
+    assert refused(target, CERTIFICATE.envelope, ValidationResult.IGNORE) == "other-committee"
     assert target.advance(NOW) == []
     assert target.behind
     WORLD.refresh(target, 0)
@@ -283,8 +285,8 @@ def test_a_certificate_waits_for_the_roster_that_can_check_it(known):
 def test_an_outcome_is_final_and_a_contradiction_is_a_fault():
     target = replica(COMMIT, CERTIFICATE)
     rejection = WORLD.certificate(COMMIT, accepted=False, escalated=True)
-    assert refused(target, rejection.envelope, Relay.IGNORE) == "contradiction"
-    assert take(target, WORLD.certificate(COMMIT, escalated=True)) is Relay.IGNORE
+    assert refused(target, rejection.envelope, ValidationResult.IGNORE) == "contradiction"
+    assert take(target, WORLD.certificate(COMMIT, escalated=True)) is ValidationResult.IGNORE
 
 
 def test_the_commonest_reason_is_kept():
@@ -309,22 +311,22 @@ def test_verdicts_and_versions_wait_for_what_comes_before():
     second = WORLD.checkpoint(first)
     third = WORLD.checkpoint(second)
     for signed in (verdict, third, second):
-        assert take(target, signed) is Relay.IGNORE
+        assert take(target, signed) is ValidationResult.IGNORE
     assert target.behind
     for signed in (COMMIT, first):
-        assert take(target, signed) is Relay.ACCEPT
+        assert take(target, signed) is ValidationResult.ACCEPT
     assert target.advance(NOW) == [verdict, second, third]
     assert (target.ledger.version, target.behind) == (3, False)
-    assert take(target, verdict) is Relay.IGNORE
+    assert take(target, verdict) is ValidationResult.IGNORE
 
 
 def test_a_version_of_a_later_term_waits_for_its_parent():
     target = replica(WORLD.checkpoint(GENESIS))
     parent = WORLD.checkpoint(GENESIS, trainer=1, term=1)
     child = WORLD.checkpoint(parent, trainer=1)
-    assert take(target, child) is Relay.IGNORE
+    assert take(target, child) is ValidationResult.IGNORE
     assert target.behind
-    assert take(target, parent) is Relay.ACCEPT
+    assert take(target, parent) is ValidationResult.ACCEPT
     assert target.advance(NOW) == [child]
     assert target.ledger.head == child
 
@@ -338,13 +340,13 @@ def test_what_waits_is_bounded_and_a_flood_displaces_itself_alone(monkeypatch):
     monkeypatch.setattr(replica_module, "WAITING_MAX", 8)
     target = replica()
     honest = WORLD.verdict(WORLD.validators[1], COMMIT)
-    assert take(target, honest) is Relay.IGNORE
+    assert take(target, honest) is ValidationResult.IGNORE
     for n in range(50):
         take(target, WORLD.verdict(VALIDATOR, unknown(f"flood {n}")))
     waiting = [signed for signed, _ in target._early_verdicts.entries.values()]
     assert len(waiting) == 8
     assert waiting[0] == honest
-    assert take(target, COMMIT) is Relay.ACCEPT
+    assert take(target, COMMIT) is ValidationResult.ACCEPT
     assert target.advance(NOW) == [honest]
 
 
@@ -353,7 +355,7 @@ def test_a_certificate_of_nothing_does_not_keep_a_node_asking_for_ever():
     ghost = WORLD.sealed(
         CERTIFICATE.message.model_copy(update={"commit": digest(b"ghost")}), VALIDATOR
     )
-    assert take(target, ghost) is Relay.IGNORE
+    assert take(target, ghost) is ValidationResult.IGNORE
     target.advance(NOW + EXPIRE_SECONDS / 2)
     take(target, ghost, NOW + EXPIRE_SECONDS / 2)  # said again, it waits no longer
     target.advance(NOW + EXPIRE_SECONDS)
@@ -388,7 +390,9 @@ def test_the_first_live_trainer_leads_and_then_whoever_published_last():
     assert target.leader(NOW) == first.peer_id
     take(target, WORLD.checkpoint(GENESIS, trainer=1, term=1))
     assert target.leader(NOW) == second.peer_id
-    assert take(target, WORLD.record(second, ("trainer",), 1, leaving=True)) is Relay.ACCEPT
+    assert (
+        take(target, WORLD.record(second, ("trainer",), 1, leaving=True)) is ValidationResult.ACCEPT
+    )
     assert target.leader(WORLD.at(1)) == first.peer_id
 
 
@@ -413,10 +417,12 @@ def restarted(target) -> Replica:
 def test_a_restart_brings_back_the_ledger_and_the_votes():
     chain = WORLD.chain(WORKER, 3)
     target = replica(*chain, WORLD.commit(OTHER), WORLD.verdict(VALIDATOR, chain[2]))
-    assert take(target, WORLD.certificate(chain[0])) is Relay.ACCEPT
+    assert take(target, WORLD.certificate(chain[0])) is ValidationResult.ACCEPT
     rejection = WORLD.certificate(WORLD.commit(OTHER), accepted=False, escalated=True)
-    assert take(target, rejection) is Relay.ACCEPT
-    assert take(target, WORLD.checkpoint(GENESIS, batch=(chain[0].digest,))) is Relay.ACCEPT
+    assert take(target, rejection) is ValidationResult.ACCEPT
+    assert (
+        take(target, WORLD.checkpoint(GENESIS, batch=(chain[0].digest,))) is ValidationResult.ACCEPT
+    )
     again = restarted(target)
     assert fingerprint(again)[1:] == fingerprint(target)[1:]
 
@@ -425,8 +431,8 @@ def test_a_restart_keeps_more_commits_than_may_wait_at_once():
     target = replica()
     count = 2 * COMMITS_IN_FLIGHT_MAX
     for commit in WORLD.chain(WORKER, count):
-        assert take(target, commit) is Relay.ACCEPT
-        assert take(target, WORLD.certificate(commit)) is Relay.ACCEPT
+        assert take(target, commit) is ValidationResult.ACCEPT
+        assert take(target, WORLD.certificate(commit)) is ValidationResult.ACCEPT
     again = restarted(target)
     assert again.ledger.totals == target.ledger.totals
     assert again.ledger.totals.certified == count
@@ -436,9 +442,9 @@ def test_a_restart_keeps_a_commit_whose_version_was_superseded():
     first = WORLD.checkpoint(GENESIS, policy=digest(b"first"))
     target = replica(first)
     old = WORLD.commit(WORKER, version=1, checkpoint=first.digest)
-    assert take(target, old) is Relay.ACCEPT
+    assert take(target, old) is ValidationResult.ACCEPT
     successor = WORLD.checkpoint(GENESIS, trainer=1, term=1, policy=digest(b"second"))
-    assert take(target, successor) is Relay.ACCEPT
+    assert take(target, successor) is ValidationResult.ACCEPT
     assert old.digest in restarted(target).ledger.entries
 
 

@@ -1,20 +1,20 @@
 import asyncio
 
 from protocol.assignment import SequenceAssignment
-from roles.flow import Conditions, Pulse, reward
+from roles.flow import ChangeSignal, Conditions, reward
 from tests.worlds.memory_transport import LoopClock, run_virtual
 from tests.worlds.messages import run_manifest
 
 
 def test_a_beat_between_looking_and_waiting_is_not_lost():
     async def scenario():
-        pulse = Pulse()
-        beats = pulse.beats
-        pulse.beat()
+        changes = ChangeSignal()
+        seen = changes.count
+        changes.notify()
         began = LoopClock().now()
-        await pulse.wait(60, beats)
+        await changes.wait(60, seen)
         assert LoopClock().now() - began < 0.01
-        await pulse.wait(60, pulse.beats)
+        await changes.wait(60, changes.count)
         assert LoopClock().now() >= began + 60
 
     run_virtual(scenario())
@@ -22,17 +22,17 @@ def test_a_beat_between_looking_and_waiting_is_not_lost():
 
 def test_a_beat_wakes_everyone_and_who_was_cancelled_leaves_no_trace():
     async def scenario():
-        pulse = Pulse()
-        waiting = [asyncio.create_task(pulse.wait(60, pulse.beats)) for _ in range(3)]
+        changes = ChangeSignal()
+        waiting = [asyncio.create_task(changes.wait(60, changes.count)) for _ in range(3)]
         await asyncio.sleep(1)
         waiting[0].cancel()
         await asyncio.sleep(0)
         began = LoopClock().now()
-        pulse.beat()
+        changes.notify()
         await asyncio.wait(waiting)
         assert LoopClock().now() - began < 0.01
         assert [task.cancelled() for task in waiting] == [True, False, False]
-        pulse.beat()
+        changes.notify()
 
     run_virtual(scenario())
 

@@ -9,8 +9,8 @@ from protocol.crypto import digest
 from protocol.messages import seal
 from protocol.replica import Replica
 from protocol.toploc.proof import ChunkResult
-from protocol.types import PeerId, Relay, Version
-from roles.flow import Conditions, Pulse, RoleContext
+from protocol.types import PeerId, ValidationResult, Version
+from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.ports.engines import Generation, Policy, StepMetrics
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError, Release
@@ -131,10 +131,10 @@ class Network:
             raise self.errors.pop(0)
         signed = seal(message, self.world.run_id, self.world.signer)
         received = self.world.replica.receive(signed.envelope, self.world.now())
-        if received.relay is not Relay.ACCEPT:
+        if received.result is not ValidationResult.ACCEPT:
             raise RefusedError(str(received.fault or "no longer news"))
         self.recorded.append(signed)
-        self.world.pulse.beat()
+        self.world.changes.notify()
         return signed
 
     async def publish(self, topic, message):
@@ -224,7 +224,7 @@ class FlowWorld:
         self.replica = Replica(self.manifest, lambda *_: True)
         for one in self.world.validators:
             self.take(self.world.record(one, ("validator",), joined_at=0, policy_version=-1))
-        self.pulse, self.conditions = Pulse(), Conditions()
+        self.changes, self.conditions = ChangeSignal(), Conditions()
         self.network = Network(self)
         self.policies = Policies(self, directory)
         self.context = RoleContext(
@@ -236,7 +236,7 @@ class FlowWorld:
             store=MemoryStore(),
             network=self.network,
             policies=self.policies,
-            pulse=self.pulse,
+            changes=self.changes,
             conditions=self.conditions,
         )
         if begun:
@@ -249,7 +249,7 @@ class FlowWorld:
 
     def take(self, signed) -> None:
         received = self.replica.receive(signed.envelope, self.now())
-        assert received.relay is Relay.ACCEPT, received
+        assert received.result is ValidationResult.ACCEPT, received
 
     def hold(self, version: int, content: bytes) -> Policy:
         policy = Policy(Version(version), digest(content), self.policies.weights_path(version))
@@ -269,7 +269,7 @@ class FlowWorld:
         digests = tuple(commit.digest for commit in batch)
         signed = self.world.checkpoint(head, trainer, batch=digests, **changes)
         self.take(signed)
-        self.pulse.beat()
+        self.changes.notify()
         return signed
 
     def run(self, flow) -> None:

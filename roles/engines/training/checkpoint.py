@@ -26,8 +26,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     zip checksums are verified, because torch alone would load flipped bits as weights.
     """
     try:
-        with zipfile.ZipFile(path) as archive:
-            damaged = archive.testzip()
+        with zipfile.ZipFile(path) as message_log:
+            damaged = message_log.testzip()
         if damaged is not None:
             raise ValueError(f"{path} is damaged at {damaged}")
         state = torch.load(path, map_location="cpu", weights_only=True)

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 import pytest
 
 from node.api.observer import Observer
-from protocol.types import Relay, Role
+from protocol.types import Role, ValidationResult
 from roles.flow import Conditions
 from tests.worlds.messages import World, run_manifest
 
@@ -43,7 +43,7 @@ def observer(peer=OTHER, **changes) -> Observer:
 
 def take(node, *messages):
     for signed in messages:
-        assert node.replica.receive(signed.envelope, NOW).relay is Relay.ACCEPT
+        assert node.replica.receive(signed.envelope, NOW).result is ValidationResult.ACCEPT
 
 
 def full(reason):

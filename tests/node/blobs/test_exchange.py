@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from node.blobs.exchange import BlobExchange, ExchangeLimits
-from node.blobs.wire import PROTOCOL, Kind, RefusedError, Status
+from node.blobs.wire import PROTOCOL, BlobRefusedError, Kind, Status
 from node.storage.blobs import FileBlobs
 from protocol import codec, crypto
 from protocol.shardcast.index import chunk_digests
@@ -129,7 +129,7 @@ async def test_who_must_not_wait_is_refused_a_blob_that_is_arriving(tmp_path: Pa
     _, (one, two) = await network(tmp_path, "one", "two")
     chunks = chunk_digests([DATA], 100_000)
     await two.blobs.open_partial(DIGEST, len(DATA), 100_000, chunks)
-    with pytest.raises(RefusedError) as refusal:
+    with pytest.raises(BlobRefusedError) as refusal:
         await pull(one, two.peer, 0, 100, wait=False)
     assert refusal.value.status is Status.UNKNOWN
     with pytest.raises(TransportError):
@@ -305,7 +305,7 @@ async def test_too_many_streams_are_told_busy(tmp_path: Path, limits: ExchangeLi
     pieces = one.exchange.fetch_range(two.peer, DIGEST, 0, len(DATA), piece_bytes=100)
     async with aclosing(pieces):
         await anext(pieces)
-        with pytest.raises(RefusedError) as refusal:
+        with pytest.raises(BlobRefusedError) as refusal:
             await pull(one, two.peer, 0, 10)
         assert refusal.value.status is Status.BUSY
     await asyncio.sleep(0.01)

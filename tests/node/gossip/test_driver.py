@@ -12,7 +12,7 @@ from protocol.gossip.message import encode_message, sign_message
 from protocol.gossip.params import Params
 from protocol.gossip.rpc import Rpc, Subscription, decode_rpc, encode_rpc
 from protocol.rng import Rng
-from protocol.types import Fault, Relay
+from protocol.types import Fault, ValidationResult
 from roles.ports.transport import TransportError
 from tests.worlds.memory_transport import WINDOW_BYTES, Hub, LoopClock, eventually, run_virtual
 
@@ -20,7 +20,7 @@ TOPIC = "run/commits"
 
 
 def accept(_author, _data):
-    return Relay.ACCEPT
+    return ValidationResult.ACCEPT
 
 
 class Node:
@@ -118,7 +118,7 @@ def test_a_message_crosses_a_chain_once():
     run_virtual(scenario())
 
 
-@pytest.mark.parametrize("verdict", [Relay.IGNORE, Relay.REJECT])
+@pytest.mark.parametrize("verdict", [ValidationResult.IGNORE, ValidationResult.REJECT])
 def test_what_a_validator_does_not_accept_stops_there(verdict):
     async def scenario():
         async with swarm(3) as (_, nodes):
@@ -134,11 +134,11 @@ def test_what_a_validator_does_not_accept_stops_there(verdict):
             assert nodes[1].inbox == nodes[2].inbox == []
             counters = nodes[1].gossip.counters
             assert (counters.ignored, counters.rejected) == (
-                verdict is Relay.IGNORE,
-                verdict is Relay.REJECT,
+                verdict is ValidationResult.IGNORE,
+                verdict is ValidationResult.REJECT,
             )
             blamed = [(nodes[0].peer_id, "message-rejected")]
-            assert nodes[1].blamed == (blamed if verdict is Relay.REJECT else [])
+            assert nodes[1].blamed == (blamed if verdict is ValidationResult.REJECT else [])
 
     run_virtual(scenario())
 
@@ -212,7 +212,7 @@ def test_leaving_a_topic_ends_delivery_even_from_inside_a_validator():
 
             def judge(_author, _data):
                 node.gossip.unsubscribe(TOPIC)
-                return Relay.ACCEPT
+                return ValidationResult.ACCEPT
 
             node.subscribe(judge)
             hub.connect(raw.identity.peer_id, node.peer_id)

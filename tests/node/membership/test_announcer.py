@@ -43,7 +43,7 @@ class Gossip:
 
 
 class Told:
-    """What membership asks of a synchroniser."""
+    """What membership asks of a anti_entropy."""
 
     def __init__(self):
         self.former = None
@@ -64,8 +64,8 @@ class Node:
         self.directory = MemoryDirectory({}, OWN.peer_id) if directory is None else directory
         self.gossip = Gossip()
         self.clock = Clock()
-        self.synchroniser = Told()
-        self.synchroniser.told.set()
+        self.anti_entropy = Told()
+        self.anti_entropy.told.set()
         self.begin()
 
     def begin(self):
@@ -81,7 +81,7 @@ class Node:
             store=self.store,
             rng=Rng(b"1"),
             policy_version=lambda: 7,
-            synchroniser=self.synchroniser,
+            anti_entropy=self.anti_entropy,
         )
 
     @property
@@ -124,19 +124,19 @@ def test_without_its_disk_a_node_goes_on_from_what_a_peer_shows_it():
         record = before.replica.roster.get(OWN.peer_id).record
         await asyncio.sleep(2)
         node = Node()
-        node.synchroniser.told.clear()
+        node.anti_entropy.told.clear()
         task = asyncio.create_task(node.run(4))
         await asyncio.sleep(1)
         assert node.gossip.said == [], "it would take the place of what a peer may know"
-        node.synchroniser.former = record
-        node.synchroniser.told.set()
+        node.anti_entropy.former = record
+        node.anti_entropy.told.set()
         await task
         assert len(node.gossip.said) == 1
         assert node.record.joined_at == before.record.joined_at
         assert node.record.sequence > record.message.sequence
         await asyncio.sleep(LIFETIME_SECONDS + 2)
         late = Node()
-        late.synchroniser.former = node.replica.roster.get(OWN.peer_id).record
+        late.anti_entropy.former = node.replica.roster.get(OWN.peer_id).record
         await late.run(1)
         assert late.record.joined_at == late.record.sequence, "nobody remembers it that long"
 
@@ -146,7 +146,7 @@ def test_without_its_disk_a_node_goes_on_from_what_a_peer_shows_it():
 def test_who_is_alone_says_so_after_an_epoch():
     async def scenario():
         node = Node()
-        node.synchroniser.told.clear()
+        node.anti_entropy.told.clear()
         await node.run(node.replica.manifest.epochs.seconds - 0.5)
         assert node.gossip.said == []
         await node.run(node.replica.manifest.epochs.seconds + 1)
@@ -187,7 +187,7 @@ def test_who_said_that_it_leaves_has_been_away(blank):
         await asyncio.sleep(LIFETIME_SECONDS / 2)
         if blank:
             node = Node()
-            node.synchroniser.former = left
+            node.anti_entropy.former = left
         else:
             node.begin()
         await node.run(1)

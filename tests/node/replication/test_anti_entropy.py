@@ -3,12 +3,12 @@ import asyncio
 import pytest
 
 from node.replication import anti_entropy as synchronise
-from node.replication.anti_entropy import EXCHANGE_SECONDS, STALL_SECONDS, Synchroniser
+from node.replication.anti_entropy import EXCHANGE_SECONDS, STALL_SECONDS, AntiEntropy
 from node.streams.framing import read_frame, write_frame
 from protocol.codec import decode, encode
 from protocol.crypto import digest
 from protocol.replica import Replica
-from protocol.types import PeerId, Relay
+from protocol.types import PeerId, ValidationResult
 from tests.worlds.memory_transport import Hub, LoopClock, run_virtual
 from tests.worlds.messages import World, fingerprint, identity, run_manifest
 
@@ -30,7 +30,7 @@ class Node:
         self.transport = hub.transport(peer)
         self.replica = Replica(WORLD.manifest, lambda *_: True)
         self.accepted = []
-        self.synchroniser = Synchroniser(
+        self.anti_entropy = AntiEntropy(
             self.transport,
             self.replica,
             Fixed(),
@@ -40,7 +40,7 @@ class Node:
 
     def take(self, *messages):
         for signed in messages:
-            assert self.replica.receive(signed.envelope, NOW).relay is Relay.ACCEPT
+            assert self.replica.receive(signed.envelope, NOW).result is ValidationResult.ACCEPT
 
 
 class Pair:
@@ -50,13 +50,13 @@ class Pair:
         self.hub.connect(OURS, THEIRS)
 
     async def pull(self):
-        await self.theirs.synchroniser.start()
-        return await self.ours.synchroniser.pull(THEIRS)
+        await self.theirs.anti_entropy.start()
+        return await self.ours.anti_entropy.pull(THEIRS)
 
     async def serve(self, handler):
         """Have them answer otherwise than the protocol says."""
-        await self.theirs.transport.handle(self.ours.synchroniser._protocol, handler)
-        return await self.ours.synchroniser.pull(THEIRS)
+        await self.theirs.transport.handle(self.ours.anti_entropy._protocol, handler)
+        return await self.ours.anti_entropy.pull(THEIRS)
 
 
 def chain(length, trainer=0, first=GENESIS, **changes):
@@ -81,7 +81,7 @@ def test_a_newcomer_takes_all_that_matters():
         pair.theirs.take(WORLD.certificate(CHAIN[0]))
         assert await pair.pull()
         assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
-        assert pair.ours.synchroniser.synchronised
+        assert pair.ours.anti_entropy.synchronised
         assert len(pair.ours.accepted) == 6 + 4 + 3 + 1 + 2
         assert await pair.pull()
         assert len(pair.ours.accepted) == 6 + 4 + 3 + 1 + 2, "the second time there is no news"
@@ -204,7 +204,7 @@ def test_who_answers_nonsense_has_told_us_nothing(handler):
         began = clock.now()
         assert not await pair.serve(handler)
         assert clock.now() - began <= STALL_SECONDS + 1
-        assert not pair.ours.synchroniser.synchronised
+        assert not pair.ours.anti_entropy.synchronised
         assert pair.ours.accepted == []
 
     run_virtual(scenario())
@@ -245,11 +245,11 @@ def test_who_drips_is_left_after_a_while():
 def test_a_malformed_request_is_not_answered(request_):
     async def scenario():
         pair = Pair()
-        await pair.theirs.synchroniser.start()
-        stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.synchroniser._protocol)
+        await pair.theirs.anti_entropy.start()
+        stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
         await write_frame(stream, request_)
         assert await stream.read(1) == b""
-        assert pair.theirs.synchroniser._bounded._serving == {}
+        assert pair.theirs.anti_entropy._bounded._serving == {}
 
     run_virtual(scenario())
 
@@ -258,8 +258,8 @@ def test_only_what_was_listed_is_sent():
     async def scenario():
         pair = Pair()
         pair.theirs.take(GENESIS)
-        await pair.theirs.synchroniser.start()
-        stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.synchroniser._protocol)
+        await pair.theirs.anti_entropy.start()
+        stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
         await write_frame(stream, encode({"skip": 0, "version": 0}))
         ids = decode(await read_frame(stream, 1 << 20), bytes_max=1 << 20)["ids"]
         assert ids == (GENESIS.digest,)
@@ -275,8 +275,8 @@ def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
     async def scenario():
         hub = Hub()
         server = Node(hub, THEIRS)
-        await server.synchroniser.start()
-        protocol = server.synchroniser._protocol
+        await server.anti_entropy.start()
+        protocol = server.anti_entropy._protocol
         streams = []
         for name in ("a", "a", "b", "c"):
             peer = PeerId(name)
@@ -286,9 +286,9 @@ def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
             await asyncio.sleep(0.1)
         refused = [await asyncio.wait_for(streams[n].read(1), 1) for n in (1, 3)]
         assert refused == [b"", b""]
-        assert list(server.synchroniser._bounded._serving) == ["a", "b"]
+        assert list(server.anti_entropy._bounded._serving) == ["a", "b"]
         await asyncio.sleep(STALL_SECONDS)  # who asks and says nothing makes room again
-        assert server.synchroniser._bounded._serving == {}
+        assert server.anti_entropy._bounded._serving == {}
 
     run_virtual(scenario())
 
@@ -308,10 +308,10 @@ def test_a_node_that_lost_its_disk_meets_itself(joined_epoch, announced, blank):
             ours.take(WORLD.record(us, ("inference",), epoch=1, joined_at=joined_at))
         former = WORLD.record(us, ("inference",), epoch=0)
         theirs.take(former)
-        await theirs.synchroniser.start()
-        assert ours.synchroniser.former is None
-        assert await ours.synchroniser.pull(THEIRS)
+        await theirs.anti_entropy.start()
+        assert ours.anti_entropy.former is None
+        assert await ours.anti_entropy.pull(THEIRS)
         lost = blank and (joined_epoch == 1 or not announced)
-        assert ours.synchroniser.former == (former if lost else None)
+        assert ours.anti_entropy.former == (former if lost else None)
 
     run_virtual(scenario())

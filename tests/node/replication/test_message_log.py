@@ -2,7 +2,7 @@ import asyncio
 
 import pytest
 
-from node.replication.message_log import Archive
+from node.replication.message_log import MessageLog
 from roles.ports.storage import Delete, StorageFullError
 from tests.worlds.memory_transport import run_virtual
 from tests.worlds.messages import World, fingerprint, run_manifest
@@ -36,26 +36,26 @@ class Store(MemoryStore):
 
 def opened(store, *, at=1):
     """Return a new life's archive and replica."""
-    archive, replica = Archive(store), WORLD.replica(roster_at=None)
-    archive.restore(replica)
+    message_log, replica = MessageLog(store), WORLD.replica(roster_at=None)
+    message_log.restore(replica)
     replica.advance(WORLD.at(at))
-    return archive, replica
+    return message_log, replica
 
 
-def accept(archive, replica, *messages, at=1):
+def accept(message_log, replica, *messages, at=1):
     for signed in messages:
         replica.receive(signed.envelope, WORLD.at(at))
-        archive.later(signed.envelope)
+        message_log.later(signed.envelope)
 
 
 def test_a_restart_finds_the_replica_again():
     async def scenario():
         store = Store()
-        archive, replica = opened(store)
+        message_log, replica = opened(store)
         WORLD.refresh(replica, 0)
-        accept(archive, replica, *CHAIN, WORLD.certificate(CHAIN[0]))
+        accept(message_log, replica, *CHAIN, WORLD.certificate(CHAIN[0]))
         assert store.envelopes == []
-        await archive.flush()
+        await message_log.flush()
         assert len(store.envelopes) == 4
         _, again = opened(store)
         WORLD.refresh(again, 0)
@@ -67,11 +67,11 @@ def test_a_restart_finds_the_replica_again():
 def test_what_we_announce_is_written_after_everything_before_it():
     async def scenario():
         store = Store()
-        archive, replica = opened(store)
-        accept(archive, replica, CHAIN[0])
-        flushing = asyncio.create_task(archive.flush())
+        message_log, replica = opened(store)
+        accept(message_log, replica, CHAIN[0])
+        flushing = asyncio.create_task(message_log.flush())
         await asyncio.sleep(0.1)
-        await archive.keep(CHAIN[1].envelope)
+        await message_log.keep(CHAIN[1].envelope)
         assert store.envelopes == [CHAIN[0].envelope, CHAIN[1].envelope]
         await flushing
         assert store.commits == 2
@@ -82,11 +82,11 @@ def test_what_we_announce_is_written_after_everything_before_it():
 def test_a_message_is_written_once():
     async def scenario():
         store = Store()
-        archive, _ = opened(store)
+        message_log, _ = opened(store)
         for _ in range(2):
-            archive.later(CHAIN[0].envelope)
-            archive.later(CHAIN[0].envelope)
-            await archive.flush()
+            message_log.later(CHAIN[0].envelope)
+            message_log.later(CHAIN[0].envelope)
+            await message_log.flush()
         assert store.envelopes == [CHAIN[0].envelope]
         assert store.commits == 1
 
@@ -98,17 +98,17 @@ def test_what_does_not_fit_is_written_later_but_never_what_we_could_not_announce
 
     async def scenario():
         store = Store()
-        archive, replica = opened(store)
-        accept(archive, replica, CHAIN[0])
+        message_log, replica = opened(store)
+        accept(message_log, replica, CHAIN[0])
         store.full = True
         with pytest.raises(StorageFullError):
-            await archive.keep(CHAIN[1].envelope)
+            await message_log.keep(CHAIN[1].envelope)
         with pytest.raises(StorageFullError):
-            await archive.flush()
+            await message_log.flush()
         store.full = False
-        await archive.flush()
+        await message_log.flush()
         assert store.envelopes == [CHAIN[0].envelope]
-        await archive.keep(CHAIN[1].envelope)
+        await message_log.keep(CHAIN[1].envelope)
         assert store.envelopes[1:] == [CHAIN[1].envelope]
 
     run_virtual(scenario())
@@ -117,13 +117,13 @@ def test_what_does_not_fit_is_written_later_but_never_what_we_could_not_announce
 def test_two_messages_kept_at_once_fail_together_and_leave_nothing():
     async def scenario():
         store = Store()
-        archive, _ = opened(store)
+        message_log, _ = opened(store)
         store.full = True
-        both = [asyncio.create_task(archive.keep(item.envelope)) for item in CHAIN[:2]]
+        both = [asyncio.create_task(message_log.keep(item.envelope)) for item in CHAIN[:2]]
         results = await asyncio.gather(*both, return_exceptions=True)
         assert all(isinstance(result, StorageFullError) for result in results)
         store.full = False
-        await archive.flush()
+        await message_log.flush()
         assert store.envelopes == []
 
     run_virtual(scenario())
@@ -132,12 +132,12 @@ def test_two_messages_kept_at_once_fail_together_and_leave_nothing():
 def test_a_cancelled_write_is_repeated():
     async def scenario():
         store = Store()
-        archive, _ = opened(store)
-        keeping = asyncio.create_task(archive.keep(CHAIN[0].envelope))
+        message_log, _ = opened(store)
+        keeping = asyncio.create_task(message_log.keep(CHAIN[0].envelope))
         await asyncio.sleep(0.5)
         keeping.cancel()
         await asyncio.wait([keeping])
-        await archive.flush()
+        await message_log.flush()
         assert store.envelopes == [CHAIN[0].envelope]
 
     run_virtual(scenario())
@@ -146,11 +146,11 @@ def test_a_cancelled_write_is_repeated():
 def test_what_was_refused_after_it_was_kept_is_forgotten():
     async def scenario():
         store = Store()
-        archive, _ = opened(store)
-        await archive.keep(CHAIN[0].envelope)
-        await archive.keep(CHAIN[1].envelope)
-        await archive.forget(CHAIN[0].envelope)
-        await archive.forget(CHAIN[2].envelope)
+        message_log, _ = opened(store)
+        await message_log.keep(CHAIN[0].envelope)
+        await message_log.keep(CHAIN[1].envelope)
+        await message_log.forget(CHAIN[0].envelope)
+        await message_log.forget(CHAIN[2].envelope)
         assert store.envelopes == [CHAIN[1].envelope]
 
     run_virtual(scenario())
@@ -159,17 +159,17 @@ def test_what_was_refused_after_it_was_kept_is_forgotten():
 def test_the_log_is_as_long_as_the_replica_is_large():
     async def scenario():
         store = Store()
-        archive, replica = opened(store)
-        accept(archive, replica, *CHAIN)
-        await archive.flush()
-        archive.later(WORLD.commit(OTHER).envelope)  # pending, and unknown to the replica
-        await archive.compact(replica)
+        message_log, replica = opened(store)
+        accept(message_log, replica, *CHAIN)
+        await message_log.flush()
+        message_log.later(WORLD.commit(OTHER).envelope)  # pending, and unknown to the replica
+        await message_log.compact(replica)
         assert len(store.envelopes) == 3
         replica.advance(WORLD.at(4 * EXPIRE + 2))
-        await archive.compact(replica)
+        await message_log.compact(replica)
         # The end of its chain of slots is what a worker goes on from.
         assert store.envelopes == [CHAIN[-1].envelope]
-        await archive.flush()
+        await message_log.flush()
         _, again = opened(store, at=4 * EXPIRE + 2)
         assert again.ledger.next_slot(WORKER.peer_id, 0) == (3, CHAIN[-1].digest)
 
@@ -181,10 +181,10 @@ def test_compaction_spares_what_is_being_kept():
 
     async def scenario():
         store = Store()
-        archive, replica = opened(store)
-        keeping = asyncio.create_task(archive.keep(CHAIN[0].envelope))
+        message_log, replica = opened(store)
+        keeping = asyncio.create_task(message_log.keep(CHAIN[0].envelope))
         await asyncio.sleep(0.5)
-        await archive.compact(replica)
+        await message_log.compact(replica)
         await keeping
         assert store.envelopes == [CHAIN[0].envelope]
 
@@ -194,14 +194,14 @@ def test_compaction_spares_what_is_being_kept():
 def test_a_full_disk_delays_deletions():
     async def scenario():
         store = Store()
-        archive, replica = opened(store)
-        archive.later(WORLD.commit(OTHER, version=9).envelope)
-        await archive.flush()
+        message_log, replica = opened(store)
+        message_log.later(WORLD.commit(OTHER, version=9).envelope)
+        await message_log.flush()
         store.full = True
-        await archive.compact(replica)
+        await message_log.compact(replica)
         store.full = False
         assert len(store.envelopes) == 1
-        await archive.compact(replica)
+        await message_log.compact(replica)
         assert store.envelopes == []
 
     run_virtual(scenario())
@@ -210,14 +210,14 @@ def test_a_full_disk_delays_deletions():
 def test_keys_go_on_after_a_restart_and_nonsense_in_the_log_is_dropped():
     async def scenario():
         store = Store()
-        archive, _ = opened(store)
-        await archive.keep(CHAIN[0].envelope)
+        message_log, _ = opened(store)
+        await message_log.keep(CHAIN[0].envelope)
         table = store.tables["messages"]
         table[(5).to_bytes(8, "big")] = b"nonsense"
         table[(6).to_bytes(8, "big")] = bytes(1 << 20)
-        archive, replica = opened(store)
-        await archive.compact(replica)
-        await archive.keep(CHAIN[1].envelope)
+        message_log, replica = opened(store)
+        await message_log.compact(replica)
+        await message_log.keep(CHAIN[1].envelope)
         assert list(table) == [bytes(8), (7).to_bytes(8, "big")]
         await store.commit([Delete("messages", bytes(8))])
 

@@ -5,15 +5,15 @@ import pytest
 from node.blobs.exchange import BlobExchange
 from node.gossip.driver import Gossip
 from node.membership.peers import Connections, DiallingTransport
-from node.replication.anti_entropy import Synchroniser
-from node.replication.message_log import Archive
+from node.replication.anti_entropy import AntiEntropy
+from node.replication.message_log import MessageLog
 from node.replication.network import SEND_SECONDS, SERVED_PER_PEER, SwarmNetwork
 from node.streams.framing import write_frame
 from protocol.crypto import digest
 from protocol.messages import ENVELOPE_BYTES_MAX, RolloutCommit
 from protocol.rng import Rng
-from protocol.types import Digest, Relay, Topic
-from roles.flow import Pulse
+from protocol.types import Digest, Topic, ValidationResult
+from roles.flow import ChangeSignal
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from tests.worlds.memory_transport import Hub, LoopClock, run_virtual
@@ -48,7 +48,7 @@ class Node:
         self.peer = signer.peer_id
         self.transport = hub.transport(self.peer)
         self.replica = WORLD.replica()
-        self.store, self.blobs, self.pulse = Store(), MemoryBlobs(), Pulse()
+        self.store, self.blobs, self.changes = Store(), MemoryBlobs(), ChangeSignal()
         connections = Connections(self.transport, LoopClock(), Rng(b"1"), [])
         connections.replica = self.replica
         streams = DiallingTransport(self.transport, connections)
@@ -59,16 +59,16 @@ class Node:
         self.network = SwarmNetwork(
             signer,
             self.replica,
-            archive=Archive(self.store),
+            message_log=MessageLog(self.store),
             gossip=self.gossip,
             streams=streams,
             exchange=self.exchange,
             blobs=self.blobs,
-            synchroniser=Synchroniser(streams, self.replica, Fixed(), lambda *_: None),
+            anti_entropy=AntiEntropy(streams, self.replica, Fixed(), lambda *_: None),
             clock=Fixed(),
             heard=self.heard.append,
             accepted=lambda envelope, _: self.accepted.append(envelope),
-            pulse=self.pulse,
+            changes=self.changes,
         )
 
     async def start(self):
@@ -99,14 +99,14 @@ async def pair():
 def test_what_we_publish_is_stored_applied_and_heard():
     async def scenario():
         _, ours, theirs = await pair()
-        beats = ours.pulse.beats
+        seen = ours.changes.count
         signed = await ours.network.publish(Topic.COMMITS, COMMIT.message)
         assert ours.stored == [signed.envelope]
         assert signed.digest in ours.replica.ledger.entries
-        assert ours.pulse.beats > beats
+        assert ours.changes.count > seen
         await asyncio.sleep(2)
         assert theirs.accepted == [signed.envelope]
-        assert [received.relay for received in theirs.heard] == [Relay.ACCEPT]
+        assert [received.result for received in theirs.heard] == [ValidationResult.ACCEPT]
         await ours.network.announce(Topic.COMMITS, signed.envelope)
         await asyncio.sleep(2)
         assert len(theirs.accepted) == 1

@@ -15,9 +15,9 @@ from protocol import codec, crypto
 from protocol.shardcast import forest
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.events import TransferLimits
-from protocol.shardcast.experience import Experience
-from protocol.shardcast.forest import Member
+from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.index import ShardIndex
+from protocol.shardcast.source_history import SourceHistory
 from protocol.types import Digest, Fault, PeerId
 from roles.ports.storage import StorageFullError
 from tests.worlds.memory_transport import Hub, LoopClock
@@ -94,8 +94,8 @@ class Swarm:
         return Weights(crypto.digest(b"version"), digest, len(data), ROOT), index
 
     @property
-    def members(self) -> list[Member]:
-        return [Member(peer, 10**6, reachable=True) for peer in self.nodes if peer != ROOT]
+    def members(self) -> list[ForestMember]:
+        return [ForestMember(peer, 10**6, reachable=True) for peer in self.nodes if peer != ROOT]
 
     def download(self, node: Node, weights: Weights, **options: Any) -> WeightsDownload:
         arguments = {"stripes": 4, "fanout": 4, "limits": QUICK} | options
@@ -124,7 +124,7 @@ async def swarm(directory: Path, size: int, seed: int = 1) -> Swarm:
     return made
 
 
-def feeder_of(members: Sequence[Member], weights: Weights, stripe: int) -> PeerId:
+def feeder_of(members: Sequence[ForestMember], weights: Weights, stripe: int) -> PeerId:
     parents = forest.tree(members, ROOT, weights.version_digest, stripe, 4, 4)
     return next(iter(parents))
 
@@ -154,7 +154,9 @@ async def test_a_node_that_corrupts_is_named_and_everyone_completes(tmp_path: Pa
     for number in range(5):
         await world.add(f"n{number}")
     liar = feeder_of(
-        [*world.members, Member(PeerId("n5"), 10**6, reachable=True)], (await world.publish())[0], 0
+        [*world.members, ForestMember(PeerId("n5"), 10**6, reachable=True)],
+        (await world.publish())[0],
+        0,
     )
     await world.add("n5")
     node = world.nodes[liar]
@@ -185,12 +187,12 @@ async def test_who_failed_once_is_asked_last_for_the_next_version(
     bad, node = await world.add("bad", store), await world.add("node")
     weights, _ = await world.publish()
     await world.run([bad], weights)
-    experience = Experience()
-    first = world.download(node, weights, experience=experience)
+    experience = SourceHistory()
+    first = world.download(node, weights, source_history=experience)
     assert any(order[0] == bad.peer for order in first._candidates)
     assert await asyncio.wait_for(first.run(node.path), 30) == node.path
     following = replace(weights, version_digest=crypto.digest(b"next"))
-    orders = world.download(node, following, experience=experience)._candidates
+    orders = world.download(node, following, source_history=experience)._candidates
     assert {order[0] for order in orders} == {ROOT}
     assert any(order[-1] == bad.peer for order in orders)
 
@@ -201,8 +203,8 @@ async def test_a_source_has_as_long_to_begin_as_those_of_the_version_before(
     world = await swarm(tmp_path, 2_400_000)
     node = await world.add("node")
     weights, _ = await world.publish()
-    experience = Experience()
-    await world.run([node], weights, experience=experience)
+    experience = SourceHistory()
+    await world.run([node], weights, source_history=experience)
     assert experience.begin_seconds(60.0) < 60.0
     begun = []
     with pytest.MonkeyPatch.context() as patch:
@@ -210,7 +212,7 @@ async def test_a_source_has_as_long_to_begin_as_those_of_the_version_before(
             "node.weights.download.Transfer", lambda *arguments, **_: begun.append(arguments[4])
         )
         limits = TransferLimits(late_seconds_initial=60.0)
-        again = world.download(node, weights, experience=experience, limits=limits)
+        again = world.download(node, weights, source_history=experience, limits=limits)
         with pytest.raises(AttributeError):
             await again.run(node.path)
     assert [limit.late_seconds_initial for limit in begun] == [experience.begin_seconds(60.0)]
@@ -235,8 +237,8 @@ async def test_a_parent_that_trickles_the_index_is_passed_over(tmp_path: Path) -
 
     await world.hub.transports[parent].handle(PROTOCOL, trickle)
     children = [node for node in world.nodes.values() if node.peer not in (ROOT, parent)]
-    experience = Experience()
-    await world.run(children, weights, experience=experience)
+    experience = SourceHistory()
+    await world.run(children, weights, source_history=experience)
     assert asked  # it was somebody's first choice
     assert experience.is_doubted(parent)
 
@@ -245,7 +247,7 @@ async def test_dead_members_are_replaced_and_a_late_root_is_waited_for(tmp_path:
     world = await swarm(tmp_path, 1_000_000)
     node = await world.add("n0")
     weights, _ = await world.publish()
-    members = [Member(PeerId(f"dead{number}"), 10**9, reachable=True) for number in range(6)]
+    members = [ForestMember(PeerId(f"dead{number}"), 10**9, reachable=True) for number in range(6)]
     world.hub.partition([ROOT])
     download = world.download(node, weights)
     download.change_members([*members, *world.members])
@@ -382,13 +384,13 @@ async def test_publishing_does_not_hold_the_loop(tmp_path: Path) -> None:
     loop = asyncio.get_running_loop()
     gaps: list[float] = []
 
-    async def beat() -> None:
+    async def tick() -> None:
         while True:
             before = loop.time()
             await asyncio.sleep(0.005)
             gaps.append(loop.time() - before)
 
-    beating = asyncio.create_task(beat())
+    beating = asyncio.create_task(tick())
     _, index = await publish_file(path, blobs, 8_000_000, 1 << 20)
     beating.cancel()
     assert len(index.shards) == 5

@@ -11,8 +11,8 @@ from node.weights.library import PolicyLibrary
 from protocol.crypto import digest
 from protocol.replica import Replica
 from protocol.rng import Rng
-from protocol.types import PeerId, Relay, Role, Version
-from roles.flow import Conditions, Pulse
+from protocol.types import PeerId, Role, ValidationResult, Version
+from roles.flow import ChangeSignal, Conditions
 from roles.ports.engines import Policy
 from tests.worlds.fault_world import Fate, FateBlobs, FateStore
 from tests.worlds.memory_transport import Hub, LoopClock, eventually, run_virtual
@@ -73,14 +73,14 @@ class Node:
             self.running.cancel()
             await asyncio.wait([self.running])
         self.library = PolicyLibrary(
-            self.ports, self.replica, self.exchange, Pulse(), self.conditions
+            self.ports, self.replica, self.exchange, ChangeSignal(), self.conditions
         )
         await self.library.restore()
         self.running = asyncio.create_task(self.library.run())
 
-    def take(self, signed, relay=Relay.ACCEPT):
-        assert self.replica.receive(signed.envelope, LoopClock().now()).relay is relay
-        self.library.news.beat()
+    def take(self, signed, relay=ValidationResult.ACCEPT):
+        assert self.replica.receive(signed.envelope, LoopClock().now()).result is relay
+        self.library.news.notify()
 
     def holds(self, version):
         policy = self.library.get(version)
@@ -197,9 +197,9 @@ def test_what_one_version_taught_about_its_sources_serves_the_next(tmp_path):
     async def scenario():
         swarm = await begun(tmp_path, 2)
         one = swarm.followers[0]
-        assert one.library._experience.begin_seconds(15.0) < 15.0
+        assert one.library._source_history.begin_seconds(15.0) < 15.0
         downloads = [one.library._download(swarm.head, PeerId("root"), []) for _ in range(2)]
-        assert {download._experience for download in downloads} == {one.library._experience}
+        assert {download._source_history for download in downloads} == {one.library._source_history}
         await swarm.stop()
 
     run_virtual(scenario())

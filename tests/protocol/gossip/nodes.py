@@ -25,7 +25,7 @@ from protocol.gossip.params import Params
 from protocol.gossip.router import Router
 from protocol.gossip.rpc import Rpc, Subscription, decode_rpc, encode_rpc
 from protocol.rng import Rng
-from protocol.types import PeerId, Relay
+from protocol.types import PeerId, ValidationResult
 
 TOPIC = "run/commits"
 
@@ -126,7 +126,9 @@ class Network:
                         delay = 0.01 + 0.09 * self.rng.uniform()
                         self.at(delay, peer, RpcReceived(who, rpc))
                 case Validate(message_id):
-                    self.at(self.validate_seconds, who, Validated(message_id, Relay.ACCEPT))
+                    self.at(
+                        self.validate_seconds, who, Validated(message_id, ValidationResult.ACCEPT)
+                    )
                 case Deliver():
                     self.delivered[who].append(effect.data)
                 case Discard():

@@ -17,7 +17,7 @@ from protocol.gossip.message import decode_message
 from protocol.gossip.params import Params
 from protocol.gossip.router import Router
 from protocol.gossip.rpc import IHave, Rpc
-from protocol.types import Fault, PeerId, Relay
+from protocol.types import Fault, PeerId, ValidationResult
 from tests.protocol.gossip.nodes import PEERS, TOPIC, joined_router, received, sends, signed
 
 A, B, C = (each.peer_id for each in PEERS[:3])
@@ -37,7 +37,7 @@ def message_id(encoded: bytes) -> bytes:
 
 def accept(node: Router, sender: PeerId, encoded: bytes):
     node.handle(received(sender, Rpc(publish=(encoded,))), 1)
-    return node.handle(Validated(message_id(encoded), Relay.ACCEPT), 1)
+    return node.handle(Validated(message_id(encoded), ValidationResult.ACCEPT), 1)
 
 
 def published(effects) -> dict[PeerId, tuple[bytes, ...]]:
@@ -77,7 +77,7 @@ def test_a_topic_that_was_left_and_entered_anew_is_in_a_hurry_again():
     node.handle(Subscribe(TOPIC), 100)
     encoded = signed(AUTHOR, b"one", 1)
     node.handle(received(A, Rpc(publish=(encoded,))), 101)
-    effects = node.handle(Validated(message_id(encoded), Relay.ACCEPT), 101)
+    effects = node.handle(Validated(message_id(encoded), ValidationResult.ACCEPT), 101)
     assert set(published(effects)) == {B, C}
 
 

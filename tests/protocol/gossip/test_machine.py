@@ -23,7 +23,7 @@ from protocol.gossip.events import (
 from protocol.gossip.message import decode_message
 from protocol.gossip.params import Params
 from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
-from protocol.types import Fault, Relay
+from protocol.types import Fault, ValidationResult
 from tests.protocol.gossip.nodes import PEERS, SELF, router, rpc_of, signed
 
 LIMITS = Params(
@@ -186,13 +186,13 @@ class RouterMachine(RuleBasedStateMachine):
             assert pending_full or (isinstance(effect, Blame) and effect.fault in allowed)
         assert state_of(self.node) == before
 
-    @rule(data=st.data(), verdict=st.sampled_from(Relay))
+    @rule(data=st.data(), verdict=st.sampled_from(ValidationResult))
     def answer(self, data, verdict):
         if not self.waiting:
             return
         message_id = data.draw(st.sampled_from(sorted(self.waiting)))
         del self.waiting[message_id]
-        if verdict is Relay.ACCEPT:
+        if verdict is ValidationResult.ACCEPT:
             self.accepted[message_id] = None
         self.act(Validated(message_id, verdict))
 

@@ -25,7 +25,7 @@ from protocol.gossip.params import Params
 from protocol.gossip.router import Router
 from protocol.gossip.rpc import TOPIC_BYTES_MAX, IHave, Prune, Rpc, Subscription
 from protocol.rng import Rng
-from protocol.types import Fault, PeerId, Relay
+from protocol.types import Fault, PeerId, ValidationResult
 from tests.protocol.gossip.nodes import (
     ENTER,
     PEERS,
@@ -147,17 +147,17 @@ def test_nothing_moves_before_the_verdict():
     encoded = signed(AUTHOR, b"data", 1)
     (effect,) = offer(node, A, encoded)
     assert effect == Validate(message_id(encoded), A, AUTHOR.peer_id, TOPIC, b"data")
-    effects = node.handle(Validated(effect.message_id, Relay.ACCEPT), 1)
+    effects = node.handle(Validated(effect.message_id, ValidationResult.ACCEPT), 1)
     assert dict(sends(effects)) == {B: Rpc(publish=(encoded,)), C: Rpc(publish=(encoded,))}
     assert effects[-1] == Deliver(effect.message_id, AUTHOR.peer_id, TOPIC, b"data")
-    assert node.handle(Validated(effect.message_id, Relay.ACCEPT), 1) == []
+    assert node.handle(Validated(effect.message_id, ValidationResult.ACCEPT), 1) == []
 
 
 def test_an_ignored_message_goes_nowhere_and_costs_nothing():
     node = joined()
     encoded = signed(AUTHOR, b"data", 1)
     offer(node, A, encoded)
-    assert node.handle(Validated(message_id(encoded), Relay.IGNORE), 1) == []
+    assert node.handle(Validated(message_id(encoded), ValidationResult.IGNORE), 1) == []
     (again,) = offer(node, B, encoded)
     assert again.reason is DiscardReason.DUPLICATE
 
@@ -167,7 +167,7 @@ def test_a_rejected_message_costs_everybody_who_sent_it():
     encoded = signed(AUTHOR, b"data", 1)
     offer(node, A, encoded)
     offer(node, B, encoded)
-    effects = node.handle(Validated(message_id(encoded), Relay.REJECT), 1)
+    effects = node.handle(Validated(message_id(encoded), ValidationResult.REJECT), 1)
     assert effects == [Blame(A, Fault("message-rejected")), Blame(B, Fault("message-rejected"))]
 
 
@@ -178,7 +178,7 @@ def test_a_message_is_not_sent_back_to_senders_or_its_author():
     offer(node, A, encoded)
     (duplicate,) = offer(node, B, encoded)
     assert duplicate == Discard(B, TOPIC, message_id(encoded), DiscardReason.DUPLICATE)
-    effects = node.handle(Validated(message_id(encoded), Relay.ACCEPT), 1)
+    effects = node.handle(Validated(message_id(encoded), ValidationResult.ACCEPT), 1)
     assert [peer for peer, _ in sends(effects)] == [C]
 
 
@@ -187,7 +187,7 @@ def test_a_verdict_after_we_left_the_topic_moves_nothing():
     encoded = signed(AUTHOR, b"data", 1)
     offer(node, A, encoded)
     node.handle(Unsubscribe(TOPIC), 1)
-    assert node.handle(Validated(message_id(encoded), Relay.ACCEPT), 1) == []
+    assert node.handle(Validated(message_id(encoded), ValidationResult.ACCEPT), 1) == []
 
 
 def test_our_own_message_coming_back_is_a_duplicate_even_after_it_was_forgotten():
@@ -229,7 +229,7 @@ def test_pending_messages_are_bounded_and_a_dropped_one_may_come_again():
     offer(node, A, one)
     (effect,) = offer(node, A, two)
     assert effect == Discard(A, TOPIC, message_id(two), DiscardReason.PENDING_FULL)
-    node.handle(Validated(message_id(one), Relay.ACCEPT), 1)
+    node.handle(Validated(message_id(one), ValidationResult.ACCEPT), 1)
     (effect,) = offer(node, A, two)
     assert isinstance(effect, Validate)
 
@@ -359,7 +359,7 @@ def lazy_pair(params: Params | None = None) -> tuple[Router, bytes]:
     node.handle(PeerConnected(B), 0)
     encoded = signed(AUTHOR, b"data", 1)
     offer(node, B, encoded)
-    node.handle(Validated(message_id(encoded), Relay.ACCEPT), 1)
+    node.handle(Validated(message_id(encoded), ValidationResult.ACCEPT), 1)
     return node, encoded
 
 

@@ -4,7 +4,7 @@ import random
 import pytest
 
 from protocol import crypto
-from protocol.shardcast.forest import FALLBACKS_MAX, Member, candidates, stripe_of, tree
+from protocol.shardcast.forest import FALLBACKS_MAX, ForestMember, candidates, stripe_of, tree
 from protocol.types import PeerId
 
 ROOT = PeerId("root")
@@ -12,14 +12,14 @@ VERSION = crypto.digest(b"version")
 SHAPES = [(2, 2), (4, 4), (3, 5), (8, 2), (1, 4)]
 
 
-def roster(count: int, *, capacity: int = 1000, unreachable: int = 0) -> list[Member]:
-    return [Member(PeerId(f"p{n}"), capacity, n >= unreachable) for n in range(count)]
+def roster(count: int, *, capacity: int = 1000, unreachable: int = 0) -> list[ForestMember]:
+    return [ForestMember(PeerId(f"p{n}"), capacity, n >= unreachable) for n in range(count)]
 
 
-def uneven(count: int, seed: int) -> list[Member]:
+def uneven(count: int, seed: int) -> list[ForestMember]:
     draw = random.Random(seed)
     return [
-        Member(PeerId(f"p{n}"), draw.choice([0, 10, 100, 1000, 10**9]), draw.random() < 0.7)
+        ForestMember(PeerId(f"p{n}"), draw.choice([0, 10, 100, 1000, 10**9]), draw.random() < 0.7)
         for n in range(count)
     ]
 
@@ -92,7 +92,7 @@ def test_the_root_helps_when_few_can_feed() -> None:
 
 
 def test_capacity_decides_who_stands_near_the_root_and_how_many_they_feed() -> None:
-    members = [*roster(32, capacity=100), Member(PeerId("big"), 10**6, reachable=True)]
+    members = [*roster(32, capacity=100), ForestMember(PeerId("big"), 10**6, reachable=True)]
     parents = tree(members, ROOT, VERSION, 0, 4, 4)
     assert parents[PeerId("big")] == ROOT
     assert children(parents)[PeerId("big")] == 8, "boasting is limited to twice the fanout"
@@ -109,7 +109,7 @@ def test_the_order_of_the_roster_does_not_matter() -> None:
 
 def test_candidates_are_the_parent_then_earlier_members_then_the_root() -> None:
     for count in (1, 2, 5, 20, 64):
-        members = [*uneven(count, 3), Member(ROOT, 10, reachable=True)]
+        members = [*uneven(count, 3), ForestMember(ROOT, 10, reachable=True)]
         reachable = {member.peer for member in members if member.reachable}
         for stripe in range(4):
             parents = tree(members, ROOT, VERSION, stripe, 4, 4)

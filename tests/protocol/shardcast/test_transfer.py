@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from protocol.shardcast.events import (
     Ask,
-    Blame,
+    BadSource,
     Cancel,
     CandidatesChanged,
     ChunkBad,
@@ -160,7 +160,7 @@ def test_a_bad_chunk_names_its_sender_who_is_never_asked_again() -> None:
     transfer = start([[A, B]], shards=2)
     one, other = asks(transfer.handle(Tick(), 0.0))
     effects = transfer.handle(ChunkBad(one.request, 1), 0.5)
-    (blame,) = (effect for effect in effects if isinstance(effect, Blame))
+    (blame,) = (effect for effect in effects if isinstance(effect, BadSource))
     assert blame.peer == A
     assert (blame.fault.reason, blame.fault.detail) == ("bad-chunk", "shard 0 chunk 1")
     assert Cancel(other.request) in effects
@@ -316,7 +316,7 @@ class World:
                 assert len(per_peer) <= 8
             elif isinstance(effect, Cancel):
                 self.live.pop(effect.request, None)
-            elif isinstance(effect, Blame):
+            elif isinstance(effect, BadSource):
                 assert self.behaviours[effect.peer] == "liar"
                 self.blamed[effect.peer] = None
             elif isinstance(effect, Done):

@@ -29,7 +29,7 @@ def commits(world) -> list[RolloutCommit]:
 
 def settle(world, signed):
     world.replica.ledger.offer_certificate(world.world.certificate(signed), "")
-    world.pulse.beat()
+    world.changes.notify()
 
 
 def test_slots_are_used_in_order_and_no_more_than_two_are_open(tmp_path):
@@ -92,7 +92,7 @@ def test_a_stale_policy_and_a_finished_run_are_left_alone(tmp_path):
         await world.rest(15)
         assert commits(world) == [], "version 0 is more than two behind"
         world.hold(1, b"policy 1")
-        world.pulse.beat()
+        world.changes.notify()
         await world.rest(5)
         assert {item.version for item in commits(world)} == {1}
         before = len(commits(world))
@@ -117,7 +117,7 @@ def test_a_slashed_worker_rests(tmp_path):
             world.world.certificate(signed, accepted=False, escalated=True), "sampling"
         )
         before = len(commits(world))
-        world.pulse.beat()
+        world.changes.notify()
         await world.rest(30)
         assert len(commits(world)) == before
         await world.stop()
@@ -189,7 +189,7 @@ def test_a_refused_commit_is_told_and_tried_again_later(tmp_path):
 
         async def counted(*arguments):
             calls.append(world.now())
-            world.pulse.beat()  # whatever else happens meanwhile
+            world.changes.notify()  # whatever else happens meanwhile
             return await generate(*arguments)
 
         engine.generate = counted

@@ -54,7 +54,7 @@ class World(FlowWorld):
             self.replica.ledger.offer_certificate(self.world.certificate(signed), "")
         if held:
             self.network.bodies[digest(data)] = data
-        self.pulse.beat()
+        self.changes.notify()
         return signed
 
     def batch(self):
@@ -363,7 +363,7 @@ def test_a_version_that_somebody_holds_is_waited_for(tmp_path):
         await world.rest(60)
         assert world.published == []
         world.hold(1, b"policy 1")
-        world.pulse.beat()
+        world.changes.notify()
         await world.rest(5)
         assert world.engine.loaded == ["v1.safetensors"]
         await world.stop()

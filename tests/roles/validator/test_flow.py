@@ -44,14 +44,14 @@ class World(FlowWorld):
         signed = self.world.commit(signer, slot, previous, **fields | changes)
         self.take(signed)
         self.network.bodies[digest(data)] = data
-        self.pulse.beat()
+        self.changes.notify()
         return signed
 
     def verdict(self, commit, signer=None, **changes):
         """Take another validator's verdict."""
         signer = signer or self.others[0]
         self.take(self.world.verdict(signer, commit, **changes))
-        self.pulse.beat()
+        self.changes.notify()
 
     @property
     def verdicts(self):
@@ -506,7 +506,7 @@ def test_who_is_drawn_only_after_others_have_gone_checks_then(tmp_path):
         assert len(ours) < len(commits), "another seed is needed: we are drawn for all of them"
         assert {verdict.commit for verdict in world.verdicts} <= ours
         world.live(*world.others[:4], roles=("relay",))
-        world.pulse.beat()
+        world.changes.notify()
         await world.rest(EPOCH_SECONDS)
         assert {verdict.commit for verdict in world.verdicts} == set(committees)
         await world.stop()

@@ -16,7 +16,7 @@ from simulations.cli import main as cli
 from simulations.cli.comparison import differences, flattened, plan_of, summarise
 from simulations.metrics.numbers import GossipNumbers, Result, RolloutNumbers, WeightsNumbers
 from simulations.study import regressions
-from simulations.study.study import Outcome, Plan, resized
+from simulations.study.study import Plan, RunOutcome, resized
 from simulations.study.sweep import Sweep
 
 
@@ -70,7 +70,7 @@ def outcomes(monkeypatch):
 
     def run_plan(plan, **_options):
         asked.plans.append(plan)
-        return Outcome(plan, asked.result, None)
+        return RunOutcome(plan, asked.result, None)
 
     monkeypatch.setattr(console, "run_plan", run_plan)
     return asked
@@ -176,7 +176,8 @@ def test_a_sweep_runs_every_seed(prime_node, monkeypatch):
     def show_sweep(asked, _processes):
         plans.extend(asked)
         return Sweep(
-            tuple(Outcome(plan, result(seed=plan.seed), None) for plan in asked), interrupted=False
+            tuple(RunOutcome(plan, result(seed=plan.seed), None) for plan in asked),
+            interrupted=False,
         )
 
     monkeypatch.setattr(console, "show_sweep", show_sweep)
@@ -210,7 +211,7 @@ def test_a_sweep_fails_when_a_seed_does(prime_node, monkeypatch):
             result(seed=plan.seed, violations=(VIOLATION,) * (plan.seed == 1)) for plan in asked
         )
         outcomes = (
-            Outcome(plan, values, None) for plan, values in zip(asked, results, strict=True)
+            RunOutcome(plan, values, None) for plan, values in zip(asked, results, strict=True)
         )
         return Sweep(tuple(outcomes), interrupted=False)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from simulations.checkers.swarm import Member
+from simulations.checkers.swarm import TracedNode
 from simulations.metrics.makespan import ideal_seconds
 from simulations.metrics.numbers import Meter, quantile, rounded
 from simulations.metrics.series import POINTS_MAX
@@ -281,7 +281,7 @@ def test_a_histogram_knows_what_never_came():
 
 
 def member(upload, download):
-    return Member("m", 0, "relay", "p", "", upload, download)
+    return TracedNode("m", 0, "relay", "p", "", upload, download)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol.rng import Rng
-from simulations.network.connections import Weather
+from simulations.network.connections import LinkConditions
 from simulations.network.links import SMALL_BYTES
 from simulations.network.network import SimNetwork
 from simulations.network.transport import address_of
@@ -23,7 +23,9 @@ WRITES = st.lists(st.tuples(SIZES, PAUSES), min_size=1, max_size=30)
 async def opened(rng, *, loss=0.0, bytes_per_second=60.0 * MEGABYTE):
     """Return both ends of a stream between two machines, and the network that holds them."""
     loop = asyncio.get_running_loop()
-    network = SimNetwork(loop, rng, Weather(rng.child("weather"), 0.2, loss), lambda *_: 0.03)
+    network = SimNetwork(
+        loop, rng, LinkConditions(rng.child("weather"), 0.2, loss), lambda *_: 0.03
+    )
     transports = []
     for name in ("ours", "theirs"):
         host = network.add_host(

@@ -41,7 +41,7 @@ class _Doubt:
     until: int
 
 
-class Experience:
+class SourceHistory:
     """Doubts about sources, and the time that they take to begin; of all transfers of one node."""
 
     def __init__(self) -> None:
