@@ -25,6 +25,7 @@ from node.replication.network import SwarmNetwork
 from node.weights.library import PolicyLibrary
 from node.weights.retention import BodyRetention
 from protocol.crypto import Signer, Verifier, verify
+from protocol.faults import Fault
 from protocol.gossip.params import Params
 from protocol.manifest import SignedManifest
 from protocol.messages import (
@@ -35,7 +36,7 @@ from protocol.messages import (
     RolloutCommit,
 )
 from protocol.replica import Received, Replica
-from protocol.types import Digest, Fault, PeerId, Role, Topic, ValidationResult
+from protocol.types import Digest, PeerId, Role, Topic, ValidationResult
 from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.inference.flow import InferenceFlow
 from roles.ports.engines import Engines

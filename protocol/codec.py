@@ -11,7 +11,7 @@ from typing import Any
 
 import msgpack
 
-from protocol.types import Fault
+from protocol.faults import Fault, FaultCode
 
 DEPTH_MAX = 16
 """Nesting accepted from outside; our deepest message has 5 levels."""
@@ -29,14 +29,14 @@ def encode(value: Any) -> bytes:
 def decode(data: bytes, *, bytes_max: int) -> Any | Fault:
     """Return the value that ``data`` spells canonically, sequences as tuples, or a ``Fault``."""
     if len(data) > bytes_max:
-        return Fault("oversize", f"{len(data)} bytes, limit {bytes_max}")
+        return Fault(FaultCode.OVERSIZE, f"{len(data)} bytes, limit {bytes_max}")
     try:
         value = msgpack.unpackb(data, raw=False, use_list=False, strict_map_key=True)
         # What came out of msgpack needs no rebuilding, as ``encode`` does it, but a look.
         if not _is_canonical(value, DEPTH_MAX) or msgpack.packb(value, use_bin_type=True) != data:
-            return Fault("not-canonical")
+            return Fault(FaultCode.NOT_CANONICAL)
     except (ValueError, TypeError, RecursionError, OverflowError) as error:
-        return Fault("undecodable", type(error).__name__)
+        return Fault(FaultCode.UNDECODABLE, type(error).__name__)
     return value
 
 

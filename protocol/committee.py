@@ -12,9 +12,10 @@ from functools import lru_cache
 
 from protocol.crypto import digest
 from protocol.electorate.view import Electorate
+from protocol.faults import Fault, FaultCode
 from protocol.manifest import CommitteeSection, RunManifest
 from protocol.messages import Certificate, RolloutCommit, Signed, Verdict
-from protocol.types import Digest, Fault, PeerId
+from protocol.types import Digest, PeerId
 
 VIEW_SLACK = 1
 """Ranks by which two nodes' rankings may differ while rosters are views and not certified."""
@@ -115,7 +116,7 @@ class Tally:
             return False
         if known.message.accept != verdict.message.accept:
             self.equivocations.setdefault(verdict.signer, (known, verdict))
-            return Fault("equivocation", f"{verdict.signer} signed two verdicts")
+            return Fault(FaultCode.EQUIVOCATION, f"{verdict.signer} signed two verdicts")
         return False
 
     def outcome(self, committee: Committee) -> Outcome | None:
@@ -150,18 +151,18 @@ def check_certificate(
     """
     signers = [verdict.signer for verdict in verdicts]
     if len(set(signers)) != len(signers):
-        return Fault("bad-certificate", "a validator is counted twice")
+        return Fault(FaultCode.BAD_CERTIFICATE, "a validator is counted twice")
     if any(verdict.message.commit != certificate.commit for verdict in verdicts):
-        return Fault("bad-certificate", "a verdict is about another commit")
+        return Fault(FaultCode.BAD_CERTIFICATE, "a verdict is about another commit")
     if any(verdict.message.accept is not certificate.accepted for verdict in verdicts):
-        return Fault("bad-certificate", "a verdict says otherwise")
+        return Fault(FaultCode.BAD_CERTIFICATE, "a verdict says otherwise")
     if certificate.escalated:
         members, needed = committee.escalated_size, committee.quorum
     elif certificate.accepted:
         members, needed = committee.first_size, committee.first_size
     else:
-        return Fault("bad-certificate", "only the larger committee can reject")
+        return Fault(FaultCode.BAD_CERTIFICATE, "only the larger committee can reject")
     eligible = committee.ranking_with(signers)[: members + VIEW_SLACK]
     if sum(signer in eligible for signer in signers) < needed:
-        return Fault("other-committee", "too few of its signers are of the one we draw")
+        return Fault(FaultCode.OTHER_COMMITTEE, "too few of its signers are of the one we draw")
     return None

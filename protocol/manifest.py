@@ -20,8 +20,9 @@ from protocol.crypto import (
     public_key_from_peer_id,
     signing_bytes,
 )
+from protocol.faults import Fault, FaultCode
 from protocol.messages import BATCH_MAX, VERDICTS_MAX
-from protocol.types import Digest, Epoch, Fault, PeerId, RunId
+from protocol.types import Digest, Epoch, PeerId, RunId
 
 MANIFEST_BYTES_MAX = 256 * 1024
 
@@ -295,12 +296,12 @@ def decode_signed_manifest(data: bytes, verify: Verifier) -> SignedManifest | Fa
         case {"manifest": bytes(body), "signature": bytes(signature)} if len(fields) == 2:
             manifest = decode_manifest(body)
         case _:
-            return Fault("bad-manifest", "not a signed manifest")
+            return Fault(FaultCode.BAD_MANIFEST, "not a signed manifest")
     if isinstance(manifest, Fault):
         return manifest
     creator = PeerId(manifest.genesis.creator)
     if not verify(creator, _signed_bytes(manifest), signature):
-        return Fault("bad-signature", "the creator did not sign this manifest")
+        return Fault(FaultCode.BAD_SIGNATURE, "the creator did not sign this manifest")
     return SignedManifest(manifest, signature)
 
 
@@ -338,8 +339,8 @@ def decode_manifest(data: bytes) -> RunManifest | Fault:
     try:
         manifest = RunManifest.model_validate(values)
     except ValidationError as error:
-        return Fault("bad-manifest", _first_error(error))
-    return manifest if manifest.encoded() == data else Fault("not-canonical")
+        return Fault(FaultCode.BAD_MANIFEST, _first_error(error))
+    return manifest if manifest.encoded() == data else Fault(FaultCode.NOT_CANONICAL)
 
 
 def _parsed(text: str) -> dict[str, Any]:

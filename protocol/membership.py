@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from protocol.faults import Fault, FaultCode
 from protocol.manifest import RunManifest
 from protocol.messages import PROTOCOL_VERSION, NodeRecord, Signed
-from protocol.types import MEMBERS_MAX, Fault, PeerId, Role
+from protocol.types import MEMBERS_MAX, PeerId, Role
 
 CLOCK_SKEW_SECONDS_MAX = 3.0
 """As in hivemind's own bootstrap check."""
@@ -128,17 +129,19 @@ class Roster:
     def _check(self, record: Signed[NodeRecord], now: float) -> Fault | None:
         message = record.message
         if message.issued_at > now + CLOCK_SKEW_SECONDS_MAX:
-            return Fault("clock-skew", f"issued {message.issued_at - now:.1f} s ahead of our clock")
+            return Fault(
+                FaultCode.CLOCK_SKEW, f"issued {message.issued_at - now:.1f} s ahead of our clock"
+            )
         if message.protocol_version != PROTOCOL_VERSION:
-            return Fault("protocol-version", str(message.protocol_version))
+            return Fault(FaultCode.PROTOCOL_VERSION, str(message.protocol_version))
         if not _ROLES.issuperset(message.roles):
-            return Fault("unknown-role")
+            return Fault(FaultCode.UNKNOWN_ROLE)
         if message.joined_at > message.sequence:
-            return Fault("bad-record", "joined after it was issued")
+            return Fault(FaultCode.BAD_RECORD, "joined after it was issued")
         for role in message.roles:
             admits = self._admits.get(role)
             if admits is not None and not admits(record.signer):
-                return Fault("not-admitted", role)
+                return Fault(FaultCode.NOT_ADMITTED, role)
         return None
 
     def _is_news(self, record: Signed[NodeRecord], known: Member) -> bool:

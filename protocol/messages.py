@@ -13,7 +13,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from protocol.codec import decode, encode
 from protocol.crypto import Signer, Verifier, digest, signing_bytes
-from protocol.types import DIGEST_BYTES, Digest, Fault, PeerId, Role, RunId
+from protocol.faults import Fault, FaultCode
+from protocol.types import DIGEST_BYTES, Digest, PeerId, Role, RunId
 
 ENVELOPE_BYTES_MAX = 16 * 1024
 """What gossip carries at most; bodies travel by digest."""
@@ -235,14 +236,14 @@ def _open(data: bytes, kind: type[MessageT], run_id: RunId, verify: Verifier) ->
         } if len(fields) == 4:
             pass
         case _:
-            raise _FaultyEnvelopeError(Fault("bad-envelope"))
+            raise _FaultyEnvelopeError(Fault(FaultCode.BAD_ENVELOPE))
     if name != kind.kind:
-        raise _FaultyEnvelopeError(Fault("wrong-kind", name[:40]))
+        raise _FaultyEnvelopeError(Fault(FaultCode.WRONG_KIND, name[:40]))
     message = _parse(payload, kind)
     if isinstance(message, Fault):
         raise _FaultyEnvelopeError(message)
     if not verify(PeerId(signer), signing_bytes(name, run_id, payload), signature):
-        raise _FaultyEnvelopeError(Fault("bad-signature"))
+        raise _FaultyEnvelopeError(Fault(FaultCode.BAD_SIGNATURE))
     return Signed(PeerId(signer), message, _message_id(name, run_id, PeerId(signer), payload), data)
 
 
@@ -268,9 +269,9 @@ def _parse(payload: bytes, kind: type[MessageT]) -> MessageT | Fault:
         message = kind.model_validate(values)
     except ValidationError as error:
         key = ".".join(str(part) for part in error.errors(include_url=False)[0]["loc"])
-        return Fault("bad-fields", key[:100])
+        return Fault(FaultCode.BAD_FIELDS, key[:100])
     if message.model_dump() != values:  # a field left to its default is another spelling
-        return Fault("not-canonical")
+        return Fault(FaultCode.NOT_CANONICAL)
     return message
 
 

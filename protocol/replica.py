@@ -15,6 +15,7 @@ from typing import Any
 from protocol.committee import Committee, Tally, check_certificate, draw
 from protocol.crypto import Verifier
 from protocol.electorate.view import Electorate, ViewElectorate
+from protocol.faults import Blame, Fault, FaultCode
 from protocol.ledger.ledger import Ledger
 from protocol.manifest import RunManifest
 from protocol.membership import Roster
@@ -29,28 +30,10 @@ from protocol.messages import (
     envelope_kind,
     open_envelope,
 )
-from protocol.types import Digest, Fault, PeerId, Role, RunId, Topic, ValidationResult
+from protocol.types import Digest, PeerId, Role, RunId, Topic, ValidationResult
 
 WAITING_MAX = 1024
 """Messages of one kind that may wait for another one."""
-
-FAULTS_OF_VIEW = frozenset(
-    {
-        "clock-skew",
-        "contradiction",
-        "equivocation",
-        "future-epoch",
-        "protocol-version",
-        "trained-on-rejected",
-        "unknown-role",
-        "version-reused",
-        "wrong-parent",
-        "wrong-checkpoint",
-    }
-)
-"""What only our own view, clock or software may show: its author can tell two honest nodes two
-different things, and each would then blame the other for relaying. Such a message is not relayed,
-and its carrier is not blamed."""
 
 TOPIC_KINDS: dict[Topic, type[Message]] = {
     Topic.COMMITS: RolloutCommit,
@@ -124,7 +107,7 @@ class Replica:
     def _receive(self, name: str | None, envelope: bytes, now: float) -> Received:
         handler = self._handlers.get(name or "")
         if handler is None:
-            return Received(ValidationResult.REJECT, fault=Fault("wrong-kind"))
+            return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_KIND))
         kind, handle = handler
         signed = open_envelope(envelope, kind, self.run_id, self._verify)
         if isinstance(signed, Fault):
@@ -135,7 +118,7 @@ class Replica:
         """Take a gossiped message, which must be of its topic's kind."""
         name = envelope_kind(envelope)
         if name != TOPIC_KINDS[topic].kind:
-            return Received(ValidationResult.REJECT, fault=Fault("wrong-topic"))
+            return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_TOPIC))
         return self._receive(name, envelope, now)
 
     def restore(self, envelope: bytes) -> None:
@@ -253,7 +236,7 @@ class Replica:
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
         if not self.manifest.is_validator(verdict.signer):
-            return Received(ValidationResult.REJECT, verdict, Fault("not-a-validator"))
+            return Received(ValidationResult.REJECT, verdict, Fault(FaultCode.NOT_A_VALIDATOR))
         if verdict.message.commit not in self.ledger.entries:
             self._early_verdicts.add(verdict, now)
             return Received(ValidationResult.IGNORE, verdict)
@@ -261,7 +244,7 @@ class Replica:
 
     def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
         if not self.manifest.is_validator(certificate.signer):
-            return Received(ValidationResult.REJECT, certificate, Fault("not-a-validator"))
+            return Received(ValidationResult.REJECT, certificate, Fault(FaultCode.NOT_A_VALIDATOR))
         entry = self.ledger.entries.get(Digest(certificate.message.commit))
         if entry is None:
             self._early_certificates.add(certificate, now)
@@ -271,15 +254,17 @@ class Replica:
         verdicts = self._open(certificate)
         if verdicts is None:
             return Received(
-                ValidationResult.REJECT, certificate, Fault("bad-certificate", "a bad verdict")
+                ValidationResult.REJECT,
+                certificate,
+                Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"),
             )
         committee = self.committee(entry.commit)
         fault = (
-            Fault("other-committee", "we can draw none yet")
+            Fault(FaultCode.OTHER_COMMITTEE, "we can draw none yet")
             if committee is None
             else check_certificate(certificate.message, verdicts, committee)
         )
-        if fault is not None and fault.reason == "other-committee":
+        if fault is not None and fault.code is FaultCode.OTHER_COMMITTEE:
             # Our roster may lag behind its author's: nobody is blamed, and it is tried again.
             self._early_certificates.add(certificate, now)
             return Received(ValidationResult.IGNORE, certificate, fault)
@@ -310,7 +295,9 @@ class Replica:
 def _received(signed: Signed[Any], result: Fault | bool) -> Received:
     if isinstance(result, Fault):
         relay = (
-            ValidationResult.IGNORE if result.reason in FAULTS_OF_VIEW else ValidationResult.REJECT
+            ValidationResult.REJECT
+            if result.code.blame is Blame.SENDER
+            else ValidationResult.IGNORE
         )
         return Received(relay, signed, result)
     return Received(ValidationResult.ACCEPT if result else ValidationResult.IGNORE, signed)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from protocol.codec import decode, encode
+from protocol.faults import Fault, FaultCode
 from protocol.manifest import RunManifest
-from protocol.types import Fault
 
 REWARD_SCALE = 1_000_000
 
@@ -59,7 +59,7 @@ def decode_body(data: bytes, manifest: RunManifest) -> list[RolloutSequence] | F
         return items
     expected = manifest.sampling.group_size * manifest.sampling.prompts_per_rollout
     if not isinstance(items, tuple) or len(items) != expected:
-        return Fault("format", f"not {expected} sequences")
+        return Fault(FaultCode.FORMAT, f"not {expected} sequences")
     sequences: list[RolloutSequence] = []
     for item in items:
         sequence = _decode_sequence(item, manifest.sampling.tokens_max)
@@ -79,15 +79,15 @@ def _decode_sequence(item: Any, tokens_max: int) -> RolloutSequence | Fault:
         } if len(item) == 4:
             pass
         case _:
-            return Fault("format", "a sequence has other fields")
+            return Fault(FaultCode.FORMAT, "a sequence has other fields")
     count = len(tokens) // 4
     if len(tokens) % 4 or len(logprobs) != len(tokens) or not 1 <= count <= tokens_max:
-        return Fault("format", "token and log-probability counts")
+        return Fault(FaultCode.FORMAT, "token and log-probability counts")
     values = struct.unpack(f"<{count}f", logprobs)
     if not all(math.isfinite(value) and value <= 0 for value in values):
-        return Fault("format", "a log-probability is not a finite number <= 0")
+        return Fault(FaultCode.FORMAT, "a log-probability is not a finite number <= 0")
     if isinstance(reward, bool) or not 0 <= reward <= REWARD_SCALE:
-        return Fault("format", "the reward is not an integer number of millionths")
+        return Fault(FaultCode.FORMAT, "the reward is not an integer number of millionths")
     if not all(isinstance(proof, bytes) for proof in proofs):
-        return Fault("format", "a proof is not bytes")
+        return Fault(FaultCode.FORMAT, "a proof is not bytes")
     return RolloutSequence(struct.unpack(f"<{count}i", tokens), values, reward, proofs)

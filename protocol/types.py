@@ -1,10 +1,9 @@
-"""The vocabulary that every layer shares: identifiers, and faults as values.
+"""The vocabulary that every layer shares.
 
 Time is always unix seconds as ``float`` unless a name says otherwise; a version counts published
 policies (0 is the genesis policy); an epoch counts ``epoch_seconds`` from the run's genesis.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NewType
 
@@ -51,15 +50,3 @@ class ValidationResult(StrEnum):
     ACCEPT = "accept"
     IGNORE = "ignore"
     REJECT = "reject"
-
-
-@dataclass(frozen=True, slots=True)
-class Fault:
-    """What another node did wrong, as a value: it feeds scores and evidence, never a traceback."""
-
-    reason: str
-    detail: str = ""
-
-    def __str__(self) -> str:
-        """Read as ``reason: detail``."""
-        return f"{self.reason}: {self.detail}" if self.detail else self.reason

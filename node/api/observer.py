@@ -17,11 +17,12 @@ from node.blobs.exchange import BlobExchange
 from node.gossip.driver import Gossip
 from node.membership.peers import Connections
 from node.weights.library import PolicyLibrary
+from protocol.faults import Fault
+from protocol.ledger.commits import CommitState, Entry
 from protocol.ledger.counts import Counts
-from protocol.ledger.ledger import CommitState, Entry
 from protocol.messages import Verdict, open_envelope
 from protocol.replica import Replica
-from protocol.types import Digest, Fault, PeerId, Role
+from protocol.types import Digest, PeerId, Role
 from roles.flow import Conditions
 from roles.ports.clock import Clock
 

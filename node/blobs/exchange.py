@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from node.blobs.wire import PROTOCOL, Kind, Request, Status, ask, read_request, reply, within
 from node.streams.limits import Bounded
 from protocol import crypto
-from protocol.types import Digest, Fault, PeerId
+from protocol.faults import Fault, FaultCode
+from protocol.types import Digest, PeerId
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs
 from roles.ports.transport import Stream, Streams, TransportError
@@ -181,7 +182,7 @@ class BlobExchange:
         assembly.clear()
         if len(contributors) > 1:
             return [(peer, True) for peer in contributors]
-        self._on_fault(contributors[0], Fault("bad-blob"))
+        self._on_fault(contributors[0], Fault(FaultCode.BAD_BLOB))
         return []
 
     async def _pull(

@@ -13,7 +13,8 @@ from enum import StrEnum
 from typing import Any, TypeVar
 
 from protocol import codec
-from protocol.types import DIGEST_BYTES, Digest, Fault
+from protocol.faults import Fault, FaultCode
+from protocol.types import DIGEST_BYTES, Digest
 from roles.ports.transport import Stream, TransportError
 
 PROTOCOL = "/prime-node/1/blobs"
@@ -100,7 +101,7 @@ async def reply(stream: Stream, status: Status, total_bytes: int) -> None:
 async def _receive(stream: Stream) -> Any | Fault:
     length = int.from_bytes(await stream.read_exactly(2), "big")
     if length > MESSAGE_BYTES_MAX:
-        return Fault("oversize", f"{length} bytes, limit {MESSAGE_BYTES_MAX}")
+        return Fault(FaultCode.OVERSIZE, f"{length} bytes, limit {MESSAGE_BYTES_MAX}")
     return codec.decode(await stream.read_exactly(length), bytes_max=MESSAGE_BYTES_MAX)
 
 
@@ -109,7 +110,7 @@ def _parse_request(value: Any | Fault) -> Request | Fault:
         return value
     fields = ("digest", "kind", "length", "offset", "wait")
     if not isinstance(value, dict) or tuple(value) != fields:
-        return Fault("blob-request-fields")
+        return Fault(FaultCode.BLOB_REQUEST_FIELDS)
     digest, offset, length = value["digest"], value["offset"], value["length"]
     well_formed = (
         type(digest) is bytes
@@ -122,7 +123,7 @@ def _parse_request(value: Any | Fault) -> Request | Fault:
         and value["kind"] in list(Kind)
     )
     if not well_formed:
-        return Fault("blob-request-values")
+        return Fault(FaultCode.BLOB_REQUEST_VALUES)
     return Request(Digest(digest), offset, length, value["wait"], Kind(value["kind"]))
 
 

@@ -7,8 +7,8 @@ from typing import assert_never
 
 from node.gossip.links import GossipLimits, LinkCounters, Links, Tasks, surface
 from protocol.crypto import Signer, Verifier, verify
+from protocol.faults import Fault
 from protocol.gossip.events import (
-    Blame,
     Deliver,
     Discard,
     DiscardReason,
@@ -16,6 +16,7 @@ from protocol.gossip.events import (
     Flush,
     FlushLater,
     Heartbeat,
+    PeerFault,
     Publish,
     Send,
     Subscribe,
@@ -27,7 +28,7 @@ from protocol.gossip.mesh import Score, neutral
 from protocol.gossip.params import Params
 from protocol.gossip.router import Router
 from protocol.rng import Rng
-from protocol.types import Fault, PeerId, ValidationResult
+from protocol.types import PeerId, ValidationResult
 from roles.ports.clock import Clock
 from roles.ports.transport import Transport
 
@@ -160,7 +161,7 @@ class Gossip:
             elif isinstance(effect, FlushLater):
                 loop = asyncio.get_running_loop()
                 self._flush = loop.call_later(effect.seconds, self._apply, Flush())
-            elif isinstance(effect, Blame):
+            elif isinstance(effect, PeerFault):
                 self._blame(effect.peer, effect.fault)
             else:
                 assert_never(effect)

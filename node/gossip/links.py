@@ -11,10 +11,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from protocol.faults import Fault
 from protocol.gossip.events import Event, PeerConnected, PeerDisconnected, RpcReceived, Send
 from protocol.gossip.frames import Deframer, frame
 from protocol.gossip.outbox import Outbox
-from protocol.types import Fault, PeerId
+from protocol.types import PeerId
 from roles.ports.transport import Stream, Transport, TransportError
 
 PROTOCOL = "/meshsub/1.1.0"

@@ -19,9 +19,9 @@ from node.local.errors import ExitCode, NodeError
 from node.local.logs import adopt_hivemind_logs, configure_logging
 from node.local.run_pin import local_run, pin_run
 from protocol.crypto import Identity, verify
+from protocol.faults import Fault
 from protocol.manifest import SignedManifest
 from protocol.rng import Rng
-from protocol.types import Fault
 from roles.ports.transport import TransportError
 
 log = structlog.get_logger()

@@ -8,6 +8,7 @@ from pathlib import Path
 from node.local.datadir import DataDir, write_atomically
 from node.local.errors import ExitCode, NodeError
 from protocol.crypto import verify
+from protocol.faults import Fault
 from protocol.manifest import (
     MANIFEST_BYTES_MAX,
     ManifestError,
@@ -15,7 +16,6 @@ from protocol.manifest import (
     decode_signed_manifest,
     load_signed_manifest,
 )
-from protocol.types import Fault
 
 
 def pinned_run(datadir: DataDir) -> SignedManifest | None:

@@ -17,10 +17,11 @@ from node.blobs.wire import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
 from protocol.codec import decode, encode
+from protocol.faults import Fault
 from protocol.membership import Member
 from protocol.messages import ENVELOPE_BYTES_MAX, NodeRecord, Signed
 from protocol.replica import Received, Replica
-from protocol.types import DIGEST_BYTES, Digest, Fault, PeerId, ValidationResult
+from protocol.types import DIGEST_BYTES, Digest, PeerId, ValidationResult
 from roles.ports.clock import Clock
 from roles.ports.transport import Stream, Streams, TransportError
 

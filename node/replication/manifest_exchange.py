@@ -4,8 +4,9 @@ from node.blobs.wire import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
 from protocol.crypto import Verifier
+from protocol.faults import Fault
 from protocol.manifest import MANIFEST_BYTES_MAX, SignedManifest, decode_signed_manifest
-from protocol.types import Fault, PeerId
+from protocol.types import PeerId
 from roles.ports.transport import Stream, Transport
 
 PROTOCOL = "/prime-node/1/manifest"

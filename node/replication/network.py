@@ -12,9 +12,10 @@ from node.replication.message_log import MessageLog
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
 from protocol.crypto import Signer
+from protocol.faults import Fault
 from protocol.messages import ENVELOPE_BYTES_MAX, MessageT, Signed, seal
 from protocol.replica import Received, Replica
-from protocol.types import Digest, Fault, PeerId, Topic, ValidationResult
+from protocol.types import Digest, PeerId, Topic, ValidationResult
 from roles.flow import ChangeSignal
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, StorageFullError

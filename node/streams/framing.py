@@ -1,6 +1,6 @@
 """Length-prefixed frames on a stream: four bytes big-endian, then that many bytes."""
 
-from protocol.types import Fault
+from protocol.faults import Fault, FaultCode
 from roles.ports.transport import Stream
 
 
@@ -16,5 +16,5 @@ async def read_frame(stream: Stream, bytes_max: int) -> bytes | Fault:
     """
     length = int.from_bytes(await stream.read_exactly(4), "big")
     if length > bytes_max:
-        return Fault("oversize", f"frame of {length} bytes, limit {bytes_max}")
+        return Fault(FaultCode.OVERSIZE, f"frame of {length} bytes, limit {bytes_max}")
     return await stream.read_exactly(length)

@@ -14,6 +14,7 @@ from pathlib import Path
 from node.blobs.exchange import BlobExchange
 from node.blobs.wire import BlobRefusedError, Kind, Status
 from protocol import crypto
+from protocol.faults import Fault, FaultCode
 from protocol.shardcast import forest
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.events import (
@@ -36,7 +37,7 @@ from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.index import Shard, ShardIndex
 from protocol.shardcast.source_history import SourceHistory
 from protocol.shardcast.transfer import Transfer
-from protocol.types import Digest, Fault, PeerId
+from protocol.types import Digest, PeerId
 from roles.ports.storage import Blobs, PartialBlob
 from roles.ports.transport import TransportError
 
@@ -158,7 +159,7 @@ class WeightsDownload:
                 return index
             await self._transfer(index)
         except _InconsistentIndexError as error:
-            return Fault("index-inconsistent", str(error))
+            return Fault(FaultCode.INDEX_INCONSISTENT, str(error))
         finally:
             self._learn()
         await self._blobs.concatenate([shard.digest for shard in index.shards], path)
@@ -185,7 +186,7 @@ class WeightsDownload:
         """Fetch the index: from the parent first, then from more of the list with each round."""
         weights = self._weights
         if not 0 < weights.index_bytes <= shard_index.INDEX_BYTES_MAX:
-            return Fault("index-oversize", f"{weights.index_bytes} bytes")
+            return Fault(FaultCode.INDEX_OVERSIZE, f"{weights.index_bytes} bytes")
         pause, sources_max = INDEX_PAUSE_SECONDS_MIN, 1
         patience = INDEX_SECONDS_MIN + weights.index_bytes / INDEX_BYTES_PER_SECOND_MIN
         slow: dict[PeerId, None] = {}

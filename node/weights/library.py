@@ -16,12 +16,13 @@ from node.blobs.exchange import BlobExchange
 from node.context import Ports
 from node.weights.download import Weights, WeightsDownload, publish_file
 from node.weights.retention import STATES_KEPT, Kind, WeightsRetention
+from protocol.faults import Fault
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica import Replica
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.source_history import SourceHistory
-from protocol.types import MEMBERS_MAX, Digest, Fault, PeerId, Role, Version
+from protocol.types import MEMBERS_MAX, Digest, PeerId, Role, Version
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.engines import Policy
 from roles.ports.storage import Delete, Put, StorageFullError

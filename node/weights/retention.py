@@ -7,7 +7,7 @@ from enum import Enum
 import structlog
 
 from node.weights.download import forget
-from protocol.ledger.ledger import CommitState, Entry
+from protocol.ledger.commits import CommitState, Entry
 from protocol.replica import Replica
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.index import ShardIndex

@@ -6,7 +6,8 @@ Named tuples, which are made in half the time of frozen dataclasses: there are s
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
-from protocol.types import Fault, PeerId, ValidationResult
+from protocol.faults import Fault
+from protocol.types import PeerId, ValidationResult
 
 
 class PeerConnected(NamedTuple):
@@ -132,7 +133,7 @@ class Discard(NamedTuple):
     reason: DiscardReason
 
 
-class Blame(NamedTuple):
+class PeerFault(NamedTuple):
     """A peer broke the protocol, or forwarded what the application rejects."""
 
     peer: PeerId
@@ -145,4 +146,4 @@ class FlushLater(NamedTuple):
     seconds: float
 
 
-Effect = Send | Validate | Deliver | Discard | Blame | FlushLater
+Effect = Send | Validate | Deliver | Discard | PeerFault | FlushLater

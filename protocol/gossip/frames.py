@@ -1,7 +1,7 @@
 """Frames on a stream: an unsigned varint length, then that many bytes."""
 
+from protocol.faults import Fault, FaultCode
 from protocol.gossip.rpc import RPC_BYTES_MAX, uvarint
-from protocol.types import Fault
 
 _LENGTH_BYTES_MAX = 3
 """Enough for ``RPC_BYTES_MAX``."""
@@ -33,7 +33,7 @@ class Deframer:
         while (head := self._head(at)) is not None:
             length, start = head
             if length > RPC_BYTES_MAX:
-                return Fault("frame-oversize")
+                return Fault(FaultCode.FRAME_OVERSIZE)
             if start + length > len(self._buffer):
                 break
             frames.append(bytes(self._buffer[start : start + length]))

@@ -19,8 +19,9 @@ from protocol.crypto import (
     Verifier,
     peer_id_from_public_key,
 )
+from protocol.faults import Fault, FaultCode
 from protocol.gossip.rpc import FieldReader, MalformedError, length_field, topic_text
-from protocol.types import MEMBERS_MAX, Fault, PeerId
+from protocol.types import MEMBERS_MAX, PeerId
 
 SIGN_PREFIX = b"libp2p-pubsub:"
 SEQNO_BYTES = 8
@@ -86,9 +87,9 @@ def decode_message(data: bytes) -> Message | Fault:
 
 
 class _FaultyMessageError(Exception):
-    def __init__(self, reason: str, detail: str = "") -> None:
-        super().__init__(reason)
-        self.fault = Fault(reason, detail)
+    def __init__(self, code: FaultCode, detail: str = "") -> None:
+        super().__init__(code)
+        self.fault = Fault(code, detail)
 
 
 @lru_cache(maxsize=1024)  # each comes from about six mesh peers; what raises is not kept
@@ -97,19 +98,19 @@ def _decode_message(data: bytes) -> Message:
         fields = _fields(data)
         topic = topic_text(fields.pop(4, b""))
     except MalformedError as error:
-        raise _FaultyMessageError("message-malformed", str(error)) from error
+        raise _FaultyMessageError(FaultCode.MESSAGE_MALFORMED, str(error)) from error
     source, body = fields.get(1, b""), fields.get(2, b"")
     seqno, signature = fields.get(3, b""), fields.get(5, b"")
     if len(source) != SOURCE_BYTES or not source.startswith(PEER_ID_PREFIX):
         detail = "not the identity multihash of an Ed25519 key"
-        raise _FaultyMessageError("message-source", detail)
+        raise _FaultyMessageError(FaultCode.MESSAGE_SOURCE, detail)
     if len(seqno) != SEQNO_BYTES:
-        raise _FaultyMessageError("message-seqno", f"{len(seqno)} bytes")
+        raise _FaultyMessageError(FaultCode.MESSAGE_SEQNO, f"{len(seqno)} bytes")
     if len(signature) != SIGNATURE_BYTES:
-        raise _FaultyMessageError("message-signature", f"{len(signature)} bytes")
+        raise _FaultyMessageError(FaultCode.MESSAGE_SIGNATURE, f"{len(signature)} bytes")
     message = Message(source, body, seqno, topic, signature, data)
     if encode_message(message) != data:
-        raise _FaultyMessageError("message-not-canonical")
+        raise _FaultyMessageError(FaultCode.MESSAGE_NOT_CANONICAL)
     return message
 
 

@@ -1,7 +1,7 @@
 """The GossipSub v1.1 router: ``handle(event, now) -> effects``, no clock, no socket, no task.
 
-Every input is checked before anything changes; what a peer did wrong comes out as ``Blame``. What
-our own application does wrong (a message over the limit) is a ``ValueError``.
+Every input is checked before anything changes; what a peer did wrong comes out as ``PeerFault``.
+What our own application does wrong (a message over the limit) is a ``ValueError``.
 """
 
 from collections.abc import Sequence
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import assert_never
 
 from protocol.crypto import Signer, Verifier, verify
+from protocol.faults import Fault, FaultCode
 from protocol.gossip.batches import Batches
 from protocol.gossip.cache import SeenCache
 from protocol.gossip.events import (
-    Blame,
     Deliver,
     Discard,
     DiscardReason,
@@ -23,6 +23,7 @@ from protocol.gossip.events import (
     Heartbeat,
     PeerConnected,
     PeerDisconnected,
+    PeerFault,
     Priority,
     Publish,
     RpcReceived,
@@ -55,7 +56,7 @@ from protocol.gossip.rpc import (
     only_message,
 )
 from protocol.rng import Rng
-from protocol.types import Fault, PeerId, ValidationResult
+from protocol.types import PeerId, ValidationResult
 
 _NANOSECONDS = 10**9
 
@@ -199,7 +200,7 @@ class Router:
             return self._on_message(peer, encoded, now)
         rpc = decode_rpc(data)
         if isinstance(rpc, Fault):
-            return [Blame(peer, rpc)]
+            return [PeerFault(peer, rpc)]
         effects = self._on_subscriptions(peer, rpc)
         for encoded in rpc.publish:
             effects += self._on_message(peer, encoded, now)
@@ -214,18 +215,20 @@ class Router:
                 self._peers.unsubscribe(peer, entry.topic)
                 self._mesh.drop(peer, (entry.topic,))
             elif not self._peers.subscribe(peer, entry.topic):
-                return [Blame(peer, Fault("too-many-topics"))]
+                return [PeerFault(peer, Fault(FaultCode.TOO_MANY_TOPICS))]
         return []
 
     def _on_message(self, sender: PeerId, encoded: bytes, now: float) -> list[Effect]:
         message = decode_message(encoded)
         if isinstance(message, Fault):
-            return [Blame(sender, message)]
+            return [PeerFault(sender, message)]
         topic, message_id = message.topic, message.message_id
         if topic not in self._mesh:
             return []
         if len(message.data) > self._params.message_bytes_max:
-            return [Blame(sender, Fault("message-oversize", f"{len(message.data)} bytes"))]
+            return [
+                PeerFault(sender, Fault(FaultCode.MESSAGE_OVERSIZE, f"{len(message.data)} bytes"))
+            ]
         pending = self._pending.get(message_id)
         if pending is not None:
             pending.senders[sender] = None
@@ -236,7 +239,7 @@ class Router:
         if len(self._pending) >= self._params.pending_max:
             return [Discard(sender, topic, message_id, DiscardReason.PENDING_FULL)]
         if not verify_message(message, self._verifier):
-            return [Blame(sender, Fault("message-signature", "does not verify"))]
+            return [PeerFault(sender, Fault(FaultCode.MESSAGE_SIGNATURE, "does not verify"))]
         self._seen.add(message_id, now)
         self._pending[message_id] = _Pending(message, {sender: None})
         return [Validate(message_id, sender, message.author, topic, message.data)]
@@ -251,7 +254,9 @@ class Router:
             case ValidationResult.IGNORE:
                 return []
             case ValidationResult.REJECT:
-                return [Blame(peer, Fault("message-rejected")) for peer in pending.senders]
+                return [
+                    PeerFault(peer, Fault(FaultCode.MESSAGE_REJECTED)) for peer in pending.senders
+                ]
             case _:
                 assert_never(verdict)
 
@@ -293,7 +298,7 @@ class Router:
         for topic in rpc.graft:
             answer = self._on_graft(topic, peer, now)
             if answer is GraftAnswer.BREACH:
-                effects.append(Blame(peer, Fault("graft-in-backoff", topic)))
+                effects.append(PeerFault(peer, Fault(FaultCode.GRAFT_IN_BACKOFF, topic)))
             if answer in (GraftAnswer.BREACH, GraftAnswer.REFUSE):
                 refused[topic] = None
         if refused:

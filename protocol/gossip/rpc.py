@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from protocol.types import Fault
+from protocol.faults import Fault, FaultCode
 
 RPC_BYTES_MAX = 1 << 20
 """The limit of go-libp2p-pubsub (``DefaultMaxMessageSize``): more resets the stream."""
@@ -188,12 +188,12 @@ def only_message(data: bytes) -> bytes | None:
 def decode_rpc(data: bytes) -> Rpc | Fault:
     """Return the RPC in ``data``, unknown fields skipped; a ``Fault`` for any malformed part."""
     if len(data) > RPC_BYTES_MAX:
-        return Fault("rpc-oversize", f"{len(data)} bytes")
+        return Fault(FaultCode.RPC_OVERSIZE, f"{len(data)} bytes")
     try:
         told_to_many = data[:1] == _CONTROL and len(data) <= _REMEMBERED_BYTES_MAX
         return _remembered_rpc(data) if told_to_many else _decode_rpc(data)
     except MalformedError as error:
-        return Fault("rpc-malformed", str(error))
+        return Fault(FaultCode.RPC_MALFORMED, str(error))
 
 
 @lru_cache(maxsize=_REMEMBERED_MAX)  # what raises is not kept

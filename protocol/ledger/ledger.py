@@ -7,15 +7,14 @@ in has been checked (``replica``). Outcomes are final: what is certified stays c
 
 from collections import Counter
 
+from protocol.faults import Fault, FaultCode
 from protocol.ledger.commits import CheckpointEntry, CommitState, Entry
 from protocol.ledger.counts import Counts
 from protocol.ledger.slots import Slots
 from protocol.manifest import RunManifest
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed
 from protocol.rollout import body_bytes_max
-from protocol.types import Digest, Fault, PeerId
-
-__all__ = ["CheckpointEntry", "CommitState", "Entry", "Ledger"]
+from protocol.types import Digest, PeerId
 
 COMMITS_IN_FLIGHT_MAX = 16
 """Commits of one worker that may wait for an outcome; it bounds what a liar can make us do.
@@ -107,18 +106,18 @@ class Ledger:
         message, sampling = commit.message, self._manifest.sampling
         sequences = sampling.group_size * sampling.prompts_per_rollout
         if not self._manifest.admits_worker(commit.signer):
-            return Fault("not-admitted")
+            return Fault(FaultCode.NOT_ADMITTED)
         if message.epoch > epoch + EPOCHS_AHEAD_MAX:
-            return Fault("future-epoch")
+            return Fault(FaultCode.FUTURE_EPOCH)
         if message.sequences != sequences or message.tokens > sequences * sampling.tokens_max:
-            return Fault("bad-counts")
+            return Fault(FaultCode.BAD_COUNTS)
         if message.body_bytes > self._body_bytes_max:
-            return Fault("oversize")
+            return Fault(FaultCode.OVERSIZE)
         checkpoint = self.checkpoint(message.version)
         if checkpoint is not None and checkpoint.digest != message.checkpoint:
-            return Fault("wrong-checkpoint")
+            return Fault(FaultCode.WRONG_CHECKPOINT)
         if (message.slot == 0) != (message.previous == b""):
-            return Fault("slot-order", "slot 0 and no other has no predecessor")
+            return Fault(FaultCode.SLOT_ORDER, "slot 0 and no other has no predecessor")
         return None
 
     def predecessor_known(self, commit: Signed[RolloutCommit]) -> bool:
@@ -170,7 +169,7 @@ class Ledger:
         entry = self.entries[Digest(certificate.message.commit)]
         if entry.certificate is not None:
             same = entry.certificate.message.accepted == certificate.message.accepted
-            return False if same else Fault("contradiction", "an outcome is final")
+            return False if same else Fault(FaultCode.CONTRADICTION, "an outcome is final")
         was_expired = entry.state is CommitState.EXPIRED
         accepted = certificate.message.accepted
         entry.certificate = certificate
@@ -195,9 +194,9 @@ class Ledger:
         """Append a version; False when it is known or its parent is not here yet."""
         message = manifest.message
         if not self._manifest.is_trainer(manifest.signer):
-            return Fault("not-a-trainer")
+            return Fault(FaultCode.NOT_A_TRAINER)
         if message.term != self._manifest.term_of(manifest.signer, message.term):
-            return Fault("other-term", f"term {message.term} is another trainer's")
+            return Fault(FaultCode.OTHER_TERM, f"term {message.term} is another trainer's")
         known = self.checkpoint(message.version)
         same = known is not None and known.digest == manifest.digest
         if same or self._parent_awaited(message):
@@ -239,26 +238,26 @@ class Ledger:
         """
         known = self.checkpoint(message.version)
         if known is not None and message.term <= known.message.term:
-            return Fault("version-reused", f"version {message.version}")
+            return Fault(FaultCode.VERSION_REUSED, f"version {message.version}")
         if message.version == 0:
             genesis = message.policy == self._manifest.genesis_policy and not message.batch
-            return None if genesis and message.parent == b"" else Fault("wrong-genesis")
+            return None if genesis and message.parent == b"" else Fault(FaultCode.WRONG_GENESIS)
         parent = self.checkpoints[message.version - 1].manifest
         if message.parent != parent.digest:
-            return Fault("wrong-parent")
+            return Fault(FaultCode.WRONG_PARENT)
         if message.term < parent.message.term:
-            return Fault("old-term", f"term {message.term} after {parent.message.term}")
+            return Fault(FaultCode.OLD_TERM, f"term {message.term} after {parent.message.term}")
         return self._check_batch(message)
 
     def _check_batch(self, message: CheckpointManifest) -> Fault | None:
         if len(set(message.batch)) != len(message.batch):
-            return Fault("trained-twice")
+            return Fault(FaultCode.TRAINED_TWICE)
         for commit in message.batch:
             if self._trained.get(Digest(commit), message.version) < message.version:
-                return Fault("trained-twice")
+                return Fault(FaultCode.TRAINED_TWICE)
             entry = self.entries.get(Digest(commit))
             if entry is not None and entry.state is CommitState.REJECTED:
-                return Fault("trained-on-rejected")
+                return Fault(FaultCode.TRAINED_ON_REJECTED)
         return None
 
     def _supersede(self, version: int) -> None:

@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from protocol.types import Fault, PeerId
+from protocol.faults import Fault
+from protocol.types import PeerId
 
 
 class Refusal(StrEnum):

@@ -12,7 +12,8 @@ from typing import Any
 from blake3 import blake3
 
 from protocol import codec
-from protocol.types import DIGEST_BYTES, Digest, Fault
+from protocol.faults import Fault, FaultCode
+from protocol.types import DIGEST_BYTES, Digest
 
 INDEX_BYTES_MAX = 4 << 20
 """Twice the index of a 62 GB file; it also bounds the digests in it to 131072."""
@@ -126,7 +127,7 @@ def decode(data: bytes) -> ShardIndex | Fault:
     if isinstance(value, Fault):
         return value
     if not isinstance(value, dict) or tuple(value) != _KEYS:
-        return Fault("index-fields")
+        return Fault(FaultCode.INDEX_FIELDS)
     total_bytes, shard_bytes = value["total_bytes"], value["shard_bytes"]
     chunk_bytes, entries = value["chunk_bytes"], value["shards"]
     if not (
@@ -134,14 +135,14 @@ def decode(data: bytes) -> ShardIndex | Fault:
         and _within(shard_bytes, SHARD_BYTES_MAX)
         and _within(chunk_bytes, min(CHUNK_BYTES_MAX, shard_bytes))
     ):
-        return Fault("index-sizes")
+        return Fault(FaultCode.INDEX_SIZES)
     if type(entries) is not tuple or len(entries) != shard_count(total_bytes, shard_bytes):
-        return Fault("index-shards")
+        return Fault(FaultCode.INDEX_SHARDS)
     shards = []
     for number, entry in enumerate(entries):
         shard = _shard(entry, shard_length(total_bytes, shard_bytes, number), chunk_bytes)
         if shard is None:
-            return Fault("index-shard", str(number))
+            return Fault(FaultCode.INDEX_SHARD, str(number))
         shards.append(shard)
     return ShardIndex(total_bytes, shard_bytes, chunk_bytes, tuple(shards))
 

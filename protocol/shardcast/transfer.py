@@ -24,6 +24,7 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from protocol.faults import Fault, FaultCode
 from protocol.shardcast.events import (
     Ask,
     BadSource,
@@ -43,7 +44,7 @@ from protocol.shardcast.events import (
 from protocol.shardcast.forest import stripe_of
 from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.timer import Timer
-from protocol.types import Fault, PeerId
+from protocol.types import PeerId
 
 
 @dataclass(slots=True)
@@ -185,7 +186,7 @@ class Transfer:
         culprit = request.ask.peer
         self._peers[culprit].blamed = True
         place = f"shard {request.ask.shard} chunk {event.chunk}"
-        effects.append(BadSource(culprit, Fault("bad-chunk", place)))
+        effects.append(BadSource(culprit, Fault(FaultCode.BAD_CHUNK, place)))
         self._end(event.request)
         for number, other in list(self._requests.items()):
             if other.ask.peer == culprit:

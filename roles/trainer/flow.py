@@ -16,10 +16,11 @@ import structlog
 
 from protocol.assignment import assign
 from protocol.audit import check_claims
-from protocol.ledger.ledger import Entry
+from protocol.faults import Fault
+from protocol.ledger.commits import Entry
 from protocol.messages import CheckpointManifest, Signed
 from protocol.rollout import REWARD_SCALE, decode_body
-from protocol.types import Digest, Fault, Topic, Version
+from protocol.types import Digest, Topic, Version
 from roles.flow import RoleContext, reward
 from roles.ports.engines import Environment, Policy, TrainingEngine, TrainingSequence
 from roles.ports.storage import StorageFullError

@@ -13,10 +13,11 @@ import structlog
 from protocol.assignment import SequenceAssignment, assign
 from protocol.audit import Finding, audited, check_claims, decide
 from protocol.committee import Committee
-from protocol.ledger.ledger import CommitState, Entry
+from protocol.faults import Fault
+from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import RolloutCommit, Signed, Verdict
 from protocol.rollout import RolloutSequence, decode_body
-from protocol.types import Digest, Fault, PeerId, Topic, Version
+from protocol.types import Digest, PeerId, Topic, Version
 from roles.flow import RoleContext, reward
 from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
 from roles.ports.storage import Put, StorageFullError

@@ -9,10 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from protocol.crypto import digest
+from protocol.faults import Fault
 from protocol.manifest import RunManifest
 from protocol.rng import Rng
 from protocol.shardcast import index as shard_index
-from protocol.types import DIGEST_BYTES, Digest, Fault
+from protocol.types import DIGEST_BYTES, Digest
 from roles.ports.engines import (
     Environment,
     Generation,

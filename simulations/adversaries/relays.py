@@ -5,8 +5,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from node.blobs.wire import Status, read_request, reply
+from protocol.faults import Fault
 from protocol.rng import Rng
-from protocol.types import Digest, Fault
+from protocol.types import Digest
 from roles.ports.transport import Stream, StreamHandler, Transport
 from simulations.adversaries.passthrough import PassingTransport, word_of
 from simulations.cluster.machine import Machine, Parts

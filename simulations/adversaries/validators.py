@@ -7,13 +7,14 @@ from dataclasses import replace
 from protocol.assignment import SequenceAssignment, assign
 from protocol.audit import ACCEPTED, Measurement
 from protocol.crypto import Signer, digest
+from protocol.faults import Fault
 from protocol.manifest import RunManifest
 from protocol.messages import Verdict, open_envelope, seal
 from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.rollout import REWARD_SCALE, RolloutSequence, decode_body
 from protocol.toploc.proof import ChunkResult
-from protocol.types import Digest, Fault, PeerId, RunId, Version
+from protocol.types import Digest, PeerId, RunId, Version
 from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
 from roles.ports.transport import Stream, StreamHandler, Transport, TransportError
 from simulations.adversaries.passthrough import (

@@ -14,12 +14,13 @@ from node.gossip.links import PROTOCOL
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from protocol.crypto import Identity, verify
+from protocol.faults import Fault
 from protocol.gossip.frames import Deframer, frame
 from protocol.gossip.message import Message, encode_message, sign_message, verify_message
 from protocol.gossip.params import Params
 from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, decode_rpc, encode_rpc
 from protocol.rng import Rng
-from protocol.types import Fault, ValidationResult
+from protocol.types import ValidationResult
 from tests.live.go_pubsub import GoConnection, GoPubsub
 
 pytestmark = pytest.mark.live

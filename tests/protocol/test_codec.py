@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec import DEPTH_MAX, decode, encode
-from protocol.types import Fault, Role
+from protocol.faults import Fault
+from protocol.types import Role
 
 SCALARS = (
     st.none()
@@ -29,7 +30,7 @@ VALUES = st.recursive(
 def refused(data: bytes) -> str:
     result = decode(data, bytes_max=1000)
     assert isinstance(result, Fault), result
-    return result.reason
+    return result.code
 
 
 @given(VALUES)
@@ -104,7 +105,7 @@ def test_nesting_is_accepted_up_to_the_limit():
 
 def test_oversize_is_refused_before_decoding():
     assert decode(b"\xa5hello", bytes_max=6) == "hello"
-    assert decode(b"\xa5hello", bytes_max=5).reason == "oversize"
+    assert decode(b"\xa5hello", bytes_max=5).code == "oversize"
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.committee import VIEW_SLACK, Committee, Tally, check_certificate, draw
+from protocol.faults import Fault
 from protocol.messages import Certificate
-from protocol.types import Fault
 from tests.worlds.messages import World, run_manifest
 
 WORLD = World(run_manifest(validators=8))
@@ -95,7 +95,7 @@ def test_a_second_look_is_no_news_and_a_contradiction_is_recorded_once():
     for contradiction in (liar, WORLD.verdict(RANKED[0], COMMIT, accept=False, detail="and again")):
         fault = result.add(contradiction)
         assert isinstance(fault, Fault)
-        assert fault.reason == "equivocation"
+        assert fault.code == "equivocation"
     assert result.equivocations == {RANKED[0].peer_id: (first, liar)}
     assert result.verdicts == {RANKED[0].peer_id: first}
 
@@ -144,7 +144,7 @@ def checked(signers, *, accepted=True, escalated=False, accept=None, commit=COMM
         verdicts=tuple(verdict.envelope for verdict in verdicts),
     )
     fault = check_certificate(certificate, verdicts, COMMITTEE)
-    return fault and fault.reason
+    return fault and fault.code
 
 
 def test_certificates_that_hold():
@@ -205,7 +205,7 @@ def test_who_was_on_the_signers_roster_counts_at_its_rank():
             verdicts=tuple(verdict.envelope for verdict in verdicts),
         )
         found = check_certificate(certificate, verdicts, late)
-        return found and found.reason
+        return found and found.code
 
     assert fault(RANKED[:3]) is None
     assert fault([*RANKED[1:3], RANKED[6]]) == "other-committee", "its rank is too low"

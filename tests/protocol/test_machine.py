@@ -26,7 +26,8 @@ from hypothesis.stateful import (
 
 from protocol import replica as replica_module
 from protocol.crypto import digest, verify
-from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, CommitState
+from protocol.ledger.commits import CommitState
+from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
 from protocol.messages import Certificate
 from protocol.replica import Replica
 from protocol.types import ValidationResult

@@ -5,6 +5,7 @@ from pydantic import ValidationError
 
 from protocol.codec import encode
 from protocol.crypto import digest, verify
+from protocol.faults import Fault, FaultCode
 from protocol.manifest import (
     MANIFEST_BYTES_MAX,
     Genesis,
@@ -18,7 +19,6 @@ from protocol.manifest import (
     sign_manifest,
 )
 from protocol.messages import BATCH_MAX, VERDICTS_MAX
-from protocol.types import Fault
 from tests.worlds.messages import GENESIS_AT, RECIPE, World, identity, run_manifest
 
 MANIFEST = run_manifest()
@@ -143,16 +143,16 @@ def test_random_bytes_never_raise(data):
 def test_a_bad_signed_manifest_is_a_fault(data, fault):
     result = decode_signed_manifest(data, verify)
     assert isinstance(result, Fault)
-    assert result.reason == fault
+    assert result.code == fault
 
 
 def test_a_manifest_has_one_spelling():
     values = MANIFEST.model_dump(mode="json")
     values["sampling"]["temperature"] = 1  # equal to 1.0, and another run id
-    assert decode_manifest(encode(values)) == Fault("not-canonical")
+    assert decode_manifest(encode(values)) == Fault(FaultCode.NOT_CANONICAL)
     values["sampling"]["surprise"] = 1
     assert decode_manifest(encode(values)) == Fault(
-        "bad-manifest", "unknown key 'sampling.surprise'"
+        FaultCode.BAD_MANIFEST, "unknown key 'sampling.surprise'"
     )
 
 

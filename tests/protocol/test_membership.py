@@ -2,8 +2,9 @@ import pytest
 
 from protocol import membership
 from protocol.electorate.view import EPOCHS_KEPT, ViewElectorate
+from protocol.faults import Fault, FaultCode
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX, Roster
-from protocol.types import Fault, Role
+from protocol.types import Role
 from tests.worlds.messages import World, identity, run_manifest
 
 WORLD = World(run_manifest())
@@ -46,7 +47,7 @@ def test_a_false_claim_is_a_fault_and_changes_nothing(signer, roles, changes, fa
     result = roster()
     refused = result.offer(WORLD.record(signer, roles, **changes), WORLD.at(0))
     assert isinstance(refused, Fault)
-    assert refused.reason == fault
+    assert refused.code == fault
     assert result.records() == []
 
 
@@ -55,7 +56,7 @@ def test_an_allowlist_is_asked_for_workers_alone():
     result = Roster(world.manifest)
     assert result.offer(world.record(WORKER, ("inference",)), world.at(0)) is True
     other = world.record(world.workers[1], ("inference",))
-    assert result.offer(other, world.at(0)) == Fault("not-admitted", "inference")
+    assert result.offer(other, world.at(0)) == Fault(FaultCode.NOT_ADMITTED, "inference")
     assert result.offer(world.record(world.workers[1], ("relay",)), world.at(0)) is True
 
 
@@ -66,7 +67,7 @@ def test_clocks_may_differ_by_some_seconds():
     assert Roster(WORLD.manifest).offer(record, early) is True
     fault = Roster(WORLD.manifest).offer(record, early - 0.1)
     assert isinstance(fault, Fault)
-    assert fault.reason == "clock-skew"
+    assert fault.code == "clock-skew"
 
 
 def test_a_record_from_the_far_future_does_not_lock_its_member_in():

@@ -6,6 +6,7 @@ from pydantic import ValidationError
 
 from protocol.codec import encode
 from protocol.crypto import digest, signing_bytes, verify
+from protocol.faults import Fault, FaultCode
 from protocol.messages import (
     BATCH_MAX,
     ENVELOPE_BYTES_MAX,
@@ -22,7 +23,7 @@ from protocol.messages import (
     open_envelope,
     seal,
 )
-from protocol.types import Fault, RunId
+from protocol.types import RunId
 from tests.worlds.messages import World, forged, identity, run_manifest
 
 WORLD = World(run_manifest())
@@ -44,7 +45,7 @@ def opened(envelope, kind=RolloutCommit, run_id=WORLD.run_id):
 def reason(envelope, kind=RolloutCommit):
     result = opened(envelope, kind)
     assert isinstance(result, Fault), result
-    return result.reason
+    return result.code
 
 
 def sealed_payload(payload: bytes, kind="rollout-commit", signer=WORKER) -> bytes:
@@ -75,7 +76,7 @@ def test_no_message_opens_as_another_kind_or_for_another_run(signed, kind):
         assert reason(renamed, kind) in {"bad-fields", "bad-signature", "oversize"}
     other_run = RunId(digest(b"another run"))
     fault = opened(signed.envelope, type(signed.message), other_run)
-    assert fault == Fault("bad-signature")
+    assert fault == Fault(FaultCode.BAD_SIGNATURE)
 
 
 @given(st.data())
@@ -138,7 +139,7 @@ def test_no_field_takes_a_value_of_another_type(signed, data):
     ],
 )
 def test_bad_fields_are_named(fields, where):
-    assert opened(with_fields(**fields)) == Fault("bad-fields", where)
+    assert opened(with_fields(**fields)) == Fault(FaultCode.BAD_FIELDS, where)
 
 
 def test_a_state_that_is_no_digest_is_refused():
@@ -195,7 +196,7 @@ def test_kinds_of_other_things_are_not_known():
     ],
 )
 def test_nobody_signs_for_another(fields):
-    assert opened(forged(COMMIT, **fields)) == Fault("bad-signature")
+    assert opened(forged(COMMIT, **fields)) == Fault(FaultCode.BAD_SIGNATURE)
 
 
 def test_envelopes_are_canonical():

@@ -4,10 +4,12 @@ from hypothesis import strategies as st
 
 from protocol import replica as replica_module
 from protocol.crypto import digest, verify
-from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, CommitState
+from protocol.faults import Fault, FaultCode
+from protocol.ledger.commits import CommitState
+from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
 from protocol.messages import Margin
 from protocol.replica import TOPIC_KINDS, Replica
-from protocol.types import Fault, Topic, ValidationResult
+from protocol.types import Topic, ValidationResult
 from tests.worlds.messages import World, fingerprint, forged, run_manifest
 
 WORLD = World(run_manifest(trainers=2))
@@ -38,7 +40,7 @@ def refused(target, envelope, relay=ValidationResult.REJECT, now=NOW) -> str:
     assert received.result is relay
     assert isinstance(received.fault, Fault)
     assert fingerprint(target) == before
-    return received.fault.reason
+    return received.fault.code
 
 
 # One door
@@ -72,7 +74,7 @@ def test_a_topic_carries_its_kind_alone(topic):
         if isinstance(signed.message, TOPIC_KINDS[topic]):
             assert received.fault is None
         else:
-            assert received.fault == Fault("wrong-topic")
+            assert received.fault == Fault(FaultCode.WRONG_TOPIC)
             assert fingerprint(target) == before
 
 

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.codec import encode
+from protocol.faults import Fault
 from protocol.rollout import (
     REWARD_SCALE,
     RolloutSequence,
@@ -14,7 +15,6 @@ from protocol.rollout import (
     encode_body,
 )
 from protocol.toploc.layout import Layout, Variant
-from protocol.types import Fault
 from tests.worlds.messages import run_manifest
 
 MANIFEST = run_manifest()
@@ -94,7 +94,7 @@ def test_a_bad_sequence_is_a_fault(changes):
     assert isinstance(decode_body(encode([GOOD] * 4), MANIFEST), list)
     result = decode_body(encode([GOOD, GOOD, GOOD, GOOD | changes]), MANIFEST)
     assert isinstance(result, Fault)
-    assert result.reason == "format"
+    assert result.code == "format"
 
 
 def test_a_missing_field_is_a_fault():
@@ -109,8 +109,8 @@ def test_a_body_has_exactly_the_runs_sequences(items):
 
 def test_an_oversize_body_is_refused_unread():
     limit = body_bytes_max(MANIFEST)
-    assert decode_body(bytes(limit + 1), MANIFEST).reason == "oversize"
-    assert decode_body(bytes(limit), MANIFEST).reason != "oversize"
+    assert decode_body(bytes(limit + 1), MANIFEST).code == "oversize"
+    assert decode_body(bytes(limit), MANIFEST).code != "oversize"
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

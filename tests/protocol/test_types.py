@@ -1,6 +1,6 @@
-from protocol.types import Fault
+from protocol.faults import Fault, FaultCode
 
 
 def test_a_fault_reads_as_one_line():
-    assert str(Fault("oversize")) == "oversize"
-    assert str(Fault("oversize", "9 bytes, limit 8")) == "oversize: 9 bytes, limit 8"
+    assert str(Fault(FaultCode.OVERSIZE)) == "oversize"
+    assert str(Fault(FaultCode.OVERSIZE, "9 bytes, limit 8")) == "oversize: 9 bytes, limit 8"

@@ -35,7 +35,7 @@ class Node:
             LoopClock(),
             prefix=PREFIX,
             limits=limits,
-            on_fault=lambda peer, fault: self.faults.append((peer, fault.reason)),
+            on_fault=lambda peer, fault: self.faults.append((peer, fault.code)),
         )
 
 

@@ -7,12 +7,13 @@ import pytest
 from node.gossip.driver import Gossip
 from node.gossip.links import PROTOCOL, GossipLimits
 from protocol.crypto import Identity
+from protocol.faults import Fault
 from protocol.gossip.frames import Deframer, frame
 from protocol.gossip.message import encode_message, sign_message
 from protocol.gossip.params import Params
 from protocol.gossip.rpc import Rpc, Subscription, decode_rpc, encode_rpc
 from protocol.rng import Rng
-from protocol.types import Fault, ValidationResult
+from protocol.types import ValidationResult
 from roles.ports.transport import TransportError
 from tests.worlds.memory_transport import WINDOW_BYTES, Hub, LoopClock, eventually, run_virtual
 
@@ -37,7 +38,7 @@ class Node:
             self.identity,
             LoopClock(),
             Rng(bytes([number])),
-            on_blame=lambda peer, fault: self.blamed.append((peer, fault.reason)),
+            on_blame=lambda peer, fault: self.blamed.append((peer, fault.code)),
             **options,
         )
 

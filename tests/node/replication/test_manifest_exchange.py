@@ -5,8 +5,9 @@ import pytest
 from node.replication.manifest_exchange import PROTOCOL, SERVED_MAX, ManifestServer, fetch_manifest
 from node.streams.framing import write_frame
 from protocol.crypto import verify
+from protocol.faults import Fault
 from protocol.manifest import sign_manifest
-from protocol.types import Fault, PeerId
+from protocol.types import PeerId
 from roles.ports.transport import TransportError
 from tests.worlds import memory_transport
 from tests.worlds.memory_transport import Hub, run_virtual
@@ -45,7 +46,7 @@ def test_a_huge_answer_is_not_read():
 
     fault = run_virtual(ask(serve))
     assert isinstance(fault, Fault)
-    assert fault.reason == "oversize"
+    assert fault.code == "oversize"
 
 
 async def silent(_stream):

@@ -3,7 +3,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.streams.framing import read_frame, write_frame
-from protocol.types import Fault, PeerId
+from protocol.faults import Fault
+from protocol.types import PeerId
 from roles.ports.transport import TransportError
 from tests.worlds.memory_transport import Hub, run_virtual
 
@@ -34,7 +35,7 @@ def test_the_limit_is_checked_before_anything_is_read():
         await ours.write((11).to_bytes(4, "big"))
         fault = await read_frame(theirs, 10)
         assert isinstance(fault, Fault)
-        assert fault.reason == "oversize"
+        assert fault.code == "oversize"
         await write_frame(ours, bytes(10))
         assert await read_frame(theirs, 10) == bytes(10)
 

@@ -12,13 +12,14 @@ from node.blobs.wire import PROTOCOL
 from node.storage.blobs import FileBlobs
 from node.weights.download import Weights, WeightsDownload, forget, publish_file
 from protocol import codec, crypto
+from protocol.faults import Fault
 from protocol.shardcast import forest
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.events import TransferLimits
 from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.source_history import SourceHistory
-from protocol.types import Digest, Fault, PeerId
+from protocol.types import Digest, PeerId
 from roles.ports.storage import StorageFullError
 from tests.worlds.memory_transport import Hub, LoopClock
 
@@ -331,7 +332,7 @@ async def test_what_the_publisher_signed_and_cannot_be_is_its_fault(tmp_path: Pa
     lying = replace(index, shards=(swapped, first, index.shards[2]))
     result = await verdict(shard_index.encode(lying))
     assert isinstance(result, Fault)
-    assert result.reason == "index-inconsistent"
+    assert result.code == "index-inconsistent"
     assert not node.path.exists()
 
 
@@ -351,7 +352,7 @@ async def test_chunks_that_fit_and_do_not_make_their_shard_are_the_publishers_fa
     lie = replace(weights, index_digest=await root.put(data), index_bytes=len(data))
     result = await asyncio.wait_for(world.download(node, lie).run(node.path), 20)
     assert isinstance(result, Fault)
-    assert result.reason == "index-inconsistent"
+    assert result.code == "index-inconsistent"
     assert node.blamed == []
 
 

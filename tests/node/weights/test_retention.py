@@ -1,6 +1,6 @@
 from node.weights.retention import STATES_KEPT, BodyRetention, Kind, Part, WeightsRetention
 from protocol.crypto import digest
-from protocol.ledger.ledger import CommitState
+from protocol.ledger.commits import CommitState
 from roles.ports.storage import StorageFullError
 from tests.worlds.memory_transport import run_virtual
 from tests.worlds.messages import World, run_manifest

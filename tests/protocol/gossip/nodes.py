@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 
 from protocol.crypto import Identity
 from protocol.gossip.events import (
-    Blame,
     Deliver,
     Discard,
     Effect,
@@ -14,6 +13,7 @@ from protocol.gossip.events import (
     FlushLater,
     Heartbeat,
     PeerConnected,
+    PeerFault,
     RpcReceived,
     Send,
     Subscribe,
@@ -54,7 +54,7 @@ def sends(effects: list[Effect]) -> list[tuple[PeerId, Rpc]]:
 
 
 def blames(effects: list[Effect]) -> list[str]:
-    return [effect.fault.reason for effect in effects if isinstance(effect, Blame)]
+    return [effect.fault.code for effect in effects if isinstance(effect, PeerFault)]
 
 
 def signed(author: Identity, data: bytes, seqno: int, topic: str = TOPIC) -> bytes:
@@ -95,7 +95,7 @@ class Network:
     routers: dict[PeerId, Router] = field(default_factory=dict)
     links: dict[tuple[PeerId, PeerId], None] = field(default_factory=dict)
     delivered: dict[PeerId, list[bytes]] = field(default_factory=dict)
-    blamed: list[Blame] = field(default_factory=list)
+    blamed: list[PeerFault] = field(default_factory=list)
     duplicates: int = 0
     _agenda: list[tuple[float, int, PeerId, Event]] = field(default_factory=list)
     _count: int = 0
@@ -133,7 +133,7 @@ class Network:
                     self.delivered[who].append(effect.data)
                 case Discard():
                     self.duplicates += 1
-                case Blame():
+                case PeerFault():
                     self.blamed.append(effect)
                 case FlushLater(seconds):
                     self.at(seconds, who, Flush())

@@ -2,6 +2,7 @@
 
 import pytest
 
+from protocol.faults import Fault
 from protocol.gossip.batches import BATCH_BYTES_MAX, FRESH_MAX, Batches
 from protocol.gossip.events import (
     Deliver,
@@ -17,7 +18,7 @@ from protocol.gossip.message import decode_message
 from protocol.gossip.params import Params
 from protocol.gossip.router import Router
 from protocol.gossip.rpc import IHave, Rpc
-from protocol.types import Fault, PeerId, ValidationResult
+from protocol.types import PeerId, ValidationResult
 from tests.protocol.gossip.nodes import PEERS, TOPIC, joined_router, received, sends, signed
 
 A, B, C = (each.peer_id for each in PEERS[:3])

@@ -4,14 +4,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from protocol.faults import Fault, FaultCode
 from protocol.gossip.events import (
-    Blame,
     Deliver,
     Effect,
     Event,
     Heartbeat,
     PeerConnected,
     PeerDisconnected,
+    PeerFault,
     Publish,
     RpcReceived,
     Send,
@@ -23,7 +24,7 @@ from protocol.gossip.events import (
 from protocol.gossip.message import decode_message
 from protocol.gossip.params import Params
 from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
-from protocol.types import Fault, ValidationResult
+from protocol.types import ValidationResult
 from tests.protocol.gossip.nodes import PEERS, SELF, router, rpc_of, signed
 
 LIMITS = Params(
@@ -173,7 +174,7 @@ class RouterMachine(RuleBasedStateMachine):
     def receive_garbage(self, peer, data):
         before = state_of(self.node)
         effects = self.act(RpcReceived(peer, data))
-        if [type(effect) for effect in effects] == [Blame]:
+        if [type(effect) for effect in effects] == [PeerFault]:
             assert state_of(self.node) == before
 
     @rule(peer=peers, topic=topics)
@@ -181,9 +182,9 @@ class RouterMachine(RuleBasedStateMachine):
         before = state_of(self.node)
         forged = signed(PEERS[9], b"x", 1, topic)[:-1] + b"\x00"
         for effect in self.act(RpcReceived(peer, encode_rpc(Rpc(publish=(forged,))))):
-            allowed = [Fault("message-signature", "does not verify")]
+            allowed = [Fault(FaultCode.MESSAGE_SIGNATURE, "does not verify")]
             pending_full = len(self.node._pending) == LIMITS.pending_max
-            assert pending_full or (isinstance(effect, Blame) and effect.fault in allowed)
+            assert pending_full or (isinstance(effect, PeerFault) and effect.fault in allowed)
         assert state_of(self.node) == before
 
     @rule(data=st.data(), verdict=st.sampled_from(ValidationResult))

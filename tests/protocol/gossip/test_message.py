@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.crypto import Identity, verify
+from protocol.faults import Fault, FaultCode
 from protocol.gossip.message import (
     MESSAGE_ID_BYTES,
     Message,
@@ -14,7 +15,6 @@ from protocol.gossip.message import (
     verify_message,
 )
 from protocol.gossip.rpc import length_field, uvarint
-from protocol.types import Fault
 
 AUTHOR = Identity(b"\x01" * 32)
 MESSAGE = sign_message(AUTHOR, "topic", b"data", 7)
@@ -82,7 +82,7 @@ def test_only_one_spelling_is_accepted():
         b"".join([parts[0], parts[2], parts[3], parts[4]]),
     ]
     for spelling in spellings:
-        assert decode_message(spelling) == Fault("message-not-canonical")
+        assert decode_message(spelling) == Fault(FaultCode.MESSAGE_NOT_CANONICAL)
 
 
 @pytest.mark.parametrize(
@@ -104,4 +104,4 @@ def test_a_bad_field_is_named(index, part, reason):
     parts[index] = part
     fault = decode_message(b"".join(parts))
     assert isinstance(fault, Fault)
-    assert fault.reason == reason
+    assert fault.code == reason

@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.faults import Fault, FaultCode
 from protocol.gossip.cache import MessageCache, SeenCache
 from protocol.gossip.events import Priority
 from protocol.gossip.frames import Deframer, frame
@@ -12,7 +13,7 @@ from protocol.gossip.outbox import Outbox
 from protocol.gossip.params import Params
 from protocol.gossip.rpc import RPC_BYTES_MAX
 from protocol.rng import Rng
-from protocol.types import Fault, PeerId
+from protocol.types import PeerId
 
 PEER = PeerId("peer")
 
@@ -152,7 +153,7 @@ def test_random_streams_never_raise_and_hold_one_frame(chunks):
     "head", [b"\x81\x80\x40", b"\xff\xff\xff\xff\x7f", b"\x80\x80\x80\x80\x80\x80"]
 )
 def test_a_length_over_the_limit_is_refused_at_once(head):
-    assert Deframer().feed(head) == Fault("frame-oversize")
+    assert Deframer().feed(head) == Fault(FaultCode.FRAME_OVERSIZE)
 
 
 def test_the_largest_frame_passes():

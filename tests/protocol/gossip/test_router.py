@@ -3,14 +3,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.crypto import verify
+from protocol.faults import Fault, FaultCode
 from protocol.gossip.events import (
-    Blame,
     Deliver,
     Discard,
     DiscardReason,
     Heartbeat,
     PeerConnected,
     PeerDisconnected,
+    PeerFault,
     Priority,
     Publish,
     RpcReceived,
@@ -25,7 +26,7 @@ from protocol.gossip.params import Params
 from protocol.gossip.router import Router
 from protocol.gossip.rpc import TOPIC_BYTES_MAX, IHave, Prune, Rpc, Subscription
 from protocol.rng import Rng
-from protocol.types import Fault, PeerId, ValidationResult
+from protocol.types import PeerId, ValidationResult
 from tests.protocol.gossip.nodes import (
     ENTER,
     PEERS,
@@ -168,7 +169,10 @@ def test_a_rejected_message_costs_everybody_who_sent_it():
     offer(node, A, encoded)
     offer(node, B, encoded)
     effects = node.handle(Validated(message_id(encoded), ValidationResult.REJECT), 1)
-    assert effects == [Blame(A, Fault("message-rejected")), Blame(B, Fault("message-rejected"))]
+    assert effects == [
+        PeerFault(A, Fault(FaultCode.MESSAGE_REJECTED)),
+        PeerFault(B, Fault(FaultCode.MESSAGE_REJECTED)),
+    ]
 
 
 def test_a_message_is_not_sent_back_to_senders_or_its_author():
@@ -216,7 +220,7 @@ def test_a_bad_message_is_blamed_and_leaves_no_trace(encoded, reason):
 
 def test_one_bad_message_does_not_spoil_the_rest_of_its_rpc():
     effects = offer(joined(), A, b"garbage", signed(AUTHOR, b"data", 1))
-    assert [type(effect) for effect in effects] == [Blame, Validate]
+    assert [type(effect) for effect in effects] == [PeerFault, Validate]
 
 
 def test_messages_of_other_topics_are_dropped():
@@ -454,7 +458,7 @@ def test_random_rpcs_never_raise_and_never_enter(chunks):
     node = joined(2)
     for data in chunks:
         for effect in node.handle(RpcReceived(A, data), 1):
-            assert isinstance(effect, Blame | Send)
+            assert isinstance(effect, PeerFault | Send)
     assert set(node.mesh_peers(TOPIC)) <= {A, B}
 
 

@@ -3,6 +3,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.faults import Fault, FaultCode
 from protocol.gossip.rpc import (
     FIELDS_MAX,
     MESSAGE_ID_BYTES_MAX,
@@ -17,7 +18,6 @@ from protocol.gossip.rpc import (
     length_field,
     uvarint,
 )
-from protocol.types import Fault
 
 topics = st.text(max_size=TOPIC_BYTES_MAX // 4)
 ids = st.binary(max_size=MESSAGE_ID_BYTES_MAX)
@@ -160,9 +160,9 @@ def test_unknown_fields_of_every_wire_type_are_skipped():
 def test_malformed(data, detail):
     fault = decode_rpc(data)
     assert isinstance(fault, Fault)
-    assert fault.reason == "rpc-malformed"
+    assert fault.code == "rpc-malformed"
     assert detail in fault.detail
 
 
 def test_oversize_is_refused_before_it_is_read():
-    assert decode_rpc(bytes(RPC_BYTES_MAX + 1)) == Fault("rpc-oversize", "1048577 bytes")
+    assert decode_rpc(bytes(RPC_BYTES_MAX + 1)) == Fault(FaultCode.RPC_OVERSIZE, "1048577 bytes")

@@ -1,10 +1,11 @@
 import pytest
 
 from protocol.crypto import digest
+from protocol.faults import Fault
+from protocol.ledger.commits import CommitState
 from protocol.ledger.counts import CREDIT_MAX
-from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, EPOCHS_AHEAD_MAX, CommitState, Ledger
+from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, EPOCHS_AHEAD_MAX, Ledger
 from protocol.messages import Certificate
-from protocol.types import Fault
 from tests.worlds.messages import World, run_manifest
 
 WORLD = World(run_manifest(trainers=2))
@@ -41,7 +42,7 @@ def trained(result, *batch, parent=None, **changes) -> object:
 
 def reason(result) -> str:
     assert isinstance(result, Fault), result
-    return result.reason
+    return result.code
 
 
 # Commits

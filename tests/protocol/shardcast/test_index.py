@@ -5,6 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from protocol import codec, crypto
+from protocol.faults import Fault
 from protocol.shardcast.index import (
     INDEX_BYTES_MAX,
     Shard,
@@ -15,7 +16,7 @@ from protocol.shardcast.index import (
     shard_count,
     shard_length,
 )
-from protocol.types import Digest, Fault
+from protocol.types import Digest
 
 
 def build(data: bytes, shard_bytes: int, chunk_bytes: int) -> ShardIndex:

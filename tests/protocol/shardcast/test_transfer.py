@@ -162,7 +162,7 @@ def test_a_bad_chunk_names_its_sender_who_is_never_asked_again() -> None:
     effects = transfer.handle(ChunkBad(one.request, 1), 0.5)
     (blame,) = (effect for effect in effects if isinstance(effect, BadSource))
     assert blame.peer == A
-    assert (blame.fault.reason, blame.fault.detail) == ("bad-chunk", "shard 0 chunk 1")
+    assert (blame.fault.code, blame.fault.detail) == ("bad-chunk", "shard 0 chunk 1")
     assert Cancel(other.request) in effects
     assert [ask.peer for ask in asks(effects)] == [B, B]
     assert transfer.handle(ChunkBad(other.request, 3), 0.6) == [], "its request is over already"

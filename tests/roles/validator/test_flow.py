@@ -4,7 +4,7 @@ import pytest
 
 from protocol.assignment import assign
 from protocol.crypto import digest
-from protocol.ledger.ledger import CommitState
+from protocol.ledger.commits import CommitState
 from protocol.messages import Certificate, Verdict
 from protocol.rollout import RolloutSequence, encode_body
 from roles.ports.storage import StorageFullError

@@ -1,0 +1,96 @@
+"""What another node did wrong, as a value: it feeds scores and evidence, never a traceback."""
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum, auto
+from typing import Self
+
+
+class Blame(Enum):
+    """Who is to blame for a fault."""
+
+    SENDER = auto()
+    """Whoever handed it to us: every honest node refuses it, so none passes it on."""
+    AUTHOR = auto()
+    """Whoever signed it: it can tell two honest nodes two things, so who relays is innocent."""
+    NOBODY = auto()
+    """Our own view, clock or software may be what is wrong; it is not passed on."""
+
+
+class FaultCode(StrEnum):
+    """Every fault that one node can find with another; the value is what people and logs see."""
+
+    blame: Blame
+
+    def __new__(cls, value: str, blame: Blame) -> Self:
+        """Make a member of its text and of who is to blame."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.blame = blame
+        return member
+
+    BAD_BLOB = "bad-blob", Blame.SENDER
+    BAD_CERTIFICATE = "bad-certificate", Blame.SENDER
+    BAD_CHUNK = "bad-chunk", Blame.SENDER
+    BAD_COUNTS = "bad-counts", Blame.SENDER
+    BAD_ENVELOPE = "bad-envelope", Blame.SENDER
+    BAD_FIELDS = "bad-fields", Blame.SENDER
+    BAD_MANIFEST = "bad-manifest", Blame.SENDER
+    BAD_RECORD = "bad-record", Blame.SENDER
+    BAD_SIGNATURE = "bad-signature", Blame.SENDER
+    BLOB_REQUEST_FIELDS = "blob-request-fields", Blame.SENDER
+    BLOB_REQUEST_VALUES = "blob-request-values", Blame.SENDER
+    CLOCK_SKEW = "clock-skew", Blame.NOBODY
+    CONTRADICTION = "contradiction", Blame.AUTHOR
+    EQUIVOCATION = "equivocation", Blame.AUTHOR
+    FORMAT = "format", Blame.SENDER
+    FRAME_OVERSIZE = "frame-oversize", Blame.SENDER
+    FUTURE_EPOCH = "future-epoch", Blame.AUTHOR
+    GRAFT_IN_BACKOFF = "graft-in-backoff", Blame.SENDER
+    INDEX_FIELDS = "index-fields", Blame.SENDER
+    INDEX_INCONSISTENT = "index-inconsistent", Blame.SENDER
+    INDEX_OVERSIZE = "index-oversize", Blame.SENDER
+    INDEX_SHARD = "index-shard", Blame.SENDER
+    INDEX_SHARDS = "index-shards", Blame.SENDER
+    INDEX_SIZES = "index-sizes", Blame.SENDER
+    MESSAGE_MALFORMED = "message-malformed", Blame.SENDER
+    MESSAGE_NOT_CANONICAL = "message-not-canonical", Blame.SENDER
+    MESSAGE_OVERSIZE = "message-oversize", Blame.SENDER
+    MESSAGE_REJECTED = "message-rejected", Blame.SENDER
+    MESSAGE_SEQNO = "message-seqno", Blame.SENDER
+    MESSAGE_SIGNATURE = "message-signature", Blame.SENDER
+    MESSAGE_SOURCE = "message-source", Blame.SENDER
+    NOT_A_TRAINER = "not-a-trainer", Blame.SENDER
+    NOT_A_VALIDATOR = "not-a-validator", Blame.SENDER
+    NOT_ADMITTED = "not-admitted", Blame.SENDER
+    NOT_CANONICAL = "not-canonical", Blame.SENDER
+    OLD_TERM = "old-term", Blame.SENDER
+    OTHER_COMMITTEE = "other-committee", Blame.NOBODY
+    OTHER_TERM = "other-term", Blame.SENDER
+    OVERSIZE = "oversize", Blame.SENDER
+    PROTOCOL_VERSION = "protocol-version", Blame.NOBODY
+    RPC_MALFORMED = "rpc-malformed", Blame.SENDER
+    RPC_OVERSIZE = "rpc-oversize", Blame.SENDER
+    SLOT_ORDER = "slot-order", Blame.SENDER
+    TOO_MANY_TOPICS = "too-many-topics", Blame.SENDER
+    TRAINED_ON_REJECTED = "trained-on-rejected", Blame.AUTHOR
+    TRAINED_TWICE = "trained-twice", Blame.SENDER
+    UNDECODABLE = "undecodable", Blame.SENDER
+    UNKNOWN_ROLE = "unknown-role", Blame.NOBODY
+    VERSION_REUSED = "version-reused", Blame.AUTHOR
+    WRONG_CHECKPOINT = "wrong-checkpoint", Blame.NOBODY
+    WRONG_GENESIS = "wrong-genesis", Blame.SENDER
+    WRONG_KIND = "wrong-kind", Blame.SENDER
+    WRONG_PARENT = "wrong-parent", Blame.NOBODY
+    WRONG_TOPIC = "wrong-topic", Blame.SENDER
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A fault with what is particular about it."""
+
+    code: FaultCode
+    detail: str = ""
+
+    def __str__(self) -> str:
+        """Read as ``code: detail``."""
+        return f"{self.code}: {self.detail}" if self.detail else str(self.code)
