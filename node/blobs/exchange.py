@@ -11,7 +11,8 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from node.blobs.wire import PROTOCOL, Kind, Request, Status, ask, read_request, reply, within
+from node.blobs.wire import PROTOCOL, Kind, Request, Status, ask, read_request, reply
+from node.streams.deadline import within
 from node.streams.limits import Bounded
 from protocol import crypto
 from protocol.faults import Fault, FaultCode

@@ -6,11 +6,9 @@ the accounts of both sides only). The header: ``status`` and the blob's ``total_
 ``ok`` come the raw bytes of the range, cut short where the blob ends.
 """
 
-import asyncio
-from collections.abc import Awaitable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any
 
 from protocol import codec
 from protocol.faults import Fault, FaultCode
@@ -24,8 +22,6 @@ MESSAGE_BYTES_MAX = 256
 
 RANGE_BYTES_MAX = 1 << 40
 """Offsets and lengths beyond this are nonsense; the blob's own length is what binds."""
-
-T = TypeVar("T")
 
 
 class Kind(StrEnum):
@@ -60,15 +56,6 @@ class Request:
     length: int
     wait: bool
     kind: Kind
-
-
-async def within(seconds: float, operation: Awaitable[T]) -> T:
-    """Await ``operation``; running out of time is a broken stream like any other."""
-    try:
-        async with asyncio.timeout(seconds):
-            return await operation
-    except TimeoutError as error:
-        raise TransportError(f"nothing for {seconds} s") from error
 
 
 async def _send(stream: Stream, message: dict[str, Any]) -> None:

@@ -8,9 +8,9 @@ from itertools import islice
 
 import structlog
 
-from node.blobs.wire import within
 from node.gossip.driver import Gossip
 from node.replication.anti_entropy import AntiEntropy
+from node.streams.deadline import within
 from protocol.crypto import Signer
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import PROTOCOL_VERSION, Hardware, NodeRecord, Signed, seal

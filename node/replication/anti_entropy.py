@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from node.blobs.wire import within
+from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
 from protocol.codec import decode, encode

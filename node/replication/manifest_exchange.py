@@ -1,6 +1,6 @@
 """How a newcomer learns which run its peers are in: the signed manifest, from any of them."""
 
-from node.blobs.wire import within
+from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
 from protocol.crypto import Verifier

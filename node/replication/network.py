@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 import structlog
 
 from node.blobs.exchange import BlobExchange
-from node.blobs.wire import within
 from node.gossip.driver import Gossip
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.message_log import MessageLog
+from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
 from protocol.crypto import Signer

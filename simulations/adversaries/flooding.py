@@ -10,9 +10,10 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, replace
 
-from node.blobs.wire import Kind, Request, within
+from node.blobs.wire import Kind, Request
 from node.gossip.links import PROTOCOL as GOSSIP
 from node.gossip.links import Tasks
+from node.streams.deadline import within
 from protocol.codec import encode
 from protocol.rng import Rng
 from protocol.types import DIGEST_BYTES, Digest, PeerId
