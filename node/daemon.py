@@ -26,6 +26,7 @@ from node.weights.library import PolicyLibrary
 from node.weights.retention import BodyRetention
 from protocol.crypto import Signer, Verifier, verify
 from protocol.faults import Fault
+from protocol.gossip.message import Decoded
 from protocol.gossip.params import Params
 from protocol.manifest import SignedManifest
 from protocol.messages import (
@@ -33,6 +34,7 @@ from protocol.messages import (
     CheckpointManifest,
     Message,
     NodeRecord,
+    Opened,
     RolloutCommit,
 )
 from protocol.replica import Received, Replica
@@ -74,6 +76,8 @@ class Daemon:
         connections: Connections,
         *,
         verifier: Verifier = verify,
+        opened: Opened | None = None,
+        decoded: Decoded | None = None,
         behaviour: Behaviour | None = None,
         upload_bytes_per_second: int | None = None,
         p2pd_pid: Callable[[], int | None] = lambda: None,
@@ -88,7 +92,7 @@ class Daemon:
         self._stop = asyncio.Event()
         self._changes = ChangeSignal()
         self._conditions = Conditions()
-        replica = connections.replica = Replica(self._manifest, verifier)
+        replica = connections.replica = Replica(self._manifest, verifier, opened)
         self._replica = replica
         self._message_log = MessageLog(ports.store)
         self._gossip = Gossip(
@@ -98,6 +102,7 @@ class Daemon:
             ports.rng.child("gossip"),
             params=_gossip_params(self._manifest.epochs.seconds),
             verifier=verifier,
+            decoded=decoded,
         )
         streams = DiallingTransport(ports.transport, connections)
         self._exchange = BlobExchange(

@@ -6,14 +6,14 @@ kind, run and payload but not the signature, so a second signature does not make
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Annotated, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from protocol.codec import decode, encode
 from protocol.crypto import Signer, Verifier, digest, signing_bytes
 from protocol.faults import Fault, FaultCode
+from protocol.remembered import Remembered
 from protocol.types import DIGEST_BYTES, Digest, PeerId, Role, RunId
 
 ENVELOPE_BYTES_MAX = 16 * 1024
@@ -206,27 +206,39 @@ def seal(message: MessageT, run_id: RunId, signer: Signer) -> Signed[MessageT]:
     )
 
 
+Opened = Remembered[tuple[bytes, type[Message], RunId], Signed[Any]]
+"""Envelopes that were found good by one verifier."""
+
+
 def open_envelope(
+    data: bytes,
+    kind: type[MessageT],
+    run_id: RunId,
+    verify: Verifier,
+    opened: Opened | None = None,
+) -> Signed[MessageT] | Fault:
+    """Check an envelope that should hold a ``kind`` of this run; every flaw is a ``Fault``.
+
+    What is in ``opened`` is not checked again, and what is found good is put there.
+    """
+    if opened is None:
+        return _open(data, kind, run_id, verify)
+    key = (data, kind, run_id)
+    known = opened.get(key)
+    if known is not None:
+        return known
+    result = _open(data, kind, run_id, verify)
+    if isinstance(result, Signed):
+        opened.keep(key, result)
+    return result
+
+
+def _open(
     data: bytes, kind: type[MessageT], run_id: RunId, verify: Verifier
 ) -> Signed[MessageT] | Fault:
-    """Check an envelope that should hold a ``kind`` of this run; every flaw is a ``Fault``."""
-    try:
-        return _open(data, kind, run_id, verify)
-    except _FaultyEnvelopeError as error:
-        return error.fault
-
-
-class _FaultyEnvelopeError(Exception):
-    def __init__(self, fault: Fault) -> None:
-        super().__init__(str(fault))
-        self.fault = fault
-
-
-@lru_cache(maxsize=OPENED_MAX)  # what raises is not kept
-def _open(data: bytes, kind: type[MessageT], run_id: RunId, verify: Verifier) -> Signed[MessageT]:
     fields = decode(data, bytes_max=kind.envelope_bytes_max)
     if isinstance(fields, Fault):
-        raise _FaultyEnvelopeError(fields)
+        return fields
     match fields:
         case {
             "kind": str(name),
@@ -236,14 +248,14 @@ def _open(data: bytes, kind: type[MessageT], run_id: RunId, verify: Verifier) ->
         } if len(fields) == 4:
             pass
         case _:
-            raise _FaultyEnvelopeError(Fault(FaultCode.BAD_ENVELOPE))
+            return Fault(FaultCode.BAD_ENVELOPE)
     if name != kind.kind:
-        raise _FaultyEnvelopeError(Fault(FaultCode.WRONG_KIND, name[:40]))
+        return Fault(FaultCode.WRONG_KIND, name[:40])
     message = _parse(payload, kind)
     if isinstance(message, Fault):
-        raise _FaultyEnvelopeError(message)
+        return message
     if not verify(PeerId(signer), signing_bytes(name, run_id, payload), signature):
-        raise _FaultyEnvelopeError(Fault(FaultCode.BAD_SIGNATURE))
+        return Fault(FaultCode.BAD_SIGNATURE)
     return Signed(PeerId(signer), message, _message_id(name, run_id, PeerId(signer), payload), data)
 
 

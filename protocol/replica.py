@@ -20,10 +20,13 @@ from protocol.ledger.ledger import Ledger
 from protocol.manifest import RunManifest
 from protocol.membership import Roster
 from protocol.messages import (
+    OPENED_MAX,
     Certificate,
     CheckpointManifest,
     Message,
+    MessageT,
     NodeRecord,
+    Opened,
     RolloutCommit,
     Signed,
     Verdict,
@@ -81,13 +84,16 @@ class _Waiting:
 class Replica:
     """Roster, ledger and tallies of one run."""
 
-    def __init__(self, manifest: RunManifest, verify: Verifier) -> None:
+    def __init__(
+        self, manifest: RunManifest, verify: Verifier, opened: Opened | None = None
+    ) -> None:
         self.manifest = manifest
         self.run_id: RunId = manifest.run_id
         self.roster = Roster(manifest)
         self.electorate: Electorate = ViewElectorate(manifest, self.roster)
         self.ledger = Ledger(manifest)
         self._verify = verify
+        self._opened = opened if opened is not None else Opened(OPENED_MAX)
         self._tallies: dict[Digest, Tally] = {}
         self._early_certificates = _Waiting()
         self._early_checkpoints = _Waiting()
@@ -109,7 +115,7 @@ class Replica:
         if handler is None:
             return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_KIND))
         kind, handle = handler
-        signed = open_envelope(envelope, kind, self.run_id, self._verify)
+        signed = self._open(envelope, kind)
         if isinstance(signed, Fault):
             return Received(ValidationResult.REJECT, fault=signed)
         return handle(signed, now)
@@ -125,25 +131,25 @@ class Replica:
         """Take back a message that this node had accepted and stored, in the order it did."""
         kind = envelope_kind(envelope)
         if kind == RolloutCommit.kind:
-            commit = open_envelope(envelope, RolloutCommit, self.run_id, self._verify)
+            commit = self._open(envelope, RolloutCommit)
             if isinstance(commit, Signed):
                 self.ledger.restore_commit(commit)
         elif kind == Certificate.kind:
-            certificate = open_envelope(envelope, Certificate, self.run_id, self._verify)
+            certificate = self._open(envelope, Certificate)
             if (
                 isinstance(certificate, Signed)
                 and certificate.message.commit in self.ledger.entries
             ):
-                verdicts = self._open(certificate) or []
+                verdicts = self._open_verdicts(certificate) or []
                 for each in verdicts:
                     self.tally(Digest(certificate.message.commit)).add(each)
                 self.ledger.offer_certificate(certificate, _reason(verdicts))
         elif kind == CheckpointManifest.kind:
-            checkpoint = open_envelope(envelope, CheckpointManifest, self.run_id, self._verify)
+            checkpoint = self._open(envelope, CheckpointManifest)
             if isinstance(checkpoint, Signed):
                 self.ledger.offer_checkpoint(checkpoint)
         elif kind == Verdict.kind:
-            verdict = open_envelope(envelope, Verdict, self.run_id, self._verify)
+            verdict = self._open(envelope, Verdict)
             if isinstance(verdict, Signed):
                 self.tally(Digest(verdict.message.commit)).add(verdict)
 
@@ -251,7 +257,7 @@ class Replica:
             return Received(ValidationResult.IGNORE, certificate)
         if entry.certificate is not None:
             return _received(certificate, self.ledger.offer_certificate(certificate, ""))
-        verdicts = self._open(certificate)
+        verdicts = self._open_verdicts(certificate)
         if verdicts is None:
             return Received(
                 ValidationResult.REJECT,
@@ -282,10 +288,13 @@ class Replica:
             self._early_checkpoints.add(manifest, now)
         return _received(manifest, result)
 
-    def _open(self, certificate: Signed[Certificate]) -> list[Signed[Verdict]] | None:
+    def _open(self, envelope: bytes, kind: type[MessageT]) -> Signed[MessageT] | Fault:
+        return open_envelope(envelope, kind, self.run_id, self._verify, self._opened)
+
+    def _open_verdicts(self, certificate: Signed[Certificate]) -> list[Signed[Verdict]] | None:
         verdicts: list[Signed[Verdict]] = []
         for envelope in certificate.message.verdicts:
-            verdict = open_envelope(envelope, Verdict, self.run_id, self._verify)
+            verdict = self._open(envelope, Verdict)
             if isinstance(verdict, Fault) or not self.manifest.is_validator(verdict.signer):
                 return None
             verdicts.append(verdict)

@@ -25,6 +25,7 @@ from protocol.gossip.events import (
     Validated,
 )
 from protocol.gossip.mesh import Score, neutral
+from protocol.gossip.message import Decoded
 from protocol.gossip.params import Params
 from protocol.gossip.router import Router
 from protocol.rng import Rng
@@ -75,13 +76,14 @@ class Gossip:
         params: Params | None = None,
         limits: GossipLimits | None = None,
         verifier: Verifier = verify,
+        decoded: Decoded | None = None,
         score: Score = neutral,
         on_blame: Callable[[PeerId, Fault], None] | None = None,
     ) -> None:
         self._params = params or Params()
         self._limits = limits or GossipLimits()
         self._clock = clock
-        self._router = Router(signer, self._params, rng, verifier, score)
+        self._router = Router(signer, self._params, rng, verifier, score, decoded)
         self._on_blame = on_blame
         self._topics: dict[str, _Topic] = {}
         self._tasks = Tasks()

@@ -21,6 +21,7 @@ from protocol.crypto import (
 )
 from protocol.faults import Fault, FaultCode
 from protocol.gossip.rpc import FieldReader, MalformedError, length_field, topic_text
+from protocol.remembered import Remembered
 from protocol.types import MEMBERS_MAX, PeerId
 
 SIGN_PREFIX = b"libp2p-pubsub:"
@@ -29,6 +30,9 @@ SOURCE_BYTES = len(PEER_ID_PREFIX) + 32
 MESSAGE_ID_BYTES = SOURCE_BYTES + SEQNO_BYTES
 _FIELDS_MAX = 8
 """A canonical message has five."""
+
+DECODED_MAX = 1024
+"""Messages remembered: each comes from about six mesh peers within seconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +59,10 @@ class Message:
         return _peer_id(self.source)
 
 
+Decoded = Remembered[bytes, Message]
+"""Well-formed messages by their canonical bytes."""
+
+
 def source_bytes(peer_id: PeerId) -> bytes:
     """Return the ``from`` field of our own valid ``peer_id``."""
     return base58.b58decode(peer_id)
@@ -64,53 +72,54 @@ def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> Message
     """Return a signed message; ``seqno`` is below 2**64 and never used twice by one key."""
     source = source_bytes(signer.peer_id)
     unsigned = Message(source, data, seqno.to_bytes(SEQNO_BYTES, "big"), topic, b"")
-    signature = signer.sign(SIGN_PREFIX + _unsigned_bytes(unsigned))
+    signature = signer.sign(SIGN_PREFIX + _encode_unsigned(unsigned))
     return Message(source, data, unsigned.seqno, topic, signature)
 
 
 def verify_message(message: Message, verifier: Verifier) -> bool:
     """Check the author's signature."""
-    return verifier(message.author, SIGN_PREFIX + _unsigned_bytes(message), message.signature)
+    return verifier(message.author, SIGN_PREFIX + _encode_unsigned(message), message.signature)
 
 
 def encode_message(message: Message) -> bytes:
     """Return the canonical bytes of a signed message."""
-    return _unsigned_bytes(message) + length_field(5, message.signature)
+    return _encode_unsigned(message) + length_field(5, message.signature)
 
 
-def decode_message(data: bytes) -> Message | Fault:
-    """Return the message that ``data`` spells canonically, or a ``Fault``; no signature check."""
-    try:
-        return _decode_message(data)
-    except _FaultyMessageError as error:
-        return error.fault
+def decode_message(data: bytes, decoded: Decoded | None = None) -> Message | Fault:
+    """Return the message that ``data`` spells canonically, or a ``Fault``; no signature check.
+
+    What is in ``decoded`` is not decoded again, and what is found good is put there.
+    """
+    if decoded is None:
+        return _decode(data)
+    known = decoded.get(data)
+    if known is not None:
+        return known
+    message = _decode(data)
+    if isinstance(message, Message):
+        decoded.keep(data, message)
+    return message
 
 
-class _FaultyMessageError(Exception):
-    def __init__(self, code: FaultCode, detail: str = "") -> None:
-        super().__init__(code)
-        self.fault = Fault(code, detail)
-
-
-@lru_cache(maxsize=1024)  # each comes from about six mesh peers; what raises is not kept
-def _decode_message(data: bytes) -> Message:
+def _decode(data: bytes) -> Message | Fault:
     try:
         fields = _fields(data)
         topic = topic_text(fields.pop(4, b""))
     except MalformedError as error:
-        raise _FaultyMessageError(FaultCode.MESSAGE_MALFORMED, str(error)) from error
+        return Fault(FaultCode.MESSAGE_MALFORMED, str(error))
     source, body = fields.get(1, b""), fields.get(2, b"")
     seqno, signature = fields.get(3, b""), fields.get(5, b"")
     if len(source) != SOURCE_BYTES or not source.startswith(PEER_ID_PREFIX):
         detail = "not the identity multihash of an Ed25519 key"
-        raise _FaultyMessageError(FaultCode.MESSAGE_SOURCE, detail)
+        return Fault(FaultCode.MESSAGE_SOURCE, detail)
     if len(seqno) != SEQNO_BYTES:
-        raise _FaultyMessageError(FaultCode.MESSAGE_SEQNO, f"{len(seqno)} bytes")
+        return Fault(FaultCode.MESSAGE_SEQNO, f"{len(seqno)} bytes")
     if len(signature) != SIGNATURE_BYTES:
-        raise _FaultyMessageError(FaultCode.MESSAGE_SIGNATURE, f"{len(signature)} bytes")
+        return Fault(FaultCode.MESSAGE_SIGNATURE, f"{len(signature)} bytes")
     message = Message(source, body, seqno, topic, signature, data)
     if encode_message(message) != data:
-        raise _FaultyMessageError(FaultCode.MESSAGE_NOT_CANONICAL)
+        return Fault(FaultCode.MESSAGE_NOT_CANONICAL)
     return message
 
 
@@ -123,8 +132,7 @@ def _fields(data: bytes) -> dict[int, bytes]:
     return fields
 
 
-@lru_cache(maxsize=256)  # the canonical check, and then the signature, need the same bytes
-def _unsigned_bytes(message: Message) -> bytes:
+def _encode_unsigned(message: Message) -> bytes:
     return b"".join(
         (
             length_field(1, message.source),

@@ -36,6 +36,8 @@ from protocol.gossip.events import (
 from protocol.gossip.lazy import LazyGossip
 from protocol.gossip.mesh import GraftAnswer, Mesh, Score, neutral
 from protocol.gossip.message import (
+    DECODED_MAX,
+    Decoded,
     Message,
     decode_message,
     encode_message,
@@ -79,11 +81,13 @@ class Router:
         rng: Rng,
         verifier: Verifier = verify,
         score: Score = neutral,
+        decoded: Decoded | None = None,
     ) -> None:
         self._signer = signer
         self._params = params
         self._verifier = verifier
         self._score = score
+        self._decoded = decoded if decoded is not None else Decoded(DECODED_MAX)
         self._own_source = source_bytes(signer.peer_id)
         self._seqno = 0
         self._peers = Peers(params)
@@ -219,7 +223,7 @@ class Router:
         return []
 
     def _on_message(self, sender: PeerId, encoded: bytes, now: float) -> list[Effect]:
-        message = decode_message(encoded)
+        message = decode_message(encoded, self._decoded)
         if isinstance(message, Fault):
             return [PeerFault(sender, message)]
         topic, message_id = message.topic, message.message_id

@@ -12,8 +12,9 @@ from node.context import Ports
 from node.daemon import Daemon
 from node.membership.announcer import About
 from node.membership.peers import Connections
+from protocol.gossip.message import DECODED_MAX, Decoded
 from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
-from protocol.messages import Hardware
+from protocol.messages import OPENED_MAX, Hardware, Opened
 from protocol.rng import Rng
 from protocol.types import Role
 from simulations.adversaries import TWISTS
@@ -42,6 +43,11 @@ SHORT_NAMES = {
     "relay": "relay",
 }
 """Nodes are called by these and a number from 0 on."""
+
+REMEMBERED_PER_NODE = 4
+"""Checked messages that all nodes share: a record and its successor, and as many commits and
+certificates. A thousand nodes start with as many records under way, and what is forgotten between
+two of them is checked, and kept, by each."""
 
 Actor = Callable[["World"], Coroutine[Any, Any, None]]
 
@@ -96,6 +102,8 @@ class World:
             workload.weights_bytes, workload.tokens_mean, workload.skill, workload.learning_rate
         )
         self._counts = dict.fromkeys(ALL_ROLES, 0)
+        self._opened = Opened(max(OPENED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
+        self._decoded = Decoded(max(DECODED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
         self._ended = loop.create_future()
         self._tasks: dict[asyncio.Task[None], None] = {}
         for role in ("relay", "trainer", "validator", "inference"):
@@ -285,6 +293,8 @@ class World:
                 machine.bootstrap,
             ),
             verifier=WitnessedVerifier(self._scheme, sighting),
+            opened=self._opened,
+            decoded=self._decoded,
             upload_bytes_per_second=round(upload * self.scenario.upload_limit_share),
         )
 

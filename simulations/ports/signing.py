@@ -84,14 +84,9 @@ class WitnessedSigner:
 
 
 class WitnessedVerifier:
-    """Verifies for one node and tells of what it sees gossiped for the first time.
-
-    Equal to every other one of its scheme, because they all answer alike: what one node has opened
-    need not be opened again by the next.
-    """
+    """Verifies for one node and tells of what it sees gossiped for the first time."""
 
     def __init__(self, scheme: Scheme, sighting: Sighting) -> None:
-        self._scheme = scheme
         self._verify = scheme.verifier
         self._sighting = sighting
 
@@ -101,12 +96,6 @@ class WitnessedVerifier:
         if valid and message.startswith(SIGN_PREFIX):
             self._sighting(_topic(message), signature, False)
         return valid
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, WitnessedVerifier) and self._scheme is other._scheme
-
-    def __hash__(self) -> int:
-        return hash(id(self._scheme))
 
 
 def _topic(message: bytes) -> str:

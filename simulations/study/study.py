@@ -18,7 +18,7 @@ from simulations.cluster.world import Actor, NodeFailedError, World
 from simulations.metrics.numbers import Meter, Result
 from simulations.metrics.series import Series
 from simulations.runtime.loop import run_virtual
-from simulations.runtime.process import shared_by
+from simulations.runtime.process import many_nodes
 from simulations.runtime.trace import Event, Trace
 from simulations.scenario.scenario import Nodes, Scenario, load_scenario
 
@@ -105,7 +105,7 @@ def run_plan(
     trace.listen(_reporter(watch, scenario.seconds, on_progress))
     began = clock()
     try:
-        with shared_by(scenario.nodes.total):
+        with many_nodes():
             run_virtual(_live(scenario, plan.seed, trace, twists, actors))
         watch.finish(watch.started_at + scenario.seconds)
     except ViolationError:
