@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: testnet test lint clean
+.PHONY: testnet test mutants lint clean
 .DEFAULT_GOAL := testnet
 
 # Run a whole swarm on this machine and watch it learn.
@@ -15,6 +15,10 @@ testnet: .venv/runtime
 test: .venv/dev lint
 	$(BIN)/pytest -q --durations=10 \
 		--cov=protocol --cov-branch --cov-report=term:skip-covered --cov-fail-under=95 $(ARGS)
+
+# Put known wrong lines into copies of the tree, one at a time: a test must notice each.
+mutants: .venv/dev
+	$(BIN)/python -m tests.mutants.run $(ARGS)
 
 lint: .venv/dev
 	$(BIN)/ruff check .

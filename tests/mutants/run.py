@@ -1,0 +1,228 @@
+"""``make mutants``: puts one wrong line at a time into a copy of the tree; its tests must fail.
+
+The lists are ``tests/mutants/<area>.toml``. An entry has an ``id``, the ``file``, ``what`` would be
+wrong, ``old`` (text that occurs exactly once in the file), ``new``, and the ``tests`` that must
+notice it: paths or node ids. One that cannot be noticed says why in ``explained``; it is listed and
+not run. The checkout is never touched.
+"""
+
+import argparse
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+
+ROOT = Path(__file__).parents[2]
+LISTS = Path(__file__).parent
+
+NOT_COPIED = shutil.ignore_patterns(".*", "__pycache__")
+PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=line")
+SEEDED = "--hypothesis-seed=0"
+"""An entry is noticed every time or never."""
+
+WORDS = {0: "passed", 1: "failed"}
+"""By exit code of pytest; the others mean that it could not run the tests."""
+
+UNMUTATED_SECONDS_MAX = 600.0
+HUNG_SECONDS_MIN = 60.0
+HUNG_FACTOR = 5.0
+"""Tests that take so many times as long as without a mutation hang."""
+
+CANARY = ("protocol/__init__.py", "raise AssertionError")
+"""A file that all tests import; if they pass with this in the copy, they import another tree."""
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One wrong line and the tests that must notice it."""
+
+    area: str
+    id: str
+    file: str
+    what: str
+    old: str
+    new: str
+    tests: tuple[str, ...] = ()
+    explained: str = ""
+
+    def applied(self, root: Path) -> str:
+        """Return the file's text with the wrong line; raises ``ValueError`` for a stale entry."""
+        text = (root / self.file).read_text()
+        count = text.count(self.old)
+        if count != 1:
+            raise ValueError(f"{self.id}: old occurs {count} times in {self.file}, not once")
+        mutated = text.replace(self.old, self.new)
+        if ast.dump(ast.parse(mutated)) == ast.dump(ast.parse(text)):
+            raise ValueError(f"{self.id}: new says the same as old")
+        return mutated
+
+
+@dataclass(frozen=True)
+class Result:
+    """How tests went: ``passed``, ``failed``, ``hung``, or ``broken`` when they could not run."""
+
+    word: str
+    seconds: float
+    output: str
+
+
+def read_lists(folder: Path = LISTS) -> list[Mutant]:
+    """Return the entries of all lists; raises ``ValueError`` when two have one id."""
+    mutants = [
+        Mutant(area=path.stem, **{**table, "tests": tuple(table.get("tests", ()))})
+        for path in sorted(folder.glob("*.toml"))
+        for table in tomllib.loads(path.read_text())["mutant"]
+    ]
+    twice = [name for name, count in Counter(one.id for one in mutants).items() if count > 1]
+    if twice:
+        raise ValueError(f"several entries are called {', '.join(twice)}")
+    return mutants
+
+
+@contextmanager
+def written(path: Path, text: str) -> Iterator[None]:
+    """Let a source file hold ``text`` for a while."""
+    before = path.read_text()
+    try:
+        _write(path, text)
+        yield
+    finally:
+        _write(path, before)
+
+
+def _write(path: Path, text: str) -> None:
+    path.write_text(text)
+    # Python takes what it compiled before for current when length and second are the same.
+    for compiled in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        compiled.unlink()
+
+
+def run_tests(copy: Path, tests: tuple[str, ...], limit_seconds: float) -> Result:
+    """Run tests in a copy of the tree; what takes more than ``limit_seconds`` hangs."""
+    # Processes that tests start must import from the copy, too.
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *PYTEST, SEEDED, f"--timeout={limit_seconds}", *tests]
+    began = time.monotonic()
+    with subprocess.Popen(
+        command,
+        cwd=copy,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=limit_seconds + 10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return Result("hung", time.monotonic() - began, "")
+    word = WORDS.get(process.returncode, "broken")
+    hung = word == "failed" and "Timeout (>" in output
+    return Result("hung" if hung else word, time.monotonic() - began, output)
+
+
+class Runner:
+    """Runs tests side by side, each in one of several copies of the tree."""
+
+    def __init__(self, root: Path, copies: list[Path]) -> None:
+        self._root = root
+        self._copies: SimpleQueue[Path] = SimpleQueue()
+        for copy in copies:
+            shutil.copytree(root, copy, ignore=NOT_COPIED)
+            self._copies.put(copy)
+        self._pool = ThreadPoolExecutor(len(copies))
+        self._limits: dict[tuple[str, ...], float] = {}
+
+    def unmutated(self, lists: list[tuple[str, ...]]) -> Iterator[str]:
+        """Yield what is wrong with the tests: each must pass before it can notice anything."""
+        for tests, result in zip(lists, self._pool.map(self._run, lists), strict=True):
+            self._limits[tests] = max(HUNG_SECONDS_MIN, HUNG_FACTOR * result.seconds)
+            if result.word != "passed":
+                yield f"{result.word} without a mutation: {' '.join(tests)}\n{result.output}"
+            elif tests is lists[0] and self._run(tests, CANARY).word == "passed":
+                yield "the tests do not import the copy: they pass with a broken package in it"
+
+    def attempts(self, mutants: list[Mutant]) -> Iterator[Result]:
+        """Yield each entry's result, in their order."""
+        return self._pool.map(self._attempt, mutants)
+
+    def _attempt(self, mutant: Mutant) -> Result:
+        return self._run(mutant.tests, (mutant.file, mutant.applied(self._root)))
+
+    def _run(self, tests: tuple[str, ...], wrong: tuple[str, str] | None = None) -> Result:
+        """Run tests, with the text of one file replaced."""
+        copy = self._copies.get()
+        limit_seconds = self._limits.get(tests, UNMUTATED_SECONDS_MAX)
+        try:
+            with written(copy / wrong[0], wrong[1]) if wrong else nullcontext():
+                return run_tests(copy, tests, limit_seconds)
+        finally:
+            self._copies.put(copy)
+
+
+def run(mutants: list[Mutant], root: Path = ROOT, jobs: int = 2) -> list[str]:
+    """Try all entries and say how each went; return the ids of those that went unnoticed."""
+    tried = [mutant for mutant in mutants if not mutant.explained]
+    lists = list(dict.fromkeys(mutant.tests for mutant in tried))
+    missed: list[str] = []
+    with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
+        runner = Runner(root, [Path(folder) / str(number) for number in range(jobs)])
+        say(f"without a mutation: {len(lists)} lists of tests")
+        faults = list(runner.unmutated(lists))
+        if faults:
+            raise ValueError("\n".join(faults))
+        for number, (mutant, result) in enumerate(zip(tried, runner.attempts(tried), strict=True)):
+            word = {"failed": "noticed", "passed": "UNNOTICED"}.get(result.word, result.word)
+            place = f"{number + 1}/{len(tried)}"
+            say(f"{place:>8}  {mutant.id:<5} {word:<9} {result.seconds:6.1f} s  {mutant.what}")
+            if result.word not in {"failed", "hung"}:
+                missed.append(mutant.id)
+            if result.word == "broken":
+                say(result.output)
+    for mutant in mutants:
+        if mutant.explained:
+            say(f"{'':>8}  {mutant.id:<5} explained            {mutant.what}: {mutant.explained}")
+    return missed
+
+
+def say(*lines: str) -> None:
+    """Print, now."""
+    sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Run what the command line asks for; return the exit code."""
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", nargs="+", metavar="ID", help="these entries or areas only")
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    options = parser.parse_args()
+    mutants = [
+        mutant
+        for mutant in read_lists()
+        if options.only is None or {mutant.id, mutant.area} & set(options.only)
+    ]
+    began = time.monotonic()
+    missed = run(mutants, jobs=options.jobs)
+    explained = sum(bool(mutant.explained) for mutant in mutants)
+    noticed = len(mutants) - explained - len(missed)
+    seconds = time.monotonic() - began
+    say(f"{noticed} noticed, {explained} explained, {len(missed)} unnoticed in {seconds:.0f} s")
+    if missed:
+        say(f"unnoticed: {' '.join(missed)}", f"again: make mutants ARGS='--only {missed[0]}'")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
