@@ -1,0 +1,165 @@
+"""Leadership: whose turn it is to train, and which version a new leader goes on from.
+
+One trainer leads at a time, the first live one in the manifest's order. It resumes from its own
+state of the newest version, or takes over what another trainer published; when nobody has the
+newest version any more, it goes back to one that it holds.
+"""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from protocol.messages import CheckpointManifest, Signed
+from protocol.types import Digest, Topic, Version
+from roles.flow import RoleContext
+from roles.ports.engines import Policy, TrainingEngine
+from roles.ports.storage import StorageFullError
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """The version that the engine holds, and what the next one is published with."""
+
+    version: int
+    """-1 when version 0 is to be published."""
+    term: int
+    parent: bytes
+    """Digest of the manifest of ``version``; empty before version 0."""
+
+
+class Leadership:
+    """Says when it is our turn, and loads the engine with what training goes on from."""
+
+    def __init__(self, context: RoleContext, engine: TrainingEngine) -> None:
+        self._context = context
+        self._engine = engine
+        self._started_at = asyncio.get_running_loop().time()
+        self._awaited: tuple[Digest, float] | None = None
+        """The newest version while nobody can give it to us, and since when."""
+
+    def is_ours(self) -> bool:
+        """Tell whether it is our turn, once we know what we may have missed."""
+        context = self._context
+        genesis = context.manifest.genesis
+        if context.peer_id != genesis.trainers[0]:
+            # Those before us in the order get one record's life to show up.
+            waited_seconds = asyncio.get_running_loop().time() - self._started_at
+            if waited_seconds < context.manifest.epochs.record_epochs * context.epoch_seconds:
+                return False
+        now = context.clock.now()
+        return context.network.synchronised and context.replica.leader(now) == context.peer_id
+
+    async def resume(self) -> Position | None:
+        """Load the newest version that can be had; None while we wait for one."""
+        context = self._context
+        head = context.replica.ledger.head
+        if head is None:
+            return await self._begin()
+        own_state = context.policies.state_path(head.message.version)
+        ours = (
+            head.signer == context.peer_id
+            and context.blobs.file_bytes(own_state) is not None
+            and await self._load_state(own_state)
+        )
+        found: Signed[CheckpointManifest] | None = head
+        if not ours and not await self._take_over(head):
+            found = await self._go_back(head)
+        if found is None:
+            return None
+        # A later term is above what an earlier trainer, or we before we lost our disk, published
+        # without our knowing.
+        term = head.message.term
+        if not ours:
+            term = context.manifest.term_of(context.peer_id, term + 1)
+        context.conditions.clear("trainer")
+        if ours:  # a crash may have come between its storing and its announcing
+            await context.network.announce(Topic.CHECKPOINTS, head.envelope)
+        log.info("training resumed", version=found.message.version, term=term)
+        return Position(found.message.version, term, found.digest)
+
+    async def _begin(self) -> Position | None:
+        """Load the genesis weights, if version 0 is ours to publish."""
+        context = self._context
+        path = context.policies.genesis_path()
+        if path is None or context.peer_id != context.manifest.genesis.trainers[0]:
+            context.conditions.set("trainer", "waiting for the genesis policy")
+            return None
+        if self._is_held(0):  # then we have published, and have lost our disk
+            context.conditions.set("trainer", "waiting for what others know of this run")
+            return None
+        policy = Policy(Version(0), context.manifest.genesis_policy, path)
+        if not await self._load_policy(policy):
+            context.conditions.set("trainer", f"{path} is not the genesis policy of this run")
+            await asyncio.sleep(context.epoch_seconds)
+            return None
+        return Position(-1, 0, b"")
+
+    async def _take_over(self, head: Signed[CheckpointManifest]) -> bool:
+        """Load the published state, or else the weights alone; False while neither is here."""
+        context, version = self._context, head.message.version
+        try:
+            published = await context.policies.fetch_state(head) if head.message.state else None
+        except StorageFullError as error:
+            context.conditions.set("trainer", f"disk full: {error}; waiting for room")
+            await asyncio.sleep(context.epoch_seconds)
+            return False
+        if published is not None and await self._load_state(published):
+            return True
+        policy = context.policies.get(version)
+        if policy is not None and await self._load_policy(policy):
+            return True
+        context.conditions.set("trainer", f"waiting for the weights of version {version}")
+        return False
+
+    async def _go_back(self, head: Signed[CheckpointManifest]) -> Signed[CheckpointManifest] | None:
+        """Load the newest version that we hold once the head is lost with all who had it.
+
+        A trainer may die between announcing a version and serving its first byte. Our next version
+        then takes the number of a lost one, in a later term and from the same parent.
+        """
+        context, now = self._context, asyncio.get_running_loop().time()
+        if self._awaited is None or self._awaited[0] != head.digest:
+            self._awaited = (head.digest, now)
+        # After one record's life everyone who is live has said what it holds.
+        life_seconds = context.manifest.epochs.record_epochs * context.epoch_seconds
+        if now < self._awaited[1] + life_seconds or self._is_held(head.message.version):
+            return None
+        for version in range(head.message.version - 1, -1, -1):
+            checkpoint = context.replica.ledger.checkpoint(version)
+            if checkpoint is None or context.policies.get(version) is None:
+                continue
+            if await self._take_over(checkpoint):
+                log.warning("versions are lost", newest=head.message.version, left=version)
+                return checkpoint
+        return None
+
+    def _is_held(self, version: int) -> bool:
+        """Tell whether a node of the genesis says that it holds ``version`` or a later one."""
+        context = self._context
+        manifest = context.manifest
+        return any(
+            member.record.message.policy_version >= version
+            for member in context.replica.roster.live(context.clock.now())
+            if manifest.is_validator(member.peer) or manifest.is_trainer(member.peer)
+        )
+
+    async def _load_state(self, path: Path) -> bool:
+        try:
+            await self._engine.load_state(path)
+        except ValueError as error:
+            log.warning("a trainer's state is damaged", error=str(error))
+            return False
+        return True
+
+    async def _load_policy(self, policy: Policy) -> bool:
+        try:
+            await self._engine.load_policy(policy)
+        except ValueError as error:
+            log.warning("policy refused", version=policy.version, error=str(error))
+            await self._context.policies.discard(policy)
+            return False
+        return True
