@@ -11,9 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.cli.commands import loading
+from node.cli import loading
 from node.cli.main import main
-from protocol.committee import RunOutcome, Tally
+from protocol.committee import Outcome, Tally
 from protocol.gossip.mesh import Mesh
 from protocol.ledger.ledger import Ledger
 from simulations.ports.storage import Arrival
@@ -130,7 +130,7 @@ def test_a_committee_that_nobody_counts_is_seen(monkeypatch, simulate, repeat):
     def first_word(tally, committee):
         heard = [tally.verdicts[peer] for peer in committee.first if peer in tally.verdicts]
         accepting = tuple(verdict for verdict in heard[:1] if verdict.message.accept)
-        return RunOutcome(accepted=True, escalated=False, verdicts=accepting) if accepting else None
+        return Outcome(accepted=True, escalated=False, verdicts=accepting) if accepting else None
 
     monkeypatch.setattr(Tally, "outcome", first_word)
     monkeypatch.setattr("protocol.replica.check_certificate", lambda *_: None)

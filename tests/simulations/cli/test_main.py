@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.cli.commands import loading
+from node.cli import loading
 from node.cli.main import main
 from simulations.checkers import Violation
 from simulations.cli import console
