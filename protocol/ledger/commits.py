@@ -1,10 +1,15 @@
-"""The rows of the ledger: a commit with its outcome, and a version with what it learned from."""
+"""A commit with its outcome, and what a commit must look like to be taken."""
 
 from dataclasses import dataclass
 from enum import StrEnum
 
+from protocol.faults import Fault, FaultCode
+from protocol.manifest import RunManifest
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed
-from protocol.types import Digest
+from protocol.rollout import body_bytes_max
+
+EPOCHS_AHEAD_MAX = 2
+"""A commit may claim an epoch this far ahead of ours: clock skew, not a choice."""
 
 
 class CommitState(StrEnum):
@@ -27,9 +32,34 @@ class Entry:
     trained_in: int | None = None
 
 
-@dataclass(slots=True)
-class CheckpointEntry:
-    """A published version, and which of its commits are not certified as far as we know."""
+class CommitRules:
+    """The limits that a run's manifest sets to its commits."""
 
-    manifest: Signed[CheckpointManifest]
-    uncertified: dict[Digest, None]
+    def __init__(self, manifest: RunManifest) -> None:
+        self._manifest = manifest
+        sampling = manifest.sampling
+        self._sequences = sampling.group_size * sampling.prompts_per_rollout
+        self._tokens_max = self._sequences * sampling.tokens_max
+        self._body_bytes_max = body_bytes_max(manifest)
+
+    def fault(
+        self,
+        commit: Signed[RolloutCommit],
+        epoch: int,
+        checkpoint: Signed[CheckpointManifest] | None,
+    ) -> Fault | None:
+        """Check a commit in our ``epoch``; ``checkpoint`` is its version's, if that is here."""
+        message = commit.message
+        if not self._manifest.admits_worker(commit.signer):
+            return Fault(FaultCode.NOT_ADMITTED)
+        if message.epoch > epoch + EPOCHS_AHEAD_MAX:
+            return Fault(FaultCode.FUTURE_EPOCH)
+        if message.sequences != self._sequences or message.tokens > self._tokens_max:
+            return Fault(FaultCode.BAD_COUNTS)
+        if message.body_bytes > self._body_bytes_max:
+            return Fault(FaultCode.OVERSIZE)
+        if checkpoint is not None and checkpoint.digest != message.checkpoint:
+            return Fault(FaultCode.WRONG_CHECKPOINT)
+        if (message.slot == 0) != (message.previous == b""):
+            return Fault(FaultCode.SLOT_ORDER, "slot 0 and no other has no predecessor")
+        return None

@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from protocol.ledger.commits import CommitState, Entry
+
 CREDIT_MAX = 2
 """Unsettled commits of one worker that hold back the others: as many as an honest one has."""
 
@@ -26,3 +28,17 @@ class Counts:
         A commit is free to make, also for a rollout that nobody will ever see.
         """
         return max(0, min(CREDIT_MAX, self.certified - self.expired))
+
+    def add_state(self, entry: Entry, sign: int = 1) -> None:
+        """Count the state of a commit, or with ``sign`` -1 take it out again."""
+        match entry.state:
+            case CommitState.COMMITTED:
+                pass
+            case CommitState.EXPIRED:
+                self.expired += sign
+            case CommitState.CERTIFIED:
+                self.certified += sign
+                self.tokens_certified += sign * entry.commit.message.tokens
+            case CommitState.REJECTED:
+                self.rejected += sign
+                self.reasons[entry.reason] += sign

@@ -2,9 +2,9 @@ import pytest
 
 from protocol.crypto import digest
 from protocol.faults import Fault
-from protocol.ledger.commits import CommitState
+from protocol.ledger.commits import EPOCHS_AHEAD_MAX, CommitState
 from protocol.ledger.counts import CREDIT_MAX
-from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, EPOCHS_AHEAD_MAX, Ledger
+from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, Ledger
 from protocol.messages import Certificate
 from tests.worlds.messages import World, run_manifest
 

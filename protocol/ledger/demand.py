@@ -1,0 +1,83 @@
+"""What the trainer may learn from next, and whether workers should make more: back-pressure.
+
+Every node computes the same from the ledger, so there is no queue and nobody who hands out work.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from protocol.ledger.chain import Chain
+from protocol.ledger.commits import CommitState, Entry
+from protocol.ledger.counts import Counts
+from protocol.manifest import RunManifest
+from protocol.types import Digest, PeerId
+
+
+class Demand:
+    """The commits that are certified or may still be, and that no version has learned from."""
+
+    def __init__(self, manifest: RunManifest, chain: Chain) -> None:
+        self._manifest = manifest
+        self._chain = chain
+        self._unlearned: dict[Digest, Entry] = {}
+
+    def file(self, entry: Entry) -> None:
+        """Follow a change of state or training of a commit that the ledger holds."""
+        hopeful = entry.state in (CommitState.COMMITTED, CommitState.CERTIFIED)
+        if hopeful and entry.trained_in is None:
+            self._unlearned[entry.commit.digest] = entry
+        else:
+            self.forget(entry.commit.digest)
+
+    def forget(self, commit: Digest) -> None:
+        """Leave a commit out."""
+        self._unlearned.pop(commit, None)
+
+    def is_current(self, entry: Entry) -> bool:
+        """Tell whether the next version, or the ones after it, may learn from such a commit."""
+        message, checkpoint = entry.commit.message, self._chain.get(entry.commit.message.version)
+        young = message.version >= self._chain.version - self._manifest.grpo.async_level
+        return young and (checkpoint is None or checkpoint.digest == message.checkpoint)
+
+    def usable(self) -> list[Entry]:
+        """Return certified commits that the next version may learn from, oldest first."""
+        certified = CommitState.CERTIFIED
+        entries = [
+            entry
+            for entry in self._unlearned.values()
+            if entry.state is certified
+            and self.is_current(entry)
+            and entry.commit.message.version <= self._chain.version
+        ]
+        return sorted(entries, key=_age)
+
+    def backlog(
+        self, epoch: int, workers: Mapping[PeerId, Counts], slashed: Callable[[PeerId], bool]
+    ) -> int:
+        """Return how many fresh commits are certified or on their way and not learned from.
+
+        A commit counts for as long as it could wait for an outcome: one that the trainer cannot
+        use for a reason that we do not see must not hold up the workers for ever. Without an
+        outcome it counts as far as its worker is known to deliver: commits are free to make.
+        """
+        oldest = epoch - self._manifest.committee.expire_after_epochs
+        certified, waiting = 0, Counter[PeerId]()
+        for entry in self._unlearned.values():
+            if entry.commit.message.epoch >= oldest and self.is_current(entry):
+                if entry.state is CommitState.CERTIFIED:
+                    certified += 1
+                else:
+                    waiting[entry.commit.signer] += 1
+        standing = ((workers[who], n) for who, n in waiting.items() if not slashed(who))
+        return certified + sum(min(n, counts.credit) for counts, n in standing)
+
+    def wants(self, backlog: int) -> bool:
+        """Tell whether workers should start another rollout while ``backlog`` of them wait."""
+        grpo = self._manifest.grpo
+        done = self._chain.version >= grpo.steps
+        return not done and backlog < grpo.rollouts_per_step * grpo.rollouts_ahead
+
+
+def _age(entry: Entry) -> tuple[int, int, Digest]:
+    message = entry.commit.message
+    return message.version, message.epoch, entry.commit.digest
