@@ -40,7 +40,6 @@ class FaultCode(StrEnum):
     BLOB_REQUEST_FIELDS = "blob-request-fields", Blame.SENDER
     BLOB_REQUEST_VALUES = "blob-request-values", Blame.SENDER
     CLOCK_SKEW = "clock-skew", Blame.NOBODY
-    CONTRADICTION = "contradiction", Blame.AUTHOR
     EQUIVOCATION = "equivocation", Blame.AUTHOR
     FORMAT = "format", Blame.SENDER
     FRAME_OVERSIZE = "frame-oversize", Blame.SENDER
@@ -72,7 +71,6 @@ class FaultCode(StrEnum):
     RPC_OVERSIZE = "rpc-oversize", Blame.SENDER
     SLOT_ORDER = "slot-order", Blame.SENDER
     TOO_MANY_TOPICS = "too-many-topics", Blame.SENDER
-    TRAINED_ON_REJECTED = "trained-on-rejected", Blame.AUTHOR
     TRAINED_TWICE = "trained-twice", Blame.SENDER
     UNDECODABLE = "undecodable", Blame.SENDER
     UNKNOWN_ROLE = "unknown-role", Blame.NOBODY

@@ -255,8 +255,8 @@ class Replica:
         if entry is None:
             self._early_certificates.add(certificate, now)
             return Received(ValidationResult.IGNORE, certificate)
-        if entry.certificate is not None:
-            return _received(certificate, self.ledger.offer_certificate(certificate, ""))
+        if not entry.is_outranked_by(certificate.message):
+            return Received(ValidationResult.IGNORE, certificate)
         verdicts = self._open_verdicts(certificate)
         if verdicts is None:
             return Received(

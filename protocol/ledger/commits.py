@@ -31,6 +31,20 @@ class Entry:
     reason: str = ""
     trained_in: int | None = None
 
+    def is_outranked_by(self, certificate: Certificate) -> bool:
+        """Tell whether a checked certificate takes the place of the outcome that is here.
+
+        Two may contradict each other, if a few validators collude or sign twice. The larger
+        committee's counts more than the first one's, and of two equal ones the rejection: so every
+        node that has seen both has the same outcome, whichever came first.
+        """
+        known = self.certificate
+        return known is None or _rank(known.message) < _rank(certificate)
+
+
+def _rank(certificate: Certificate) -> tuple[bool, bool]:
+    return certificate.escalated, not certificate.accepted
+
 
 class CommitRules:
     """The limits that a run's manifest sets to its commits."""

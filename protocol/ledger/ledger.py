@@ -2,10 +2,11 @@
 
 A grow-only set of signed messages and its pure consequences, the same on every node that holds the
 same messages, in whatever order they came. Nothing here draws committees: a certificate that comes
-in has been checked (``replica``). Outcomes are final: what is certified stays certified.
+in has been checked (``replica``). Of two certificates that contradict each other one always wins
+(``Entry.is_outranked_by``); a version that learned from what is rejected later stays a version.
 """
 
-from protocol.faults import Fault, FaultCode
+from protocol.faults import Fault
 from protocol.ledger.chain import Chain, CheckpointEntry
 from protocol.ledger.commits import CommitRules, CommitState, Entry
 from protocol.ledger.counts import Counts
@@ -146,12 +147,14 @@ class Ledger:
 
     # Outcomes
 
-    def offer_certificate(self, certificate: Signed[Certificate], reason: str) -> Fault | bool:
-        """Take a checked certificate of a commit that is here; ``reason`` is its verdicts'."""
+    def offer_certificate(self, certificate: Signed[Certificate], reason: str) -> bool:
+        """Take a checked certificate of a commit that is here; ``reason`` is its verdicts'.
+
+        False when the outcome that is here outranks it.
+        """
         entry = self.entries[Digest(certificate.message.commit)]
-        if entry.certificate is not None:
-            same = entry.certificate.message.accepted == certificate.message.accepted
-            return False if same else Fault(FaultCode.CONTRADICTION, "an outcome is final")
+        if not entry.is_outranked_by(certificate.message):
+            return False
         accepted = certificate.message.accepted
         entry.certificate = certificate
         self._settle(entry)
@@ -177,11 +180,6 @@ class Ledger:
         if fault is not None:
             return fault
         batch = [Digest(commit) for commit in message.batch]
-        if any(
-            commit in self.entries and self.entries[commit].state is CommitState.REJECTED
-            for commit in batch
-        ):
-            return Fault(FaultCode.TRAINED_ON_REJECTED)
         self._supersede(message.version)
         self._chain.append(
             CheckpointEntry(manifest, {commit: None for commit in batch if not self._ok(commit)})
@@ -191,6 +189,18 @@ class Ledger:
             if entry is not None:
                 self._learn(entry, message.version)
         return True
+
+    @property
+    def trained_on_rejected(self) -> list[Entry]:
+        """The commits that are rejected and that a version has learned from all the same.
+
+        Its trainer trained on them knowingly, or the larger committee rejected them afterwards.
+        """
+        return [
+            entry
+            for entry in (*self.kept.values(), *self.entries.values())
+            if entry.state is CommitState.REJECTED and entry.trained_in is not None
+        ]
 
     def _learn(self, entry: Entry, version: int) -> None:
         entry.trained_in = version

@@ -284,11 +284,34 @@ def test_a_certificate_waits_for_the_roster_that_can_check_it(known):
     assert target.advance(NOW) == [CERTIFICATE]
 
 
-def test_an_outcome_is_final_and_a_contradiction_is_a_fault():
-    target = replica(COMMIT, CERTIFICATE)
+def test_two_outcomes_of_one_commit_end_the_same_everywhere():
+    """Three of the first committee certify what the larger one rejects, each on its side."""
     rejection = WORLD.certificate(COMMIT, accepted=False, escalated=True)
-    assert refused(target, rejection.envelope, ValidationResult.IGNORE) == "contradiction"
-    assert take(target, WORLD.certificate(COMMIT, escalated=True)) is ValidationResult.IGNORE
+    one, other = replica(COMMIT, CERTIFICATE), replica(COMMIT, rejection)
+    first, second = WORLD.checkpoint(GENESIS, batch=(COMMIT.digest,)), None
+    second = WORLD.checkpoint(first)
+    assert take(one, rejection) is ValidationResult.ACCEPT
+    assert take(other, CERTIFICATE) is ValidationResult.IGNORE
+    for target in (one, other):
+        for version in (first, second):
+            assert take(target, version) is ValidationResult.ACCEPT
+    assert fingerprint(one)[1:5] == fingerprint(other)[1:5]
+    assert fingerprint(restarted(one))[1:5] == fingerprint(one)[1:5]
+    assert one.ledger.entries[COMMIT.digest].state is CommitState.REJECTED
+    assert not one.ledger.usable()
+    assert take(one, WORLD.certificate(COMMIT, escalated=True)) is ValidationResult.IGNORE
+
+
+def test_what_outranks_an_outcome_is_checked_like_any_other():
+    target = replica(COMMIT, CERTIFICATE)
+    lie = WORLD.certificate(
+        COMMIT,
+        accepted=False,
+        escalated=True,
+        verdicts=(WORLD.verdict(VALIDATOR, COMMIT, accept=False).envelope,),
+    )
+    assert refused(target, lie.envelope, ValidationResult.IGNORE) == "other-committee"
+    assert target.ledger.entries[COMMIT.digest].state is CommitState.CERTIFIED
 
 
 def test_the_commonest_reason_is_kept():

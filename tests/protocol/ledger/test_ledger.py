@@ -1,3 +1,5 @@
+from itertools import permutations
+
 import pytest
 
 from protocol.crypto import digest
@@ -160,16 +162,49 @@ def test_certified_rejected_and_expired_are_counted_for_worker_and_run():
     assert result.advance(EXPIRE + 1) == []
 
 
-def test_an_outcome_is_final():
+def outcomes(commit) -> list:
+    """Return the three certificates that a commit can have, the one that counts least first."""
+    return [
+        WORLD.certificate(commit),
+        WORLD.certificate(commit, escalated=True),
+        WORLD.certificate(commit, accepted=False, escalated=True),
+    ]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(3))))
+def test_of_contradicting_outcomes_one_wins_whichever_came_first(order):
+    chain = WORLD.chain(WORKER, 2)
+    result = ledger(*chain)
+    settle(result, chain[1])
+    certificates = outcomes(chain[0])
+    highest = -1
+    for place in order:
+        assert result.offer_certificate(certificates[place], "reward") is (place > highest)
+        highest = max(highest, place)
+        assert result.offer_certificate(certificates[place], "reward") is False
+    entry = result.entries[chain[0].digest]
+    assert (entry.state, entry.certificate) == (CommitState.REJECTED, certificates[2])
+    counts = result.workers[WORKER.peer_id]
+    assert (counts.certified, counts.rejected, counts.tokens_certified) == (1, 1, 10)
+    assert counts == result.totals
+    assert counts.reasons == {"reward": 1}
+    assert result.slashed(WORKER.peer_id)
+    assert [item.commit for item in result.usable()] == [chain[1]]
+    assert result.in_flight(WORKER.peer_id) == 0
+
+
+def test_a_version_stays_when_what_it_learned_from_is_rejected_after_all():
     commit = WORLD.commit(WORKER)
     result = ledger(commit)
-    settle(result, commit)
-    other = WORLD.certificate(commit, escalated=True)
-    assert result.offer_certificate(other, "") is False
-    contradiction = WORLD.certificate(commit, accepted=False, escalated=True)
-    assert reason(result.offer_certificate(contradiction, "reward")) == "contradiction"
-    assert result.entries[commit.digest].state is CommitState.CERTIFIED
-    assert not result.slashed(WORKER.peer_id)
+    accepted, _, rejected = outcomes(commit)
+    assert result.offer_certificate(accepted, "") is True
+    assert trained(result, commit) is True
+    assert result.trained_on_rejected == []
+    assert result.offer_certificate(rejected, "reward") is True
+    assert result.version == 1
+    assert [entry.commit for entry in result.trained_on_rejected] == [commit]
+    assert (result.totals.trained, result.totals.rejected) == (1, 1)
+    assert trained(result) is True
 
 
 def test_a_late_certificate_still_settles_an_expired_commit():
@@ -308,11 +343,13 @@ def test_a_commit_is_learned_from_once():
     assert result.totals.trained == 1
 
 
-def test_nobody_learns_from_a_rejected_commit():
+def test_a_trainer_that_learns_from_a_rejected_commit_is_found_out_and_ends_nothing():
+    """Else whoever has the certificates of both outcomes could cut a node off for ever."""
     commit = WORLD.commit(WORKER)
     result = ledger(commit)
     settle(result, commit, accepted=False)
-    assert reason(trained(result, commit)) == "trained-on-rejected"
+    assert trained(result, commit) is True
+    assert [entry.commit for entry in result.trained_on_rejected] == [commit]
 
 
 def test_superseded_commits_of_unknown_workers_are_freed_too():
