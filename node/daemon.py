@@ -22,6 +22,7 @@ from node.replication.anti_entropy import AntiEntropy
 from node.replication.manifest_exchange import ManifestServer
 from node.replication.message_log import MessageLog
 from node.replication.network import SwarmNetwork
+from node.streams.protocols import BLOBS
 from node.weights.library import PolicyLibrary
 from node.weights.retention import BodyRetention
 from protocol.crypto import Signer, Verifier, verify
@@ -109,7 +110,7 @@ class Daemon:
             streams,
             ports.blobs,
             ports.clock,
-            prefix=f"/{replica.run_id.hex()[:16]}",
+            protocol=BLOBS.on(replica.run_id),
             limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
             on_fault=_log_fault,
         )

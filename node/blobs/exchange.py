@@ -11,9 +11,10 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from node.blobs.wire import PROTOCOL, Kind, Request, Status, ask, read_request, reply
+from node.blobs.wire import Kind, Request, Status, ask, read_request, reply
 from node.streams.deadline import within
 from node.streams.limits import Bounded
+from node.streams.protocols import BLOBS
 from protocol import crypto
 from protocol.faults import Fault, FaultCode
 from protocol.types import Digest, PeerId
@@ -33,11 +34,11 @@ class ExchangeLimits:
     one piece may take to be read, to arrive, or to be written.
     """
 
-    streams_per_peer: int = 16
-    streams_total: int = 256
+    streams_per_peer: int = BLOBS.streams_per_peer
+    streams_total: int = BLOBS.streams_total
     piece_bytes: int = 256 * 1024
     open_seconds: float = 10.0
-    stall_seconds: float = 60.0
+    stall_seconds: float = BLOBS.stall_seconds
     upload_bytes_per_second: int | None = None
 
 
@@ -77,7 +78,7 @@ class _UploadCap:
 
 
 class BlobExchange:
-    """Serves our blobs to peers and fetches theirs; ``prefix`` (the run) goes before the protocol.
+    """Serves our blobs to peers and fetches theirs, under the ``protocol`` of one run.
 
     ``on_fault`` hears of peers that sent nonsense or a whole blob with another digest.
     """
@@ -88,22 +89,17 @@ class BlobExchange:
         blobs: Blobs,
         clock: Clock,
         *,
-        prefix: str = "",
+        protocol: str = BLOBS.name,
         limits: ExchangeLimits | None = None,
         on_fault: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
     ) -> None:
         self._transport = transport
         self._blobs = blobs
         self._limits = limits or ExchangeLimits()
-        self._protocol = prefix + PROTOCOL
+        self._protocol = protocol
         self._on_fault = on_fault
         self._cap = _UploadCap(clock, self._limits.upload_bytes_per_second)
-        self._bounded = Bounded(
-            self._serve,
-            per_peer=self._limits.streams_per_peer,
-            total=self._limits.streams_total,
-            refuse=self._refuse,
-        )
+        self._bounded = Bounded(self._serve, self._limits, self._refuse)
         self._sent: Counter[Kind] = Counter()
         self._received: Counter[Kind] = Counter()
 

@@ -10,15 +10,14 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
+from node.streams.framing import read_frame, write_frame
+from node.streams.protocols import BLOBS
 from protocol import codec
 from protocol.faults import Fault, FaultCode
 from protocol.types import DIGEST_BYTES, Digest
 from roles.ports.transport import Stream, TransportError
 
-PROTOCOL = "/prime-node/1/blobs"
-
-MESSAGE_BYTES_MAX = 256
-"""A request takes 80 bytes, a header 30."""
+_LENGTH_BYTES = 2
 
 RANGE_BYTES_MAX = 1 << 40
 """Offsets and lengths beyond this are nonsense; the blob's own length is what binds."""
@@ -58,18 +57,13 @@ class Request:
     kind: Kind
 
 
-async def _send(stream: Stream, message: dict[str, Any]) -> None:
-    data = codec.encode(message)
-    await stream.write(len(data).to_bytes(2, "big") + data)
-
-
 async def ask(stream: Stream, request: Request) -> int:
     """Send a request; return the blob's length in bytes, its bytes come next.
 
     Raises ``BlobRefusedError``; ``TransportError`` when the stream breaks or the header is not one.
     """
     await _send(stream, asdict(request))
-    status, total_bytes = _parse_header(await _receive(stream))
+    status, total_bytes = _parse_header(await _receive(stream, BLOBS.acceptor_bytes_max))
     if status is not Status.OK:
         raise BlobRefusedError(status)
     return total_bytes
@@ -77,7 +71,7 @@ async def ask(stream: Stream, request: Request) -> int:
 
 async def read_request(stream: Stream) -> Request | Fault:
     """Return the request that the other end sends; raises ``TransportError`` if it breaks off."""
-    return _parse_request(await _receive(stream))
+    return _parse_request(await _receive(stream, BLOBS.opener_bytes_max))
 
 
 async def reply(stream: Stream, status: Status, total_bytes: int) -> None:
@@ -85,11 +79,13 @@ async def reply(stream: Stream, status: Status, total_bytes: int) -> None:
     await _send(stream, {"status": status, "total_bytes": total_bytes})
 
 
-async def _receive(stream: Stream) -> Any | Fault:
-    length = int.from_bytes(await stream.read_exactly(2), "big")
-    if length > MESSAGE_BYTES_MAX:
-        return Fault(FaultCode.OVERSIZE, f"{length} bytes, limit {MESSAGE_BYTES_MAX}")
-    return codec.decode(await stream.read_exactly(length), bytes_max=MESSAGE_BYTES_MAX)
+async def _send(stream: Stream, message: dict[str, Any]) -> None:
+    await write_frame(stream, codec.encode(message), length_bytes=_LENGTH_BYTES)
+
+
+async def _receive(stream: Stream, bytes_max: int) -> Any | Fault:
+    data = await read_frame(stream, bytes_max, length_bytes=_LENGTH_BYTES)
+    return data if isinstance(data, Fault) else codec.decode(data, bytes_max=bytes_max)
 
 
 def _parse_request(value: Any | Fault) -> Request | Fault:

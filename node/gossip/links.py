@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from node.streams.protocols import GOSSIP
 from protocol.faults import Fault
 from protocol.gossip.events import Event, PeerConnected, PeerDisconnected, RpcReceived, Send
 from protocol.gossip.frames import Deframer, frame
@@ -18,7 +19,6 @@ from protocol.gossip.outbox import Outbox
 from protocol.types import PeerId
 from roles.ports.transport import Stream, Transport, TransportError
 
-PROTOCOL = "/meshsub/1.1.0"
 _READ_BYTES = 64 * 1024
 _WRITE_BYTES = 64 * 1024
 """One write, if it is not one larger frame: what a stall deadline is measured over."""
@@ -32,7 +32,7 @@ class GossipLimits:
     """p2pd announces neither connections nor their end, so the list of peers is polled."""
     call_seconds: float = 10.0
     """One call of the transport."""
-    stall_seconds: float = 20.0
+    stall_seconds: float = GOSSIP.stall_seconds
     """A write, or the rest of a begun frame; a peer that takes longer is disconnected."""
     validate_seconds: float = 10.0
     """An application validator; after that the message is ignored."""
@@ -152,7 +152,7 @@ class Links:
         """Serve the protocol and begin to look for peers; raises ``TransportError``."""
         self._running = True
         async with asyncio.timeout(self._limits.call_seconds):
-            await self._transport.handle(PROTOCOL, self._serve)
+            await self._transport.handle(GOSSIP.name, self._serve)
         self._tasks.spawn(self._poll())
 
     async def stop(self) -> None:
@@ -272,7 +272,7 @@ class Links:
             link.retry.clear()
             try:
                 async with asyncio.timeout(self._limits.call_seconds):
-                    stream = await self._transport.open_stream(link.peer, PROTOCOL)
+                    stream = await self._transport.open_stream(link.peer, GOSSIP.name)
             except (TransportError, TimeoutError):
                 if link.inbound is None:
                     link.greeted = False

@@ -16,6 +16,7 @@ import structlog
 from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
+from node.streams.protocols import IDS_MAX, SYNC
 from protocol.codec import decode, encode
 from protocol.faults import Fault
 from protocol.membership import Member
@@ -27,26 +28,20 @@ from roles.ports.transport import Stream, Streams, TransportError
 
 log = structlog.get_logger()
 
-IDS_MAX = 8192
-"""Ids on one page: 270 KB."""
-
 ENVELOPES_MAX = 1024
 """Messages asked for at once."""
 
 REQUEST_BYTES_MAX = 64
-PAGE_BYTES_MAX = IDS_MAX * (DIGEST_BYTES + 2) + 1024
+PAGE_BYTES_MAX = SYNC.acceptor_bytes_max
 
-EXCHANGE_SECONDS = 30.0
+EXCHANGE_SECONDS = SYNC.exchange_seconds or 0.0
 """For all that one pull takes; what is left over comes with the next one."""
 
-STALL_SECONDS = 5.0
+STALL_SECONDS = SYNC.stall_seconds
 """For one frame."""
 
 REVIEW_VERSIONS_MIN = 8
 """How many of our own versions are compared first when another chain has shown up."""
-
-SERVED_MAX = 16
-"""Peers served at once, each once: an answer may take megabytes, its question takes 40 bytes."""
 
 Accepted = Callable[[bytes, Received], None]
 
@@ -70,10 +65,10 @@ class AntiEntropy:
         self._replica = replica
         self._clock = clock
         self._accepted = accepted
-        self._protocol = f"/prime-node/1/{replica.run_id.hex()[:16]}/sync"
+        self._protocol = SYNC.on(replica.run_id)
         self._blank = blank
         # The client takes a closed stream for "ask another one".
-        self._bounded = Bounded(self._serve, per_peer=1, total=SERVED_MAX)
+        self._bounded = Bounded(self._serve, SYNC)
         self._review = 0
         self._told = asyncio.Event()
         self.former: Signed[NodeRecord] | None = None

@@ -3,17 +3,14 @@
 from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
+from node.streams.protocols import MANIFEST
 from protocol.crypto import Verifier
 from protocol.faults import Fault
-from protocol.manifest import MANIFEST_BYTES_MAX, SignedManifest, decode_signed_manifest
+from protocol.manifest import SignedManifest, decode_signed_manifest
 from protocol.types import PeerId
 from roles.ports.transport import Stream, Transport
 
-PROTOCOL = "/prime-node/1/manifest"
-EXCHANGE_SECONDS = 10.0
-
-SERVED_MAX = 16
-"""Newcomers served at once, each once; a guess. The largest manifest is some hundred kilobytes."""
+_SECONDS = MANIFEST.stall_seconds
 
 
 class ManifestServer:
@@ -25,24 +22,23 @@ class ManifestServer:
 
     async def start(self) -> None:
         """Serve the protocol."""
-        serve = Bounded(self._serve, per_peer=1, total=SERVED_MAX)
-        await self._transport.handle(PROTOCOL, serve)
+        await self._transport.handle(MANIFEST.name, Bounded(self._serve, MANIFEST))
 
     async def _serve(self, stream: Stream) -> None:
-        await within(EXCHANGE_SECONDS, write_frame(stream, self._encoded))
+        await within(_SECONDS, write_frame(stream, self._encoded))
 
 
 async def fetch_manifest(
     transport: Transport, peer: PeerId, verify: Verifier
 ) -> SignedManifest | Fault:
     """Ask ``peer`` for its run; raises ``TransportError``, also when it takes too long."""
-    encoded = await within(EXCHANGE_SECONDS, _ask(transport, peer))
+    encoded = await within(_SECONDS, _ask(transport, peer))
     return encoded if isinstance(encoded, Fault) else decode_signed_manifest(encoded, verify)
 
 
 async def _ask(transport: Transport, peer: PeerId) -> bytes | Fault:
-    stream = await transport.open_stream(peer, PROTOCOL)
+    stream = await transport.open_stream(peer, MANIFEST.name)
     try:
-        return await read_frame(stream, MANIFEST_BYTES_MAX)
+        return await read_frame(stream, MANIFEST.acceptor_bytes_max)
     finally:
         await stream.close()

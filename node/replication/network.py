@@ -11,9 +11,10 @@ from node.replication.message_log import MessageLog
 from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
+from node.streams.protocols import MESSAGE, topic_name
 from protocol.crypto import Signer
 from protocol.faults import Fault
-from protocol.messages import ENVELOPE_BYTES_MAX, MessageT, Signed, seal
+from protocol.messages import MessageT, Signed, seal
 from protocol.replica import Received, Replica
 from protocol.types import Digest, PeerId, Topic, ValidationResult
 from roles.flow import ChangeSignal
@@ -24,13 +25,9 @@ from roles.ports.transport import Stream, Streams, TransportError
 
 log = structlog.get_logger()
 
-SEND_SECONDS = 5.0
+SEND_SECONDS = MESSAGE.stall_seconds
 FETCH_SECONDS = 10.0
 """A rollout body of the largest run is some tens of megabytes; the caller tries again."""
-
-SERVED_PER_PEER = 16
-SERVED_MAX = 128
-"""Direct messages that are being received at once: 2 MB at most; a guess."""
 
 _ACKNOWLEDGED = b"\x06"
 
@@ -68,7 +65,7 @@ class SwarmNetwork:
         self._heard = heard
         self._accepted = accepted
         self._changes = changes
-        self._protocol = f"/prime-node/1/{replica.run_id.hex()[:16]}/message"
+        self._protocol = MESSAGE.on(replica.run_id)
 
     @property
     def synchronised(self) -> bool:
@@ -82,12 +79,11 @@ class SwarmNetwork:
 
     def topic(self, topic: Topic) -> str:
         """Return the name of a topic on the wire."""
-        return f"prime-node/1/{self._replica.run_id.hex()}/{topic}"
+        return topic_name(topic, self._replica.run_id)
 
     async def start(self) -> None:
         """Serve direct messages and subscribe to every topic."""
-        serve = Bounded(self._serve, per_peer=SERVED_PER_PEER, total=SERVED_MAX)
-        await self._streams.handle(self._protocol, serve)
+        await self._streams.handle(self._protocol, Bounded(self._serve, MESSAGE))
         for topic in Topic:
             # A record is news for an epoch, and a large swarm gossips little else.
             may_wait = topic is Topic.ROSTER
@@ -153,7 +149,7 @@ class SwarmNetwork:
             await stream.close()
 
     async def _serve(self, stream: Stream) -> None:
-        envelope = await within(SEND_SECONDS, read_frame(stream, ENVELOPE_BYTES_MAX))
+        envelope = await within(SEND_SECONDS, read_frame(stream, MESSAGE.opener_bytes_max))
         if isinstance(envelope, Fault):
             return
         self._take(envelope, self._replica.receive(envelope, self._clock.now()))

@@ -1,9 +1,22 @@
 """A bound on the streams that one protocol serves at once, per peer and in all."""
 
 from collections import Counter
+from typing import Protocol
 
 from protocol.types import PeerId
 from roles.ports.transport import Stream, StreamHandler
+
+
+class Limits(Protocol):
+    """How many streams are served at once."""
+
+    @property
+    def streams_per_peer(self) -> int:
+        """Of one peer."""
+
+    @property
+    def streams_total(self) -> int:
+        """Of all peers."""
 
 
 class Bounded:
@@ -14,23 +27,18 @@ class Bounded:
     """
 
     def __init__(
-        self,
-        handler: StreamHandler,
-        *,
-        per_peer: int,
-        total: int,
-        refuse: StreamHandler | None = None,
+        self, handler: StreamHandler, limits: Limits, refuse: StreamHandler | None = None
     ) -> None:
         self._handler = handler
+        self._limits = limits
         self._refuse = refuse
-        self._per_peer = per_peer
-        self._total = total
         self._serving: Counter[PeerId] = Counter()
 
     async def __call__(self, stream: Stream) -> None:
         """Serve a stream if there is room."""
         peer, serving = stream.peer, self._serving
-        if serving[peer] >= self._per_peer or serving.total() >= self._total:
+        full = serving.total() >= self._limits.streams_total
+        if full or serving[peer] >= self._limits.streams_per_peer:
             if self._refuse is not None:
                 await self._refuse(stream)
             return

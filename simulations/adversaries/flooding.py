@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 
 from node.blobs.wire import Kind, Request
-from node.gossip.links import PROTOCOL as GOSSIP
 from node.gossip.links import Tasks
 from node.streams.deadline import within
+from node.streams.protocols import GOSSIP
 from protocol.codec import encode
 from protocol.rng import Rng
 from protocol.types import DIGEST_BYTES, Digest, PeerId
@@ -52,7 +52,7 @@ class FloodingTransport(PassingTransport):
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
         """Serve a protocol, and remember that others do so too."""
         await super().handle(protocol, handler)
-        if protocol == GOSSIP:
+        if protocol == GOSSIP.name:
             self._tasks.spawn(self._flood())
         else:
             self._protocols[protocol] = None
@@ -60,7 +60,7 @@ class FloodingTransport(PassingTransport):
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """Open a stream; raises ``TransportError``."""
         stream = await super().open_stream(peer, protocol)
-        if protocol != GOSSIP:
+        if protocol != GOSSIP.name:
             return stream
         self._gossip[peer] = stream
         return _OverheardStream(stream, self._said)

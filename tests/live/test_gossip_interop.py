@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from node.gossip.driver import Gossip
-from node.gossip.links import PROTOCOL
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
+from node.streams.protocols import GOSSIP
 from protocol.crypto import Identity, verify
 from protocol.faults import Fault
 from protocol.gossip.frames import Deframer, frame
@@ -170,9 +170,9 @@ class RawPeer:
             self.rpcs += [decode_rpc(each) for each in frames]
 
     async def attach(self, address: str) -> None:
-        await self.transport.handle(PROTOCOL, self.serve)
+        await self.transport.handle(GOSSIP.name, self.serve)
         peer = await self.transport.connect(address)
-        self.stream = await self.transport.open_stream(peer, PROTOCOL)
+        self.stream = await self.transport.open_stream(peer, GOSSIP.name)
         await self.send(Rpc(subscriptions=(Subscription(True, TOPIC),)))
 
     async def send(self, rpc: Rpc) -> None:

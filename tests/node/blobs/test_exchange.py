@@ -7,17 +7,18 @@ from typing import Any
 import pytest
 
 from node.blobs.exchange import BlobExchange, ExchangeLimits
-from node.blobs.wire import PROTOCOL, BlobRefusedError, Kind, Status
+from node.blobs.wire import BlobRefusedError, Kind, Status
 from node.storage.blobs import FileBlobs
+from node.streams.protocols import BLOBS
 from protocol import codec, crypto
 from protocol.shardcast.index import chunk_digests
-from protocol.types import PeerId
+from protocol.types import PeerId, RunId
 from roles.ports.transport import Stream, TransportError
 from tests.worlds.memory_transport import Hub, LoopClock
 
 DATA = bytes(range(256)) * 1200
 DIGEST = crypto.digest(DATA)
-PREFIX = "/run"
+PROTOCOL = BLOBS.on(RunId(b"run"))
 LIMITS = ExchangeLimits(open_seconds=0.5, stall_seconds=0.5)
 
 
@@ -33,7 +34,7 @@ class Node:
             self.transport,
             self.blobs,
             LoopClock(),
-            prefix=PREFIX,
+            protocol=PROTOCOL,
             limits=limits,
             on_fault=lambda peer, fault: self.faults.append((peer, fault.code)),
         )
@@ -145,7 +146,7 @@ async def test_a_fetch_goes_on_where_the_last_source_broke(tmp_path: Path) -> No
     hub, (one, two, three) = await network(tmp_path, "one", "two", "three")
     await three.blobs.put(DATA)
     half = impostor(header("ok", len(DATA)) + DATA[:50_000])
-    await two.transport.handle(PREFIX + PROTOCOL, half)
+    await two.transport.handle(PROTOCOL, half)
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 5) == DATA
     assert three.exchange.bytes_sent == len(DATA) - 50_000
     assert one.faults == []
@@ -157,7 +158,7 @@ async def test_who_sends_a_bad_blob_alone_is_named(tmp_path: Path) -> None:
     _, (one, two, three) = await network(tmp_path, "one", "two", "three")
     await three.blobs.put(DATA)
     bad = b"x" + DATA[1:]
-    await two.transport.handle(PREFIX + PROTOCOL, impostor(header("ok", len(DATA)) + bad))
+    await two.transport.handle(PROTOCOL, impostor(header("ok", len(DATA)) + bad))
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 5) == DATA
     assert one.faults == [(two.peer, "bad-blob")]
 
@@ -173,7 +174,7 @@ async def test_of_several_senders_of_a_bad_blob_only_the_liar_is_named(tmp_path:
         part = bad[:50_000] if len(calls) == 1 else bad
         await impostor(header("ok", len(DATA)) + part)(stream)
 
-    await two.transport.handle(PREFIX + PROTOCOL, lie)
+    await two.transport.handle(PROTOCOL, lie)
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 5) == DATA
     assert len(calls) <= 2
     assert (three.peer, "bad-blob") not in one.faults
@@ -183,7 +184,7 @@ async def test_sources_that_disagree_on_the_length_cannot_spoil_a_fetch(tmp_path
     _, (one, two, three) = await network(tmp_path, "one", "two", "three")
     await three.blobs.put(DATA)
     longer = impostor(header("ok", len(DATA) + 1) + DATA[:1000])
-    await two.transport.handle(PREFIX + PROTOCOL, longer)
+    await two.transport.handle(PROTOCOL, longer)
     assert await one.exchange.fetch(DIGEST, 10**6, [two.peer, three.peer], 5) == DATA
 
 
@@ -204,7 +205,7 @@ async def test_sources_that_disagree_on_the_length_cannot_spoil_a_fetch(tmp_path
 )
 async def test_nonsense_in_the_header_is_a_broken_stream(tmp_path: Path, answer: bytes) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
-    await two.transport.handle(PREFIX + PROTOCOL, impostor(answer))
+    await two.transport.handle(PROTOCOL, impostor(answer))
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer], 5) is None
     with pytest.raises(TransportError):
         await pull(one, two.peer, 0, 10)
@@ -213,12 +214,12 @@ async def test_nonsense_in_the_header_is_a_broken_stream(tmp_path: Path, answer:
 async def test_a_silent_source_costs_only_its_share_of_the_deadline(tmp_path: Path) -> None:
     hub, (one, two, three) = await network(tmp_path, "one", "two", "three")
     await three.blobs.put(DATA)
-    await two.transport.handle(PREFIX + PROTOCOL, impostor(b"", then_hang=True))
+    await two.transport.handle(PROTOCOL, impostor(b"", then_hang=True))
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 0.6) == DATA
     hub.stall(one.peer)
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 0.2) is None
     drip = impostor(header("ok", len(DATA)) + b"x", then_hang=True)
-    await two.transport.handle(PREFIX + PROTOCOL, drip)
+    await two.transport.handle(PROTOCOL, drip)
     hub.resume(one.peer)
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer], 0.2) is None
 
@@ -234,7 +235,7 @@ async def test_a_source_that_trickles_costs_only_its_share_of_the_deadline(tmp_p
 
     _, (one, two, three) = await network(tmp_path, "one", "two", "three")
     await three.blobs.put(DATA)
-    await two.transport.handle(PREFIX + PROTOCOL, trickle)
+    await two.transport.handle(PROTOCOL, trickle)
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 0.8) == DATA
     assert len(DATA) - 16 <= three.exchange.bytes_sent < len(DATA)  # what two began is kept
 
@@ -258,7 +259,7 @@ async def test_a_malformed_request_is_a_fault_of_its_sender(
 ) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
     good = {"digest": DIGEST, "offset": 0, "length": 1, "wait": True, "kind": "body"}
-    stream = await one.transport.open_stream(two.peer, PREFIX + PROTOCOL)
+    stream = await one.transport.open_stream(two.peer, PROTOCOL)
     data = codec.encode(good | change)
     await stream.write(len(data).to_bytes(2, "big") + data)
     assert await stream.read(100) == b""
@@ -267,11 +268,11 @@ async def test_a_malformed_request_is_a_fault_of_its_sender(
 
 async def test_an_oversize_request_is_a_fault_and_a_silent_one_is_dropped(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
-    stream = await one.transport.open_stream(two.peer, PREFIX + PROTOCOL)
+    stream = await one.transport.open_stream(two.peer, PROTOCOL)
     await stream.write(b"\xff\xff")
     assert await stream.read(1) == b""
     assert two.faults == [(one.peer, "oversize")]
-    silent = await one.transport.open_stream(two.peer, PREFIX + PROTOCOL)
+    silent = await one.transport.open_stream(two.peer, PROTOCOL)
     assert await silent.read(1) == b""
     assert len(two.exchange._bounded._serving) == 0
 

@@ -5,7 +5,8 @@ from contextlib import asynccontextmanager
 import pytest
 
 from node.gossip.driver import Gossip
-from node.gossip.links import PROTOCOL, GossipLimits
+from node.gossip.links import GossipLimits
+from node.streams.protocols import GOSSIP
 from protocol.crypto import Identity
 from protocol.faults import Fault
 from protocol.gossip.frames import Deframer, frame
@@ -82,7 +83,7 @@ class RawPeer:
         self.streams = 0
 
     async def listen(self):
-        await self.transport.handle(PROTOCOL, self._serve)
+        await self.transport.handle(GOSSIP.name, self._serve)
 
     async def _serve(self, stream):
         self.streams += 1
@@ -93,7 +94,7 @@ class RawPeer:
             self.rpcs += [decode_rpc(each) for each in frames]
 
     async def stream_to(self, node: Node):
-        return await self.transport.open_stream(node.peer_id, PROTOCOL)
+        return await self.transport.open_stream(node.peer_id, GOSSIP.name)
 
     def message(self, data: bytes, seqno: int) -> bytes:
         return encode_message(sign_message(self.identity, TOPIC, data, seqno))

@@ -1,10 +1,12 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from node.replication import anti_entropy as synchronise
 from node.replication.anti_entropy import EXCHANGE_SECONDS, STALL_SECONDS, AntiEntropy
 from node.streams.framing import read_frame, write_frame
+from node.streams.protocols import SYNC
 from protocol.codec import decode, encode
 from protocol.crypto import digest
 from protocol.replica import Replica
@@ -270,7 +272,7 @@ def test_only_what_was_listed_is_sent():
 
 
 def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
-    monkeypatch.setattr(synchronise, "SERVED_MAX", 2)
+    monkeypatch.setattr(synchronise, "SYNC", replace(SYNC, streams_total=2))
 
     async def scenario():
         hub = Hub()

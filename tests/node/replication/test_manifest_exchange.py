@@ -2,8 +2,9 @@ import asyncio
 
 import pytest
 
-from node.replication.manifest_exchange import PROTOCOL, SERVED_MAX, ManifestServer, fetch_manifest
+from node.replication.manifest_exchange import ManifestServer, fetch_manifest
 from node.streams.framing import write_frame
+from node.streams.protocols import MANIFEST
 from protocol.crypto import verify
 from protocol.faults import Fault
 from protocol.manifest import sign_manifest
@@ -25,7 +26,7 @@ async def ask(serve=None):
     if serve is None:
         await ManifestServer(there, SIGNED).start()
     else:
-        await there.handle(PROTOCOL, serve)
+        await there.handle(MANIFEST.name, serve)
     return await fetch_manifest(here, THERE, verify)
 
 
@@ -72,7 +73,7 @@ def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch):
         hub.connect(HERE, THERE)
         large = sign_manifest(run_manifest(validators=200), identity("creator"))
         await ManifestServer(there, large).start()
-        stream = await here.open_stream(THERE, PROTOCOL)
+        stream = await here.open_stream(THERE, MANIFEST.name)
         await asyncio.sleep(1)
         assert len(there._tasks) == 1
         await asyncio.sleep(20)
@@ -90,13 +91,13 @@ def test_only_so_many_newcomers_are_served_at_once_each_of_them_once(monkeypatch
         there = hub.transport(THERE)
         large = sign_manifest(run_manifest(validators=200), identity("creator"))
         await ManifestServer(there, large).start()
-        for number in (0, *range(SERVED_MAX + 5)):
+        for number in (0, *range(MANIFEST.streams_total + 5)):
             peer = PeerId(f"peer-{number}")
             here = hub.transports.get(peer) or hub.transport(peer)
             hub.connect(peer, THERE)
-            await here.open_stream(THERE, PROTOCOL)
+            await here.open_stream(THERE, MANIFEST.name)
             await asyncio.sleep(0.01)
-            assert len(there._tasks) == min(number + 1, SERVED_MAX)
+            assert len(there._tasks) == min(number + 1, MANIFEST.streams_total)
         await asyncio.sleep(20)
         here = hub.transport(HERE)
         hub.connect(HERE, THERE)

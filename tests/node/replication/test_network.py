@@ -7,8 +7,9 @@ from node.gossip.driver import Gossip
 from node.membership.peers import Connections, DiallingTransport
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.message_log import MessageLog
-from node.replication.network import SEND_SECONDS, SERVED_PER_PEER, SwarmNetwork
+from node.replication.network import SEND_SECONDS, SwarmNetwork
 from node.streams.framing import write_frame
+from node.streams.protocols import MESSAGE
 from protocol.crypto import digest
 from protocol.messages import ENVELOPE_BYTES_MAX, RolloutCommit
 from protocol.rng import Rng
@@ -211,7 +212,7 @@ def test_a_peer_has_so_many_messages_received_at_once():
         _, ours, theirs = await pair()
         opened = [
             await ours.transport.open_stream(theirs.peer, ours.network._protocol)
-            for _ in range(SERVED_PER_PEER)
+            for _ in range(MESSAGE.streams_per_peer)
         ]
         theirs.replica.receive(COMMIT.envelope, NOW)
         verdict = WORLD.verdict(WORLD.validators[0], COMMIT)

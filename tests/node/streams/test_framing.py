@@ -18,13 +18,13 @@ async def pair():
     return hub.open(one, other)
 
 
-@given(st.lists(st.binary(max_size=300), max_size=5))
-def test_frames_come_out_as_they_went_in(frames):
+@given(st.lists(st.binary(max_size=300), max_size=5), st.sampled_from([2, 4]))
+def test_frames_come_out_as_they_went_in(frames, length_bytes):
     async def scenario():
         ours, theirs = await pair()
         for frame in frames:
-            await write_frame(ours, frame)
-        return [await read_frame(theirs, 300) for _ in frames]
+            await write_frame(ours, frame, length_bytes=length_bytes)
+        return [await read_frame(theirs, 300, length_bytes=length_bytes) for _ in frames]
 
     assert run_virtual(scenario()) == frames
 

@@ -1,8 +1,10 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from node.streams.limits import Bounded
+from node.streams.protocols import MESSAGE
 from protocol.types import PeerId
 from tests.worlds.memory_transport import Hub, run_virtual
 
@@ -15,7 +17,7 @@ class Server:
     def __init__(self):
         self.hub = Hub()
         self.served = []
-        self.bounded = Bounded(self.serve, per_peer=2, total=3)
+        self.bounded = Bounded(self.serve, replace(MESSAGE, streams_per_peer=2, streams_total=3))
         self.transport = self.hub.transport(SERVER)
 
     async def serve(self, stream):

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from node.blobs.exchange import BlobExchange, ExchangeLimits
-from node.blobs.wire import PROTOCOL
 from node.storage.blobs import FileBlobs
+from node.streams.protocols import BLOBS
 from node.weights.download import Weights, WeightsDownload, forget, publish_file
 from protocol import codec, crypto
 from protocol.faults import Fault
@@ -236,7 +236,7 @@ async def test_a_parent_that_trickles_the_index_is_passed_over(tmp_path: Path) -
             await stream.write(b"x")
             await asyncio.sleep(0.1)
 
-    await world.hub.transports[parent].handle(PROTOCOL, trickle)
+    await world.hub.transports[parent].handle(BLOBS.name, trickle)
     children = [node for node in world.nodes.values() if node.peer not in (ROOT, parent)]
     experience = SourceHistory()
     await world.run(children, weights, source_history=experience)
