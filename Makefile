@@ -4,16 +4,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: testnet test mutants lint clean
+.PHONY: testnet test pytest mutants lint clean
 .DEFAULT_GOAL := testnet
 
 # Run a whole swarm on this machine and watch it learn.
 testnet: .venv/runtime
 	$(BIN)/prime-node testnet $(ARGS)
 
-# Everything that must hold before a change lands.
-test: .venv/dev lint
-	$(BIN)/pytest -q --durations=10 \
+# Everything that must hold before a change lands; what waits leaves room for what computes.
+test: .venv/dev
+	$(MAKE) --no-print-directory --jobs 2 lint pytest
+
+pytest: .venv/dev
+	$(BIN)/pytest -q --numprocesses 2 --dist loadgroup --durations=10 \
 		--cov=protocol --cov-branch --cov-report=term:skip-covered --cov-fail-under=95 $(ARGS)
 
 # Put known wrong lines into copies of the tree, one at a time: a test must notice each.

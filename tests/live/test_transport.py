@@ -424,7 +424,7 @@ def alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def owner(keys):
+def owner(keys, interruptible):
     process = subprocess.Popen(
         [sys.executable, "-c", OWNER, str(keys / "7.key")],
         stdout=subprocess.PIPE,

@@ -19,7 +19,7 @@ LONG = ("churn-100",)
 
 
 @pytest.fixture
-def start():
+def start(interruptible):
     """Start a sweep in a process group of its own, as a shell does."""
     started = []
 
