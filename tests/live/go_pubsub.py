@@ -15,8 +15,8 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.live.p2pd import binary_path
 from protocol.types import PeerId
 
-REQUEST_SECONDS = 10.0
-START_SECONDS = 30.0
+REQUEST_SECONDS = 60.0
+START_SECONDS = 60.0
 IDLE_SECONDS = 30
 READER_BYTES = 1 << 24
 """The pipe's buffer: Go drops what a slow reader leaves in its queue of 32."""

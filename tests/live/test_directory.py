@@ -17,6 +17,7 @@ from node.live.hivemind_p2p import HivemindTransport
 from node.live.records import RecordValidator
 from protocol.crypto import Identity
 from protocol.types import RunId
+from tests.live.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.live, pytest.mark.asyncio(loop_scope="module")]
 
@@ -70,14 +71,14 @@ async def trio(keys):
     await asyncio.gather(*(node.close() for node in nodes))
 
 
-async def sees(node: Node, key: str, expected, seconds: float = 5.0) -> None:
-    async with asyncio.timeout(seconds):
+async def sees(node: Node, key: str, expected) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while await node.directory.lookup(key) != expected:  # noqa: ASYNC110 - others make it so
             await asyncio.sleep(0.05)
 
 
 async def test_what_one_publishes_all_find(trio):
-    expires_at = time.time() + 60
+    expires_at = time.time() + 600
     for index, node in enumerate(trio):
         assert await node.directory.publish(KEYS[0], bytes([index]), expires_at)
     expected = {node.id: bytes([index]) for index, node in enumerate(trio)}
@@ -105,7 +106,7 @@ async def test_an_expired_record_is_gone(trio):
 async def test_what_breaks_a_rule_is_published_nowhere(trio):
     first, _, last = trio
     assert not await first.directory.publish(KEYS[3], b"x", time.time() + 4000)
-    assert not await first.directory.publish(KEYS[3], bytes(4096), time.time() + 60)
+    assert not await first.directory.publish(KEYS[3], bytes(4096), time.time() + 600)
     assert not await first.directory.publish(KEYS[3], b"x", time.time() - 1)
     assert await last.directory.lookup(KEYS[3]) == {}
 
@@ -113,7 +114,7 @@ async def test_what_breaks_a_rule_is_published_nowhere(trio):
 async def test_a_key_outside_the_run_is_our_mistake(trio):
     for key in ("members/0", f"{RUN.hex()}/members/8"):
         with pytest.raises(ValueError, match="not a key"):
-            await trio[0].directory.publish(key, b"x", time.time() + 60)
+            await trio[0].directory.publish(key, b"x", time.time() + 600)
         with pytest.raises(ValueError, match="not a key"):
             await trio[0].directory.lookup(key)
     with pytest.raises(ValueError, match="namespace"):
@@ -141,7 +142,7 @@ def forger(trio):
 
 async def test_other_nodes_refuse_what_is_forged_lives_too_long_or_is_too_large(trio, forger):
     first, middle, last = trio
-    soon = time.time() + 60
+    soon = time.time() + 600
     assert not await forger(last.id, b"x", soon)
     assert not await forger("nobody", b"x", soon)
     assert not await forger(None, b"x", soon)
@@ -180,7 +181,7 @@ async def test_a_peer_cannot_choose_its_place(trio, keys):
 async def test_one_that_starts_alone_joins_later(trio, keys):
     first, _, last = trio
     late = await start(keys, 25)
-    expires_at = time.time() + 60
+    expires_at = time.time() + 600
     assert await late.directory.publish(KEYS[5], b"late", expires_at)
     assert await last.directory.publish(KEYS[5], b"last", expires_at)
     assert await late.directory.lookup(KEYS[5]) == {late.id: b"late"}
@@ -198,7 +199,7 @@ async def test_one_that_starts_alone_joins_later(trio, keys):
 async def test_one_that_is_connected_to_joins_by_itself(trio, keys):
     first = trio[0]
     late = await start(keys, 26)
-    assert await first.directory.publish(KEYS[6], b"first", time.time() + 60)
+    assert await first.directory.publish(KEYS[6], b"first", time.time() + 600)
     await late.transport.connect(await first.address())
     await sees(late, KEYS[6], {first.id: b"first"})
     await late.close()
@@ -206,20 +207,21 @@ async def test_one_that_is_connected_to_joins_by_itself(trio, keys):
 
 async def test_it_survives_the_death_of_p2pd_with_all_that_it_stored(trio):
     _, middle, last = trio
-    expires_at = time.time() + 60
+    expires_at = time.time() + 600
     assert await last.directory.publish(KEYS[7], b"before", expires_at)
     await sees(middle, KEYS[7], {last.id: b"before"})
-    pid, started = middle.transport.p2pd_pid, time.monotonic()
+    pid = middle.transport.p2pd_pid
     os.kill(pid, signal.SIGKILL)
-    await asyncio.wait_for(middle.directory.publish(KEYS[7], b"during", expires_at), 12)
-    await asyncio.wait_for(middle.directory.lookup(KEYS[7]), 12)
+    await asyncio.wait_for(
+        middle.directory.publish(KEYS[7], b"during", expires_at), PATIENCE_SECONDS
+    )
+    await asyncio.wait_for(middle.directory.lookup(KEYS[7]), PATIENCE_SECONDS)
 
-    async with asyncio.timeout(15):
-        while not await middle.directory.publish(KEYS[7], b"after", time.time() + 60):  # noqa: ASYNC110 - p2pd makes it so
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not await middle.directory.publish(KEYS[7], b"after", time.time() + 600):  # noqa: ASYNC110 - p2pd makes it so
             await asyncio.sleep(0.1)
     assert middle.transport.p2pd_pid != pid
     expected = {last.id: b"before", middle.id: b"after"}
     for node in trio:
-        await sees(node, KEYS[7], expected, 10)
-    assert time.monotonic() - started < 20
+        await sees(node, KEYS[7], expected)
     assert middle.directory.neighbours >= 1

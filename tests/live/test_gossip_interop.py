@@ -22,6 +22,7 @@ from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, decode_rpc, enc
 from protocol.rng import Rng
 from protocol.types import ValidationResult
 from tests.live.go_pubsub import GoConnection, GoPubsub
+from tests.live.waiting import PATIENCE_SECONDS, eventually
 
 pytestmark = pytest.mark.live
 
@@ -88,12 +89,6 @@ def verified(message) -> bool:
     return verify_message(ours, verify)
 
 
-async def eventually(condition, seconds: float = 15.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not condition():  # noqa: ASYNC110 - other processes make it true
-            await asyncio.sleep(0.02)
-
-
 def by_author(ours: Ours, author) -> list[bytes]:
     return [data for each, data in ours.inbox if each == author]
 
@@ -108,7 +103,7 @@ async def test_messages_cross_both_ways_and_signatures_verify_on_both_sides():
         await eventually(lambda: one.gossip.mesh_peers(TOPIC) == [go.peer_id])
         await eventually(lambda: other.gossip.mesh_peers(TOPIC) == [go.peer_id])
         ids = {one.transport.peer_id, other.transport.peer_id}
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while set(await go.topic_peers(TOPIC)) != ids:  # noqa: ASYNC110 - Go makes it true
                 await asyncio.sleep(0.05)
 
@@ -118,7 +113,7 @@ async def test_messages_cross_both_ways_and_signatures_verify_on_both_sides():
         await eventually(lambda: len(other.inbox) == len(sent))
         # Go validates in parallel, so it may relay and deliver in another order.
         assert sorted(other.inbox) == sorted((one.transport.peer_id, data) for data in sent)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             delivered = [await pipe.receive() for _ in sent]
         assert sorted(message.data for message in delivered) == sorted(sent)
         assert all(verified(message) for message in delivered)
@@ -147,7 +142,7 @@ async def test_what_our_validator_rejects_does_not_reach_go():
         await eventually(lambda: len(middle.gossip.mesh_peers(TOPIC)) == 2)
         for data in (b"bad 1", b"good 1", b"bad 2", b"good 2"):
             await author.gossip.publish(TOPIC, data)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             delivered = [(await pipe.receive()).data for _ in range(2)]
         assert sorted(delivered) == [b"good 1", b"good 2"]
         assert middle.gossip.counters.rejected == 2
@@ -176,7 +171,7 @@ class RawPeer:
         await self.send(Rpc(subscriptions=(Subscription(True, TOPIC),)))
 
     async def send(self, rpc: Rpc) -> None:
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await self.stream.write(frame(encode_rpc(rpc)))
 
     def message(self, data: bytes, seqno: int) -> bytes:
@@ -195,7 +190,7 @@ async def test_tampered_messages_are_dropped_on_both_sides():
             good, bad = peer.message(b"good", 1), peer.message(b"evil", 2)
             await peer.send(Rpc(publish=(bad.replace(b"evil", b"EVIL"), bad[:-1] + b"\x00")))
             await peer.send(Rpc(publish=(good,)))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await pipe.receive()).data == b"good"
         await eventually(lambda: ours.inbox == [(raw_to_ours.identity.peer_id, b"good")])
         assert ours.gossip.counters.faults == 2
@@ -215,7 +210,7 @@ async def test_gos_control_messages_are_ours():
         await raw.send(Rpc(ihave=(IHave(TOPIC, (ours.message_id,)),)))
         await eventually(lambda: any(rpc.iwant == (ours.message_id,) for rpc in raw.rpcs))
         await raw.send(Rpc(publish=(encode_message(ours),)))
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert (await pipe.receive()).data == b"asked"
 
         await raw.send(Rpc(prune=(Prune(TOPIC, 60),)))

@@ -11,11 +11,12 @@ import pytest
 import pytest_asyncio
 from hivemind.p2p import P2P, PeerID
 
-from node.live import hivemind_p2p, p2pd
+from node.live import control, hivemind_p2p, p2pd
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.p2pd import P2pd, P2pdError, StartFault
 from protocol.crypto import Identity
 from roles.ports.transport import Stream, TransportError
+from tests.live.waiting import PATIENCE_SECONDS, eventually
 
 pytestmark = [pytest.mark.live, pytest.mark.asyncio(loop_scope="module")]
 
@@ -43,12 +44,6 @@ async def start(directory: Path, seed: int, **options) -> HivemindTransport:
     path = directory / f"{seed}.key"
     path.write_bytes(identity.to_protobuf())
     return await HivemindTransport.create(identity, path, **options)
-
-
-async def eventually(condition, seconds: float = 10.0) -> None:
-    async with asyncio.timeout(seconds):
-        while not await condition():  # noqa: ASYNC110 - another process makes it true
-            await asyncio.sleep(0.02)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -89,7 +84,7 @@ async def test_addresses_and_streams_carry_the_id_of_the_key(pair):
     await right.handle("/prime-test/meet", meet)
     stream = await left.open_stream(right.peer_id, "/prime-test/meet")
     assert stream.peer == right.peer_id
-    assert await asyncio.wait_for(met, 5) == left.peer_id
+    assert await asyncio.wait_for(met, PATIENCE_SECONDS) == left.peer_id
     await stream.close()
 
 
@@ -118,7 +113,7 @@ async def test_what_was_written_before_close_arrives(pair):
     await stream.close()
     with pytest.raises(TransportError):
         await stream.write(b"late")
-    assert await asyncio.wait_for(received, 10) == 10 << 20
+    assert await asyncio.wait_for(received, PATIENCE_SECONDS) == 10 << 20
 
 
 async def test_an_unsupported_protocol_is_refused_quickly(pair):
@@ -126,7 +121,7 @@ async def test_an_unsupported_protocol_is_refused_quickly(pair):
     before = time.monotonic()
     with pytest.raises(TransportError, match="protocols not supported"):
         await left.open_stream(right.peer_id, "/prime-test/unknown")
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < control.DIAL_SECONDS
 
 
 async def test_a_second_handler_for_a_protocol_is_our_mistake(pair):
@@ -184,14 +179,14 @@ async def test_a_stalled_reader_blocks_its_writer_only(pair):
     await asyncio.sleep(0)
     STALL_ENDS.set()
     await closing
-    assert time.monotonic() - before < 6
+    assert time.monotonic() - before < PATIENCE_SECONDS
 
 
 async def test_a_failing_handler_ends_its_stream_and_nothing_else(pair):
     left, right = pair
     stream = await left.open_stream(right.peer_id, BROKEN)
     with pytest.raises(TransportError):
-        await asyncio.wait_for(stream.read_exactly(1), 5)
+        await asyncio.wait_for(stream.read_exactly(1), PATIENCE_SECONDS)
     await stream.close()
     assert await echoes(left, right, b"still here")
 
@@ -205,7 +200,7 @@ async def test_one_peer_gets_a_bounded_number_of_streams(pair, monkeypatch):
         assert await stream.read_exactly(1) == b"x"
     surplus = await left.open_stream(right.peer_id, ECHO)
     with pytest.raises(TransportError):
-        await asyncio.wait_for(surplus.read_exactly(1), 5)
+        await asyncio.wait_for(surplus.read_exactly(1), PATIENCE_SECONDS)
     for stream in [*streams, surplus]:
         await stream.close()
 
@@ -247,12 +242,12 @@ async def test_a_dead_peer_is_a_transport_error(pair, keys):
     await mortal.close()
     await mortal.close()
     with pytest.raises(TransportError):
-        await asyncio.wait_for(stream.read_exactly(1), 5)
+        await asyncio.wait_for(stream.read_exactly(1), PATIENCE_SECONDS)
     await stream.close()
     before = time.monotonic()
     with pytest.raises(TransportError):
         await left.open_stream(mortal.peer_id, ECHO)
-    assert time.monotonic() - before < 16
+    assert time.monotonic() - before < PATIENCE_SECONDS
 
 
 async def test_a_killed_p2pd_comes_back_as_it_was(pair):
@@ -267,10 +262,10 @@ async def test_a_killed_p2pd_comes_back_as_it_was(pair):
     broken_stream = await right.open_stream(left.peer_id, ECHO)
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(TransportError):
-        await asyncio.wait_for(broken_stream.read_exactly(1), 5)
+        await asyncio.wait_for(broken_stream.read_exactly(1), PATIENCE_SECONDS)
     calls = [left.peers(), left.open_stream(right.peer_id, ECHO), left.addresses()]
-    await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 16)
-    await asyncio.wait_for(restarted.wait(), 10)
+    await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PATIENCE_SECONDS)
+    await asyncio.wait_for(restarted.wait(), PATIENCE_SECONDS)
     assert left.p2pd_pid != pid
     assert await left.addresses() == addresses
     assert right.peer_id in await left.peers()
@@ -320,7 +315,7 @@ async def test_restarting_goes_on_until_it_succeeds_and_a_bad_hook_does_no_harm(
     monkeypatch.setattr(P2pd, "start", start_at_last)
     right.on_restart(bad_hook)
     os.kill(right.p2pd_pid, signal.SIGKILL)
-    await asyncio.wait_for(called.wait(), 10)
+    await asyncio.wait_for(called.wait(), PATIENCE_SECONDS)
     assert failures == 0
     assert "not yet" in caplog.text
     await left.connect((await right.addresses())[0])
@@ -364,7 +359,7 @@ async def test_a_port_in_use_is_named(pair, keys):
     with pytest.raises(P2pdError, match=f"the listen port is in use: 127.0.0.1:{port}") as caught:
         await start(keys, 4, port=port)
     assert caught.value.fault is StartFault.PORT_IN_USE
-    assert time.monotonic() - before < 3
+    assert time.monotonic() - before < p2pd.START_SECONDS
 
 
 async def test_a_child_that_starts_and_does_not_answer_is_named(keys, monkeypatch):
@@ -448,8 +443,8 @@ async def test_p2pd_survives_ctrl_c_and_dies_with_its_owner(keys, owner):
     async def gone() -> bool:
         return not alive(pid)
 
-    await eventually(gone, 5)
-    owner.wait(5)  # the kernel may close its control connection before its lock
+    await eventually(gone)
+    owner.wait(PATIENCE_SECONDS)  # the kernel may close its control connection before its lock
     assert exists(sockets)
     await (await start(keys, 8)).close()
     assert not exists(sockets)

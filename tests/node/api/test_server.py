@@ -20,7 +20,7 @@ from tests.node.api.status_examples import STATUS, WHY
 def client(status=STATUS, why=None):
     api = application(lambda: status, lambda: why or {"state": "ready"})
     return httpx.AsyncClient(
-        transport=httpx.ASGITransport(api), base_url="http://127.0.0.1:1", timeout=5
+        transport=httpx.ASGITransport(api), base_url="http://127.0.0.1:1", timeout=60
     )
 
 
@@ -131,7 +131,7 @@ async def test_it_listens_on_this_machine_alone(datadir):
 
 
 async def test_stopping_does_not_wait_for_a_client_that_hangs(datadir):
-    async with asyncio.timeout(8):
+    async with asyncio.timeout(60):
         async with served(datadir) as port:
             _, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(b"GET /status HTTP/1.1\r\nHost: local")
