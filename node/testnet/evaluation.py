@@ -25,11 +25,7 @@ async def _greedy_accuracy(recipe: Recipe, path: Path, seed: int) -> float:
     task = environment(recipe.environment.name)
     draws = Rng(seed.to_bytes(8, "big")).child("greedy evaluation")
     problems = [draws.bits64() for _ in range(PROBLEMS)]
-    engine = TorchTrainingEngine(
-        model_config=recipe.model.config,
-        learning_rate=recipe.grpo.learning_rate,
-        precision=recipe.model.dtype,
-    )
+    engine = TorchTrainingEngine(recipe.model, recipe.sampling, recipe.grpo)
     try:
         from safetensors.torch import load_file  # noqa: PLC0415 - imports torch
 

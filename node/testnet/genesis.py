@@ -75,11 +75,10 @@ def cold_start_policy(recipe: Recipe, seed: int, path: Path) -> FirstPolicy:
     path.parent.mkdir(parents=True, exist_ok=True)
     made = cold_start(
         supervised(environment(recipe.environment.name)),
-        recipe.model.config,
+        recipe.model,
         seed,
         path,
         target_accuracy=COLD_START_ACCURACY,
-        precision=recipe.model.dtype,
     )
     return FirstPolicy(made.digest.hex(), made.accuracy, made.steps)
 

@@ -1,5 +1,6 @@
-"""What generates: a batched decode loop over Qwen2 weights, and what all engines share.
+"""The engines that compute for real: Qwen2 weights on torch.
 
-Read ``policy`` (weights on disk, their identity), ``decoder`` (the loop), then ``transformers``
-(the engine behind the port). Validators and trainers use ``policy`` and ``worker`` too.
+``qwen2`` generates, verifies and reads policies; ``training`` learns; ``factory`` makes the engine
+that a role needs from the run manifest, and imports torch only then. All computing of an engine is
+in one thread of its own (``compute_thread``).
 """

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
+from protocol.manifest import ModelSection
 from protocol.rng import Rng
 from protocol.types import Digest
 from roles.engines.qwen2.policy import (
     DTYPES,
-    ModelConfig,
     Precision,
     build_model,
     configuration,
@@ -68,12 +68,11 @@ class _Examples:
 
 def cold_start(
     task: SupervisedEnvironment,
-    model_config: ModelConfig,
+    section: ModelSection,
     seed: int,
     path: Path,
     *,
     target_accuracy: float = TARGET_ACCURACY,
-    precision: Precision = "fp32",
     learning_rate: float = 1e-3,
     warmup_steps: int = 20,
     batch_problems: int = 128,
@@ -91,7 +90,7 @@ def cold_start(
     """
     torch.manual_seed(seed)
     draws = Rng(seed.to_bytes(8, "big")).child("cold start")
-    model = build_model(configuration(model_config), torch.float32, "cpu")
+    model = build_model(configuration(section.config), torch.float32, "cpu")
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0
     )
@@ -107,7 +106,7 @@ def cold_start(
             continue
         if _expected_reward(model, measured) >= target_accuracy:
             accuracy = _bisect(model, below, measured, target_accuracy)
-            return ColdStart(_write(model, precision, path), accuracy, step)
+            return ColdStart(_write(model, section.dtype, path), accuracy, step)
         below = _snapshot(model)
     raise ValueError(f"{task.name} was not learned within {steps_max} steps")
 

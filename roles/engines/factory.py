@@ -1,67 +1,55 @@
 """The engines that compute for real, made from the run manifest; torch is imported when one is."""
 
+from typing_extensions import override
+
 from protocol.manifest import RunManifest
 from roles.environments.base import environment
-from roles.ports.engines import Environment, GenerationEngine, TrainingEngine, VerificationEngine
+from roles.ports.engines import (
+    Engines,
+    Environment,
+    GenerationEngine,
+    TrainingEngine,
+    VerificationEngine,
+)
 
 
-class TransformersEngines:
-    """Implements ``node.daemon.Engines`` on torch and transformers."""
+class TransformersEngines(Engines):
+    """Makes engines on torch and transformers; ``device`` is torch's name of one, or ``auto``."""
 
     def __init__(self, device: str) -> None:
         self._requested_device = device
 
+    @override
     def environment(self, manifest: RunManifest) -> Environment:
-        """Return the run's task; raises ``ValueError`` when this software does not have it."""
         return environment(manifest.environment.name)
 
+    @override
     def generation(self, manifest: RunManifest) -> GenerationEngine:
-        """Return an engine with its own decode loop."""
         from roles.engines.qwen2.generation import (  # noqa: PLC0415 - torch takes seconds
             TransformersGenerationEngine,
         )
 
-        return TransformersGenerationEngine(
-            model_config=manifest.model.config,
-            precision=manifest.toploc.precision,
-            top_k=manifest.toploc.top_k,
-            chunk_tokens=manifest.toploc.chunk_tokens,
-            device=self._device(),
-        )
+        return TransformersGenerationEngine(manifest.model, manifest.toploc, device=self._device())
 
+    @override
     def verification(self, manifest: RunManifest) -> VerificationEngine:
-        """Return an engine that checks by prefill."""
         from roles.engines.qwen2.verification import (  # noqa: PLC0415 - torch takes seconds
             TransformersVerificationEngine,
         )
 
         return TransformersVerificationEngine(
-            model_config=manifest.model.config,
-            precision=manifest.toploc.precision,
-            top_k=manifest.toploc.top_k,
-            chunk_tokens=manifest.toploc.chunk_tokens,
+            manifest.model,
+            manifest.toploc,
             device=self._device(),
             policies_kept=manifest.grpo.async_level + 2,
         )
 
+    @override
     def training(self, manifest: RunManifest) -> TrainingEngine:
-        """Return an engine that does GRPO steps."""
         from roles.engines.training.engine import TorchTrainingEngine  # noqa: PLC0415 - torch takes seconds
 
-        grpo = manifest.grpo
         return TorchTrainingEngine(
-            model_config=manifest.model.config,
-            precision=manifest.model.dtype,
-            temperature=manifest.sampling.temperature,
-            learning_rate=grpo.learning_rate,
-            epsilon=grpo.epsilon,
-            delta=grpo.delta,
-            gradient_clip=grpo.gradient_clip,
-            weight_decay=grpo.weight_decay,
-            adam_betas=grpo.adam_betas,
-            entropy_coefficient=grpo.entropy_coefficient,
-            warmup_steps=grpo.warmup_steps,
-            device=self._device(),
+            manifest.model, manifest.sampling, manifest.grpo, device=self._device()
         )
 
     def _device(self) -> str:

@@ -46,7 +46,11 @@ class GenerationEngine(Protocol):
     async def generate(
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
-        """Sample every request with the loaded policy, in order."""
+        """Sample every request with the loaded policy, in order.
+
+        Raises ``RuntimeError`` when none is loaded and ``ValueError`` for a request that no model
+        can answer: an empty prompt, no token to emit, a temperature that is not positive.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,20 @@ class VerificationEngine(Protocol):
     """Recomputes claimed sequences by prefill."""
 
     async def load(self, policy: Policy) -> None:
-        """Make ``policy`` available; the engine keeps the last few it was given."""
+        """Make ``policy`` available; raises ``ValueError`` when its tensors do not have its digest.
+
+        The engine keeps the last few that it was given.
+        """
 
     async def measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
-        """Measure every request under the policy of ``version``, in order."""
+        """Measure every request under the policy of ``version``, in order.
+
+        Raises ``LookupError`` when that policy is not loaded (or no longer), and ``ValueError`` for
+        a temperature that is not positive. Nothing inside a request raises: what cannot be computed
+        has a ``proof_fault`` and infinite errors.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +111,13 @@ class TrainingEngine(Protocol):
     """Model and optimiser: learns from verified sequences."""
 
     async def load_policy(self, policy: Policy) -> None:
-        """Start from a policy with a fresh optimiser."""
+        """Start from a policy with a fresh optimiser; raises ``ValueError`` as others do."""
 
     async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        """Do one optimiser step on ``batch`` (advantages recomputed inside)."""
+        """Do one optimiser step on ``batch`` (advantages recomputed inside).
+
+        Without a finite gradient nothing changes.
+        """
 
     async def write_policy(self, path: Path) -> Digest:
         """Write the weights as safetensors atomically; return the policy digest."""
@@ -141,7 +156,7 @@ class Engines(Protocol):
     """Makes the engine that a role needs, when it needs it."""
 
     def environment(self, manifest: RunManifest) -> Environment:
-        """Return the run's task."""
+        """Return the run's task; raises ``ValueError`` when this software does not have it."""
 
     def generation(self, manifest: RunManifest) -> GenerationEngine:
         """Return an engine for an inference node."""

@@ -7,20 +7,7 @@ import pytest
 
 from protocol.types import Version
 from roles.ports.engines import Policy
-
-TINY = {
-    "vocab_size": 32,
-    "hidden_size": 64,
-    "intermediate_size": 128,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 128,
-    "rope_theta": 10_000.0,
-    "tie_word_embeddings": False,
-    "initializer_range": 0.2,  # wide, so that a model without training has opinions
-    "eos_token_id": 1,
-}
+from tests.roles.engines.tiny import CONFIG
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -31,7 +18,7 @@ def _one_torch_thread():
 
 @pytest.fixture(scope="session")
 def tiny_config():
-    return dict(TINY)
+    return dict(CONFIG)
 
 
 @pytest.fixture(scope="session")
@@ -51,7 +38,7 @@ def policies(tmp_path_factory) -> list[Policy]:
     made = []
     for version in range(2):
         torch.manual_seed(version)
-        model = build_model(configuration(TINY), torch.float32, "cpu")
+        model = build_model(configuration(CONFIG), torch.float32, "cpu")
         path = folder / f"{version}.safetensors"
         made.append(Policy(Version(version), write_policy(tensors_of(model), path), path))
     return made

@@ -5,63 +5,50 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from typing_extensions import override
 
+from protocol.manifest import ModelSection, ToplocSection
 from protocol.toploc.proof import States, build_proofs_batch
 from protocol.toploc.sampling import gumbel_noise_batch
 from roles.engines.compute_thread import ComputeThread
 from roles.engines.qwen2.decoder import Decoded, Decoder
-from roles.engines.qwen2.policy import (
-    DTYPES,
-    ModelConfig,
-    Precision,
-    configuration,
-    read_policy,
-    shapes_of,
-)
-from roles.ports.engines import Generation, GenerationRequest, Policy
+from roles.engines.qwen2.policy import DTYPES, configuration, read_policy, shapes_of
+from roles.ports.engines import Generation, GenerationEngine, GenerationRequest, Policy
 
 
-class TransformersGenerationEngine:
-    """Implements ``roles.ports.GenerationEngine`` on a CPU or one GPU.
+class TransformersGenerationEngine(GenerationEngine):
+    """Generates on a CPU or one GPU, computing in the precision of the proofs.
 
-    ``precision`` is that of the computation and of the proofs; ``top_k`` and ``chunk_tokens`` are
-    the manifest's. At most ``batch_sequences_max`` sequences are decoded together: their cache is
-    allocated for the longest of them.
+    At most ``batch_sequences_max`` sequences are decoded together: their cache is allocated for
+    the longest of them.
     """
 
     def __init__(
         self,
+        model: ModelSection,
+        toploc: ToplocSection,
         *,
-        model_config: ModelConfig,
-        precision: Precision,
-        top_k: int,
-        chunk_tokens: int,
         device: str = "cpu",
         batch_sequences_max: int = 256,
         cpu_threads: int = 1,
     ) -> None:
-        self._config = configuration(model_config)
+        self._config = configuration(model.config)
         self._shapes = shapes_of(self._config)
-        self._dtype = DTYPES[precision]
-        self._top_k = top_k
-        self._chunk_tokens = chunk_tokens
+        self._dtype = DTYPES[toploc.precision]
+        self._toploc = toploc
         self._device = device
         self._batch_sequences_max = batch_sequences_max
         self._thread = ComputeThread("generation", cpu_threads)
         self._decoder: Decoder | None = None
 
+    @override
     async def load(self, policy: Policy) -> None:
-        """Swap to ``policy``; raises ``ValueError`` when its tensors do not have its digest."""
         await self._thread.run(self._load, policy)
 
+    @override
     async def generate(
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
-        """Sample every request with the loaded policy, in order.
-
-        Raises ``RuntimeError`` when none is loaded and ``ValueError`` for a request that no model
-        can answer: an empty prompt, no token to emit, a temperature that is not positive.
-        """
         for request in requests:
             if not request.prompt or request.tokens_max < 1:
                 raise ValueError("a request needs a prompt and at least one token to emit")
@@ -104,8 +91,8 @@ class TransformersGenerationEngine:
     def _prove(self, decoded: Sequence[Decoded]) -> list[Generation]:
         proofs = build_proofs_batch(
             [as_states(row.states) for row in decoded],
-            chunk_tokens=self._chunk_tokens,
-            top_k=self._top_k,
+            chunk_tokens=self._toploc.chunk_tokens,
+            top_k=self._toploc.top_k,
         )
         return [
             Generation(tuple(row.tokens.tolist()), tuple(row.logprobs.tolist()), tuple(own))

@@ -12,8 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
+from typing_extensions import override
 
 from protocol.audit import Measurement
+from protocol.manifest import ModelSection, ToplocSection
 from protocol.toploc.proof import Variant, proof_fault, verify_proofs_batch
 from protocol.toploc.sampling import gumbel_noise_batch
 from protocol.types import Version
@@ -21,21 +23,19 @@ from roles.engines.compute_thread import ComputeThread
 from roles.engines.qwen2.generation import as_states
 from roles.engines.qwen2.policy import (
     DTYPES,
-    ModelConfig,
-    Precision,
     build_model,
     configuration,
     read_policy,
     shapes_of,
 )
-from roles.ports.engines import Policy, VerificationRequest
+from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
 
 _SCORES_PER_BLOCK = 1 << 23
 """Logits (positions x vocabulary) held at once: 64 MB in float64."""
 
 
-class TransformersVerificationEngine:
-    """Implements ``roles.ports.VerificationEngine`` on a CPU or one GPU.
+class TransformersVerificationEngine(VerificationEngine):
+    """Checks on a CPU or one GPU, computing in the precision of the proofs.
 
     Keeps the last ``policies_kept`` policies. A prefill holds at most ``batch_tokens_max`` tokens,
     padding included, unless one sequence alone is longer. All probabilities, ``end_probability``
@@ -44,44 +44,33 @@ class TransformersVerificationEngine:
 
     def __init__(
         self,
+        model: ModelSection,
+        toploc: ToplocSection,
         *,
-        model_config: ModelConfig,
-        precision: Precision,
-        top_k: int,
-        chunk_tokens: int,
         device: str = "cpu",
         policies_kept: int = 4,
         batch_tokens_max: int = 1 << 14,
         cpu_threads: int = 1,
     ) -> None:
-        self._config = configuration(model_config)
+        self._config = configuration(model.config)
         self._shapes = shapes_of(self._config)
-        self._dtype = DTYPES[precision]
-        self._variant = Variant(precision)
-        self._top_k = top_k
-        self._chunk_tokens = chunk_tokens
+        self._dtype = DTYPES[toploc.precision]
+        self._variant = Variant(toploc.precision)
+        self._toploc = toploc
         self._device = device
         self._policies_kept = policies_kept
         self._batch_tokens_max = batch_tokens_max
         self._thread = ComputeThread("verification", cpu_threads)
         self._models: dict[Version, Qwen2ForCausalLM] = {}
 
+    @override
     async def load(self, policy: Policy) -> None:
-        """Make ``policy`` available; raises ``ValueError`` when its tensors are not its digest's.
-
-        The policy that was loaded longest ago is dropped when there are too many.
-        """
         await self._thread.run(self._load, policy)
 
+    @override
     async def measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
-        """Measure every request under the policy of ``version``, in order.
-
-        Raises ``KeyError`` when that policy is not loaded (or no longer), and ``ValueError`` for a
-        temperature that is not positive. Nothing inside a request raises: what cannot be computed
-        has a ``proof_fault`` and infinite errors.
-        """
         if not temperature > 0:
             raise ValueError("the temperature must be positive")
         return await self._thread.run(self._measure, version, list(requests), temperature)
@@ -132,8 +121,8 @@ class TransformersVerificationEngine:
             len(request.tokens),
             hidden=self._config.hidden_size,
             variant=self._variant,
-            chunk_tokens=self._chunk_tokens,
-            top_k=self._top_k,
+            chunk_tokens=self._toploc.chunk_tokens,
+            top_k=self._toploc.top_k,
         )
         return None if fault is None else str(fault)
 
@@ -162,8 +151,8 @@ class TransformersVerificationEngine:
         chunks = verify_proofs_batch(
             [as_states(own[start:end]) for start, end in pairwise(bounds)],
             [request.proofs for request in requests],
-            chunk_tokens=self._chunk_tokens,
-            top_k=self._top_k,
+            chunk_tokens=self._toploc.chunk_tokens,
+            top_k=self._toploc.top_k,
         )
         logprobs, gaps = self._replay(model, requests, states, temperature)
         claimed = torch.tensor([value for request in requests for value in request.logprobs])

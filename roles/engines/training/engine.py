@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import Qwen2ForCausalLM
+from typing_extensions import override
 
+from protocol.manifest import GrpoSection, ModelSection, SamplingSection
 from protocol.types import Digest
 from roles.engines.compute_thread import ComputeThread
 from roles.engines.qwen2.decoder import Decoder
 from roles.engines.qwen2.policy import (
     DTYPES,
-    ModelConfig,
-    Precision,
     build_model,
     configuration,
     read_policy,
@@ -28,7 +28,7 @@ from roles.engines.qwen2.policy import (
 from roles.engines.training.batch import Rows, collate, pack, select
 from roles.engines.training.checkpoint import load_checkpoint, save_checkpoint
 from roles.engines.training.grpo import token_entropies, two_sided_losses
-from roles.ports.engines import Policy, StepMetrics, TrainingSequence
+from roles.ports.engines import Policy, StepMetrics, TrainingEngine, TrainingSequence
 
 
 @dataclass(slots=True)
@@ -44,47 +44,32 @@ class _Sums:
         return total / max(1, self.tokens)
 
 
-class TorchTrainingEngine:
-    """Implements ``roles.ports.TrainingEngine`` on a CPU or one GPU.
+class TorchTrainingEngine(TrainingEngine):
+    """Trains on a CPU or one GPU.
 
-    Weights and optimizer are float32; ``precision`` is that of the policies it writes and of the
-    forward pass. The loss is the mean over all tokens of the batch. ``row_tokens`` is the width to
-    which short sequences are packed (0: that of the batch's longest), ``rows_per_pass`` how many
-    rows one forward pass holds; neither changes the result beyond rounding. ``warmup_steps`` raises
-    the learning rate linearly.
+    Weights and optimizer are float32; the model's ``dtype`` is that of the policies it writes and
+    of the forward pass. The loss is the mean over all tokens of the batch. ``row_tokens`` is the
+    width to which short sequences are packed (0: that of the batch's longest), ``rows_per_pass``
+    how many rows one forward pass holds; neither changes the result beyond rounding.
+    ``warmup_steps`` raises the learning rate linearly.
     """
 
     def __init__(
         self,
+        model: ModelSection,
+        sampling: SamplingSection,
+        grpo: GrpoSection,
         *,
-        model_config: ModelConfig,
-        learning_rate: float,
-        precision: Precision = "fp32",
-        temperature: float = 1.0,
-        epsilon: float = 0.2,
-        delta: float = 4.0,
-        gradient_clip: float = 1.0,
-        weight_decay: float = 0.0,
-        adam_betas: tuple[float, float] = (0.9, 0.95),
-        entropy_coefficient: float = 0.0,
-        warmup_steps: int = 0,
         row_tokens: int = 0,
         rows_per_pass: int = 64,
         device: str = "cpu",
         cpu_threads: int = 1,
     ) -> None:
-        self._config = configuration(model_config)
+        self._config = configuration(model.config)
         self._shapes = shapes_of(self._config)
-        self._learning_rate = learning_rate
-        self._dtype = DTYPES[precision]
-        self._temperature = temperature
-        self._epsilon = epsilon
-        self._delta = delta
-        self._gradient_clip = gradient_clip
-        self._weight_decay = weight_decay
-        self._adam_betas = adam_betas
-        self._entropy_coefficient = entropy_coefficient
-        self._warmup_steps = warmup_steps
+        self._dtype = DTYPES[model.dtype]
+        self._temperature = sampling.temperature
+        self._grpo = grpo
         self._row_tokens = row_tokens
         self._rows_per_pass = rows_per_pass
         self._device = device
@@ -93,30 +78,30 @@ class TorchTrainingEngine:
         self._model: Qwen2ForCausalLM | None = None
         self._optimizer: torch.optim.AdamW | None = None
 
+    @override
     async def load_policy(self, policy: Policy) -> None:
-        """Start from a policy with a fresh optimizer; raises ``ValueError`` as engines do."""
         await self._thread.run(self._load_policy, policy)
 
+    @override
     async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        """Do one optimizer step on ``batch``; without a finite gradient nothing changes."""
         return await self._thread.run(self._step, list(batch))
 
+    @override
     async def write_policy(self, path: Path) -> Digest:
-        """Write the weights as safetensors atomically; return the policy digest."""
         return await self._thread.run(self._write_policy, path)
 
+    @override
     async def save_state(self, path: Path) -> None:
-        """Write model, optimizer and progress atomically."""
         await self._thread.run(self._save_state, path)
 
+    @override
     async def load_state(self, path: Path) -> None:
-        """Restore what ``save_state`` wrote; raises ``ValueError`` when it is damaged."""
         await self._thread.run(self._load_state, path)
 
+    @override
     async def evaluate(
         self, prompts: Sequence[tuple[int, ...]], tokens_max: int
     ) -> list[tuple[int, ...]]:
-        """Decode greedily (for reports; never part of the protocol)."""
         return await self._thread.run(self._evaluate, list(prompts), tokens_max)
 
     def close(self) -> None:
@@ -129,9 +114,9 @@ class TorchTrainingEngine:
         model.load_state_dict(tensors, strict=False)
         optimizer = torch.optim.AdamW(
             model.parameters(),
-            lr=self._learning_rate,
-            betas=self._adam_betas,
-            weight_decay=self._weight_decay,
+            lr=self._grpo.learning_rate,
+            betas=self._grpo.adam_betas,
+            weight_decay=self._grpo.weight_decay,
         )
         return model, optimizer
 
@@ -178,10 +163,14 @@ class TorchTrainingEngine:
         distribution = self._distribution(model, rows)
         logprobs = distribution.gather(1, rows.targets[:, None])[:, 0]
         losses = two_sided_losses(
-            logprobs, rows.behaviour_logprobs, rows.advantages, self._delta, self._epsilon
+            logprobs,
+            rows.behaviour_logprobs,
+            rows.advantages,
+            self._grpo.delta,
+            self._grpo.epsilon,
         )
         entropies = token_entropies(distribution)
-        loss = (losses.loss - self._entropy_coefficient * entropies).sum()
+        loss = (losses.loss - self._grpo.entropy_coefficient * entropies).sum()
         torch.autograd.backward(loss / sums.tokens)
         sums.loss += float(loss.detach())
         sums.clipped += float(losses.clipped.sum())
@@ -206,10 +195,10 @@ class TorchTrainingEngine:
         total = get_total_norm([p.grad for p in parameters if p.grad is not None])
         norm = float(total)
         if math.isfinite(norm) and math.isfinite(sums.loss):
-            clip_grads_with_norm_(parameters, self._gradient_clip, total)
-            warmth = min(1.0, (self._steps + 1) / (self._warmup_steps + 1))
+            clip_grads_with_norm_(parameters, self._grpo.gradient_clip, total)
+            warmth = min(1.0, (self._steps + 1) / (self._grpo.warmup_steps + 1))
             for group in optimizer.param_groups:
-                group["lr"] = self._learning_rate * warmth
+                group["lr"] = self._grpo.learning_rate * warmth
             optimizer.step()
             self._steps += 1
         return norm

@@ -5,17 +5,13 @@ from roles.engines.cold_start import cold_start
 from roles.engines.qwen2.generation import TransformersGenerationEngine
 from roles.environments.base import environment, supervised
 from roles.ports.engines import GenerationRequest, Policy
+from tests.roles.engines.tiny import model, toploc
+
+NARROW = model(initializer_range=0.05)
 
 
-@pytest.fixture
-def narrow_config(tiny_config):
-    return tiny_config | {"initializer_range": 0.05}
-
-
-async def sampled_reward(config, policy, task, samples):
-    engine = TransformersGenerationEngine(
-        model_config=config, precision="fp32", top_k=16, chunk_tokens=32
-    )
+async def sampled_reward(policy, task, samples):
+    engine = TransformersGenerationEngine(NARROW, toploc())
     await engine.load(policy)
     requests = [GenerationRequest(task.prompt(seed), seed * 31, 8) for seed in range(samples)]
     generations = await engine.generate(requests, 1.0)
@@ -24,25 +20,24 @@ async def sampled_reward(config, policy, task, samples):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-async def test_version_zero_is_right_a_third_of_the_time(narrow_config, tmp_path, seed):
+async def test_version_zero_is_right_a_third_of_the_time(tmp_path, seed):
     task = supervised(environment("arithmetic"))
-    made = cold_start(task, narrow_config, seed, tmp_path / "p", learning_rate=2e-3)
+    made = cold_start(task, NARROW, seed, tmp_path / "p", learning_rate=2e-3)
     assert made.accuracy == pytest.approx(0.33, abs=0.005)
     policy = Policy(Version(0), made.digest, tmp_path / "p")
-    assert 0.25 < await sampled_reward(narrow_config, policy, task, 1024) < 0.40
+    assert 0.25 < await sampled_reward(policy, task, 1024) < 0.40
 
 
-def test_a_cold_start_is_a_function_of_its_seed(narrow_config, tmp_path):
+def test_a_cold_start_is_a_function_of_its_seed(tmp_path):
     task = supervised(environment("arithmetic"))
     made = [
-        cold_start(task, narrow_config, seed, tmp_path / "p", target_accuracy=0.01)
-        for seed in (5, 5, 6)
+        cold_start(task, NARROW, seed, tmp_path / "p", target_accuracy=0.01) for seed in (5, 5, 6)
     ]
     assert made[0] == made[1] != made[2]
 
 
-def test_a_task_that_is_not_learned_in_time_is_an_error(narrow_config, tmp_path):
+def test_a_task_that_is_not_learned_in_time_is_an_error(tmp_path):
     task = supervised(environment("sorting"))
     with pytest.raises(ValueError, match="sorting was not learned within 4 steps"):
-        cold_start(task, narrow_config, 0, tmp_path / "p", steps_max=4)
+        cold_start(task, NARROW, 0, tmp_path / "p", steps_max=4)
     assert not (tmp_path / "p").exists()

@@ -6,13 +6,12 @@ from roles.engines.qwen2.decoder import Decoder
 from roles.engines.qwen2.generation import TransformersGenerationEngine
 from roles.engines.qwen2.policy import configuration
 from roles.ports.engines import GenerationRequest, Policy
+from tests.roles.engines.tiny import model, toploc
 
 
 @pytest.fixture
-def engine(tiny_config):
-    made = TransformersGenerationEngine(
-        model_config=tiny_config, precision="fp32", top_k=16, chunk_tokens=8, batch_sequences_max=8
-    )
+def engine():
+    made = TransformersGenerationEngine(model(), toploc(), batch_sequences_max=8)
     yield made
     made.close()
 
@@ -75,10 +74,8 @@ async def test_impossible_requests_are_refused(engine, policies):
         await engine.generate(requests(1), 0.0)
 
 
-async def test_bf16_engines_write_published_proofs(tiny_config, policies):
-    engine = TransformersGenerationEngine(
-        model_config=tiny_config, precision="bf16", top_k=16, chunk_tokens=8
-    )
+async def test_bf16_engines_write_published_proofs(policies):
+    engine = TransformersGenerationEngine(model(), toploc("bf16"))
     await engine.load(policies[0])
     one = (await engine.generate(requests(1), 1.0))[0]
     engine.close()

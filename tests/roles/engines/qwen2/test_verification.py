@@ -11,15 +11,9 @@ from roles.engines.qwen2.policy import write_policy
 from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, VerificationRequest
+from tests.roles.engines.tiny import grpo, model, sampling, toploc
 
-# A quarter of the hidden size: of all values of a one-token sequence some are near zero, where the
-# same absolute error is thousands of mantissa units.
-LAYOUT = {"top_k": 16, "chunk_tokens": 8}
 LEARNING_RATE = 2e-4  # the testnet's
-
-
-def engine_of(kind, tiny_config, **options):
-    return kind(model_config=tiny_config, **({"precision": "fp32"} | LAYOUT | options))
 
 
 def claims(requests, generations):
@@ -29,8 +23,8 @@ def claims(requests, generations):
     ]
 
 
-async def honest_claims(tiny_config, policy, temperature=1.0, **options):
-    generator = engine_of(TransformersGenerationEngine, tiny_config, **options)
+async def honest_claims(policy, temperature=1.0, precision="fp32"):
+    generator = TransformersGenerationEngine(model(), toploc(precision))
     await generator.load(policy)
     lengths = (3, 4, 9)
     requests = [
@@ -43,8 +37,8 @@ async def honest_claims(tiny_config, policy, temperature=1.0, **options):
 
 
 @pytest.fixture
-async def verifier(tiny_config, policies):
-    made = engine_of(TransformersVerificationEngine, tiny_config)
+async def verifier(policies):
+    made = TransformersVerificationEngine(model(), toploc())
     for policy in policies:
         await made.load(policy)
     yield made
@@ -64,8 +58,8 @@ def worst(measurements):
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])
-async def test_honest_work_passes_with_a_margin(tiny_config, policies, verifier, temperature):
-    claimed = await honest_claims(tiny_config, policies[0], temperature)
+async def test_honest_work_passes_with_a_margin(policies, verifier, temperature):
+    claimed = await honest_claims(policies[0], temperature)
     measured = await verifier.measure(Version(0), claimed, temperature)
     mismatches, mantissa, logprob, gap = worst(measured)
     assert mismatches == 0
@@ -77,9 +71,9 @@ async def test_honest_work_passes_with_a_margin(tiny_config, policies, verifier,
         assert measurement.end_probability == pytest.approx(math.exp(claim.logprobs[-1]), abs=1e-4)
 
 
-async def test_honest_bf16_work_passes_published_thresholds(tiny_config, policies):
-    claimed = await honest_claims(tiny_config, policies[0], precision="bf16")
-    verifier = engine_of(TransformersVerificationEngine, tiny_config, precision="bf16")
+async def test_honest_bf16_work_passes_published_thresholds(policies):
+    claimed = await honest_claims(policies[0], precision="bf16")
+    verifier = TransformersVerificationEngine(model(), toploc("bf16"))
     await verifier.load(policies[0])
     mismatches, mantissa, _, _ = worst(await verifier.measure(Version(0), claimed, 1.0))
     verifier.close()
@@ -87,16 +81,16 @@ async def test_honest_bf16_work_passes_published_thresholds(tiny_config, policie
     assert mantissa <= 4
 
 
-async def test_other_weights_are_separated(tiny_config, policies, verifier):
-    claimed = await honest_claims(tiny_config, policies[0])
+async def test_other_weights_are_separated(policies, verifier):
+    claimed = await honest_claims(policies[0])
     for measurement in await verifier.measure(Version(1), claimed, 1.0):
         assert min(chunk.exponent_mismatches for chunk in measurement.chunks) > 4
         assert measurement.logprob_error_max > 1e-2
 
 
-async def test_one_stale_step_is_separated(tiny_config, policies, verifier, tmp_path):
-    claimed = await honest_claims(tiny_config, policies[0])
-    trainer = TorchTrainingEngine(model_config=tiny_config, learning_rate=LEARNING_RATE)
+async def test_one_stale_step_is_separated(policies, verifier, tmp_path):
+    claimed = await honest_claims(policies[0])
+    trainer = TorchTrainingEngine(model(), sampling(), grpo(learning_rate=LEARNING_RATE))
     await trainer.load_policy(policies[0])
     batch = [
         TrainingSequence(i // 8, c.prompt, c.tokens, c.logprobs, float(i % 2))
@@ -110,8 +104,8 @@ async def test_one_stale_step_is_separated(tiny_config, policies, verifier, tmp_
         assert min(chunk.mantissa_error_mean for chunk in measurement.chunks) > 1000  # limit 32
 
 
-async def test_an_edited_token_is_separated(tiny_config, policies, verifier):
-    for claim in (await honest_claims(tiny_config, policies[0]))[:6]:
+async def test_an_edited_token_is_separated(policies, verifier):
+    for claim in (await honest_claims(policies[0]))[:6]:
         for place in range(len(claim.tokens)):
             edited = list(claim.tokens)
             edited[place] = 2 + (edited[place] + 1) % 20
@@ -121,8 +115,8 @@ async def test_an_edited_token_is_separated(tiny_config, policies, verifier):
             assert measured[0].sampling_gap_max > 1e-3
 
 
-async def test_another_seed_is_separated(tiny_config, policies, verifier):
-    claimed = await honest_claims(tiny_config, policies[0])
+async def test_another_seed_is_separated(policies, verifier):
+    claimed = await honest_claims(policies[0])
     measured = await verifier.measure(
         Version(0), [replace(claim, seed=claim.seed + 1) for claim in claimed], 1.0
     )
@@ -130,30 +124,30 @@ async def test_another_seed_is_separated(tiny_config, policies, verifier):
     assert all(m.logprob_error_max < 2e-5 for m in measured)
 
 
-async def test_another_temperature_is_separated(tiny_config, policies, verifier):
-    claimed = await honest_claims(tiny_config, policies[0], temperature=0.5)
+async def test_another_temperature_is_separated(policies, verifier):
+    claimed = await honest_claims(policies[0], temperature=0.5)
     measured = await verifier.measure(Version(0), claimed, 1.0)
     assert sum(m.logprob_error_max > 1e-3 for m in measured) >= len(claimed) - 1
 
 
-async def test_proofs_of_another_sequence_are_separated(tiny_config, policies, verifier):
-    claimed = [c for c in await honest_claims(tiny_config, policies[0]) if len(c.tokens) == 20]
+async def test_proofs_of_another_sequence_are_separated(policies, verifier):
+    claimed = [c for c in await honest_claims(policies[0]) if len(c.tokens) == 20]
     assert len(claimed) >= 2
     forged = replace(claimed[0], proofs=claimed[1].proofs)
     measured = await verifier.measure(Version(0), [forged], 1.0)
     assert min(chunk.exponent_mismatches for chunk in measured[0].chunks) > 4
 
 
-async def test_forged_log_probabilities_are_separated(tiny_config, policies, verifier):
-    claim = (await honest_claims(tiny_config, policies[0]))[0]
+async def test_forged_log_probabilities_are_separated(policies, verifier):
+    claim = (await honest_claims(policies[0]))[0]
     for lie in (claim.logprobs[-1] + 2e-3, 0.0, -1e300, math.nan, math.inf):
         forged = replace(claim, logprobs=(*claim.logprobs[:-1], lie))
         measured = await verifier.measure(Version(0), [forged], 1.0)
         assert measured[0].logprob_error_max > 1e-3
 
 
-async def test_requests_that_cannot_be_computed_are_faults(tiny_config, policies, verifier):
-    claim, good = (await honest_claims(tiny_config, policies[0]))[:2]
+async def test_requests_that_cannot_be_computed_are_faults(policies, verifier):
+    claim, good = (await honest_claims(policies[0]))[:2]
     bad = [
         replace(claim, tokens=(), logprobs=(), proofs=()),
         replace(claim, prompt=()),
@@ -172,9 +166,9 @@ async def test_requests_that_cannot_be_computed_are_faults(tiny_config, policies
         assert measurement.logprob_error_max == measurement.sampling_gap_max == math.inf
 
 
-async def test_batches_do_not_change_the_result(tiny_config, policies, verifier):
-    claimed = await honest_claims(tiny_config, policies[0])
-    small = engine_of(TransformersVerificationEngine, tiny_config, batch_tokens_max=50)
+async def test_batches_do_not_change_the_result(policies, verifier):
+    claimed = await honest_claims(policies[0])
+    small = TransformersVerificationEngine(model(), toploc(), batch_tokens_max=50)
     await small.load(policies[0])
     expected = await verifier.measure(Version(0), claimed, 1.0)
     measured = await small.measure(Version(0), claimed, 1.0)
@@ -184,8 +178,8 @@ async def test_batches_do_not_change_the_result(tiny_config, policies, verifier)
     assert worst(measured)[1] < 8
 
 
-async def test_the_last_policies_are_kept(tiny_config, policies):
-    verifier = engine_of(TransformersVerificationEngine, tiny_config, policies_kept=2)
+async def test_the_last_policies_are_kept(policies):
+    verifier = TransformersVerificationEngine(model(), toploc(), policies_kept=2)
     for version in (0, 1, 0, 2):
         await verifier.load(replace(policies[0], version=Version(version)))
     for version in (0, 2):
@@ -202,24 +196,22 @@ async def test_a_policy_of_another_digest_is_refused(policies, verifier):
         await verifier.load(replace(policies[0], digest=policies[1].digest))
 
 
-async def test_a_policy_that_computes_nan_judges_nobody_honest(
-    tiny_config, policies, verifier, tmp_path
-):
+async def test_a_policy_that_computes_nan_judges_nobody_honest(policies, verifier, tmp_path):
     tensors = load_file(policies[0].path)
     tensors["model.norm.weight"] = torch.full_like(tensors["model.norm.weight"], math.nan)
     broken = Policy(Version(3), write_policy(tensors, tmp_path / "p"), tmp_path / "p")
     await verifier.load(broken)
-    claimed = await honest_claims(tiny_config, policies[0])
+    claimed = await honest_claims(policies[0])
     for measurement in await verifier.measure(Version(3), claimed, 1.0):
         assert measurement.proof_fault == "the policy's own states are not finite"
 
 
-async def test_the_output_layer_is_covered(tiny_config, policies, verifier, tmp_path):
+async def test_the_output_layer_is_covered(policies, verifier, tmp_path):
     """Proofs end before the output layer: an old one shows in the log-probabilities only."""
     tensors = load_file(policies[0].path)
     tensors["lm_head.weight"] += 0.01 * torch.randn(tensors["lm_head.weight"].shape)
     other = Policy(Version(2), write_policy(tensors, tmp_path / "p"), tmp_path / "p")
-    claimed = await honest_claims(tiny_config, policies[0])
+    claimed = await honest_claims(policies[0])
     await verifier.load(other)
     measured = await verifier.measure(Version(2), claimed, 1.0)
     assert worst(measured)[1] < 8

@@ -8,6 +8,7 @@ from safetensors.torch import load_file
 from roles.engines.qwen2.policy import build_model, configuration
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import TrainingSequence
+from tests.roles.engines.tiny import CONFIG, grpo, model, sampling
 
 pytestmark = pytest.mark.filterwarnings("error")
 
@@ -27,12 +28,12 @@ def batch_of(seed=0, groups=4, size=4):
 
 
 @pytest.fixture
-async def make(tiny_config, policies):
+async def make(policies):
     engines = []
 
-    async def made(**options):
+    async def made(dtype="fp32", *, temperature=1.0, layout=None, **values):
         engine = TorchTrainingEngine(
-            model_config=tiny_config, **({"learning_rate": 1e-3} | options)
+            model(dtype), sampling(temperature=temperature), grpo(**values), **(layout or {})
         )
         engines.append(engine)
         await engine.load_policy(policies[0])
@@ -48,9 +49,9 @@ async def weights_of(engine, path):
     return load_file(path)
 
 
-def reference_loss(tiny_config, policy, batch):
+def reference_loss(policy, batch):
     """The mean token loss, one sequence at a time and without any of the engine's code."""
-    model = build_model(configuration(tiny_config), torch.float32, "cpu")
+    model = build_model(configuration(CONFIG), torch.float32, "cpu")
     model.load_state_dict(load_file(policy.path))
     total, count = 0.0, 0
     for one in batch:
@@ -70,14 +71,14 @@ def reference_loss(tiny_config, policy, batch):
 
 
 @pytest.mark.parametrize(
-    "options",
+    "layout",
     [{}, {"row_tokens": 17}, {"row_tokens": 64}, {"rows_per_pass": 3}],
     ids=["padded", "packed", "all in few rows", "several passes"],
 )
-async def test_every_layout_computes_the_same_step(make, tiny_config, policies, options):
+async def test_every_layout_computes_the_same_step(make, policies, layout):
     batch = batch_of()
-    loss, norm = reference_loss(tiny_config, policies[0], batch)
-    metrics = await (await make(**options)).step(batch)
+    loss, norm = reference_loss(policies[0], batch)
+    metrics = await (await make(layout=layout)).step(batch)
     assert metrics.applied
     assert metrics.loss == pytest.approx(loss, rel=1e-4)
     assert metrics.gradient_norm == pytest.approx(norm, rel=1e-4)
@@ -191,10 +192,10 @@ async def test_a_damaged_checkpoint_is_refused_and_the_trainer_goes_on(make, tmp
     assert (await engine.step(batch_of())).applied
 
 
-async def test_a_checkpoint_of_another_model_or_format_is_refused(make, tiny_config, tmp_path):
+async def test_a_checkpoint_of_another_model_or_format_is_refused(make, tmp_path):
     engine = await make()
     await engine.save_state(tmp_path / "state")
-    other = TorchTrainingEngine(model_config=tiny_config | {"hidden_size": 32}, learning_rate=1e-3)
+    other = TorchTrainingEngine(model(hidden_size=32), sampling(), grpo())
     with pytest.raises(ValueError, match="configured model"):
         await other.load_state(tmp_path / "state")
     other.close()
@@ -203,8 +204,8 @@ async def test_a_checkpoint_of_another_model_or_format_is_refused(make, tiny_con
         await engine.load_state(tmp_path / "old")
 
 
-async def test_nothing_works_before_a_policy_is_loaded(tiny_config, tmp_path):
-    engine = TorchTrainingEngine(model_config=tiny_config, learning_rate=1e-3)
+async def test_nothing_works_before_a_policy_is_loaded(tmp_path):
+    engine = TorchTrainingEngine(model(), sampling(), grpo())
     with pytest.raises(RuntimeError, match="no policy"):
         await engine.step(batch_of())
     with pytest.raises(RuntimeError, match="no policy"):
@@ -219,7 +220,7 @@ async def test_an_untouched_policy_is_written_with_its_own_digest(make, policies
 
 
 async def test_bf16_policies_are_written_from_float32_weights(make, tmp_path):
-    engine = await make(precision="bf16")
+    engine = await make("bf16")
     assert (await engine.step(batch_of())).applied
     weights = await weights_of(engine, tmp_path / "p")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}

@@ -12,22 +12,22 @@ from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.environments.base import environment, supervised
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, VerificationRequest
+from tests.roles.engines.tiny import grpo, model, sampling, toploc
 
-RECIPE = {"hidden_size": 256, "intermediate_size": 512, "initializer_range": 0.05}
-PROOFS = {"precision": "fp32", "top_k": 64, "chunk_tokens": 32}
+MODEL = model(hidden_size=256, intermediate_size=512, initializer_range=0.05)
+TOPLOC = toploc(top_k=64, chunk_tokens=32)
 LAG, STEPS, PROMPTS, GROUP = 2, 45, 16, 16
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-async def test_asynchronous_grpo_learns_addition(tiny_config, tmp_path):
-    config = tiny_config | RECIPE
+async def test_asynchronous_grpo_learns_addition(tmp_path):
     task = supervised(environment("arithmetic"))
-    made = cold_start(task, config, 0, tmp_path / "0")
+    made = cold_start(task, MODEL, 0, tmp_path / "0")
     policies = [Policy(Version(0), made.digest, tmp_path / "0")]
-    generator = TransformersGenerationEngine(model_config=config, **PROOFS)
-    verifier = TransformersVerificationEngine(model_config=config, **PROOFS)
-    trainer = TorchTrainingEngine(model_config=config, learning_rate=2e-4)
+    generator = TransformersGenerationEngine(MODEL, TOPLOC)
+    verifier = TransformersVerificationEngine(MODEL, TOPLOC)
+    trainer = TorchTrainingEngine(MODEL, sampling(), grpo(learning_rate=2e-4))
     await trainer.load_policy(policies[0])
     draws, rewards = Rng(b"learning"), []
     for version in range(1, STEPS + 1):

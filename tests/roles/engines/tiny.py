@@ -1,0 +1,48 @@
+"""Manifest sections of a tiny run; keyword arguments replace single values."""
+
+from pathlib import Path
+
+from protocol.manifest import (
+    GrpoSection,
+    ModelSection,
+    SamplingSection,
+    ToplocSection,
+    load_recipe,
+)
+
+CONFIG = {
+    "vocab_size": 32,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "rope_theta": 10_000.0,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.2,  # wide, so that a model without training has opinions
+    "eos_token_id": 1,
+}
+
+RECIPE = load_recipe(
+    (Path(__file__).parents[3] / "configs" / "runs" / "testnet.toml").read_text()
+).model_dump()
+
+
+def model(dtype="fp32", **config) -> ModelSection:
+    return ModelSection(**RECIPE["model"] | {"dtype": dtype, "config": CONFIG | config})
+
+
+def toploc(precision="fp32", **values) -> ToplocSection:
+    # A quarter of the hidden size: of all values of a one-token sequence some are near zero, where
+    # the same absolute error is thousands of mantissa units.
+    layout = {"precision": precision, "top_k": 16, "chunk_tokens": 8}
+    return ToplocSection(**RECIPE["toploc"] | layout | values)
+
+
+def sampling(**values) -> SamplingSection:
+    return SamplingSection(**RECIPE["sampling"] | values)
+
+
+def grpo(**values) -> GrpoSection:
+    return GrpoSection(**RECIPE["grpo"] | {"learning_rate": 1e-3} | values)
