@@ -110,6 +110,10 @@ class StepMetrics:
 class TrainingEngine(Protocol):
     """Model and optimiser: learns from verified sequences."""
 
+    @property
+    def state_bytes_max(self) -> int:
+        """No state of this model takes more bytes."""
+
     async def load_policy(self, policy: Policy) -> None:
         """Start from a policy with a fresh optimiser; raises ``ValueError`` as others do."""
 
@@ -125,8 +129,13 @@ class TrainingEngine(Protocol):
     async def save_state(self, path: Path) -> None:
         """Write model, optimiser and progress atomically."""
 
-    async def load_state(self, path: Path) -> None:
-        """Restore what ``save_state`` wrote; raises ``ValueError`` when it is damaged."""
+    async def load_state(self, path: Path, policy: Digest) -> None:
+        """Restore what a ``save_state`` wrote, perhaps another trainer's, whose word is not taken.
+
+        Weights, moments and progress come from it, every setting of the optimiser from the
+        manifest. Raises ``ValueError``, and changes nothing, when it is damaged, holds anything
+        that this run's optimiser could not have, or other weights than those of ``policy``.
+        """
 
     async def evaluate(
         self, prompts: Sequence[tuple[int, ...]], tokens_max: int

@@ -63,7 +63,7 @@ class Leadership:
         ours = (
             head.signer == context.peer_id
             and context.blobs.file_bytes(own_state) is not None
-            and await self._load_state(own_state)
+            and await self._load_state(own_state, head)
         )
         found: Signed[CheckpointManifest] | None = head
         if not ours and not await self._take_over(head):
@@ -102,12 +102,12 @@ class Leadership:
         """Load the published state, or else the weights alone; False while neither is here."""
         context, version = self._context, head.message.version
         try:
-            published = await context.policies.fetch_state(head) if head.message.state else None
+            published = await self._published_state(head)
         except StorageFullError as error:
             context.conditions.set("trainer", f"disk full: {error}; waiting for room")
             await asyncio.sleep(context.epoch_seconds)
             return False
-        if published is not None and await self._load_state(published):
+        if published is not None and await self._load_state(published, head):
             return True
         policy = context.policies.get(version)
         if policy is not None and await self._load_policy(policy):
@@ -147,11 +147,18 @@ class Leadership:
             if manifest.is_validator(member.peer) or manifest.is_trainer(member.peer)
         )
 
-    async def _load_state(self, path: Path) -> bool:
+    async def _published_state(self, head: Signed[CheckpointManifest]) -> Path | None:
+        """Fetch the state of a version, if it can be one; raises ``StorageFullError``."""
+        message = head.message
+        if not message.state or message.state_bytes > self._engine.state_bytes_max:
+            return None
+        return await self._context.policies.fetch_state(head)
+
+    async def _load_state(self, path: Path, head: Signed[CheckpointManifest]) -> bool:
         try:
-            await self._engine.load_state(path)
+            await self._engine.load_state(path, Digest(head.message.policy))
         except ValueError as error:
-            log.warning("a trainer's state is damaged", error=str(error))
+            log.warning("state refused", version=head.message.version, error=str(error))
             return False
         return True
 

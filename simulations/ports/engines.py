@@ -18,7 +18,7 @@ from protocol.crypto import digest
 from protocol.manifest import RunManifest
 from protocol.rng import Rng
 from protocol.toploc.proof import ChunkResult
-from protocol.types import Digest, Version
+from protocol.types import DIGEST_BYTES, Digest, Version
 from roles.ports.engines import (
     Environment,
     Generation,
@@ -263,6 +263,11 @@ class SimTraining:
         self._seed = b""
         self._steps = 0
 
+    @property
+    def state_bytes_max(self) -> int:
+        """Return the length of a state: it is the seed alone."""
+        return _SKILL_BYTES + DIGEST_BYTES
+
     async def load_policy(self, policy: Policy) -> None:
         """Start from a policy."""
         await asyncio.sleep(self._machine.compute.load_seconds)
@@ -324,9 +329,12 @@ class SimTraining:
         """Write what ``load_state`` reads; its length does not model an optimizer's."""
         self._machine.disk.files[path] = self._seed
 
-    async def load_state(self, path: Path) -> None:
-        """Restore what ``save_state`` wrote."""
-        self._seed = self._machine.disk.files[path]
+    async def load_state(self, path: Path, policy: Digest) -> None:
+        """Restore what ``save_state`` wrote; raises ``ValueError`` when it is of another policy."""
+        seed = self._machine.disk.files.get(path, b"")
+        if policy_digest(Extent.of(seed, 0, self._machine.workload.weights_bytes)) != policy:
+            raise ValueError(f"{path} is not the state of policy {policy.hex()}")
+        self._seed = seed
 
     async def evaluate(
         self, prompts: Sequence[tuple[int, ...]], tokens_max: int

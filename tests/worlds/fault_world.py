@@ -130,10 +130,10 @@ class FateTrainer(ToyTrainer):
             raise ValueError("not this policy")
         await super().load_policy(policy)
 
-    async def load_state(self, path: Path) -> None:
+    async def load_state(self, path: Path, policy: Digest) -> None:
         if len(path.read_bytes()) != 32:
             raise ValueError("a damaged state")
-        await super().load_state(path)
+        await super().load_state(path, policy)
 
 
 class StrictEngine(ToyEngine):

@@ -74,6 +74,8 @@ class Trainer:
     def __init__(self):
         self.loaded: list[str] = []
         self.damaged: dict[str, None] = {}
+        self.states: dict[str, bytes] = {}
+        """The policy of each state that has one."""
         self.full = 0
         self.batches: list[list] = []
         self.learned = 0
@@ -81,7 +83,11 @@ class Trainer:
     async def load_policy(self, policy: Policy) -> None:
         self._load(policy.path)
 
-    async def load_state(self, path: Path) -> None:
+    state_bytes_max = 100
+
+    async def load_state(self, path: Path, policy: bytes) -> None:
+        if policy != self.states.get(path.name, policy):
+            raise ValueError(f"{path.name} is of another policy")
         self._load(path)
 
     def _load(self, path: Path) -> None:

@@ -247,8 +247,15 @@ class ToyTrainer:
     async def save_state(self, path: Path) -> None:
         path.write_bytes(self.state)
 
-    async def load_state(self, path: Path) -> None:
-        self.state = path.read_bytes()
+    @property
+    def state_bytes_max(self) -> int:
+        return 32
+
+    async def load_state(self, path: Path, policy: Digest) -> None:
+        state = path.read_bytes()
+        if digest(toy_weights(state)) != policy:
+            raise ValueError("the state of another policy")
+        self.state = state
 
     async def evaluate(
         self, prompts: Sequence[tuple[int, ...]], tokens_max: int

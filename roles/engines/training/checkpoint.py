@@ -1,38 +1,125 @@
-"""The trainer's durable state: model, optimizer and progress in one file, written atomically."""
+"""The trainer's durable state: weights, AdamW's moments and progress in one safetensors file.
 
-import pickle
-import zipfile
+Another trainer's file is read, too. It holds tensors and nothing else, no larger in memory than on
+disk, and everything in it is checked; the optimiser's settings are not in it, because they are the
+manifest's.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
 
-from roles.engines.qwen2.policy import make_durable
+from roles.engines.qwen2.policy import digest_of, make_durable
 
-_FORMAT = 1
+_FORMAT = "2"
+
+_KINDS = ("weights", "first_moments", "second_moments")
+
+_HEADER_BYTES_PER_TENSOR = 512
+"""Name, dtype, shape and place of a tensor take about 150 in a safetensors header."""
+
+_HEADER_BYTES = 4096
+
+_ROUNDING = 1.01
+"""What rounding may add to a moment's bound; a guess, far above what float32 needs."""
+
+_NEGLIGIBLE = 1e-18
+"""A moment below it moves nothing, and its square may have been rounded to zero."""
+
+Shapes = Mapping[str, tuple[int, ...]]
 
 
-def save_checkpoint(state: dict[str, Any], path: Path) -> None:
+@dataclass(frozen=True, slots=True)
+class TrainingState:
+    """What training goes on from; all tensors are float32 and known by their parameter's name.
+
+    Every parameter has a gradient in every step, so one count of ``steps`` serves all.
+    """
+
+    weights: dict[str, Tensor]
+    first_moments: dict[str, Tensor]
+    second_moments: dict[str, Tensor]
+    steps: int
+
+
+def checkpoint_bytes_max(shapes: Shapes) -> int:
+    """Return what the state of a model with such parameters takes on disk at most."""
+    parameters = sum(math.prod(shape) for shape in shapes.values())
+    header = _HEADER_BYTES + len(_KINDS) * len(shapes) * _HEADER_BYTES_PER_TENSOR
+    return len(_KINDS) * parameters * torch.float32.itemsize + header
+
+
+def save_checkpoint(state: TrainingState, path: Path) -> None:
     """Write ``state`` so that ``path`` is old or complete, also after a power cut."""
+    groups = (state.weights, state.first_moments, state.second_moments)
+    tensors = {
+        f"{kind}/{name}": tensor.cpu().contiguous()
+        for kind, group in zip(_KINDS, groups, strict=True)
+        for name, tensor in group.items()
+    }
+    metadata = {
+        "format": _FORMAT,
+        "steps": str(state.steps),
+        "digest": digest_of(tensors).hex(),
+    }
     partial = path.with_name(path.name + ".partial")
-    torch.save({"format": _FORMAT, **state}, partial)
+    save_file(tensors, partial, metadata)
     make_durable(partial, path)
 
 
-def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Return what ``save_checkpoint`` wrote; raises ``ValueError`` when it is damaged or absent.
+def load_checkpoint(path: Path, shapes: Shapes) -> TrainingState:
+    """Return what ``save_checkpoint`` wrote, on the CPU.
 
-    Only tensors and plain containers are read: a checkpoint from elsewhere cannot run code. The
-    zip checksums are verified, because torch alone would load flipped bits as weights.
+    Raises ``ValueError`` when the file is absent or damaged, or does not hold exactly the state of
+    a model whose parameters have ``shapes``.
     """
+    expected = {f"{kind}/{n}": ("F32", shape) for kind in _KINDS for n, shape in shapes.items()}
     try:
-        with zipfile.ZipFile(path) as message_log:
-            damaged = message_log.testzip()
-        if damaged is not None:
-            raise ValueError(f"{path} is damaged at {damaged}")
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except (OSError, zipfile.BadZipFile, pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            if metadata.get("format") != _FORMAT:
+                raise ValueError(f"{path} has another checkpoint format")
+            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
+            found = {n: (part.get_dtype(), tuple(part.get_shape())) for n, part in parts.items()}
+            if found != expected:
+                raise ValueError(f"{path} does not hold the tensors of the configured model")
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in expected}
+    except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a readable checkpoint: {error}") from error
-    if not isinstance(state, dict) or state.get("format") != _FORMAT:
-        raise ValueError(f"{path} has another checkpoint format")
-    return state
+    if digest_of(tensors).hex() != metadata.get("digest"):
+        raise ValueError(f"{path} is damaged")
+    weights, first, second = ({n: tensors[f"{kind}/{n}"] for n in shapes} for kind in _KINDS)
+    return TrainingState(weights, first, second, int(metadata.get("steps", "")))
+
+
+def check_moments(state: TrainingState, betas: tuple[float, float]) -> None:
+    """Raise ``ValueError`` for moments that no gradients make.
+
+    Both are means of the same gradients with the weights of ``betas``, so by Cauchy and Schwarz the
+    first is bounded by the root of the second. Without that one step could move a weight anywhere.
+    """
+    bound = _ROUNDING * _moment_ratio_max(*betas)
+    for name, first in state.first_moments.items():
+        second = state.second_moments[name]
+        finite = bool(first.isfinite().all()) and bool(second.isfinite().all())
+        if not finite or bool((second < 0).any()):
+            raise ValueError(f"the moments of {name} are not finite, or negative")
+        if bool((first.abs() > bound * second.sqrt() + _NEGLIGIBLE).any()):
+            raise ValueError(f"the moments of {name} do not belong together")
+
+
+def _moment_ratio_max(first: float, second: float) -> float:
+    """Return the largest ``|m| / sqrt(v)`` of AdamW, infinite when there is none.
+
+    With ``m = (1 - b1) sum(b1^k g_k)`` and ``v = (1 - b2) sum(b2^k g_k^2)``, ``m^2 / v`` is at most
+    ``(1 - b1)^2 / (1 - b2) sum((b1^2 / b2)^k)``.
+    """
+    if not first**2 < second < 1:
+        return math.inf
+    return (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second))

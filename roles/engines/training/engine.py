@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,13 +19,20 @@ from roles.engines.qwen2.policy import (
     DTYPES,
     build_model,
     configuration,
+    digest_of,
     read_policy,
     shapes_of,
     tensors_of,
     write_policy,
 )
 from roles.engines.training.batch import Rows, collate, pack, select
-from roles.engines.training.checkpoint import load_checkpoint, save_checkpoint
+from roles.engines.training.checkpoint import (
+    TrainingState,
+    check_moments,
+    checkpoint_bytes_max,
+    load_checkpoint,
+    save_checkpoint,
+)
 from roles.engines.training.grpo import token_entropies, two_sided_losses
 from roles.ports.engines import Policy, StepMetrics, TrainingEngine, TrainingSequence
 
@@ -78,6 +84,11 @@ class TorchTrainingEngine(TrainingEngine):
         self._model: Qwen2ForCausalLM | None = None
         self._optimizer: torch.optim.AdamW | None = None
 
+    @property
+    @override
+    def state_bytes_max(self) -> int:
+        return checkpoint_bytes_max(self._shapes)
+
     @override
     async def load_policy(self, policy: Policy) -> None:
         await self._thread.run(self._load_policy, policy)
@@ -95,8 +106,8 @@ class TorchTrainingEngine(TrainingEngine):
         await self._thread.run(self._save_state, path)
 
     @override
-    async def load_state(self, path: Path) -> None:
-        await self._thread.run(self._load_state, path)
+    async def load_state(self, path: Path, policy: Digest) -> None:
+        await self._thread.run(self._load_state, path, policy)
 
     @override
     async def evaluate(
@@ -205,28 +216,39 @@ class TorchTrainingEngine(TrainingEngine):
 
     def _policy_tensors(self) -> dict[str, Tensor]:
         model, _ = self._loaded()
-        return {name: tensor.to(self._dtype) for name, tensor in tensors_of(model).items()}
+        return self._rounded(tensors_of(model))
+
+    def _rounded(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {name: tensor.to(self._dtype) for name, tensor in tensors.items()}
 
     def _write_policy(self, path: Path) -> Digest:
         return write_policy(self._policy_tensors(), path)
 
     def _save_state(self, path: Path) -> None:
         model, optimizer = self._loaded()
-        state = {
-            "model": tensors_of(model),
-            "optimizer": optimizer.state_dict(),
-            "steps": self._steps,
-        }
+        state = TrainingState(
+            weights=tensors_of(model),
+            first_moments=_moments(model, optimizer, "exp_avg"),
+            second_moments=_moments(model, optimizer, "exp_avg_sq"),
+            steps=self._steps,
+        )
         save_checkpoint(state, path)
 
-    def _load_state(self, path: Path) -> None:
-        state: dict[str, Any] = load_checkpoint(path)
-        tensors: dict[str, Tensor] = state["model"]
-        if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != self._shapes:
-            raise ValueError(f"{path} does not hold the tensors of the configured model")
-        model, optimizer = self._adopt(tensors)
-        optimizer.load_state_dict(state["optimizer"])
-        self._model, self._optimizer, self._steps = model, optimizer, state["steps"]
+    def _load_state(self, path: Path, policy: Digest) -> None:
+        state = load_checkpoint(path, self._shapes)
+        if not 0 <= state.steps <= self._grpo.steps:
+            raise ValueError(f"{path} claims {state.steps} steps, more than the run has")
+        if digest_of(self._rounded(state.weights)) != policy:
+            raise ValueError(f"{path} does not hold the weights of policy {policy.hex()}")
+        check_moments(state, self._grpo.adam_betas)
+        model, optimizer = self._adopt(state.weights)
+        for name, parameter in model.named_parameters():
+            optimizer.state[parameter] = {
+                "step": torch.tensor(float(state.steps)),
+                "exp_avg": state.first_moments[name].to(self._device),
+                "exp_avg_sq": state.second_moments[name].to(self._device),
+            }
+        self._model, self._optimizer, self._steps = model, optimizer, state.steps
 
     def _evaluate(
         self, prompts: Sequence[tuple[int, ...]], tokens_max: int
@@ -237,3 +259,11 @@ class TorchTrainingEngine(TrainingEngine):
         decoder = Decoder(self._config, self._policy_tensors(), self._dtype, self._device)
         decoded = decoder.decode(prompts, [tokens_max] * len(prompts), 1.0, lambda *_: None)
         return [tuple(row.tokens.tolist()) for row in decoded]
+
+
+def _moments(model: Qwen2ForCausalLM, optimizer: torch.optim.AdamW, key: str) -> dict[str, Tensor]:
+    """Return one of AdamW's moments for every parameter; zero before the first step."""
+    return {
+        name: optimizer.state[parameter].get(key, torch.zeros_like(parameter))
+        for name, parameter in model.named_parameters()
+    }

@@ -257,7 +257,7 @@ def test_it_goes_on_from_its_own_state_and_says_again_what_it_said_last(tmp_path
     run_virtual(scenario())
 
 
-@pytest.mark.parametrize("published", ["good", "damaged", "gone"])
+@pytest.mark.parametrize("published", ["good", "damaged", "of other weights", "gone"])
 def test_a_damaged_state_is_replaced_and_the_term_raised(tmp_path, published):
     async def scenario():
         world = World(tmp_path)
@@ -265,8 +265,12 @@ def test_a_damaged_state_is_replaced_and_the_term_raised(tmp_path, published):
         world.policies.state_path(1).write_text("half")
         world.engine.damaged["v1.state"] = None
         world.hold(1, b"policy 1")
+        policy = world.replica.ledger.head.message.policy
+        world.engine.states["published.state"] = policy
         if published != "gone":
             world.policies.published_state = tmp_path / "published.state"
+        if published == "of other weights":
+            world.engine.states["published.state"] = digest(b"other weights")
         if published == "damaged":
             world.engine.damaged["published.state"] = None
         world.start()
@@ -277,6 +281,37 @@ def test_a_damaged_state_is_replaced_and_the_term_raised(tmp_path, published):
         world.batch()
         await world.rest(5)
         assert [(item.version, item.term) for item in world.published] == [(2, 2)]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_its_own_state_of_a_version_that_it_made_twice_is_not_used(tmp_path):
+    """It made version 1 again, and was killed before it could publish it."""
+
+    async def scenario():
+        world = World(tmp_path)
+        own_head(world)
+        world.engine.states["v1.state"] = digest(b"made again")
+        world.start()
+        await world.rest(5)
+        assert world.engine.loaded == ["v1.safetensors"]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("state_bytes", [100, 101, 2**53])
+def test_a_state_is_fetched_only_if_it_can_be_one(tmp_path, state_bytes):
+    async def scenario():
+        world = World(tmp_path)
+        world.policies.published_state = tmp_path / "published.state"
+        world.version(trainer=1, term=1, state=digest(b"state"), state_bytes=state_bytes)
+        world.hold(1, b"policy 1")
+        world.start()
+        await world.rest(5)
+        usable = state_bytes <= world.engine.state_bytes_max
+        assert world.engine.loaded == ["published.state" if usable else "v1.safetensors"]
         await world.stop()
 
     run_virtual(scenario())

@@ -9,39 +9,9 @@ from roles.engines.qwen2.policy import build_model, configuration
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import TrainingSequence
 from tests.roles.engines.tiny import CONFIG, grpo, model, sampling
+from tests.roles.engines.training.batches import batch_of
 
 pytestmark = pytest.mark.filterwarnings("error")
-
-
-def batch_of(seed=0, groups=4, size=4):
-    """Sequences of unequal length with rewards that differ inside each group."""
-    torch.manual_seed(seed)
-    made = []
-    for number in range(groups * size):
-        tokens = torch.randint(2, 32, (1 + number % 5,)).tolist()
-        logprobs = (-4 * torch.rand(len(tokens))).tolist()
-        prompt = (2 + number // size, 3, 4)[: 1 + number % 3]
-        made.append(
-            TrainingSequence(number // size, prompt, tuple(tokens), tuple(logprobs), number % 2)
-        )
-    return made
-
-
-@pytest.fixture
-async def make(policies):
-    engines = []
-
-    async def made(dtype="fp32", *, temperature=1.0, layout=None, **values):
-        engine = TorchTrainingEngine(
-            model(dtype), sampling(temperature=temperature), grpo(**values), **(layout or {})
-        )
-        engines.append(engine)
-        await engine.load_policy(policies[0])
-        return engine
-
-    yield made
-    for engine in engines:
-        engine.close()
 
 
 async def weights_of(engine, path):
@@ -149,18 +119,6 @@ async def test_entropy_bonus_keeps_the_distribution_wider(make):
     assert wide_metrics.entropy > narrow_metrics.entropy
 
 
-async def test_a_resumed_trainer_takes_the_identical_next_step(make, tmp_path):
-    engine, resumed = await make(warmup_steps=5), await make(warmup_steps=5)
-    for seed in range(3):
-        await engine.step(batch_of(seed))
-    await engine.save_state(tmp_path / "state")
-    await resumed.load_state(tmp_path / "state")
-    for seed in (3, 4):
-        assert await resumed.step(batch_of(seed)) == await engine.step(batch_of(seed))
-    digests = [await one.write_policy(tmp_path / "p") for one in (engine, resumed)]
-    assert digests[0] == digests[1]
-
-
 async def test_a_policy_alone_starts_with_a_fresh_optimizer(make, policies, tmp_path):
     engine = await make()
     await engine.step(batch_of(1))
@@ -168,40 +126,6 @@ async def test_a_policy_alone_starts_with_a_fresh_optimizer(make, policies, tmp_
     fresh = await make()
     assert await engine.step(batch_of()) == await fresh.step(batch_of())
     assert await engine.write_policy(tmp_path / "a") == await fresh.write_policy(tmp_path / "b")
-
-
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "absent", "pickle"])
-async def test_a_damaged_checkpoint_is_refused_and_the_trainer_goes_on(make, tmp_path, damage):
-    engine = await make()
-    path = tmp_path / "state"
-    await engine.save_state(path)
-    data = bytearray(path.read_bytes())
-    if damage == "truncated":
-        path.write_bytes(data[: len(data) // 2])
-    elif damage == "flipped":
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-    elif damage == "empty":
-        path.write_bytes(b"")
-    elif damage == "absent":
-        path.unlink()
-    else:
-        torch.save({"format": 1, "model": Exception("code")}, path)
-    with pytest.raises(ValueError, match="state"):
-        await engine.load_state(path)
-    assert (await engine.step(batch_of())).applied
-
-
-async def test_a_checkpoint_of_another_model_or_format_is_refused(make, tmp_path):
-    engine = await make()
-    await engine.save_state(tmp_path / "state")
-    other = TorchTrainingEngine(model(hidden_size=32), sampling(), grpo())
-    with pytest.raises(ValueError, match="configured model"):
-        await other.load_state(tmp_path / "state")
-    other.close()
-    torch.save({"format": 99}, tmp_path / "old")
-    with pytest.raises(ValueError, match="format"):
-        await engine.load_state(tmp_path / "old")
 
 
 async def test_nothing_works_before_a_policy_is_loaded(tmp_path):
@@ -224,6 +148,3 @@ async def test_bf16_policies_are_written_from_float32_weights(make, tmp_path):
     assert (await engine.step(batch_of())).applied
     weights = await weights_of(engine, tmp_path / "p")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
-    await engine.save_state(tmp_path / "state")
-    state = torch.load(tmp_path / "state", weights_only=True)
-    assert {tensor.dtype for tensor in state["model"].values()} == {torch.float32}

@@ -1,0 +1,218 @@
+"""The state that a trainer resumes from: its own after a crash, or what another one published."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from roles.engines.training.checkpoint import load_checkpoint, save_checkpoint
+from roles.engines.training.engine import TorchTrainingEngine
+from tests.roles.engines.tiny import grpo, model, sampling
+from tests.roles.engines.training.batches import batch_of
+
+STEPS = 3
+
+
+@pytest.fixture
+async def trained(make, tmp_path):
+    """Return an engine after some steps, the digest of its policy, and where its state is."""
+    engine = await make(warmup_steps=5)
+    for seed in range(STEPS):
+        assert (await engine.step(batch_of(seed))).applied
+    policy = await engine.write_policy(tmp_path / "policy")
+    await engine.save_state(tmp_path / "state")
+    return engine, policy, tmp_path / "state"
+
+
+def shapes_in(path):
+    """Return the shapes of the parameters that a state file is about."""
+    return {
+        name.removeprefix("weights/"): tuple(tensor.shape)
+        for name, tensor in load_file(path).items()
+        if name.startswith("weights/")
+    }
+
+
+def edited(path, **changes):
+    """Write a state that is another one in some fields, as a trainer that lies would."""
+    state = load_checkpoint(path, shapes_in(path))
+    lies = {key: change(getattr(state, key)) for key, change in changes.items()}
+    save_checkpoint(replace(state, **lies), path)
+
+
+def every(function):
+    return lambda tensors: {name: function(tensor) for name, tensor in tensors.items()}
+
+
+async def test_a_resumed_trainer_takes_the_identical_next_step(make, trained, tmp_path):
+    engine, policy, path = trained
+    resumed = await make(warmup_steps=5)
+    await resumed.load_state(path, policy)
+    for seed in (3, 4):
+        assert await resumed.step(batch_of(seed)) == await engine.step(batch_of(seed))
+    digests = [await one.write_policy(tmp_path / "p") for one in (engine, resumed)]
+    assert digests[0] == digests[1]
+
+
+async def test_a_state_from_before_the_first_step_is_a_fresh_start(make, policies, tmp_path):
+    engine, resumed = await make(), await make()
+    await engine.save_state(tmp_path / "state")
+    await resumed.load_state(tmp_path / "state", policies[0].digest)
+    assert await resumed.step(batch_of()) == await engine.step(batch_of())
+    assert await resumed.write_policy(tmp_path / "a") == await engine.write_policy(tmp_path / "b")
+
+
+async def test_every_setting_of_the_optimizer_is_the_manifests(make, trained):
+    """Another trainer's state brings moments and progress; how they are used is the run's."""
+    _, policy, path = trained
+    assert {name.partition("/")[0] for name in load_file(path)} == {
+        "weights",
+        "first_moments",
+        "second_moments",
+    }
+    resumed = await make(weight_decay=0.25, adam_betas=(0.9, 0.95), learning_rate=7e-4)
+    fresh = await make(weight_decay=0.25, adam_betas=(0.9, 0.95), learning_rate=7e-4)
+    await resumed.load_state(path, policy)
+    (group,), (expected,) = (
+        [
+            {key: value for key, value in one.items() if key != "params"}
+            for one in engine._loaded()[1].param_groups
+        ]
+        for engine in (resumed, fresh)
+    )
+    assert group == expected
+    assert (group["weight_decay"], group["lr"], group["maximize"]) == (0.25, 7e-4, False)
+
+
+async def test_weights_of_another_policy_are_refused(make, trained, policies):
+    engine, policy, path = trained
+    edited(path, weights=every(lambda tensor: tensor + 0.1))
+    successor = await make()
+    with pytest.raises(ValueError, match="does not hold the weights"):
+        await successor.load_state(path, policy)
+    assert await successor.write_policy(path.parent / "p") == policies[0].digest, "it is unchanged"
+    await engine.save_state(path)
+    with pytest.raises(ValueError, match="does not hold the weights"):
+        await successor.load_state(path, policies[0].digest)
+    await successor.load_state(path, policy)
+
+
+async def test_bf16_policies_come_from_float32_states(make, tmp_path):
+    engine, resumed = await make("bf16"), await make("bf16")
+    await engine.step(batch_of())
+    policy = await engine.write_policy(tmp_path / "policy")
+    await engine.save_state(tmp_path / "state")
+    assert {tensor.dtype for tensor in load_file(tmp_path / "state").values()} == {torch.float32}
+    await resumed.load_state(tmp_path / "state", policy)
+    assert await resumed.step(batch_of(1)) == await engine.step(batch_of(1))
+
+
+LIES = {
+    "infinite": {"first_moments": every(lambda tensor: tensor * math.inf)},
+    "not a number": {"second_moments": every(lambda tensor: tensor * math.nan)},
+    "negative": {"second_moments": every(torch.neg)},
+    "a step without bound": {"second_moments": every(torch.zeros_like)},
+    "a huge direction": {"first_moments": every(lambda tensor: tensor * 100)},
+    "negative progress": {"steps": lambda _: -1},
+    "more progress than the run has": {"steps": lambda _: 2**53},
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+async def test_what_no_gradients_make_is_refused(make, trained, lie):
+    _, policy, path = trained
+    edited(path, **LIES[lie])
+    successor = await make()
+    with pytest.raises(ValueError, match=r"moments|steps"):
+        await successor.load_state(path, policy)
+    assert (await successor.step(batch_of())).applied
+
+
+@pytest.mark.parametrize("betas", [(0.9, 0.95), (0.0, 0.5), (0.9, 0.999), (0.99, 0.9), (0.0, 0.0)])
+async def test_the_moments_of_an_honest_trainer_are_believed(make, tmp_path, betas):
+    """Gradients that change their size and sign from step to step are the hardest for the bound."""
+    engine, successor = await make(adam_betas=betas), await make(adam_betas=betas)
+    for seed in range(12):
+        batch = batch_of(seed)
+        rare = [replace(one, reward=one.reward * 10.0 ** -(seed % 4)) for one in batch]
+        await engine.step(rare if seed % 3 else batch)
+    policy = await engine.write_policy(tmp_path / "policy")
+    await engine.save_state(tmp_path / "state")
+    await successor.load_state(tmp_path / "state", policy)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensors: tensors.pop("first_moments/lm_head.weight"),
+        lambda tensors: tensors.update({"param_groups/lr": torch.ones(1)}),
+        lambda tensors: tensors.update({"weights/model.norm.weight": torch.ones(63)}),
+        lambda tensors: tensors.update({"weights/model.norm.weight": torch.ones(64).double()}),
+    ],
+    ids=["one missing", "one more", "another shape", "another dtype"],
+)
+async def test_a_state_holds_exactly_the_parameters(make, trained, change):
+    _, policy, path = trained
+    tensors = load_file(path)
+    change(tensors)
+    save_file(tensors, path, {"format": "2", "steps": "3", "digest": "00"})
+    with pytest.raises(ValueError, match="configured model"):
+        await (await make()).load_state(path, policy)
+
+
+@pytest.mark.parametrize("steps", [None, "", "three", "3.0", "9" * 5000])
+async def test_progress_is_a_number(make, trained, steps):
+    _, policy, path = trained
+    with safe_open(path, framework="pt") as file:
+        metadata = file.metadata()
+    metadata.pop("steps")
+    save_file(load_file(path), path, metadata | ({} if steps is None else {"steps": steps}))
+    with pytest.raises(ValueError, match=r"invalid literal|Exceeds the limit"):
+        await (await make()).load_state(path, policy)
+
+
+@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "absent", "pickle", "older"])
+async def test_a_damaged_state_is_refused_and_the_trainer_goes_on(trained, damage):
+    engine, policy, path = trained
+    data = bytearray(path.read_bytes())
+    if damage == "truncated":
+        path.write_bytes(data[: len(data) // 2])
+    elif damage == "flipped":
+        data[-1] ^= 1
+        path.write_bytes(data)
+    elif damage == "empty":
+        path.write_bytes(b"")
+    elif damage == "absent":
+        path.unlink()
+    elif damage == "pickle":
+        torch.save({"format": 2, "model": {}}, path)
+    else:
+        save_file(load_file(path), path, {"format": "1"})
+    with pytest.raises(ValueError, match="state"):
+        await engine.load_state(path, policy)
+    assert (await engine.step(batch_of())).applied
+
+
+async def test_the_state_of_another_model_is_refused(trained):
+    _, policy, path = trained
+    other = TorchTrainingEngine(model(hidden_size=32), sampling(), grpo())
+    with pytest.raises(ValueError, match="configured model"):
+        await other.load_state(path, policy)
+    other.close()
+
+
+async def test_a_state_fits_its_limit_and_little_more_does(trained):
+    """What may be fetched of another trainer follows from the size of the model."""
+    engine, _, path = trained
+    weights_bytes = sum(4 * math.prod(shape) for shape in shapes_in(path).values())
+    assert 3 * weights_bytes < path.stat().st_size <= engine.state_bytes_max
+    large = TorchTrainingEngine(model(hidden_size=512, intermediate_size=2048), sampling(), grpo())
+    assert large.state_bytes_max < 3.01 * 4 * parameters(large)
+    large.close()
+
+
+def parameters(engine):
+    return sum(math.prod(shape) for shape in engine._shapes.values())
