@@ -10,7 +10,7 @@ from node.daemon import Daemon
 from protocol.crypto import Signer
 from protocol.rng import Rng
 from roles.ports.engines import Engines
-from simulations.network.links import Host
+from simulations.network.connections import Host
 from simulations.ports.engines import Compute
 from simulations.ports.storage import Disk, Life
 from simulations.scenario.plans import RoleName

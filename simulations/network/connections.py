@@ -1,11 +1,13 @@
-"""A connection between two machines: its delay, its streams, and which way of it is cut."""
+"""Machines and the connections between them: their delay, their streams, and which way is cut."""
 
 import math
+from dataclasses import dataclass, field
 from functools import partial
 
 from protocol.rng import Rng
-from simulations.network.links import Host
-from simulations.network.streams import Pipe
+from protocol.types import PeerId
+from simulations.network.links import Line, Meter, SimClock, Way
+from simulations.network.streams import Pipe, PipeMaker
 from simulations.runtime.loop import VirtualLoop
 
 KEEPALIVE_SECONDS = 30.0
@@ -47,20 +49,38 @@ class LinkConditions:
         return SEGMENT_BYTES / (2 * latency) * math.sqrt(1.5 / self.loss)
 
 
+@dataclass(slots=True, eq=False)
+class Host:
+    """A machine on the network, whether its daemon runs or not."""
+
+    name: str
+    peer_id: PeerId
+    region: str
+    up: Line
+    down: Line
+    nat: bool
+    clock: SimClock
+    stalled: bool = False
+    meters: dict[str, Meter] = field(default_factory=dict)
+    connections: "dict[PeerId, Connection]" = field(default_factory=dict)
+    """By the other end, oldest first."""
+
+    def meter(self, protocol: str) -> Meter:
+        """Return the meter of a protocol."""
+        return self.meters.setdefault(protocol, Meter())
+
+
 class Connection:
     """An authenticated connection; ``latency`` is one way, in seconds."""
 
     __slots__ = (
+        "_back",
         "_blocked_since",
-        "_cut_back",
-        "_cut_there",
+        "_loop",
+        "_there",
         "acceptor",
-        "blocked",
-        "delay",
         "latency",
-        "loop",
         "opener",
-        "pace_bytes_per_second",
         "streams",
     )
 
@@ -72,39 +92,48 @@ class Connection:
         acceptor: Host,
         latency: float,
     ) -> None:
-        self.loop = loop
         self.opener = opener
         self.acceptor = acceptor
         self.latency = latency
-        self.pace_bytes_per_second = conditions.pace_bytes_per_second(latency)
         self.streams: dict[Pipe, None] = {}
         """The outgoing pipe of each stream's opener."""
-        self.delay = partial(conditions.delay, latency)
-        """Draws the one-way delay of a write in seconds."""
-        self.blocked = False
-        """Whether either direction is cut."""
-        self._cut_there = False
-        self._cut_back = False
+        self._loop = loop
+        delay = partial(conditions.delay, latency)
+        pace = conditions.pace_bytes_per_second(latency)
+        self._there = Way(opener.name, acceptor.name, opener.up, acceptor.down, delay, pace)
+        self._back = Way(acceptor.name, opener.name, acceptor.up, opener.down, delay, pace)
         self._blocked_since: float | None = None
 
-    def blocked_towards(self, target: Host) -> bool:
-        """Tell whether bytes to one of the two ends have to wait."""
-        return self._cut_there if target is self.acceptor else self._cut_back
+    @property
+    def blocked(self) -> bool:
+        """Whether either direction is cut."""
+        return self._there.cut or self._back.cut
+
+    def open_stream(self, opener: Host, protocol: str, make: PipeMaker = Pipe) -> Pipe:
+        """Return the outgoing pipe of a new stream of one of the two ends."""
+        acceptor, there, back = self.acceptor, self._there, self._back
+        if opener is acceptor:
+            acceptor, there, back = self.opener, back, there
+        ours, theirs = opener.meter(protocol), acceptor.meter(protocol)
+        pipe = make(self._loop, there, back, ours, theirs, self._forget)
+        pipe.opposite = make(self._loop, back, there, theirs, ours, self._forget)
+        pipe.opposite.opposite = pipe
+        self.streams[pipe] = None
+        return pipe
 
     def cut(self, *, there: bool, back: bool) -> None:
         """Set which directions are cut; what waited comes when its way is open again."""
-        if (there, back) == (self._cut_there, self._cut_back):
+        if (there, back) == (self._there.cut, self._back.cut):
             return
-        self._cut_there, self._cut_back = there, back
-        self.blocked = there or back
+        self._there.cut, self._back.cut = there, back
         for pipe in list(self.streams):
             pipe.release()
             pipe.opposite.release()
         if not self.blocked:
             self._blocked_since = None
         elif self._blocked_since is None:
-            self._blocked_since = self.loop.time()
-            self.loop.call_later(KEEPALIVE_SECONDS, self._give_up, self._blocked_since)
+            self._blocked_since = self._loop.time()
+            self._loop.call_later(KEEPALIVE_SECONDS, self._give_up, self._blocked_since)
 
     def _give_up(self, since: float) -> None:
         if self._blocked_since == since:
@@ -118,7 +147,7 @@ class Connection:
         self._blocked_since = None
         self.reset_streams()
 
-    def forget(self, pipe: Pipe) -> None:
+    def _forget(self, pipe: Pipe) -> None:
         """Drop a stream that is over."""
         self.streams.pop(pipe, None)
         self.streams.pop(pipe.opposite, None)

@@ -1,4 +1,4 @@
-"""The machine's side of the network: its two lines, its place, its clock, and what it carried.
+"""Access lines, what passed over them, and one direction of a connection between two.
 
 Capacity is shared without simulating packets. A write of a stream takes its turn on the sender's
 line and then on the receiver's; because each stream may have one window of bytes on its way and no
@@ -8,14 +8,10 @@ a window. Small writes overtake large ones on both lines, as they do wherever fl
 fairly, and still take their capacity from them.
 """
 
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from protocol.types import PeerId
 from simulations.runtime.loop import START, VirtualLoop
-
-if TYPE_CHECKING:
-    from simulations.network.connections import Connection
 
 SMALL_BYTES = 4096
 """Writes up to here are control: one event, and no waiting behind bulk."""
@@ -67,21 +63,19 @@ class Line:
 
 
 @dataclass(slots=True, eq=False)
-class Host:
-    """A machine on the network, whether its daemon runs or not."""
+class Way:
+    """One direction of a connection, as the streams on it see it."""
 
-    name: str
-    peer_id: PeerId
-    region: str
+    source: str
+    target: str
+    """The names of the two machines."""
     up: Line
+    """The sender's."""
     down: Line
-    nat: bool
-    clock: SimClock
-    stalled: bool = False
-    meters: dict[str, Meter] = field(default_factory=dict)
-    connections: "dict[PeerId, Connection]" = field(default_factory=dict)
-    """By the other end, oldest first."""
-
-    def meter(self, protocol: str) -> Meter:
-        """Return the meter of a protocol."""
-        return self.meters.setdefault(protocol, Meter())
+    """The receiver's."""
+    delay: Callable[[], float]
+    """Draws the seconds that a write is under way."""
+    pace_bytes_per_second: float
+    """The most that a stream can send; 0 where only the lines limit it."""
+    cut: bool = False
+    """Whether bytes have to wait."""

@@ -9,13 +9,10 @@ graft {1 topic}, prune {1 topic, 3 back-off seconds}.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
 
-from simulations.network.links import Host, Meter
+from simulations.network.links import Meter, Way
 from simulations.network.streams import Pipe, PipeMaker
-
-if TYPE_CHECKING:
-    from simulations.network.connections import Connection
+from simulations.runtime.loop import VirtualLoop
 
 Record = Callable[..., None]
 """``record(node, kind, **facts)``."""
@@ -52,12 +49,12 @@ class MeshPipe(Pipe):
 
     def _send(self, data: bytes) -> None:
         for control in mesh_control(data):
-            peer, topic = self._target.name, control.topic
+            peer, topic = self._way.target, control.topic
             if isinstance(control, Graft):
-                self._record(self._source.name, "graft", peer=peer, topic=topic)
+                self._record(self._way.source, "graft", peer=peer, topic=topic)
             else:
                 seconds = control.backoff_seconds
-                self._record(self._source.name, "prune", peer=peer, topic=topic, backoff=seconds)
+                self._record(self._way.source, "prune", peer=peer, topic=topic, backoff=seconds)
         super()._send(data)
 
     def _arrive(self, data: bytes) -> None:
@@ -71,9 +68,9 @@ class MeshPipe(Pipe):
             return  # held up, or for nobody
         for control in controls:
             if isinstance(control, Prune):
-                peer, seconds = self._source.name, control.backoff_seconds
+                peer, seconds = self._way.source, control.backoff_seconds
                 self._record(
-                    self._target.name, "prune-in", peer=peer, topic=control.topic, backoff=seconds
+                    self._way.target, "prune-in", peer=peer, topic=control.topic, backoff=seconds
                 )
 
 
@@ -81,9 +78,14 @@ def mesh_pipes(record: Record) -> PipeMaker:
     """Return what makes watched pipes."""
 
     def make(
-        connection: "Connection", source: Host, target: Host, sent: Meter, received: Meter
+        loop: VirtualLoop,
+        way: Way,
+        back: Way,
+        sent: Meter,
+        received: Meter,
+        on_end: Callable[[Pipe], None],
     ) -> Pipe:
-        pipe = MeshPipe(connection, source, target, sent, received)
+        pipe = MeshPipe(loop, way, back, sent, received, on_end)
         pipe._record = record  # noqa: SLF001 - ours; a constructor would repeat that of the pipe
         return pipe
 

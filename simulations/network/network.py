@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterable
 from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.ports.transport import TransportError
-from simulations.network.connections import Connection, LinkConditions
-from simulations.network.links import Host, Line, SimClock
+from simulations.network.connections import Connection, Host, LinkConditions
+from simulations.network.links import Line, SimClock
 from simulations.network.streams import PipeMaker
-from simulations.network.transport import SimTransport
+from simulations.network.transport import Network, SimTransport
 from simulations.runtime.loop import VirtualLoop
 
 RoundTrip = Callable[[str, str], float]
@@ -39,17 +39,16 @@ CONNECTIONS_LOW = 256
 """p2pd's connection manager as the daemon starts it: above the one it trims to the other."""
 
 
-class SimNetwork:
+class SimNetwork(Network):
     """Hosts, connections and faults; one per simulation."""
 
     def __init__(
         self, loop: VirtualLoop, rng: Rng, conditions: LinkConditions, round_trip: RoundTrip
     ) -> None:
-        self.loop = loop
+        self._loop = loop
         self.hosts: dict[str, Host] = {}
         """By name, in the order they were added."""
         self.pipe_makers: dict[str, PipeMaker] = {}
-        """How the pipes of a protocol are made, where they are watched."""
         self._rng = rng
         self._conditions = conditions
         self._round_trip = round_trip
@@ -78,7 +77,7 @@ class SimNetwork:
             Line(upload_bytes_per_second),
             Line(download_bytes_per_second),
             nat,
-            SimClock(self.loop, skew_seconds),
+            SimClock(self._loop, skew_seconds),
         )
         self.hosts[name] = host
         self._by_peer[peer_id] = host
@@ -126,7 +125,7 @@ class SimNetwork:
         if peer not in self._transports or self._cut_either_way(opener, acceptor):
             raise TransportError(f"{acceptor.name} refuses the connection")
         if peer not in opener.connections and opener.peer_id in self._transports:
-            connection = Connection(self.loop, self._conditions, opener, acceptor, latency)
+            connection = Connection(self._loop, self._conditions, opener, acceptor, latency)
             opener.connections[acceptor.peer_id] = connection
             acceptor.connections[opener.peer_id] = connection
             for host in (opener, acceptor):

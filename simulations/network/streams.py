@@ -8,15 +8,12 @@ are kept and come later. What a connection loses is lost by a reset, never by a 
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from protocol.types import PeerId
 from roles.ports.transport import TransportError
-from simulations.network.links import SMALL_BYTES, Host, Meter
+from simulations.network.links import SMALL_BYTES, Meter, Way
 from simulations.runtime.content import joined
-
-if TYPE_CHECKING:
-    from simulations.network.connections import Connection
+from simulations.runtime.loop import VirtualLoop
 
 WINDOW_BYTES = 1 << 20
 """Between yamux's first window of 256 KiB and the 16 MiB that it may grow to; a guess."""
@@ -30,20 +27,20 @@ class Pipe:
 
     __slots__ = (
         "_arrives_at",
+        "_back",
         "_bulk",
-        "_connection",
         "_held",
         "_items",
         "_loop",
+        "_on_end",
         "_on_the_way",
         "_paced_until",
         "_reader",
         "_received",
         "_sent",
         "_small_arrives_at",
-        "_source",
-        "_target",
         "_unacknowledged",
+        "_way",
         "_writers",
         "broken",
         "closed",
@@ -52,12 +49,18 @@ class Pipe:
     )
 
     def __init__(
-        self, connection: "Connection", source: Host, target: Host, sent: Meter, received: Meter
+        self,
+        loop: VirtualLoop,
+        way: Way,
+        back: Way,
+        sent: Meter,
+        received: Meter,
+        on_end: "Callable[[Pipe], None]",
     ) -> None:
-        self._connection = connection
-        self._loop = connection.loop
-        self._source = source
-        self._target = target
+        self._loop = loop
+        self._way = way
+        self._back = back
+        self._on_end = on_end
         self._sent = sent
         self._received = received
         self._items: deque[bytes] = deque()
@@ -76,7 +79,7 @@ class Pipe:
         """The writer has said all."""
         self.broken = False
         self.opposite = self
-        """The pipe of the other direction; set by ``pair``."""
+        """The pipe of the other direction; whoever makes a stream sets it."""
 
     # The writer's end
 
@@ -116,23 +119,21 @@ class Pipe:
         self._on_the_way += size
         self._sent.sent += size
         now = self._loop.time()
-        connection = self._connection
+        way = self._way
         if size <= SMALL_BYTES and not self._bulk:
-            passed = self._source.up.pass_small(now, size)
-            arrives = passed + connection.delay() + size / self._target.down.bytes_per_second
+            passed = way.up.pass_small(now, size)
+            arrives = passed + way.delay() + size / way.down.bytes_per_second
             # Not before one that was lost and sent again.
             self._arrives_at = arrives = max(arrives, self._arrives_at)
             self._small_arrives_at = self._loop.call_about(arrives, self._arrive, data)
             return
         self._bulk += 1
-        begins = max(now, self._source.up.free_at)
-        passed = self._source.up.pass_bulk(now, now, size)
-        if connection.pace_bytes_per_second:
-            self._paced_until = (
-                max(self._paced_until, now) + size / connection.pace_bytes_per_second
-            )
+        begins = max(now, way.up.free_at)
+        passed = way.up.pass_bulk(now, now, size)
+        if way.pace_bytes_per_second:
+            self._paced_until = max(self._paced_until, now) + size / way.pace_bytes_per_second
             passed = max(passed, self._paced_until)
-        delay = connection.delay()
+        delay = way.delay()
         arrives = max(passed + delay, self._arrives_at, self._small_arrives_at)
         self._arrives_at = arrives
         self._loop.call_at(arrives, self._come_in, data, begins + delay)
@@ -140,7 +141,7 @@ class Pipe:
     def _come_in(self, data: bytes, begins: float) -> None:
         """Take a large write through the receiver's line."""
         now = self._loop.time()
-        passed = self._target.down.pass_bulk(begins, now, len(data))
+        passed = self._way.down.pass_bulk(begins, now, len(data))
         if passed <= now:
             self._bulk_arrive(data)
         else:
@@ -156,8 +157,7 @@ class Pipe:
     def _arrive(self, data: bytes) -> None:
         if self.broken:
             return
-        connection = self._connection
-        if self._held or (connection.blocked and connection.blocked_towards(self._target)):
+        if self._held or self._way.cut:
             self._held.append(data)
             return
         if data is _END:
@@ -216,8 +216,7 @@ class Pipe:
 
     def _acknowledge(self, count: int) -> None:
         """Give the writer its window back; what cannot be acknowledged now is later."""
-        connection = self._connection
-        if connection.blocked and connection.blocked_towards(self._source):
+        if self._back.cut:
             self._unacknowledged += count
             return
         self._on_the_way -= count
@@ -234,7 +233,7 @@ class Pipe:
         self._wake_reader()
         self.opposite.closed = True
         self.opposite.wake_writers()
-        self._connection.forget(self)
+        self._on_end(self)
 
     def wake_writers(self) -> None:
         """Let everyone who waits for room look again."""
@@ -252,19 +251,8 @@ class Pipe:
         self.wake_writers()
 
 
-PipeMaker = Callable[["Connection", Host, Host, Meter, Meter], Pipe]
+PipeMaker = Callable[[VirtualLoop, Way, Way, Meter, Meter, Callable[[Pipe], None]], Pipe]
 """``Pipe`` itself, or what makes one that is watched."""
-
-
-def pair(
-    connection: "Connection", opener: Host, acceptor: Host, protocol: str, make: PipeMaker = Pipe
-) -> Pipe:
-    """Return the opener's outgoing pipe of a new stream."""
-    ours, theirs = opener.meter(protocol), acceptor.meter(protocol)
-    there = make(connection, opener, acceptor, ours, theirs)
-    there.opposite = make(connection, acceptor, opener, theirs, ours)
-    there.opposite.opposite = there
-    return there
 
 
 class SimStream:

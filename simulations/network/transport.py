@@ -6,16 +6,12 @@ ever: what still runs of it reaches nobody.
 
 import asyncio
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from protocol.types import PeerId
 from roles.ports.transport import StreamHandler, TransportError
-from simulations.network.connections import KEEPALIVE_SECONDS
-from simulations.network.links import Host
-from simulations.network.streams import Pipe, SimStream, pair
-
-if TYPE_CHECKING:
-    from simulations.network.network import SimNetwork
+from simulations.network.connections import KEEPALIVE_SECONDS, Host
+from simulations.network.streams import Pipe, PipeMaker, SimStream
 
 STREAM_ROUND_TRIPS = 1.0
 """multistream negotiation, before the opener may write."""
@@ -24,11 +20,24 @@ _EXPECTED = (TransportError, TimeoutError, LookupError)
 """How a handler ends when its peer or its blob goes away."""
 
 
+class Network(Protocol):
+    """What a transport asks of the network that it is on."""
+
+    pipe_makers: dict[str, PipeMaker]
+    """How the pipes of a protocol are made, where they are watched."""
+
+    async def dial(self, opener: Host, peer: PeerId) -> None:
+        """Connect two machines; raises ``TransportError`` after the time that a failure takes."""
+
+    def running(self, peer: PeerId) -> "SimTransport | None":
+        """Return the transport of a peer whose daemon runs."""
+
+
 class SimTransport:
     """One daemon's end of the network."""
 
     def __init__(
-        self, network: "SimNetwork", host: Host, on_error: Callable[[BaseException], None]
+        self, network: Network, host: Host, on_error: Callable[[BaseException], None]
     ) -> None:
         self._network = network
         self._host = host
@@ -81,8 +90,7 @@ class SimTransport:
             raise TransportError("protocols not supported")
         label = _label(protocol)
         make = self._network.pipe_makers.get(label, Pipe)
-        outgoing = pair(connection, self._host, remote.host, label, make)
-        connection.streams[outgoing] = None
+        outgoing = connection.open_stream(self._host, label, make)
         remote.serve(handler, SimStream(self.peer_id, outgoing.opposite))
         return SimStream(peer, outgoing)
 
@@ -90,18 +98,13 @@ class SimTransport:
         """Serve ``protocol``."""
         self._handlers[protocol] = handler
 
-    @property
-    def host(self) -> Host:
-        """The machine that this daemon runs on."""
-        return self._host
-
     def handler(self, protocol: str) -> StreamHandler | None:
         """Return what serves ``protocol`` here."""
         return self._handlers.get(protocol)
 
     def serve(self, handler: StreamHandler, stream: SimStream) -> None:
         """Run a handler on an inbound stream, and close it after that."""
-        task = self._network.loop.create_task(self._serve(handler, stream))
+        task = asyncio.get_running_loop().create_task(self._serve(handler, stream))
         self._serving[task] = None
         task.add_done_callback(self._served)
 
