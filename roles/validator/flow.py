@@ -10,18 +10,16 @@ from collections import Counter
 
 import structlog
 
-from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import Finding, audited, check_claims, decide
+from protocol.audit import Finding
 from protocol.committee import Committee
-from protocol.faults import Fault
 from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import RolloutCommit, Signed, Verdict
-from protocol.rollout import RolloutSequence, decode_body
-from protocol.types import Digest, PeerId, Topic, Version
-from roles.flow import RoleContext, reward
-from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
+from protocol.types import Digest, PeerId, Topic
+from roles.flow import RoleContext
+from roles.ports.engines import Environment, VerificationEngine
 from roles.ports.storage import Put, StorageFullError
 from roles.ports.swarm import RefusedError
+from roles.validator.examination import Examination
 
 log = structlog.get_logger()
 
@@ -44,8 +42,7 @@ class ValidatorFlow:
         self, context: RoleContext, engine: VerificationEngine, environment: Environment
     ) -> None:
         self._context = context
-        self._engine = engine
-        self._environment = environment
+        self._examination = Examination(context, engine, environment)
         self._checking: dict[Digest, asyncio.Task[None]] = {}
         self._workers: Counter[PeerId] = Counter()
         self._attempts: Counter[Digest] = Counter()
@@ -56,7 +53,6 @@ class ValidatorFlow:
         self._for_others: dict[Digest, tuple[PeerId, ...]] = {}
         """Commits that we have no part in, and the validators among whom they were drawn then."""
         self._computing = asyncio.Lock()
-        self._loaded: dict[int, Digest] = {}
         self._since_epoch = 0
         """What was drawn up to this epoch we may have judged with a disk that is lost."""
 
@@ -163,14 +159,7 @@ class ValidatorFlow:
         # Slot order may not be proven yet; synchronisation brings the predecessor.
         ordered = ledger.predecessor_known(entry.commit)
         standing = not ledger.slashed(entry.commit.signer)
-        return standing and ordered and self._policy(entry.commit) is not None
-
-    def _policy(self, commit: Signed[RolloutCommit]) -> Policy | None:
-        """Return the policy that the commit names, None while its weights are not here."""
-        checkpoint = self._context.replica.ledger.checkpoint(commit.message.version)
-        if checkpoint is None or checkpoint.digest != commit.message.checkpoint:
-            return None
-        return self._context.policies.get(commit.message.version)
+        return standing and ordered and self._examination.policy(entry.commit) is not None
 
     async def _check(self, entry: Entry, members: tuple[PeerId, ...]) -> None:
         context, commit = self._context, entry.commit
@@ -185,10 +174,28 @@ class ValidatorFlow:
         if body is None:
             return
         async with self._computing:
-            started = context.clock.now()
-            finding = await self._examine(entry, body)
-        if finding is None:
-            return
+            if self._is_settled(entry):
+                return  # while we waited for our turn
+            started_at = context.clock.now()
+            finding = await self._examination.examine(commit, body)
+        if finding is not None and await self._give_verdict(commit, finding):
+            log.info(
+                "rollout checked",
+                commit=commit.digest.hex()[:12],
+                worker=commit.signer[-8:],
+                reason=finding.reason,
+                detail=finding.detail,
+                check_seconds=round(context.clock.now() - started_at, 3),
+            )
+
+    def _is_settled(self, entry: Entry) -> bool:
+        """Tell whether a verdict of ours is stored or an outcome known."""
+        own = self._context.replica.tally(entry.commit.digest).verdicts.get(self._context.peer_id)
+        return own is not None or entry.state is not CommitState.COMMITTED
+
+    async def _give_verdict(self, commit: Signed[RolloutCommit], finding: Finding) -> bool:
+        """Sign and store our verdict; False when that was not possible."""
+        context = self._context
         try:
             await context.network.record(
                 Verdict(
@@ -201,93 +208,12 @@ class ValidatorFlow:
             )
         except StorageFullError as error:
             context.conditions.set("validator", f"disk full: {error}; waiting for room")
-            return
+            return False
         except RefusedError as error:
             log.warning("verdict refused", commit=commit.digest.hex()[:12], error=str(error))
-            return
+            return False
         context.conditions.clear("validator")
-        log.info(
-            "rollout checked",
-            commit=commit.digest.hex()[:12],
-            worker=commit.signer[-8:],
-            reason=finding.reason,
-            detail=finding.detail,
-            check_seconds=round(context.clock.now() - started, 3),
-        )
-
-    async def _examine(self, entry: Entry, body: bytes) -> Finding | None:
-        """Judge a body; None when it cannot be judged here and now, which is no fault of it."""
-        context, manifest, commit = self._context, self._context.manifest, entry.commit
-        own = context.replica.tally(commit.digest).verdicts.get(context.peer_id)
-        if own is not None or entry.state is not CommitState.COMMITTED:
-            return None  # settled while we waited for our turn
-        sequences = decode_body(body, manifest)
-        if isinstance(sequences, Fault):
-            return Finding("format", str(sequences)[:200])
-        assignments = assign(
-            manifest, Digest(commit.message.checkpoint), commit.signer, commit.message.slot
-        )
-        rewards = [
-            reward(manifest, self._environment, assignment, item.tokens)
-            if all(0 <= token < manifest.model.vocabulary_size for token in item.tokens)
-            else 0  # refused below; tasks are asked about tokens that exist only
-            for assignment, item in zip(assignments, sequences, strict=True)
-        ]
-        finding = check_claims(manifest, commit.message, sequences, rewards)
-        if finding is not None:
-            return finding
-        if not await self._load(commit):
-            return None
-        return await self._measure(commit, sequences, assignments)
-
-    async def _load(self, commit: Signed[RolloutCommit]) -> bool:
-        """Give the engine the policy of ``commit``; False when that is not possible."""
-        policy = self._policy(commit)
-        if policy is None:
-            return False
-        if self._loaded.get(policy.version) == policy.digest:
-            return True
-        self._loaded.pop(policy.version, None)
-        try:
-            await self._engine.load(policy)
-        except ValueError as error:
-            log.warning("policy refused", version=policy.version, error=str(error))
-            await self._context.policies.discard(policy)
-            return False
-        self._loaded[policy.version] = policy.digest
-        # Engines keep the last few that they were given: as many as rollouts may be of.
-        for version in list(self._loaded)[: -(self._context.manifest.grpo.async_level + 1)]:
-            del self._loaded[version]
-        return self._policy(commit) is not None
-
-    async def _measure(
-        self,
-        commit: Signed[RolloutCommit],
-        sequences: list[RolloutSequence],
-        assignments: list[SequenceAssignment],
-    ) -> Finding | None:
-        manifest = self._context.manifest
-        beacon = self._context.replica.electorate.beacon(commit.message.epoch + 1)
-        chosen = audited(beacon, commit.digest, len(sequences), manifest.toploc.audit_share)
-        requests = [
-            VerificationRequest(
-                self._environment.prompt(assignments[index].problem_seed),
-                assignments[index].noise_seed,
-                sequences[index].tokens,
-                sequences[index].logprobs,
-                sequences[index].proofs,
-            )
-            for index in chosen
-        ]
-        version = Version(commit.message.version)
-        try:
-            measurements = await self._engine.measure(
-                version, requests, manifest.sampling.temperature
-            )
-        except LookupError:  # the engine keeps fewer policies than we thought
-            self._loaded.clear()
-            return None
-        return decide(manifest, [sequences[index] for index in chosen], measurements)
+        return True
 
     # Verdicts and certificates
 

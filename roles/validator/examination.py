@@ -1,0 +1,105 @@
+"""Examination: what one body is worth, cheapest check first, the model last."""
+
+import structlog
+
+from protocol.assignment import SequenceAssignment, assign
+from protocol.audit import Finding, audited, check_claims, decide
+from protocol.faults import Fault
+from protocol.messages import RolloutCommit, Signed
+from protocol.rollout import RolloutSequence, decode_body
+from protocol.types import Digest, Version
+from roles.flow import RoleContext, reward
+from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
+
+log = structlog.get_logger()
+
+
+class Examination:
+    """Judges bodies with the engine, one at a time."""
+
+    def __init__(
+        self, context: RoleContext, engine: VerificationEngine, environment: Environment
+    ) -> None:
+        self._context = context
+        self._engine = engine
+        self._environment = environment
+        self._loaded: dict[int, Digest] = {}
+        """The policies that the engine has, the one that it was given last at the end."""
+
+    def policy(self, commit: Signed[RolloutCommit]) -> Policy | None:
+        """Return the policy that the commit names, None while its weights are not here."""
+        checkpoint = self._context.replica.ledger.checkpoint(commit.message.version)
+        if checkpoint is None or checkpoint.digest != commit.message.checkpoint:
+            return None
+        return self._context.policies.get(commit.message.version)
+
+    async def examine(self, commit: Signed[RolloutCommit], body: bytes) -> Finding | None:
+        """Judge a body; None when it cannot be judged here and now, which is no fault of it."""
+        manifest = self._context.manifest
+        sequences = decode_body(body, manifest)
+        if isinstance(sequences, Fault):
+            return Finding("format", str(sequences)[:200])
+        assignments = assign(
+            manifest, Digest(commit.message.checkpoint), commit.signer, commit.message.slot
+        )
+        rewards = [
+            reward(manifest, self._environment, assignment, item.tokens)
+            if all(0 <= token < manifest.model.vocabulary_size for token in item.tokens)
+            else 0  # refused below; tasks are asked about tokens that exist only
+            for assignment, item in zip(assignments, sequences, strict=True)
+        ]
+        finding = check_claims(manifest, commit.message, sequences, rewards)
+        if finding is not None:
+            return finding
+        if not await self._load(commit):
+            return None
+        return await self._measure(commit, sequences, assignments)
+
+    async def _load(self, commit: Signed[RolloutCommit]) -> bool:
+        """Give the engine the policy of ``commit``; False when that is not possible."""
+        policy = self.policy(commit)
+        if policy is None:
+            return False
+        if self._loaded.get(policy.version) == policy.digest:
+            return True
+        self._loaded.pop(policy.version, None)
+        try:
+            await self._engine.load(policy)
+        except ValueError as error:
+            log.warning("policy refused", version=policy.version, error=str(error))
+            await self._context.policies.discard(policy)
+            return False
+        self._loaded[policy.version] = policy.digest
+        # Engines keep the last few that they were given: as many as rollouts may be of.
+        for version in list(self._loaded)[: -(self._context.manifest.grpo.async_level + 1)]:
+            del self._loaded[version]
+        return self.policy(commit) is not None
+
+    async def _measure(
+        self,
+        commit: Signed[RolloutCommit],
+        sequences: list[RolloutSequence],
+        assignments: list[SequenceAssignment],
+    ) -> Finding | None:
+        manifest = self._context.manifest
+        beacon = self._context.replica.electorate.beacon(commit.message.epoch + 1)
+        chosen = audited(beacon, commit.digest, len(sequences), manifest.toploc.audit_share)
+        requests = [
+            VerificationRequest(
+                self._environment.prompt(assignments[index].problem_seed),
+                assignments[index].noise_seed,
+                sequences[index].tokens,
+                sequences[index].logprobs,
+                sequences[index].proofs,
+            )
+            for index in chosen
+        ]
+        version = Version(commit.message.version)
+        try:
+            measurements = await self._engine.measure(
+                version, requests, manifest.sampling.temperature
+            )
+        except LookupError:  # the engine keeps fewer policies than we thought
+            self._loaded.clear()
+            return None
+        return decide(manifest, [sequences[index] for index in chosen], measurements)
