@@ -1,0 +1,229 @@
+import pytest
+
+from protocol.crypto import digest
+from roles.ports.storage import StorageFullError
+from tests.roles.trainer.trainer_world import EPOCH_SECONDS, World
+from tests.worlds.memory_transport import run_virtual
+
+# Whose turn it is
+
+
+def test_the_next_in_line_waits_for_the_ones_before_it(tmp_path):
+    async def scenario():
+        world = World(tmp_path, "trainer 1", epochs={"seconds": 10.0, "record_epochs": 20})
+        world.start()
+        await world.rest(190)
+        assert world.engine.loaded == []
+        world.live(world.signer, policy_version=0)
+        await world.rest(20)
+        assert world.engine.loaded == ["v0.safetensors"]
+        world.live(*world.world.validators, roles=("validator",), policy_version=0)
+        world.batch()
+        await world.rest(5)
+        assert [(item.version, item.term) for item in world.published] == [(1, 1)]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_what_held_it_up_is_forgotten_when_another_one_leads(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.policies.held.clear()
+        world.start()
+        await world.rest(10)
+        assert "waiting for the weights of version 0" in str(world.conditions)
+        world.live(world.world.trainers[1], policy_version=0)
+        world.version(trainer=1, term=1)
+        await world.rest(10)
+        assert str(world.conditions) == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_complete_run_is_left_alone(tmp_path):
+    async def scenario():
+        world = World(tmp_path, grpo={"steps": 1})
+        world.start()
+        world.version()
+        await world.rest(20)
+        assert world.engine.loaded == []
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+# Where it goes on from
+
+
+def own_head(world, version=1):
+    """Let the head be a version of ours, whose state is on our disk."""
+    world.version()
+    world.policies.state_path(version).write_text("state")
+    world.hold(version, b"policy 1")
+
+
+def test_it_goes_on_from_its_own_state_and_says_again_what_it_said_last(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        own_head(world)
+        world.start()
+        await world.rest(5)
+        assert world.engine.loaded == ["v1.state"]
+        assert world.network.announced == [world.replica.ledger.head.envelope]
+        world.batch()
+        await world.rest(5)
+        assert [(item.version, item.term) for item in world.published] == [(2, 0)]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("published", ["good", "damaged", "of other weights", "gone"])
+def test_a_damaged_state_is_replaced_and_the_term_raised(tmp_path, published):
+    async def scenario():
+        world = World(tmp_path)
+        world.version(state=digest(b"state"), state_bytes=5)
+        world.policies.state_path(1).write_text("half")
+        world.engine.damaged["v1.state"] = None
+        world.hold(1, b"policy 1")
+        policy = world.replica.ledger.head.message.policy
+        world.engine.states["published.state"] = policy
+        if published != "gone":
+            world.policies.published_state = tmp_path / "published.state"
+        if published == "of other weights":
+            world.engine.states["published.state"] = digest(b"other weights")
+        if published == "damaged":
+            world.engine.damaged["published.state"] = None
+        world.start()
+        await world.rest(5)
+        expected = "published.state" if published == "good" else "v1.safetensors"
+        assert world.engine.loaded == [expected]
+        assert world.network.announced == []
+        world.batch()
+        await world.rest(5)
+        assert [(item.version, item.term) for item in world.published] == [(2, 2)]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_its_own_state_of_a_version_that_it_made_twice_is_not_used(tmp_path):
+    """It made version 1 again, and was killed before it could publish it."""
+
+    async def scenario():
+        world = World(tmp_path)
+        own_head(world)
+        world.engine.states["v1.state"] = digest(b"made again")
+        world.start()
+        await world.rest(5)
+        assert world.engine.loaded == ["v1.safetensors"]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("state_bytes", [100, 101, 2**53])
+def test_a_state_is_fetched_only_if_it_can_be_one(tmp_path, state_bytes):
+    async def scenario():
+        world = World(tmp_path)
+        world.policies.published_state = tmp_path / "published.state"
+        world.version(trainer=1, term=1, state=digest(b"state"), state_bytes=state_bytes)
+        world.hold(1, b"policy 1")
+        world.start()
+        await world.rest(5)
+        usable = state_bytes <= world.engine.state_bytes_max
+        assert world.engine.loaded == ["published.state" if usable else "v1.safetensors"]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_weights_that_are_refused_are_handed_back(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        policy = world.policies.held[0]
+        world.engine.damaged[policy.path.name] = None
+        world.start()
+        await world.rest(15)
+        assert world.policies.discarded == [0]
+        assert "waiting for the weights" in str(world.conditions)
+        world.engine.damaged.clear()
+        world.policies.held[0] = policy
+        await world.rest(15)
+        assert world.engine.loaded == ["v0.safetensors"]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_no_room_for_a_state_is_told_and_waited_for(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.version(state=digest(b"state"), state_bytes=5)
+        world.policies.errors.append(StorageFullError("no room"))
+        world.policies.published_state = tmp_path / "published.state"
+        world.start()
+        await world.rest(5)
+        assert "disk full" in str(world.conditions)
+        await world.rest(15)
+        assert world.engine.loaded == ["published.state"]
+        assert str(world.conditions) == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+LIFE_EPOCHS = 12
+
+
+def orphaned(tmp_path):
+    """Return a world whose newest version died with its trainer before anybody had it."""
+    world = World(tmp_path, epochs={"seconds": EPOCH_SECONDS, "record_epochs": LIFE_EPOCHS})
+    batch = world.batch()
+    world.version(*batch, trainer=1, term=1)
+    return world, batch
+
+
+def test_a_version_that_died_with_its_trainer_is_made_again(tmp_path):
+    async def scenario():
+        world, batch = orphaned(tmp_path)
+        lost = world.replica.ledger.head
+        world.start()
+        await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
+        assert world.engine.loaded == []
+        assert "waiting for the weights of version 1" in str(world.conditions)
+        world.live(world.signer, policy_version=0)
+        await world.rest(30)
+        assert world.engine.loaded == ["v0.safetensors"]
+        fresh = [world.rollout(worker=worker, version=0) for worker in range(2)]
+        await world.rest(5)
+        made, after = world.published
+        assert (made.version, made.parent) == (1, lost.message.parent)
+        assert made.term > lost.message.term
+        assert set(made.batch) == {signed.digest for signed in fresh}
+        assert set(after.batch) == {signed.digest for signed in batch}, "they were given back"
+        assert str(world.conditions) == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_version_that_somebody_holds_is_waited_for(tmp_path):
+    async def scenario():
+        world, _ = orphaned(tmp_path)
+        world.start()
+        await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
+        world.live(world.signer, policy_version=0)
+        holder = world.world.validators[0]
+        world.live(holder, roles=("validator",), policy_version=1)
+        await world.rest(60)
+        assert world.published == []
+        world.hold(1, b"policy 1")
+        world.changes.notify()
+        await world.rest(5)
+        assert world.engine.loaded == ["v1.safetensors"]
+        await world.stop()
+
+    run_virtual(scenario())
