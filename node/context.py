@@ -1,12 +1,10 @@
-"""What a daemon is made of: its ports, its engines, and a study's behaviour in place of them."""
+"""What a daemon is made of: the outside of a node, behind ports."""
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from protocol.rng import Rng
 from roles.ports.clock import Clock
-from roles.ports.engines import Environment, GenerationEngine
 from roles.ports.storage import Blobs, Store
 from roles.ports.transport import Directory, Transport
 
@@ -24,12 +22,3 @@ class Ports:
     weights: Path
     genesis: Path
     """Where the run's creator may have left the genesis weights."""
-
-
-class Behaviour(Protocol):
-    """Replaces the ports of an inference node: how tests and studies make one lie."""
-
-    def __call__(
-        self, engine: GenerationEngine, environment: Environment
-    ) -> tuple[GenerationEngine, Environment]:
-        """Return what the node uses instead."""

@@ -14,7 +14,7 @@ import structlog
 from node.api.observer import Observer
 from node.api.status import NodeStatus, Snapshot
 from node.blobs.exchange import BlobExchange, ExchangeLimits
-from node.context import Behaviour, Ports
+from node.context import Ports
 from node.gossip.driver import Gossip
 from node.membership.announcer import About, Membership, is_known
 from node.membership.peers import Connections, DiallingTransport
@@ -79,7 +79,6 @@ class Daemon:
         verifier: Verifier = verify,
         opened: Opened | None = None,
         decoded: Decoded | None = None,
-        behaviour: Behaviour | None = None,
         upload_bytes_per_second: int | None = None,
         p2pd_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
@@ -88,7 +87,6 @@ class Daemon:
         self._about = about
         self._ports = ports
         self._engines = engines
-        self._behaviour = behaviour
         self._connections = connections
         self._stop = asyncio.Event()
         self._changes = ChangeSignal()
@@ -250,10 +248,8 @@ class Daemon:
         }
         environment = self._engines.environment(self._manifest)
         if Role.INFERENCE in self._about.roles:
-            engine, task = self._engines.generation(self._manifest), environment
-            if self._behaviour is not None:
-                engine, task = self._behaviour(engine, environment)
-            services["inference"] = InferenceFlow(self._context, engine, task).run()
+            generation = self._engines.generation(self._manifest)
+            services["inference"] = InferenceFlow(self._context, generation, environment).run()
         if Role.VALIDATOR in self._about.roles:
             verification = self._engines.verification(self._manifest)
             services["validator"] = ValidatorFlow(self._context, verification, environment).run()

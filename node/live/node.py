@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
@@ -22,6 +22,7 @@ from protocol.crypto import Identity, verify
 from protocol.faults import Fault
 from protocol.manifest import SignedManifest
 from protocol.rng import Rng
+from roles.ports.engines import Engines
 from roles.ports.transport import TransportError
 
 log = structlog.get_logger()
@@ -29,7 +30,17 @@ log = structlog.get_logger()
 CACHE_PEERS_SECONDS = 10.0
 
 
-def run_node(config: NodeConfig, *, behaviour: Any = None) -> int:
+MakeEngines = Callable[[NodeConfig], Engines]
+
+
+def transformers_engines(config: NodeConfig) -> Engines:
+    """Return the engines that compute for real."""
+    from roles.engines.factory import TransformersEngines  # noqa: PLC0415 - takes seconds
+
+    return TransformersEngines(config.device)
+
+
+def run_node(config: NodeConfig, *, make_engines: MakeEngines = transformers_engines) -> int:
     """Run a node until it drains; returns the exit code. Raises ``NodeError`` for what to mend.
 
     The first SIGTERM or SIGINT drains, the second ends the process at once.
@@ -42,7 +53,7 @@ def run_node(config: NodeConfig, *, behaviour: Any = None) -> int:
     datadir = open_data_dir(config.data_dir)
     with locked(datadir):
         identity = load_or_create_identity(config.identity_path or datadir.identity)
-        return _run_in_loop(LiveNode(config, datadir, identity, behaviour))
+        return _run_in_loop(LiveNode(config, datadir, identity, make_engines))
 
 
 def _run_in_loop(node: "LiveNode") -> int:
@@ -56,12 +67,12 @@ class LiveNode:
     """Opens what is live, finds the run, and hands over to the daemon."""
 
     def __init__(
-        self, config: NodeConfig, datadir: DataDir, identity: Identity, behaviour: Any
+        self, config: NodeConfig, datadir: DataDir, identity: Identity, make_engines: MakeEngines
     ) -> None:
         self._config = config
         self._datadir = datadir
         self._identity = identity
-        self._behaviour = behaviour
+        self._make_engines = make_engines
         self._daemon: Any = None
         self._connections: Any = None
         self._started_at = 0.0
@@ -122,7 +133,6 @@ class LiveNode:
         from node.membership.announcer import About, directory_keys  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
         from node.storage.state import SqliteStore  # noqa: PLC0415
-        from roles.engines.factory import TransformersEngines  # noqa: PLC0415
 
         run_id = manifest.manifest.run_id
         log.info(
@@ -157,9 +167,8 @@ class LiveNode:
             self._identity,
             about,
             ports,
-            TransformersEngines(self._config.device),
+            self._make_engines(self._config),
             self._connections,
-            behaviour=self._behaviour,
             upload_bytes_per_second=self._config.upload_limit,
             p2pd_pid=lambda: transport.p2pd_pid,
         )

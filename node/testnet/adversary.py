@@ -12,7 +12,7 @@ import typer
 from node.live.node import run_node
 from node.local.config import load_config
 from node.local.errors import ExitCode, NodeError
-from node.testnet.child import load_behaviour
+from node.testnet.child import dishonest
 from node.testnet.plan import CHEATER_KINDS
 from protocol.types import Role
 
@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command("adversary")
 def run_adversary(
-    kind: Annotated[str, typer.Argument(help=f"The lie: {', '.join(CHEATER_KINDS)}.")],
+    kind: Annotated[str, typer.Argument(help=f"What it does: {', '.join(CHEATER_KINDS)}.")],
     *,
     initial_peers: Annotated[
         list[str] | None, typer.Option(metavar="ADDR", help="Peer to join through.")
@@ -33,9 +33,9 @@ def run_adversary(
         str | None, typer.Option(metavar="IP", help="Address to accept connections on.")
     ] = None,
 ) -> None:
-    """Join a run as an inference node that lies."""
+    """Join a run as a dishonest inference node."""
     try:
-        behaviour = load_behaviour(kind)
+        make_engines = dishonest(kind)
     except ValueError as error:
         raise NodeError(str(error), ExitCode.USAGE) from None
     flags = {
@@ -44,4 +44,4 @@ def run_adversary(
         "data_dir": data_dir,
         "host": host,
     }
-    raise typer.Exit(run_node(load_config(flags, os.environ), behaviour=behaviour))
+    raise typer.Exit(run_node(load_config(flags, os.environ), make_engines=make_engines))

@@ -12,10 +12,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from node.live.node import run_node
+from node.live.node import MakeEngines, run_node, transformers_engines
 from node.local.config import NodeConfig
 from node.local.errors import NodeError
 from node.testnet.memory import peak_rss_bytes
+from roles.ports.engines import Engines
 
 BEHAVIOUR_GROUP = "prime_node.behaviours"
 
@@ -32,21 +33,31 @@ class NodeArguments:
 def node_main(arguments: NodeArguments) -> None:
     """Be a node until it ends, and exit with its code."""
     _detach(arguments.log)
-    behaviour = load_behaviour(arguments.behaviour) if arguments.behaviour else None
+    make_engines = dishonest(arguments.behaviour) if arguments.behaviour else transformers_engines
     try:
-        sys.exit(run_node(NodeConfig.model_validate(arguments.settings), behaviour=behaviour))
+        config = NodeConfig.model_validate(arguments.settings)
+        sys.exit(run_node(config, make_engines=make_engines))
     except NodeError as error:
         sys.stderr.write(f"{error.message}\n")
         sys.exit(error.exit_code)
 
 
-def load_behaviour(kind: str) -> Any:
-    """Return the behaviour registered as ``kind``; raises ``ValueError`` when there is none."""
+def dishonest(kind: str) -> MakeEngines:
+    """Return what makes the engines of a node that behaves as ``kind``.
+
+    Raises ``ValueError`` when no such behaviour is registered.
+    """
+    behaviour = _load_behaviour(kind)
+    return lambda config: behaviour(transformers_engines(config))
+
+
+def _load_behaviour(kind: str) -> Callable[[Engines], Engines]:
     found = entry_points(group=BEHAVIOUR_GROUP, name=kind)
     if not found:
         known = ", ".join(sorted(entry_points(group=BEHAVIOUR_GROUP).names))
         raise ValueError(f"no behaviour {kind!r}; there are: {known}")
-    return next(iter(found)).load()
+    behaviour: Callable[[Engines], Engines] = next(iter(found)).load()
+    return behaviour
 
 
 def answer(sender: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

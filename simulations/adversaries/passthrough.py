@@ -1,88 +1,135 @@
-"""Ports that pass everything on: a behaviour overrides the one thing that it lies about."""
+"""Ports that pass everything on: a behaviour overrides the one thing that it does differently."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+
+from typing_extensions import override
 
 from protocol.manifest import RunManifest
 from protocol.types import PeerId
 from roles.ports.engines import (
     Engines,
     Environment,
+    Generation,
     GenerationEngine,
+    GenerationRequest,
+    Policy,
     TrainingEngine,
     VerificationEngine,
 )
 from roles.ports.transport import Stream, StreamHandler, Transport
 
 
-class PassingStream:
+class PassingStream(Stream):
     """The ``Stream`` port."""
 
     def __init__(self, honest: Stream) -> None:
         self._honest = honest
 
     @property
+    @override
     def peer(self) -> PeerId:
-        """The honest stream's other end."""
         return self._honest.peer
 
+    @override
     async def read(self, bytes_max: int) -> bytes:
-        """Read; raises ``TransportError``."""
         return await self._honest.read(bytes_max)
 
+    @override
     async def read_exactly(self, count: int) -> bytes:
-        """Read so much; raises ``TransportError``."""
         return await self._honest.read_exactly(count)
 
+    @override
     async def write(self, data: bytes) -> None:
-        """Write; raises ``TransportError``."""
         await self._honest.write(data)
 
+    @override
     def offer(self, data: bytes) -> bool:
-        """Write if nothing waits before it."""
         return self._honest.offer(data)
 
+    @override
     async def close(self) -> None:
-        """Close both directions."""
         await self._honest.close()
 
 
-class PassingTransport:
+class PassingTransport(Transport):
     """The ``Transport`` port."""
 
     def __init__(self, honest: Transport) -> None:
         self._honest = honest
 
     @property
+    @override
     def peer_id(self) -> PeerId:
-        """Our own id."""
         return self._honest.peer_id
 
+    @override
     async def addresses(self) -> list[str]:
-        """Return our addresses."""
         return await self._honest.addresses()
 
+    @override
     async def connect(self, address: str) -> PeerId:
-        """Dial; raises ``TransportError``."""
         return await self._honest.connect(address)
 
+    @override
     async def disconnect(self, peer: PeerId) -> None:
-        """Drop the connection to ``peer``."""
         await self._honest.disconnect(peer)
 
+    @override
     async def peers(self) -> list[PeerId]:
-        """Return who is connected."""
         return await self._honest.peers()
 
+    @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
-        """Open a stream; raises ``TransportError``."""
         return await self._honest.open_stream(peer, protocol)
 
+    @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve ``protocol``."""
         await self._honest.handle(protocol, handler)
 
 
-class OtherEngines:
+class PassingGeneration(GenerationEngine):
+    """The ``GenerationEngine`` port."""
+
+    def __init__(self, honest: GenerationEngine) -> None:
+        self._honest = honest
+
+    @override
+    async def load(self, policy: Policy) -> None:
+        await self._honest.load(policy)
+
+    @override
+    async def generate(
+        self, requests: Sequence[GenerationRequest], temperature: float
+    ) -> list[Generation]:
+        return await self._honest.generate(requests, temperature)
+
+
+class PassingEnvironment(Environment):
+    """The ``Environment`` port."""
+
+    def __init__(self, honest: Environment) -> None:
+        self._honest = honest
+
+    @property
+    @override
+    def name(self) -> str:
+        return self._honest.name
+
+    @property
+    @override
+    def vocabulary(self) -> Sequence[str]:
+        return self._honest.vocabulary
+
+    @override
+    def prompt(self, seed: int) -> tuple[int, ...]:
+        return self._honest.prompt(seed)
+
+    @override
+    def score(self, seed: int, completion: Sequence[int]) -> float:
+        return self._honest.score(seed, completion)
+
+
+class OtherEngines(Engines):
     """The ``Engines`` port, with what is given in place of what the honest one makes."""
 
     def __init__(
@@ -90,7 +137,7 @@ class OtherEngines:
         honest: Engines,
         *,
         environment: Callable[[Environment, RunManifest], Environment] | None = None,
-        generation: Callable[[GenerationEngine], GenerationEngine] | None = None,
+        generation: Callable[[GenerationEngine, RunManifest], GenerationEngine] | None = None,
         verification: Callable[[VerificationEngine], VerificationEngine] | None = None,
     ) -> None:
         self._honest = honest
@@ -98,23 +145,23 @@ class OtherEngines:
         self._generation = generation
         self._verification = verification
 
+    @override
     def environment(self, manifest: RunManifest) -> Environment:
-        """Return the run's task, or the other one."""
         honest = self._honest.environment(manifest)
         return honest if self._environment is None else self._environment(honest, manifest)
 
+    @override
     def generation(self, manifest: RunManifest) -> GenerationEngine:
-        """Return an engine for an inference node, or the other one."""
         honest = self._honest.generation(manifest)
-        return honest if self._generation is None else self._generation(honest)
+        return honest if self._generation is None else self._generation(honest, manifest)
 
+    @override
     def verification(self, manifest: RunManifest) -> VerificationEngine:
-        """Return an engine for a validator, or the other one."""
         honest = self._honest.verification(manifest)
         return honest if self._verification is None else self._verification(honest)
 
+    @override
     def training(self, manifest: RunManifest) -> TrainingEngine:
-        """Return an engine for a trainer."""
         return self._honest.training(manifest)
 
 

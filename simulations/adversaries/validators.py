@@ -19,11 +19,11 @@ from roles.ports.engines import Environment, Policy, VerificationEngine, Verific
 from roles.ports.transport import Stream, StreamHandler, Transport, TransportError
 from simulations.adversaries.passthrough import (
     OtherEngines,
+    PassingEnvironment,
     PassingStream,
     PassingTransport,
     word_of,
 )
-from simulations.adversaries.worker_lies import PassingEnvironment
 from simulations.cluster.machine import Machine, Parts
 
 DIRECT_MESSAGES = "message"

@@ -25,7 +25,7 @@ class Parts:
     engines: Engines
 
 
-Twist = Callable[["Machine", Parts, Rng], Parts]
+Behaviour = Callable[["Machine", Parts, Rng], Parts]
 """Replaces parts of the daemon that starts on a machine; the ``Rng`` is of this machine alone."""
 
 
@@ -41,7 +41,7 @@ class Machine:
     bootstrap: tuple[str, ...]
     """Addresses of its initial peers."""
     behaviour: str = ""
-    """The name of its twist; empty for an honest node."""
+    """The name of its dishonest behaviour; empty for an honest node."""
     disk: Disk = field(default_factory=Disk)
     life: Life = field(default_factory=lambda: Life(alive=False))
     lives: int = 0

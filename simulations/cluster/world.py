@@ -6,6 +6,7 @@ plans trouble (churn, faults) is an actor: a coroutine over the world.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from types import MappingProxyType
 from typing import Any
 
 from node.context import Ports
@@ -17,8 +18,7 @@ from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifes
 from protocol.messages import OPENED_MAX, Hardware, Opened
 from protocol.rng import Rng
 from protocol.types import Role
-from simulations.adversaries import TWISTS
-from simulations.cluster.machine import Machine, Parts, Twist
+from simulations.cluster.machine import Behaviour, Machine, Parts
 from simulations.cluster.placement import Placement, bytes_per_second
 from simulations.cluster.recorder import Recorder
 from simulations.network.connections import LinkConditions
@@ -57,7 +57,10 @@ class NodeFailedError(Exception):
 
 
 class World:
-    """One simulation; make it inside a ``VirtualLoop``."""
+    """One simulation; make it inside a ``VirtualLoop``.
+
+    ``behaviours`` are what dishonest nodes do, by name.
+    """
 
     def __init__(
         self,
@@ -65,7 +68,7 @@ class World:
         seed: int,
         trace: Trace,
         *,
-        twists: Mapping[str, Twist] | None = None,
+        behaviours: Mapping[str, Behaviour] = MappingProxyType({}),
     ) -> None:
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualLoop):
@@ -77,7 +80,7 @@ class World:
         self.rng = Rng(seed.to_bytes(8, "big")).child(scenario.name)
         self.machines: dict[str, Machine] = {}
         """By name, in the order they were added."""
-        self._twists = {**TWISTS, **(twists or {})}
+        self._behaviours = behaviours
         self._scheme = Scheme(scenario.signatures, self.rng.child("secret").bytes(32))
         self._placement = Placement(scenario)
         conditions = LinkConditions(
@@ -272,7 +275,7 @@ class World:
             SimEngines(machine.disk, machine.compute, self._workload, rng.child("engines"), emit),
         )
         if machine.behaviour:
-            parts = self._twists[machine.behaviour](machine, parts, rng.child("twist"))
+            parts = self._behaviours[machine.behaviour](machine, parts, rng.child("twist"))
         upload = machine.host.up.bytes_per_second
         return Daemon(
             self.manifest,

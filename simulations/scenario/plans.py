@@ -5,7 +5,7 @@
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
@@ -223,14 +223,42 @@ FaultPlan = Annotated[
 ]
 
 
+BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
+    "stale-weights": ("inference",),
+    "other-weights": ("inference",),
+    "edited-tokens": ("inference",),
+    "forged-rewards": ("inference",),
+    "forged-proofs": ("inference",),
+    "withheld-body": ("inference",),
+    "accept-everything": ("validator",),
+    "reject-everything": ("validator",),
+    "silent": ("validator",),
+    "two-verdicts": ("validator",),
+    "bad-bytes": ("relay",),
+    "stall": ("relay",),
+    "flood": ALL_ROLES,
+}
+"""What dishonest nodes do, and for which roles it is; ``simulations.adversaries`` does it."""
+
+
 class Adversaries(Section):
-    """Nodes of one role that run the real daemon with one behaviour replaced."""
+    """Nodes of one role that run the real daemon with one part of it replaced."""
 
     behaviour: str
-    """A name that ``simulations.adversaries`` knows."""
     role: RoleName
     share: Share | None = None
     count: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        roles = BEHAVIOURS.get(self.behaviour)
+        if roles is None:
+            known = ", ".join(BEHAVIOURS)
+            raise ValueError(f"unknown behaviour {self.behaviour!r}; there are {known}")
+        if self.role not in roles:
+            fit = " or ".join(roles)
+            raise ValueError(f"behaviour {self.behaviour!r} is for {fit} nodes, not {self.role}")
+        return self
 
 
 def role_of(name: RoleName) -> Role:

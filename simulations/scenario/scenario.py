@@ -195,17 +195,6 @@ class Scenario(Section):
                 raise ValueError(f"compute has no class for {role}")
         return self
 
-    @model_validator(mode="after")
-    def _check_behaviours(self) -> Self:
-        if self.adversaries:
-            from simulations.adversaries import flaw  # noqa: PLC0415 - it imports the daemon
-
-            for number, plan in enumerate(self.adversaries):
-                wrong = flaw(plan.behaviour, plan.role)
-                if wrong:
-                    raise ValueError(f"adversaries.{number}.{wrong}")
-        return self
-
     @property
     def seconds(self) -> float:
         """The length of a run."""

@@ -9,11 +9,12 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from simulations.adversaries import BEHAVIOURS
 from simulations.checkers import Patience, Violation, Watch, attach_checkers
 from simulations.cluster.calm import announce_calm
 from simulations.cluster.churn import churn_actor
 from simulations.cluster.faults import fault_actor
-from simulations.cluster.machine import Twist
+from simulations.cluster.machine import Behaviour
 from simulations.cluster.world import Actor, NodeFailedError, World
 from simulations.metrics.numbers import Meter, Result
 from simulations.metrics.series import Series
@@ -91,7 +92,7 @@ def run_plan(
     *,
     clock: Callable[[], float],
     on_progress: Progress = lambda _now, _end: None,
-    twists: Mapping[str, Twist] | None = None,
+    behaviours: Mapping[str, Behaviour] = BEHAVIOURS,
     actors: Sequence[Actor] = (),
 ) -> RunOutcome:
     """Run a plan to its end or to its first violation; raises ``ScenarioError``.
@@ -106,7 +107,7 @@ def run_plan(
     began = clock()
     try:
         with many_nodes():
-            run_virtual(_live(scenario, plan.seed, trace, twists, actors))
+            run_virtual(_live(scenario, plan.seed, trace, behaviours, actors))
         watch.finish(watch.started_at + scenario.seconds)
     except ViolationError:
         pass  # the watch knows it
@@ -128,7 +129,7 @@ async def _live(
     scenario: Scenario,
     seed: int,
     trace: Trace,
-    twists: Mapping[str, Twist] | None,
+    behaviours: Mapping[str, Behaviour],
     actors: Sequence[Actor],
 ) -> None:
     plans = (
@@ -136,7 +137,7 @@ async def _live(
         *(churn_actor(plan, number) for number, plan in enumerate(scenario.churn)),
         *(fault_actor(plan, number) for number, plan in enumerate(scenario.faults)),
     )
-    await World(scenario, seed, trace, twists=twists).run((*plans, *actors))
+    await World(scenario, seed, trace, behaviours=behaviours).run((*plans, *actors))
 
 
 def _end_simulation(violation: Violation) -> None:

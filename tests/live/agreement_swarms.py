@@ -30,7 +30,8 @@ from protocol.messages import Hardware, RolloutCommit, envelope_kind
 from protocol.rng import Rng
 from protocol.types import Role
 from roles.ports.swarm import RefusedError
-from simulations.adversaries.worker_lies import edited_tokens, forged_rewards
+from simulations.adversaries.passthrough import OtherEngines
+from simulations.adversaries.testnet import edited_tokens, forged_rewards
 from simulations.cluster.world import SHORT_NAMES, World
 from simulations.ports.engines import Compute, SimEngines, Workload, policy_seed
 from simulations.ports.storage import Disk, Life, SimBlobs
@@ -137,30 +138,14 @@ class Bounded:
         return await self._engine.generate(requests, temperature)
 
 
-class Engines:
-    """The modelled engines of a node, with its lie if it has one."""
+class Engines(OtherEngines):
+    """The modelled engines of a node, dishonest ones if it is."""
 
     def __init__(self, name, files, rng, rollouts):
         disk = Disk(files=files)
-        self._modelled = SimEngines(disk, COMPUTE, WORKLOAD, rng, lambda *_, **_facts: None)
-        self._behaviour = LIARS.get(name, lambda engine, task: (engine, task))
-        self._rollouts = rollouts
-
-    def _pair(self, manifest):
-        engine = self._modelled.generation(manifest)
-        return self._behaviour(engine, self._modelled.environment(manifest))
-
-    def environment(self, manifest):
-        return self._pair(manifest)[1]
-
-    def generation(self, manifest):
-        return Bounded(self._pair(manifest)[0], self._rollouts)
-
-    def verification(self, manifest):
-        return self._modelled.verification(manifest)
-
-    def training(self, manifest):
-        return self._modelled.training(manifest)
+        modelled = SimEngines(disk, COMPUTE, WORKLOAD, rng, lambda *_, **_facts: None)
+        engines = LIARS[name](modelled) if name in LIARS else modelled
+        super().__init__(engines, generation=lambda engine, _: Bounded(engine, rollouts))
 
 
 def rollouts_of(name):
@@ -322,7 +307,7 @@ def founded():
 def simulated_run(prepare, rollouts=rollouts_of):
     """Let simulated nodes live the run on the disks that ``prepare(world)`` leaves."""
 
-    def twist(machine, parts, rng):
+    def replaced(machine, parts, rng):
         files = machine.disk.files
         engines = Engines(
             machine.name,
@@ -333,7 +318,7 @@ def simulated_run(prepare, rollouts=rollouts_of):
         return replace(parts, engines=engines)
 
     async def live():
-        world = World(SCENARIO, 1, Trace(), twists={"agreement": twist})
+        world = World(SCENARIO, 1, Trace(), behaviours={"agreement": replaced})
         for machine in world.machines.values():
             machine.behaviour = "agreement"
         await prepare(world)

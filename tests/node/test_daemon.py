@@ -1,13 +1,13 @@
 """Whole swarms of real daemons in virtual time: what must go on when parts of it do not."""
 
 import asyncio
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pytest
 
 from protocol.types import Role
 from tests.worlds.memory_transport import eventually, run_virtual
-from tests.worlds.swarm_world import SwarmWorld, ToyEngine
+from tests.worlds.swarm_world import SwarmWorld, ToyEngine, ToyEngines, ToyTask
 
 SMALL = [
     ("relay", Role.RELAY),
@@ -161,31 +161,38 @@ class OtherPolicy(ToyEngine):
         return [replace(item, proofs=(b"?" * 32,)) for item in honest]
 
 
-class Generous:
-    def __init__(self, task):
-        self._task = task
-        self.name = task.name
-        self.vocabulary = task.vocabulary
-        self.prompt = task.prompt
-
+class Generous(ToyTask):
     def score(self, seed, completion):
-        return 1.0 - self._task.score(seed, completion)
+        return 1.0 - super().score(seed, completion)
 
 
-LIES = {
-    "sampling": lambda engine, task: (OtherTokens(), task),
-    "computation": lambda engine, task: (OtherPolicy(), task),
-    "reward": lambda engine, task: (engine, Generous(task)),
+@dataclass
+class DishonestEngines(ToyEngines):
+    make_engine: type[ToyEngine] = ToyEngine
+    make_task: type[ToyTask] = ToyTask
+
+    def generation(self, manifest):
+        return self.make_engine()
+
+    def environment(self, manifest):
+        return self.make_task()
+
+
+DISHONEST = {
+    "sampling": DishonestEngines(make_engine=OtherTokens),
+    "computation": DishonestEngines(make_engine=OtherPolicy),
+    "reward": DishonestEngines(make_task=Generous),
 }
 
 
-@pytest.mark.parametrize("reason", sorted(LIES))
-def test_a_liar_is_found_out_slashed_and_never_learned_from(tmp_path, reason):
+@pytest.mark.parametrize("reason", sorted(DISHONEST))
+def test_a_dishonest_worker_is_found_out_slashed_and_never_learned_from(tmp_path, reason):
     async def scenario():
         world = SwarmWorld(tmp_path, [*SMALL, ("liar", Role.INFERENCE)], grpo__steps=8)
         for name, _ in SMALL:
             world.start(name)
-        world.start("liar", behaviour=LIES[reason])
+        world.machines["liar"].engines = DISHONEST[reason]
+        world.start("liar")
         await reach(world, 8)
         await asyncio.sleep(10)
         status = world.machines["relay"].daemon.status()

@@ -335,7 +335,7 @@ class SwarmWorld:
     def _ids(self, role: Role) -> tuple[str, ...]:
         return tuple(m.identity.peer_id for m in self.machines.values() if role in m.roles)
 
-    def start(self, name: str, **options: object) -> Daemon:
+    def start(self, name: str) -> Daemon:
         machine = self.machines[name]
         machine.transport = self.hub.transport(machine.identity.peer_id)
         clock = machine.clock
@@ -359,7 +359,6 @@ class SwarmWorld:
             ),
             machine.engines,
             connections,
-            **options,
         )
         machine.task = asyncio.create_task(machine.daemon.run(), name=name)
         return machine.daemon

@@ -1,7 +1,7 @@
 from dataclasses import replace
 
 from node.local.datadir import DataDir, load_identity
-from node.testnet.child import load_behaviour
+from node.testnet.child import dishonest
 from node.testnet.genesis import GENESIS_FILE, FirstPolicy, create_members, found_run, recipe_for
 from node.testnet.picture import draw_reward
 from node.testnet.plan import CHEATER_KINDS, Layout, Options
@@ -39,8 +39,8 @@ def replace_steps(recipe, steps):
     return recipe.grpo.model_copy(update={"steps": steps})
 
 
-def test_every_kind_of_liar_is_registered():
-    assert all(callable(load_behaviour(kind)) for kind in CHEATER_KINDS)
+def test_every_kind_of_cheater_is_registered():
+    assert all(callable(dishonest(kind)) for kind in CHEATER_KINDS)
 
 
 def test_options_can_be_varied(tmp_path):

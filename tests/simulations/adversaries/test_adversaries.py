@@ -11,12 +11,13 @@ from protocol.ledger.ledger import Ledger
 from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
 from protocol.types import Digest
 from roles.flow import reward
-from simulations.adversaries import BEHAVIOURS, TWISTS, flaw
+from simulations.adversaries import BEHAVIOURS
 from simulations.adversaries.relays import WrongBytes
 from simulations.adversaries.validators import CredulousEnvironment
 from simulations.ports.engines import SumTask
 from simulations.ports.storage import Disk, Life
 from simulations.runtime.content import Extent, digest_of, joined
+from simulations.scenario import plans
 from simulations.study.study import Plan, run_plan
 from tests.worlds.messages import World as Worlds
 from tests.worlds.messages import run_manifest
@@ -91,7 +92,7 @@ def play(tmp_path_factory):
         lying = sum(name.startswith("worker") for name in dishonest)
         file.write_text(SWARM.format(minutes=minutes, workers=workers + lying))
         plan = Plan(str(file), seed=1)
-        outcome = run_plan(plan, clock=time.perf_counter, twists=TWISTS, actors=[corrupt])
+        outcome = run_plan(plan, clock=time.perf_counter, actors=[corrupt])
         assert outcome.violation is None
         return Played(outcome, **seen)
 
@@ -112,13 +113,8 @@ def honest_work_is_not_hurt(played, *liars):
 # The registry
 
 
-def test_behaviours_are_known_by_name_and_role():
-    for name, behaviour in BEHAVIOURS.items():
-        assert TWISTS[name] is behaviour.twist
-        for role in behaviour.roles:
-            assert flaw(name, role) == ""
-    assert flaw("lazy", "inference").startswith("behaviour: unknown 'lazy'; there are stale-weigh")
-    assert flaw("stall", "inference") == "role: 'stall' is for relay nodes, not inference"
+def test_every_behaviour_that_a_scenario_may_name_is_carried_out():
+    assert list(BEHAVIOURS) == list(plans.BEHAVIOURS)
 
 
 # Workers

@@ -13,9 +13,13 @@ from roles.environments.arithmetic import Arithmetic
 from roles.environments.base import END
 from roles.ports.engines import Generation, GenerationRequest, Policy
 from roles.ports.swarm import RefusedError
-from simulations.adversaries.worker_lies import BEHAVIOURS, WEIGHT_NOISE, Behaviour, perturb_policy
+from simulations.adversaries import testnet
+from simulations.adversaries.testnet import WEIGHT_NOISE, perturb_policy
+from simulations.adversaries.workers import WORKER_BEHAVIOURS
+from tests.worlds.messages import run_manifest
 
 HIDDEN = 16
+MANIFEST = run_manifest()
 TASK = Arithmetic()
 REQUESTS = [GenerationRequest(TASK.prompt(seed), seed, 8) for seed in range(6)]
 
@@ -41,6 +45,23 @@ class HonestEngine:
         return Generation(tokens, (-0.1,) * len(tokens), tuple(proofs))
 
 
+class HonestEngines:
+    def __init__(self):
+        self.engine = HonestEngine()
+
+    def environment(self, _manifest):
+        return TASK
+
+    def generation(self, _manifest):
+        return self.engine
+
+
+def dishonest(kind, honest=None):
+    """Return the engine and the task of a testnet's worker that behaves as ``kind``."""
+    engines = getattr(testnet, kind.replace("-", "_"))(honest or HonestEngines())
+    return engines.generation(MANIFEST), engines.environment(MANIFEST)
+
+
 def file_digest(path):
     return policy_digest(
         (name, "F32", tensor.shape, digest(tensor.tobytes()))
@@ -55,8 +76,8 @@ def policy(directory, version: int) -> Policy:
     return Policy(Version(version), file_digest(path), path)
 
 
-async def generations(behaviour: Behaviour, directory) -> list[Generation]:
-    engine, _ = behaviour(HonestEngine(), TASK)
+async def generations(kind: str, directory) -> list[Generation]:
+    engine, _ = dishonest(kind)
     await engine.load(policy(directory, 0))
     return await engine.generate(REQUESTS, 1.0)
 
@@ -66,47 +87,47 @@ async def honest() -> list[Generation]:
 
 
 def test_the_kinds_are_those_that_the_testnet_asks_for():
-    assert tuple(BEHAVIOURS) == CHEATER_KINDS
+    assert tuple(WORKER_BEHAVIOURS) == CHEATER_KINDS
 
 
-@pytest.mark.parametrize("kind", BEHAVIOURS)
+@pytest.mark.parametrize("kind", WORKER_BEHAVIOURS)
 def test_only_one_port_is_replaced(kind):
-    engine = HonestEngine()
-    lying_engine, lying_task = BEHAVIOURS[kind](engine, TASK)
-    assert (lying_engine is engine) is (kind == "forged-rewards")
-    assert (lying_task is TASK) is (kind != "forged-rewards")
+    honest = HonestEngines()
+    engine, task = dishonest(kind, honest)
+    assert (engine is honest.engine) is (kind == "forged-rewards")
+    assert (task is TASK) is (kind != "forged-rewards")
 
 
 async def test_a_stale_worker_loads_the_version_before_the_one_it_claims(tmp_path):
-    engine = HonestEngine()
-    liar, _ = BEHAVIOURS["stale-weights"](engine, TASK)
+    honest_engines = HonestEngines()
+    worker, _ = dishonest("stale-weights", honest_engines)
     first, second, fifth = (policy(tmp_path, version) for version in (0, 1, 5))
     for _ in range(2):
         with pytest.raises(RefusedError, match="no policy before version 0"):
-            await liar.load(first)
-    await liar.load(second)
+            await worker.load(first)
+    await worker.load(second)
     first.path.unlink()
     second.path.unlink()
-    await liar.load(fifth)
-    assert [item.digest for item in engine.loaded] == [first.digest, second.digest]
-    assert await liar.generate(REQUESTS, 1.0) == await honest()
+    await worker.load(fifth)
+    assert [item.digest for item in honest_engines.engine.loaded] == [first.digest, second.digest]
+    assert await worker.generate(REQUESTS, 1.0) == await honest()
 
 
-async def test_a_version_that_learned_nothing_is_no_lie_to_tell(tmp_path):
-    liar, _ = BEHAVIOURS["stale-weights"](HonestEngine(), TASK)
+async def test_a_version_that_learned_nothing_is_no_other_policy(tmp_path):
+    worker, _ = dishonest("stale-weights")
     first = policy(tmp_path, 0)
     with pytest.raises(RefusedError):
-        await liar.load(first)
+        await worker.load(first)
     with pytest.raises(RefusedError):
-        await liar.load(replace(first, version=Version(1)))
+        await worker.load(replace(first, version=Version(1)))
 
 
 async def test_other_weights_are_close_to_the_claimed_ones_and_load(tmp_path):
-    engine = HonestEngine()
-    liar, _ = BEHAVIOURS["other-weights"](engine, TASK)
+    honest_engines = HonestEngines()
+    worker, _ = dishonest("other-weights", honest_engines)
     claimed = policy(tmp_path, 3)
-    await liar.load(claimed)
-    (loaded,) = engine.loaded
+    await worker.load(claimed)
+    (loaded,) = honest_engines.engine.loaded
     assert loaded.version == claimed.version
     assert loaded.digest != claimed.digest
     honest_weight, weight = (load_file(item.path)["weight"] for item in (claimed, loaded))
@@ -135,34 +156,34 @@ def test_a_dtype_without_noise_is_an_error(tmp_path):
 
 
 async def test_edited_tokens_differ_in_one_place_and_keep_everything_else(tmp_path):
-    lies = await generations(BEHAVIOURS["edited-tokens"], tmp_path)
-    for lie, truth in zip(lies, await honest(), strict=True):
-        differing = [a != b for a, b in zip(lie.tokens, truth.tokens, strict=True)]
+    forged = await generations("edited-tokens", tmp_path)
+    for claim, truth in zip(forged, await honest(), strict=True):
+        differing = [a != b for a, b in zip(claim.tokens, truth.tokens, strict=True)]
         assert sum(differing) == 1
-        assert lie.tokens[-1] == END
-        assert all(1 < token < len(TASK.vocabulary) for token in lie.tokens[:-1])
-        assert replace(lie, tokens=truth.tokens) == truth
+        assert claim.tokens[-1] == END
+        assert all(1 < token < len(TASK.vocabulary) for token in claim.tokens[:-1])
+        assert replace(claim, tokens=truth.tokens) == truth
 
 
 async def test_an_answer_that_is_only_its_end_cannot_be_edited(tmp_path):
-    engine = HonestEngine()
-    liar, _ = BEHAVIOURS["edited-tokens"](engine, TASK)
+    honest_engines = HonestEngines()
+    worker, _ = dishonest("edited-tokens", honest_engines)
     empty = Generation((END,), (-0.1,), (b"",))
-    engine._generation = lambda request: empty
-    assert await liar.generate(REQUESTS[:1], 1.0) == [empty]
+    honest_engines.engine._generation = lambda request: empty
+    assert await worker.generate(REQUESTS[:1], 1.0) == [empty]
 
 
 async def test_forged_proofs_are_well_formed_and_other_than_the_true_ones(tmp_path):
-    lies = await generations(BEHAVIOURS["forged-proofs"], tmp_path)
-    for lie, truth in zip(lies, await honest(), strict=True):
-        assert replace(lie, proofs=truth.proofs) == truth
-        assert lie.proofs != truth.proofs
-        fault = proof_fault(lie.proofs, len(lie.tokens), hidden=HIDDEN, variant=Variant.FP32)
+    forged = await generations("forged-proofs", tmp_path)
+    for claim, truth in zip(forged, await honest(), strict=True):
+        assert replace(claim, proofs=truth.proofs) == truth
+        assert claim.proofs != truth.proofs
+        fault = proof_fault(claim.proofs, len(claim.tokens), hidden=HIDDEN, variant=Variant.FP32)
         assert fault is None
 
 
 async def test_forged_rewards_turn_right_and_wrong_around(tmp_path):
-    _, task = BEHAVIOURS["forged-rewards"](HonestEngine(), TASK)
+    _, task = dishonest("forged-rewards")
     assert (task.name, task.vocabulary) == (TASK.name, TASK.vocabulary)
     assert task.prompt(7) == TASK.prompt(7)
     assert task.score(7, TASK.solution(7)) == 0.0

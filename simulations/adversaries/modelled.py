@@ -1,0 +1,73 @@
+"""The dishonest workers of a simulation: those of testnets on modelled weights, and one more."""
+
+from dataclasses import replace
+from pathlib import Path
+
+from typing_extensions import override
+
+from protocol.crypto import digest
+from protocol.faults import Fault
+from protocol.rng import Rng
+from protocol.shardcast import index as shard_index
+from protocol.types import DIGEST_BYTES, Digest
+from roles.ports.engines import Policy
+from simulations.adversaries.workers import PolicyCopies, WorkerBehaviour
+from simulations.cluster.machine import Behaviour, Machine, Parts
+from simulations.ports.engines import policy_digest
+from simulations.ports.storage import Disk, SimBlobs
+from simulations.runtime.content import Extent
+
+
+class CopiedExtents(PolicyCopies):
+    """Files on the modelled disk of one machine, in the folder of its policies."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        self._disk = disk
+        self._folder = folder
+
+    @override
+    def keep(self, policy: Policy) -> Policy:
+        path = self._folder / f"kept-v{policy.version}"
+        self._disk.files[path] = self._disk.files[policy.path]
+        return replace(policy, path=path)
+
+    @override
+    def perturb(self, policy: Policy) -> Policy:
+        content = self._disk.files[policy.path]
+        if not isinstance(content, Extent):
+            raise TypeError("a modelled policy is an extent")
+        skill = content.seed[:-DIGEST_BYTES]
+        other = Extent.of(skill + digest(b"other/" + content.seed), 0, len(content))
+        path = self._folder / "other"
+        self._disk.files[path] = other
+        return replace(policy, digest=policy_digest(other), path=path)
+
+    @override
+    def discard(self, policy: Policy) -> None:
+        del self._disk.files[policy.path]
+
+
+def modelled(behaviour: WorkerBehaviour) -> Behaviour:
+    """Return a worker's behaviour for a simulated machine."""
+
+    def replaced(machine: Machine, parts: Parts, rng: Rng) -> Parts:
+        copies = CopiedExtents(machine.disk, machine.weights)
+        return replace(parts, engines=behaviour(parts.engines, copies, rng))
+
+    return replaced
+
+
+class WithheldBodies(SimBlobs):
+    """Keeps the bodies of its own rollouts to itself, and serves weights as everyone does."""
+
+    @override
+    async def put(self, data: bytes) -> Digest:
+        if isinstance(shard_index.decode(data), Fault):
+            return digest(data)
+        return await super().put(data)
+
+
+def withheld_body(machine: Machine, parts: Parts, _rng: Rng) -> Parts:
+    """Commit to rollouts and show them to nobody."""
+    blobs = WithheldBodies(machine.disk, machine.life)
+    return replace(parts, ports=replace(parts.ports, blobs=blobs))
