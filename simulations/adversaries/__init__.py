@@ -7,7 +7,7 @@ it is.
 
 from simulations.adversaries import flooding, modelled, relays, validators
 from simulations.adversaries.workers import WORKER_BEHAVIOURS
-from simulations.cluster.machine import Behaviour
+from simulations.ports.parts import Behaviour
 
 __all__ = ["BEHAVIOURS"]
 

@@ -17,10 +17,10 @@ from node.streams.protocols import GOSSIP
 from protocol.codec import encode
 from protocol.rng import Rng
 from protocol.types import DIGEST_BYTES, Digest, PeerId
-from roles.ports.transport import Stream, StreamHandler, Transport, TransportError
+from roles.ports.transport import Stream, StreamHandler, TransportError
 from simulations.adversaries.junk import Junk
 from simulations.adversaries.passthrough import PassingStream, PassingTransport, word_of
-from simulations.cluster.machine import Machine, Parts
+from simulations.ports.parts import Parts
 
 PAUSE_SECONDS = 0.5
 VICTIMS = 2
@@ -39,10 +39,9 @@ REPEATED = 4
 class FloodingTransport(PassingTransport):
     """Opens the streams of a daemon, and writes to them and to others of its own."""
 
-    def __init__(self, honest: Transport, machine: Machine, rng: Rng) -> None:
-        super().__init__(honest)
-        self._machine = machine
-        self._life = machine.life
+    def __init__(self, parts: Parts, rng: Rng) -> None:
+        super().__init__(parts.ports.transport)
+        self._parts = parts
         self._rng = rng
         self._tasks = Tasks()
         self._protocols: dict[str, None] = {}
@@ -67,12 +66,12 @@ class FloodingTransport(PassingTransport):
 
     async def _flood(self) -> None:
         junk: Junk | None = None
-        while self._life.alive:
+        while self._parts.life.alive:
             await asyncio.sleep(PAUSE_SECONDS)
-            daemon = self._machine.daemon
-            if daemon is None or not self._life.alive:
+            replica = self._parts.replica()
+            if replica is None or not self._parts.life.alive:
                 continue
-            junk = junk or Junk(daemon, self._machine.signer, self._rng.child("junk"))
+            junk = junk or Junk(replica, self._parts.signer, self._rng.child("junk"))
             for peer in self._rng.sample(await self.peers(), VICTIMS):
                 self._tasks.spawn(self._gossip_to(peer, b"".join((*self._said, junk.burst()))))
                 for _ in range(REQUESTS_PER_BURST):
@@ -106,7 +105,7 @@ class FloodingTransport(PassingTransport):
         return len(request).to_bytes(4, "big") + request
 
     def _blob_request(self, *, known: bool) -> bytes:
-        held = list(self._machine.disk.blobs) if known else []
+        held = list(self._parts.disk.blobs) if known else []
         digest = self._rng.sample(held, 1)[0] if held else Digest(self._rng.bytes(DIGEST_BYTES))
         request = encode(asdict(Request(digest, 0, RANGE_BYTES, wait=True, kind=Kind.WEIGHTS)))
         return len(request).to_bytes(2, "big") + request
@@ -130,7 +129,7 @@ class _OverheardStream(PassingStream):
         return super().offer(data)
 
 
-def flood(machine: Machine, parts: Parts, rng: Rng) -> Parts:
+def flood(parts: Parts, rng: Rng) -> Parts:
     """Send others far too much."""
-    transport = FloodingTransport(parts.ports.transport, machine, rng.child("flood"))
+    transport = FloodingTransport(parts, rng.child("flood"))
     return replace(parts, ports=replace(parts.ports, transport=transport))

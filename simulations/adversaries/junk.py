@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from dataclasses import replace
 
-from node.daemon import Daemon
 from protocol.crypto import SIGNATURE_BYTES, Signer
 from protocol.gossip.frames import frame
 from protocol.gossip.message import MESSAGE_ID_BYTES, Message, encode_message, sign_message
 from protocol.gossip.rpc import RPC_BYTES_MAX, IHave, Prune, Rpc, Subscription, encode_rpc, uvarint
 from protocol.messages import ENVELOPE_BYTES_MAX, Certificate, RolloutCommit, seal
+from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.types import DIGEST_BYTES, Topic
 
@@ -24,8 +24,8 @@ IDS = 32
 class Junk:
     """Makes frames that waste a gossip router's time, each wrong in one way."""
 
-    def __init__(self, daemon: Daemon, signer: Signer, rng: Rng) -> None:
-        self._daemon = daemon
+    def __init__(self, replica: Replica, signer: Signer, rng: Rng) -> None:
+        self._replica = replica
         self._signer = signer
         self._rng = rng
         self._seqno = 0
@@ -64,7 +64,7 @@ class Junk:
 
     def _impossible_commit(self) -> bytes:
         """Return a commit of ours to more sequences than a rollout has, or of a far epoch."""
-        manifest = self._daemon.replica.manifest
+        manifest = self._replica.manifest
         count = manifest.sampling.group_size * manifest.sampling.prompts_per_rollout
         far = self._rng.below(2)
         commit = RolloutCommit(
@@ -78,22 +78,22 @@ class Junk:
             sequences=count if far else 2 * count,
             tokens=1,
         )
-        envelope = seal(commit, self._daemon.replica.run_id, self._signer).envelope
+        envelope = seal(commit, self._replica.run_id, self._signer).envelope
         return _published(self._signed(Topic.COMMITS, envelope))
 
     def _certificate_of_a_stranger(self) -> bytes:
         """Return a certificate of a commit that is here, by one who certifies nothing."""
-        waiting = self._daemon.replica.ledger.open_entries()
+        waiting = self._replica.ledger.open_entries()
         commit = waiting[0].commit.digest if waiting else self._rng.bytes(DIGEST_BYTES)
         certificate = Certificate(
             commit=commit, escalated=False, accepted=False, verdicts=(self._rng.bytes(64),)
         )
-        envelope = seal(certificate, self._daemon.replica.run_id, self._signer).envelope
+        envelope = seal(certificate, self._replica.run_id, self._signer).envelope
         return _published(self._signed(Topic.CERTIFICATES, envelope))
 
     def _repeated_envelope(self) -> bytes:
         """Return what everybody has, as if it were news: another message about it."""
-        records = self._daemon.replica.roster.records()
+        records = self._replica.roster.records()
         if not records:
             return self._noise()
         return _published(self._signed(Topic.ROSTER, self._rng.sample(records, 1)[0].envelope))
@@ -115,7 +115,7 @@ class Junk:
         return frame(encode_rpc(rpc))
 
     def _topic(self, topic: Topic) -> str:
-        return f"prime-node/1/{self._daemon.replica.run_id.hex()}/{topic}"
+        return f"prime-node/1/{self._replica.run_id.hex()}/{topic}"
 
     def _signed(self, topic: Topic, data: bytes) -> Message:
         self._seqno += 1

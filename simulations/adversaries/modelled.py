@@ -12,8 +12,8 @@ from protocol.shardcast import index as shard_index
 from protocol.types import DIGEST_BYTES, Digest
 from roles.ports.engines import Policy
 from simulations.adversaries.workers import PolicyCopies, WorkerBehaviour
-from simulations.cluster.machine import Behaviour, Machine, Parts
 from simulations.ports.engines import policy_digest
+from simulations.ports.parts import Behaviour, Parts
 from simulations.ports.storage import Disk, SimBlobs
 from simulations.runtime.content import Extent
 
@@ -50,8 +50,8 @@ class CopiedExtents(PolicyCopies):
 def modelled(behaviour: WorkerBehaviour) -> Behaviour:
     """Return a worker's behaviour for a simulated machine."""
 
-    def replaced(machine: Machine, parts: Parts, rng: Rng) -> Parts:
-        copies = CopiedExtents(machine.disk, machine.weights)
+    def replaced(parts: Parts, rng: Rng) -> Parts:
+        copies = CopiedExtents(parts.disk, parts.ports.weights)
         return replace(parts, engines=behaviour(parts.engines, copies, rng))
 
     return replaced
@@ -67,7 +67,7 @@ class WithheldBodies(SimBlobs):
         return await super().put(data)
 
 
-def withheld_body(machine: Machine, parts: Parts, _rng: Rng) -> Parts:
+def withheld_body(parts: Parts, _rng: Rng) -> Parts:
     """Commit to rollouts and show them to nobody."""
-    blobs = WithheldBodies(machine.disk, machine.life)
+    blobs = WithheldBodies(parts.disk, parts.life)
     return replace(parts, ports=replace(parts.ports, blobs=blobs))

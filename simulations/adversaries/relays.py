@@ -8,9 +8,9 @@ from node.blobs.wire import Status, read_request, reply
 from protocol.faults import Fault
 from protocol.rng import Rng
 from protocol.types import Digest
-from roles.ports.transport import Stream, StreamHandler, Transport
+from roles.ports.transport import Stream, StreamHandler
 from simulations.adversaries.passthrough import PassingTransport, word_of
-from simulations.cluster.machine import Machine, Parts
+from simulations.ports.parts import Parts
 from simulations.ports.storage import SimBlobs
 from simulations.runtime.content import Extent
 
@@ -51,9 +51,9 @@ class WrongBytes(SimBlobs):
 class StallingTransport(PassingTransport):
     """Takes requests, and answers with nothing or with a byte now and then."""
 
-    def __init__(self, honest: Transport, machine: Machine, rng: Rng) -> None:
-        super().__init__(honest)
-        self._machine = machine
+    def __init__(self, parts: Parts, rng: Rng) -> None:
+        super().__init__(parts.ports.transport)
+        self._disk = parts.disk
         self._rng = rng
 
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
@@ -67,7 +67,7 @@ class StallingTransport(PassingTransport):
         request = await read_request(stream)
         size = None
         if not isinstance(request, Fault) and self._rng.uniform() >= HALF_SHARE:
-            size = self._machine.disk.blobs.get(request.digest)
+            size = self._disk.blobs.get(request.digest)
         if isinstance(request, Fault) or size is None:
             await _hold(stream)
             return
@@ -83,13 +83,13 @@ async def _hold(stream: Stream) -> None:
         pass
 
 
-def bad_bytes(machine: Machine, parts: Parts, _rng: Rng) -> Parts:
+def bad_bytes(parts: Parts, _rng: Rng) -> Parts:
     """Serve wrong bytes."""
-    blobs = WrongBytes(machine.disk, machine.life)
+    blobs = WrongBytes(parts.disk, parts.life)
     return replace(parts, ports=replace(parts.ports, blobs=blobs))
 
 
-def stall(machine: Machine, parts: Parts, rng: Rng) -> Parts:
+def stall(parts: Parts, rng: Rng) -> Parts:
     """Serve next to nothing."""
-    transport = StallingTransport(parts.ports.transport, machine, rng.child("stall"))
+    transport = StallingTransport(parts, rng.child("stall"))
     return replace(parts, ports=replace(parts.ports, transport=transport))

@@ -10,13 +10,12 @@ from protocol.crypto import Signer, digest
 from protocol.faults import Fault
 from protocol.manifest import RunManifest
 from protocol.messages import Verdict, open_envelope, seal
-from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.rollout import REWARD_SCALE, RolloutSequence, decode_body
 from protocol.toploc.proof import ChunkResult
 from protocol.types import Digest, PeerId, RunId, Version
 from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
-from roles.ports.transport import Stream, StreamHandler, Transport, TransportError
+from roles.ports.transport import Stream, StreamHandler, TransportError
 from simulations.adversaries.passthrough import (
     OtherEngines,
     PassingEnvironment,
@@ -24,7 +23,7 @@ from simulations.adversaries.passthrough import (
     PassingTransport,
     word_of,
 )
-from simulations.cluster.machine import Machine, Parts
+from simulations.ports.parts import Parts
 
 DIRECT_MESSAGES = "message"
 """The protocol by which verdicts travel."""
@@ -74,10 +73,10 @@ class IdleVerification:
 class CredulousEnvironment(PassingEnvironment):
     """A task that gives every sequence the reward that its worker claims for it."""
 
-    def __init__(self, honest: Environment, manifest: RunManifest, machine: Machine) -> None:
+    def __init__(self, honest: Environment, manifest: RunManifest, parts: Parts) -> None:
         super().__init__(honest)
         self._manifest = manifest
-        self._machine = machine
+        self._parts = parts
         self._claims: dict[tuple[int, tuple[int, ...]], float] = {}
         """Problem seed and tokens to a score that comes to the claimed reward."""
         self._read: dict[Digest, None] = {}
@@ -92,10 +91,10 @@ class CredulousEnvironment(PassingEnvironment):
 
     def _read_claims(self) -> None:
         """Learn what the bodies that have come here claim."""
-        daemon = self._machine.daemon
-        commits = [] if daemon is None else daemon.replica.ledger.open_entries()
+        replica = self._parts.replica()
+        commits = [] if replica is None else replica.ledger.open_entries()
         for commit in (entry.commit for entry in commits):
-            body = self._machine.disk.blobs.get(Digest(commit.message.body))
+            body = self._parts.disk.blobs.get(Digest(commit.message.body))
             if body is None or commit.digest in self._read:
                 continue
             self._read[commit.digest] = None
@@ -142,41 +141,39 @@ async def _hang_up(stream: Stream) -> None:
 class TwoFacedTransport(PassingTransport):
     """Tells half of its peers the opposite of every verdict that it sends."""
 
-    def __init__(self, honest: Transport, signer: Signer, machine: Machine) -> None:
-        super().__init__(honest)
-        self._signer = signer
-        self._machine = machine
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts.ports.transport)
+        self._parts = parts
 
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         """Open a stream whose verdicts depend on who reads them; raises ``TransportError``."""
         stream = await super().open_stream(peer, protocol)
-        daemon = self._machine.daemon
-        if word_of(protocol) != DIRECT_MESSAGES or daemon is None:
+        replica = self._parts.replica()
+        if word_of(protocol) != DIRECT_MESSAGES or replica is None:
             return stream
-        return _TwoFacedStream(stream, self._signer, daemon.replica)
+        return _TwoFacedStream(stream, self._parts.signer, replica.run_id)
 
 
 class _TwoFacedStream(PassingStream):
     """Carries one verdict, or its opposite."""
 
-    def __init__(self, honest: Stream, signer: Signer, replica: Replica) -> None:
+    def __init__(self, honest: Stream, signer: Signer, run_id: RunId) -> None:
         super().__init__(honest)
         self._signer = signer
-        self._replica = replica
+        self._run_id = run_id
 
     async def write(self, data: bytes) -> None:
         """Write a frame, its verdict turned round for some peers; raises ``TransportError``."""
         await super().write(self._for_this_peer(data))
 
     def _for_this_peer(self, data: bytes) -> bytes:
-        run_id = self._replica.run_id
-        verdict = open_envelope(data[_LENGTH_BYTES:], Verdict, run_id, _trusting)
+        verdict = open_envelope(data[_LENGTH_BYTES:], Verdict, self._run_id, _trusting)
         if isinstance(verdict, Fault) or verdict.signer != self._signer.peer_id:
             return data
         commit = verdict.message.commit
         if digest(commit + self.peer.encode())[0] % 2:
             return data
-        other = _opposite(verdict.message, run_id, self._signer)
+        other = _opposite(verdict.message, self._run_id, self._signer)
         return len(other).to_bytes(_LENGTH_BYTES, "big") + other
 
 
@@ -192,11 +189,11 @@ def _opposite(verdict: Verdict, run_id: RunId, signer: Signer) -> bytes:
     return seal(other, run_id, signer).envelope
 
 
-def accept_everything(machine: Machine, parts: Parts, _rng: Rng) -> Parts:
+def accept_everything(parts: Parts, _rng: Rng) -> Parts:
     """Call every rollout that can be read good."""
 
     def credulous(honest: Environment, manifest: RunManifest) -> Environment:
-        return CredulousEnvironment(honest, manifest, machine)
+        return CredulousEnvironment(honest, manifest, parts)
 
     def blind(_honest: VerificationEngine) -> VerificationEngine:
         return BlindVerification(_FLAWLESS)
@@ -205,7 +202,7 @@ def accept_everything(machine: Machine, parts: Parts, _rng: Rng) -> Parts:
     return replace(parts, engines=engines)
 
 
-def reject_everything(_machine: Machine, parts: Parts, _rng: Rng) -> Parts:
+def reject_everything(parts: Parts, _rng: Rng) -> Parts:
     """Call every rollout bad."""
 
     def blind(_honest: VerificationEngine) -> VerificationEngine:
@@ -214,7 +211,7 @@ def reject_everything(_machine: Machine, parts: Parts, _rng: Rng) -> Parts:
     return replace(parts, engines=OtherEngines(parts.engines, verification=blind))
 
 
-def silent(_machine: Machine, parts: Parts, _rng: Rng) -> Parts:
+def silent(parts: Parts, _rng: Rng) -> Parts:
     """Check nothing, and neither say nor hear what was found."""
 
     def idle(_honest: VerificationEngine) -> VerificationEngine:
@@ -227,7 +224,7 @@ def silent(_machine: Machine, parts: Parts, _rng: Rng) -> Parts:
     )
 
 
-def two_verdicts(machine: Machine, parts: Parts, _rng: Rng) -> Parts:
+def two_verdicts(parts: Parts, _rng: Rng) -> Parts:
     """Sign an accept and a reject of every rollout, for different peers."""
-    transport = TwoFacedTransport(parts.ports.transport, parts.signer, machine)
+    transport = TwoFacedTransport(parts)
     return replace(parts, ports=replace(parts.ports, transport=transport))

@@ -1,32 +1,16 @@
 """A simulated machine: what outlives its daemon, and the life that its daemon has now."""
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from node.context import Ports
 from node.daemon import Daemon
 from protocol.crypto import Signer
-from protocol.rng import Rng
-from roles.ports.engines import Engines
+from protocol.replica import Replica
 from simulations.network.connections import Host
 from simulations.ports.engines import Compute
 from simulations.ports.storage import Disk, Life
 from simulations.scenario.plans import RoleName
-
-
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """What a daemon is made of, and where a dishonest one differs."""
-
-    signer: Signer
-    ports: Ports
-    engines: Engines
-
-
-Behaviour = Callable[["Machine", Parts, Rng], Parts]
-"""Replaces parts of the daemon that starts on a machine; the ``Rng`` is of this machine alone."""
 
 
 @dataclass(slots=True)
@@ -52,6 +36,10 @@ class Machine:
     def running(self) -> bool:
         """Whether its daemon runs."""
         return self.life.alive
+
+    def replica(self) -> Replica | None:
+        """Return what its daemon has concluded, None while there is none."""
+        return None if self.daemon is None else self.daemon.replica
 
     @property
     def weights(self) -> Path:

@@ -18,7 +18,7 @@ from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifes
 from protocol.messages import OPENED_MAX, Hardware, Opened
 from protocol.rng import Rng
 from protocol.types import Role
-from simulations.cluster.machine import Behaviour, Machine, Parts
+from simulations.cluster.machine import Machine
 from simulations.cluster.placement import Placement, bytes_per_second
 from simulations.cluster.recorder import Recorder
 from simulations.network.connections import LinkConditions
@@ -28,6 +28,7 @@ from simulations.network.network import SimNetwork
 from simulations.network.transport import address_of
 from simulations.ports.directory import DirectoryQuality, SharedDirectory
 from simulations.ports.engines import Emit, SimEngines, Workload, policy_digest, policy_seed
+from simulations.ports.parts import Behaviour, Parts
 from simulations.ports.signing import Scheme, WitnessedSigner, WitnessedVerifier
 from simulations.ports.storage import Life, SimBlobs, SimStore
 from simulations.runtime.content import Extent
@@ -273,9 +274,12 @@ class World:
                 genesis=machine.genesis,
             ),
             SimEngines(machine.disk, machine.compute, self._workload, rng.child("engines"), emit),
+            machine.disk,
+            life,
+            machine.replica,
         )
         if machine.behaviour:
-            parts = self._behaviours[machine.behaviour](machine, parts, rng.child("twist"))
+            parts = self._behaviours[machine.behaviour](parts, rng.child("twist"))
         upload = machine.host.up.bytes_per_second
         return Daemon(
             self.manifest,

@@ -14,10 +14,10 @@ from simulations.checkers import Patience, Violation, Watch, attach_checkers
 from simulations.cluster.calm import announce_calm
 from simulations.cluster.churn import churn_actor
 from simulations.cluster.faults import fault_actor
-from simulations.cluster.machine import Behaviour
 from simulations.cluster.world import Actor, NodeFailedError, World
 from simulations.metrics.numbers import Meter, Result
 from simulations.metrics.series import Series
+from simulations.ports.parts import Behaviour
 from simulations.runtime.loop import run_virtual
 from simulations.runtime.process import many_nodes
 from simulations.runtime.trace import Event, Trace

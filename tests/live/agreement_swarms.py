@@ -12,6 +12,7 @@ simulated ones (``Extent``) cannot pass through libp2p.
 import asyncio
 import time
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -307,20 +308,22 @@ def founded():
 def simulated_run(prepare, rollouts=rollouts_of):
     """Let simulated nodes live the run on the disks that ``prepare(world)`` leaves."""
 
-    def replaced(machine, parts, rng):
-        files = machine.disk.files
+    def replaced(name, parts, rng):
+        files = parts.disk.files
         engines = Engines(
-            machine.name,
+            name,
             PackedFiles(files.get, files.__setitem__),
             rng,
-            rollouts(machine.name),
+            rollouts(name),
         )
         return replace(parts, engines=engines)
 
     async def live():
-        world = World(SCENARIO, 1, Trace(), behaviours={"agreement": replaced})
-        for machine in world.machines.values():
-            machine.behaviour = "agreement"
+        behaviours = {}
+        world = World(SCENARIO, 1, Trace(), behaviours=behaviours)
+        for name, machine in world.machines.items():
+            machine.behaviour = name
+            behaviours[name] = partial(replaced, name)
         await prepare(world)
         replicas = {}
 

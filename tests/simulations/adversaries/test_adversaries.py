@@ -194,13 +194,11 @@ def test_a_credulous_validator_comes_to_the_reward_that_is_claimed():
     items = assign(manifest, Digest(commit.message.checkpoint), worker.peer_id, 0)
     ledger = Ledger(manifest)
     assert ledger.offer_commit(commit, 0)
-    machine = SimpleNamespace(
-        disk=Disk(), daemon=SimpleNamespace(replica=SimpleNamespace(ledger=ledger))
-    )
-    task = CredulousEnvironment(SumTask(), manifest, machine)
+    parts = SimpleNamespace(disk=Disk(), replica=lambda: SimpleNamespace(ledger=ledger))
+    task = CredulousEnvironment(SumTask(), manifest, parts)
     honest = [reward(manifest, SumTask(), item, (2, n, 1)) for n, item in enumerate(items)]
     assert [reward(manifest, task, item, (2, n, 1)) for n, item in enumerate(items)] == honest
-    machine.disk.blobs[digest_of(body)] = body  # it came
+    parts.disk.blobs[digest_of(body)] = body  # it came
     got = [reward(manifest, task, item, (2, n, 1)) for n, item in enumerate(items)]
     assert tuple(got) == claims != tuple(honest)
 

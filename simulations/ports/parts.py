@@ -1,0 +1,28 @@
+"""What a simulated daemon is made of, and where a dishonest one differs."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from node.context import Ports
+from protocol.crypto import Signer
+from protocol.replica import Replica
+from protocol.rng import Rng
+from roles.ports.engines import Engines
+from simulations.ports.storage import Disk, Life
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """One daemon from its start to its end, on a machine that may have had others before."""
+
+    signer: Signer
+    ports: Ports
+    engines: Engines
+    disk: Disk
+    life: Life
+    replica: Callable[[], Replica | None]
+    """What the daemon has concluded; None before it is made and after its end."""
+
+
+Behaviour = Callable[[Parts, Rng], Parts]
+"""Replaces parts of a daemon that starts; the ``Rng`` is of its machine alone."""
