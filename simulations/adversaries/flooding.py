@@ -10,6 +10,8 @@ from collections import deque
 from contextlib import suppress
 from dataclasses import asdict, replace
 
+from typing_extensions import override
+
 from node.blobs.wire import Kind, Request
 from node.gossip.links import Tasks
 from node.streams.deadline import within
@@ -48,16 +50,16 @@ class FloodingTransport(PassingTransport):
         self._gossip: dict[PeerId, Stream] = {}
         self._said: deque[bytes] = deque(maxlen=REPEATED)
 
+    @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve a protocol, and remember that others do so too."""
         await super().handle(protocol, handler)
         if protocol == GOSSIP.name:
             self._tasks.spawn(self._flood())
         else:
             self._protocols[protocol] = None
 
+    @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
-        """Open a stream; raises ``TransportError``."""
         stream = await super().open_stream(peer, protocol)
         if protocol != GOSSIP.name:
             return stream
@@ -118,13 +120,13 @@ class _OverheardStream(PassingStream):
         super().__init__(honest)
         self._said = said
 
+    @override
     async def write(self, data: bytes) -> None:
-        """Write whole frames; raises ``TransportError``."""
         self._said.append(data)
         await super().write(data)
 
+    @override
     def offer(self, data: bytes) -> bool:
-        """Write whole frames if nothing waits before them."""
         self._said.append(data)
         return super().offer(data)
 

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
+from typing_extensions import override
+
 from node.blobs.wire import Status, read_request, reply
 from protocol.faults import Fault
 from protocol.rng import Rng
@@ -27,8 +29,8 @@ HALF_SHARE = 0.5
 class WrongBytes(SimBlobs):
     """Serves weights of no version, and instead of an index that of another version if it can."""
 
+    @override
     async def stream(self, digest: Digest, offset: int, length: int) -> AsyncGenerator[bytes, None]:
-        """Yield as many bytes as there are."""
         other = self._other(digest)
         async for piece in super().stream(digest, offset, length):
             if isinstance(piece, Extent):
@@ -56,8 +58,8 @@ class StallingTransport(PassingTransport):
         self._disk = parts.disk
         self._rng = rng
 
+    @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve a protocol badly if it is one by which others ask for something."""
         word = word_of(protocol)
         stalls = {"blobs": self._trickle} if word == "blobs" else dict.fromkeys(STALLING, _hold)
         await super().handle(protocol, stalls.get(word, handler))

@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
 
+from typing_extensions import override
+
 from protocol.assignment import SequenceAssignment, assign
 from protocol.audit import ACCEPTED, Measurement
 from protocol.crypto import Signer, digest
@@ -38,33 +40,35 @@ CLAIMS_MAX = 100_000
 """Claims remembered; a rollout is checked within minutes."""
 
 
-class BlindVerification:
+class BlindVerification(VerificationEngine):
     """An engine that finds the same of every rollout and computes nothing."""
 
     def __init__(self, finding: Measurement) -> None:
         self._finding = finding
 
+    @override
     async def load(self, policy: Policy) -> None:
-        """Need no policy."""
+        pass
 
+    @override
     async def measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
-        """Return the one finding at once."""
         del version, temperature
         return [self._finding for _ in requests]
 
 
-class IdleVerification:
+class IdleVerification(VerificationEngine):
     """An engine that never comes to a finding."""
 
+    @override
     async def load(self, policy: Policy) -> None:
-        """Need no policy."""
+        pass
 
+    @override
     async def measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
-        """Never return."""
         del version, requests, temperature
         never: asyncio.Future[list[Measurement]] = asyncio.get_running_loop().create_future()
         return await never
@@ -81,8 +85,8 @@ class CredulousEnvironment(PassingEnvironment):
         """Problem seed and tokens to a score that comes to the claimed reward."""
         self._read: dict[Digest, None] = {}
 
+    @override
     def score(self, seed: int, completion: Sequence[int]) -> float:
-        """Return what is claimed, or the honest reward where nothing is."""
         key = (seed, tuple(completion))
         if key not in self._claims:
             self._read_claims()
@@ -122,14 +126,14 @@ class CredulousEnvironment(PassingEnvironment):
 class MuteTransport(PassingTransport):
     """Neither sends direct messages nor takes any."""
 
+    @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
-        """Open any other stream; raises ``TransportError``."""
         if word_of(protocol) == DIRECT_MESSAGES:
             raise TransportError("silent")
         return await super().open_stream(peer, protocol)
 
+    @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve any other protocol."""
         silent = word_of(protocol) == DIRECT_MESSAGES
         await super().handle(protocol, _hang_up if silent else handler)
 
@@ -145,8 +149,8 @@ class TwoFacedTransport(PassingTransport):
         super().__init__(parts.ports.transport)
         self._parts = parts
 
+    @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
-        """Open a stream whose verdicts depend on who reads them; raises ``TransportError``."""
         stream = await super().open_stream(peer, protocol)
         replica = self._parts.replica()
         if word_of(protocol) != DIRECT_MESSAGES or replica is None:
@@ -162,8 +166,8 @@ class _TwoFacedStream(PassingStream):
         self._signer = signer
         self._run_id = run_id
 
+    @override
     async def write(self, data: bytes) -> None:
-        """Write a frame, its verdict turned round for some peers; raises ``TransportError``."""
         await super().write(self._for_this_peer(data))
 
     def _for_this_peer(self, data: bytes) -> bytes:

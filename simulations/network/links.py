@@ -11,21 +11,24 @@ fairly, and still take their capacity from them.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from typing_extensions import override
+
+from roles.ports.clock import Clock
 from simulations.runtime.loop import START, VirtualLoop
 
 SMALL_BYTES = 4096
 """Writes up to here are control: one event, and no waiting behind bulk."""
 
 
-class SimClock:
+class SimClock(Clock):
     """The ``Clock`` port: virtual time as unix seconds, off by ``skew_seconds``."""
 
     def __init__(self, loop: VirtualLoop, skew_seconds: float = 0.0) -> None:
         self._loop = loop
         self.skew_seconds = skew_seconds
 
+    @override
     def now(self) -> float:
-        """Return unix seconds as this machine believes them."""
         return START + self._loop.time() + self.skew_seconds
 
 

@@ -8,8 +8,10 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from typing_extensions import override
+
 from protocol.types import PeerId
-from roles.ports.transport import StreamHandler, TransportError
+from roles.ports.transport import StreamHandler, Transport, TransportError
 from simulations.network.connections import KEEPALIVE_SECONDS, Host
 from simulations.network.streams import Pipe, PipeMaker, SimStream
 
@@ -33,7 +35,7 @@ class Network(Protocol):
         """Return the transport of a peer whose daemon runs."""
 
 
-class SimTransport:
+class SimTransport(Transport):
     """One daemon's end of the network."""
 
     def __init__(
@@ -47,34 +49,34 @@ class SimTransport:
         self._alive = True
 
     @property
+    @override
     def peer_id(self) -> PeerId:
-        """Our own id."""
         return self._host.peer_id
 
+    @override
     async def addresses(self) -> list[str]:
-        """Return our one address."""
         return [address_of(self._host)]
 
+    @override
     async def connect(self, address: str) -> PeerId:
-        """Dial an address; raises ``TransportError``."""
         self._require_alive()
         _, _, peer = address.rpartition("/p2p/")
         await self._network.dial(self._host, PeerId(peer))
         return PeerId(peer)
 
+    @override
     async def disconnect(self, peer: PeerId) -> None:
-        """Drop the connection to ``peer``; idempotent."""
         connection = self._host.connections.get(peer) if self._alive else None
         if connection is not None:
             connection.close()
 
+    @override
     async def peers(self) -> list[PeerId]:
-        """Return the peers that are connected now."""
         self._require_alive()
         return list(self._host.connections)
 
+    @override
     async def open_stream(self, peer: PeerId, protocol: str) -> SimStream:
-        """Open a stream; raises ``TransportError``."""
         self._require_alive()
         connection = self._host.connections.get(peer)
         if connection is None:
@@ -94,8 +96,8 @@ class SimTransport:
         remote.serve(handler, SimStream(self.peer_id, outgoing.opposite))
         return SimStream(peer, outgoing)
 
+    @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve ``protocol``."""
         self._handlers[protocol] = handler
 
     def handler(self, protocol: str) -> StreamHandler | None:

@@ -9,9 +9,12 @@ import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.ports.clock import Clock
+from roles.ports.transport import Directory
 
 OWNERS_PER_KEY_MAX = 240
 """As the live directory's nodes keep (``node.live.records``); who comes later is not listed."""
@@ -88,7 +91,7 @@ class SharedDirectory:
             del records[owner]
 
 
-class SimDirectory:
+class SimDirectory(Directory):
     """The ``Directory`` port of one node."""
 
     def __init__(
@@ -99,15 +102,15 @@ class SimDirectory:
         self._rng = rng
         self._quality = quality
 
+    @override
     async def publish(self, key: str, value: bytes, expires_at: float) -> bool:
-        """Store our record; False when the call failed."""
         await self._take_time()
         if self._rng.uniform() < self._quality.failing:
             return False
         return self._shared.store(key, self._owner, value, expires_at)
 
+    @override
     async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
-        """Return what was found this time."""
         await self._take_time()
         if self._rng.uniform() < self._quality.failing:
             return {}

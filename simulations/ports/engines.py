@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
+from typing_extensions import override
 
 from protocol.audit import Measurement
 from protocol.crypto import digest
@@ -20,12 +21,16 @@ from protocol.rng import Rng
 from protocol.toploc.proof import ChunkResult
 from protocol.types import DIGEST_BYTES, Digest, Version
 from roles.ports.engines import (
+    Engines,
     Environment,
     Generation,
+    GenerationEngine,
     GenerationRequest,
     Policy,
     StepMetrics,
+    TrainingEngine,
     TrainingSequence,
+    VerificationEngine,
     VerificationRequest,
 )
 from simulations.ports.storage import Disk
@@ -73,18 +78,18 @@ class Workload:
     """Share of what is left to learn that a step with fully informative groups teaches."""
 
 
-class SumTask:
+class SumTask(Environment):
     """Two symbols are given, the first token of the answer is right when it is their sum."""
 
     name = "simulated-sum"
     vocabulary: Sequence[str] = ("", "\n", *(str(value) for value in range(_SYMBOLS)))
 
+    @override
     def prompt(self, seed: int) -> tuple[int, ...]:
-        """Return the prompt of problem ``seed``."""
         return (_FIRST + seed % _SYMBOLS, _FIRST + (seed >> 8) % _SYMBOLS)
 
+    @override
     def score(self, seed: int, completion: Sequence[int]) -> float:
-        """Return 1 for the right first token."""
         return float(bool(completion) and completion[0] == _answer(self.prompt(seed)))
 
 
@@ -165,7 +170,7 @@ class _Machine:
         return max(2, min(tokens_max, 2 * self.workload.tokens_mean))
 
 
-class SimGeneration:
+class SimGeneration(GenerationEngine):
     """The ``GenerationEngine`` port."""
 
     def __init__(self, machine: _Machine, rng: Rng) -> None:
@@ -174,16 +179,16 @@ class SimGeneration:
         self._seed: bytes | None = None
         self._policy = Digest(b"")
 
+    @override
     async def load(self, policy: Policy) -> None:
-        """Swap to ``policy``; raises ``ValueError`` when the file holds another one."""
         await asyncio.sleep(self._machine.compute.load_seconds)
         self._seed = self._machine.open_policy(policy, "generation")
         self._policy = policy.digest
 
+    @override
     async def generate(
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
-        """Sample every request, after the time that takes."""
         del temperature  # the noise is in the seeds
         seed, machine = self._seed, self._machine
         if seed is None:
@@ -207,7 +212,7 @@ class SimGeneration:
         return [Generation(item, (_LOGPROB,) * len(item), (self._policy,)) for item in made]
 
 
-class SimVerification:
+class SimVerification(VerificationEngine):
     """The ``VerificationEngine`` port."""
 
     def __init__(self, machine: _Machine, rng: Rng, manifest: RunManifest) -> None:
@@ -217,8 +222,8 @@ class SimVerification:
         self._length_max = machine.length_max(manifest.sampling.tokens_max)
         self._policies: dict[int, tuple[bytes, Digest]] = {}
 
+    @override
     async def load(self, policy: Policy) -> None:
-        """Make ``policy`` available; raises ``ValueError`` when the file holds another one."""
         await asyncio.sleep(self._machine.compute.load_seconds)
         self._policies[policy.version] = (
             self._machine.open_policy(policy, "verification"),
@@ -227,10 +232,10 @@ class SimVerification:
         while len(self._policies) > self._kept:
             del self._policies[min(self._policies)]
 
+    @override
     async def measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
-        """Compare each claim with the truth, after the time that a prefill takes."""
         del temperature
         tokens = sum(len(request.tokens) for request in requests)
         machine = self._machine
@@ -253,7 +258,7 @@ class SimVerification:
         )
 
 
-class SimTraining:
+class SimTraining(TrainingEngine):
     """The ``TrainingEngine`` port."""
 
     def __init__(self, machine: _Machine, rng: Rng, manifest: RunManifest) -> None:
@@ -264,17 +269,17 @@ class SimTraining:
         self._steps = 0
 
     @property
+    @override
     def state_bytes_max(self) -> int:
-        """Return the length of a state: it is the seed alone."""
         return _SKILL_BYTES + DIGEST_BYTES
 
+    @override
     async def load_policy(self, policy: Policy) -> None:
-        """Start from a policy."""
         await asyncio.sleep(self._machine.compute.load_seconds)
         self._seed = self._machine.open_policy(policy, "training")
 
+    @override
     async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        """Become more skilled by what the groups of a batch disagree about."""
         machine = self._machine
         tokens = sum(len(item.tokens) for item in batch)
         seconds = tokens / machine.compute.train_tokens_per_second * _spread(self._rng)
@@ -317,34 +322,34 @@ class SimTraining:
             for items in rollouts.values()
         ]
 
+    @override
     async def write_policy(self, path: Path) -> Digest:
-        """Write the weights; return the policy digest."""
         content = Extent.of(self._seed, 0, self._machine.workload.weights_bytes)
         self._machine.disk.files[path] = content
         made = policy_digest(content)
         self._machine.emit("policy-made", digest=made.hex(), skill=skill_of(self._seed))
         return made
 
+    @override
     async def save_state(self, path: Path) -> None:
-        """Write what ``load_state`` reads; its length does not model an optimizer's."""
         self._machine.disk.files[path] = self._seed
 
+    @override
     async def load_state(self, path: Path, policy: Digest) -> None:
-        """Restore what ``save_state`` wrote; raises ``ValueError`` when it is of another policy."""
         seed = self._machine.disk.files.get(path, b"")
         if policy_digest(Extent.of(seed, 0, self._machine.workload.weights_bytes)) != policy:
             raise ValueError(f"{path} is not the state of policy {policy.hex()}")
         self._seed = seed
 
+    @override
     async def evaluate(
         self, prompts: Sequence[tuple[int, ...]], tokens_max: int
     ) -> list[tuple[int, ...]]:
-        """Answer every prompt as the policy would without noise."""
         length_max = self._machine.length_max(tokens_max)
         return [sample(self._seed, prompt, 0, length_max) for prompt in prompts]
 
 
-class SimEngines:
+class SimEngines(Engines):
     """The ``Engines`` of one node."""
 
     def __init__(
@@ -353,22 +358,22 @@ class SimEngines:
         self._machine = _Machine(disk, compute, workload, emit)
         self._rng = rng
 
+    @override
     def environment(self, manifest: RunManifest) -> Environment:
-        """Return the run's task."""
         del manifest  # every run is about the same sums
         return SumTask()
 
+    @override
     def generation(self, manifest: RunManifest) -> SimGeneration:
-        """Return an engine for an inference node."""
         del manifest
         return SimGeneration(self._machine, self._rng.child("generation"))
 
+    @override
     def verification(self, manifest: RunManifest) -> SimVerification:
-        """Return an engine for a validator."""
         return SimVerification(self._machine, self._rng.child("verification"), manifest)
 
+    @override
     def training(self, manifest: RunManifest) -> SimTraining:
-        """Return an engine for a trainer."""
         return SimTraining(self._machine, self._rng.child("training"), manifest)
 
 

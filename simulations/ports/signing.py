@@ -9,6 +9,7 @@ done with it; that is where ``Witness`` looks.
 from collections.abc import Callable
 
 from blake3 import blake3
+from typing_extensions import override
 
 from protocol.crypto import Identity, Signer, Verifier, peer_id_from_public_key, verify
 from protocol.gossip.message import SIGN_PREFIX
@@ -20,7 +21,7 @@ Sighting = Callable[[str, bytes, bool], None]
 """``(topic, signature, ours)``: we published or first saw a gossiped message."""
 
 
-class KeyedSigner:
+class KeyedSigner(Signer):
     """The ``Signer`` port with a hash for a signature."""
 
     def __init__(self, secret: bytes, public_key: bytes) -> None:
@@ -29,12 +30,12 @@ class KeyedSigner:
         self._prefix = self._peer_id.encode()
 
     @property
+    @override
     def peer_id(self) -> PeerId:
-        """The id whose key signs."""
         return self._peer_id
 
+    @override
     def sign(self, message: bytes) -> bytes:
-        """Return the 64-byte signature of ``message``."""
         return blake3(self._prefix + message, key=self._secret).digest(SIGNATURE_BYTES)
 
 
@@ -63,7 +64,7 @@ class Scheme:
         return Identity(seed) if self._ed25519 else KeyedSigner(self._secret, seed)
 
 
-class WitnessedSigner:
+class WitnessedSigner(Signer):
     """Signs for one node and tells of what it gossips."""
 
     def __init__(self, signer: Signer, sighting: Sighting) -> None:
@@ -71,12 +72,12 @@ class WitnessedSigner:
         self._sighting = sighting
 
     @property
+    @override
     def peer_id(self) -> PeerId:
-        """The id whose key signs."""
         return self._signer.peer_id
 
+    @override
     def sign(self, message: bytes) -> bytes:
-        """Return the signature of ``message``."""
         signature = self._signer.sign(message)
         if message.startswith(SIGN_PREFIX):
             self._sighting(_topic(message), signature, True)
