@@ -29,7 +29,7 @@ def run_testnet(
     trainers: Annotated[int, typer.Option(min=1, help="Trainer nodes; one leads.")] = 1,
     relays: Annotated[int, typer.Option(min=1, help="ValidationResult nodes.")] = 1,
     cheaters: Annotated[
-        int, typer.Option(min=0, help="Inference nodes that lie, each in another way.")
+        int, typer.Option(min=0, help="Dishonest inference nodes, each in another way.")
     ] = 0,
     environment: Annotated[
         str, typer.Option(help="The task, for example arithmetic or sorting.")

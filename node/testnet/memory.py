@@ -12,7 +12,7 @@ def peak_rss_bytes(pid: int | None) -> int:
     """Return the largest resident size a process ever had; 0 when it cannot be read.
 
     The peak of a process that is gone is lost, and without ``/proc`` only the present size is
-    known, so callers sample while it lives.
+    known, so callers sample while it runs.
     """
     if pid is None:
         return 0

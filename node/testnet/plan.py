@@ -1,4 +1,4 @@
-"""Who takes part in a testnet, and where each node lives."""
+"""Who takes part in a testnet, and where the files of each node are."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -58,7 +58,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node of the testnet; ``behaviour`` is the kind of lie, empty for an honest node."""
+    """One node of the testnet; ``behaviour`` is what a dishonest one does, empty for an honest node."""
 
     name: str
     role: Role

@@ -138,7 +138,7 @@ class SwarmRecord:
     def worker_counts(self, peer_id: str) -> RolloutCounts:
         """Return what became of one worker's commits, from the node that saw the most certified.
 
-        For a liar that is the least flattering view.
+        For a dishonest worker that is the least flattering view.
         """
         counts = (status.workers.get(peer_id, RolloutCounts()) for status in self.statuses)
         return max(

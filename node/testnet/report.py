@@ -48,10 +48,10 @@ def build_report(
 
 def honest_rejected(record: SwarmRecord) -> int:
     """Return how many rollouts of honest nodes, joined ones included, were rejected."""
-    liars = {node.plan.peer_id for node in record.nodes.values() if node.plan.behaviour}
+    dishonest = {node.plan.peer_id for node in record.nodes.values() if node.plan.behaviour}
     view = record.swarm_view
     workers = view.workers if view is not None else {}
-    return sum(counts.rejected for worker, counts in workers.items() if worker not in liars)
+    return sum(counts.rejected for worker, counts in workers.items() if worker not in dishonest)
 
 
 def write_report(report: dict[str, Any], path: Path) -> None:

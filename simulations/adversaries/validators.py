@@ -1,4 +1,4 @@
-"""Validators that judge without looking, keep silent, or tell different peers different things."""
+"""Validators that do not check, send no verdicts, or sign different ones for different peers."""
 
 import asyncio
 from collections.abc import Sequence
@@ -142,7 +142,7 @@ async def _hang_up(stream: Stream) -> None:
     await stream.close()
 
 
-class TwoFacedTransport(PassingTransport):
+class EquivocatingTransport(PassingTransport):
     """Tells half of its peers the opposite of every verdict that it sends."""
 
     def __init__(self, parts: Parts) -> None:
@@ -155,10 +155,10 @@ class TwoFacedTransport(PassingTransport):
         replica = self._parts.replica()
         if word_of(protocol) != DIRECT_MESSAGES or replica is None:
             return stream
-        return _TwoFacedStream(stream, self._parts.signer, replica.run_id)
+        return _EquivocatingStream(stream, self._parts.signer, replica.run_id)
 
 
-class _TwoFacedStream(PassingStream):
+class _EquivocatingStream(PassingStream):
     """Carries one verdict, or its opposite."""
 
     def __init__(self, honest: Stream, signer: Signer, run_id: RunId) -> None:
@@ -216,7 +216,7 @@ def reject_everything(parts: Parts, _rng: Rng) -> Parts:
 
 
 def silent(parts: Parts, _rng: Rng) -> Parts:
-    """Check nothing, and neither say nor hear what was found."""
+    """Check nothing, and neither send verdicts nor take any."""
 
     def idle(_honest: VerificationEngine) -> VerificationEngine:
         return IdleVerification()
@@ -230,5 +230,5 @@ def silent(parts: Parts, _rng: Rng) -> Parts:
 
 def two_verdicts(parts: Parts, _rng: Rng) -> Parts:
     """Sign an accept and a reject of every rollout, for different peers."""
-    transport = TwoFacedTransport(parts)
+    transport = EquivocatingTransport(parts)
     return replace(parts, ports=replace(parts.ports, transport=transport))

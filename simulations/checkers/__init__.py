@@ -4,7 +4,7 @@ Nothing here imports ``protocol``, ``roles`` or ``node``: envelopes, digests, si
 and limits are read and computed a second time, so a mistake there does not hide itself. A violation
 comes with the trace of its causes and ends the run.
 
-Read in the order wire (what nodes stored), swarm (who they are), watch (who hears what), quorum
+Read in the order wire (what nodes stored), swarm (who they are), watch (who is told what), quorum
 (what makes a certificate valid), then one rule per module.
 """
 
@@ -36,7 +36,7 @@ class Patience:
 
 
 def attach_checkers(watch: Watch, patience: Patience) -> Certificates:
-    """Make every checker hear ``watch``; return the one whose findings are also numbers."""
+    """Attach every checker to ``watch``; return the one whose findings are also numbers."""
     quorum = Quorum(watch)
     certificates = Certificates(watch, quorum)
     Verdicts(watch, quorum)

@@ -8,7 +8,7 @@ CROSSING_SECONDS = 5.0
 """A GRAFT that was queued before the PRUNE was read is nobody's fault."""
 
 PRUNES_KEPT = 4
-"""The oldest of several tells most: a GRAFT that provokes a PRUNE at once hides in its shadow."""
+"""The oldest of several tells most: a GRAFT may provoke a newer PRUNE at once."""
 
 _Key = tuple[str, str, str]
 

@@ -1,6 +1,6 @@
 """No rollout is learned from without a valid certificate, and no certificate is wrong.
 
-Two that disagree are wrong, one that accepts a lie, and one that rejects an honest rollout.
+Two that disagree are wrong, one that accepts a false rollout, and one that rejects an honest rollout.
 """
 
 from simulations.checkers.quorum import Quorum
@@ -81,7 +81,7 @@ class Certificates:
         true = self._is_true(commit)
         if accepted and true is False:
             self.certified_false += 1
-            what = f"{short(commit)} is certified, and the world knows that it is a lie"
+            what = f"{short(commit)} is certified, and the world knows that it is false"
             self._watch.report("no-lie-certified", event.node, what, (commit,))
         if not accepted and true:
             what = f"{short(commit)} is rejected, and the world knows that it is honest"

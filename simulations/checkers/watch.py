@@ -24,7 +24,7 @@ _FORGET_EXPIRIES = 8
 
 
 class Watch:
-    """What checkers and numbers share: rules, members, opened messages, and who hears what."""
+    """What checkers and numbers share: rules, members, opened messages, and who is told what."""
 
     def __init__(self, on_violation: Callable[[Violation], None] = lambda _violation: None) -> None:
         self.swarm = Swarm()
@@ -56,7 +56,7 @@ class Watch:
             raise RuntimeError("the trace has not said yet which run it is of")
         return self._wire
 
-    # Who hears what
+    # Who is told what
 
     def on(self, kind: str, handler: EventHandler) -> None:
         """Call ``handler`` with every event of ``kind``."""

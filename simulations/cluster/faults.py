@@ -73,7 +73,7 @@ def _struck(world: World, plan: OfNodes, rng: Rng) -> list[str]:
 
 
 def _islands(world: World, shares: tuple[Share, ...], rng: Rng) -> list[list[str]]:
-    """Deal all nodes onto islands of these shares at random; the rest is the mainland."""
+    """Deal all nodes onto islands of these shares at random; the rest is one more."""
     names = list(world.machines)
     shuffled = rng.sample(names, len(names))
     islands, start = [], 0

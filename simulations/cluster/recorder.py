@@ -50,7 +50,7 @@ class Recorder:
         return emit
 
     def on_put(self, emit: Emit) -> OnPut:
-        """Return what hears of everything that becomes durable on a node."""
+        """Return what is called with everything that becomes durable on a node."""
 
         def on_put(put: Put) -> None:
             emit("stored", table=put.table, key=put.key, value=put.value)
@@ -68,7 +68,7 @@ class Recorder:
         return on_put
 
     def sighting(self, emit: Emit) -> Sighting:
-        """Return what hears of gossiped messages when a node makes or first sees them.
+        """Return what is called with gossiped messages when a node makes or first sees them.
 
         Not of members' records: they come by the directory too, and who has one does not relay it.
         """

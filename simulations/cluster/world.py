@@ -29,7 +29,7 @@ from simulations.network.transport import address_of
 from simulations.ports.directory import DirectoryQuality, SharedDirectory
 from simulations.ports.engines import Emit, SimEngines, Workload, policy_digest, policy_seed
 from simulations.ports.parts import Behaviour, Parts
-from simulations.ports.signing import Scheme, WitnessedSigner, WitnessedVerifier
+from simulations.ports.signing import Scheme, TracedSigner, TracedVerifier
 from simulations.ports.storage import Life, SimBlobs, SimStore
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, VirtualLoop
@@ -262,7 +262,7 @@ class World:
         transport = self.network.attach(machine.name, self._handler_failed)
         sighting = self._recorder.sighting(emit)
         parts = Parts(
-            WitnessedSigner(machine.signer, sighting),
+            TracedSigner(machine.signer, sighting),
             Ports(
                 clock=machine.host.clock,
                 rng=rng.child("daemon"),
@@ -299,7 +299,7 @@ class World:
                 rng.child("connections"),
                 machine.bootstrap,
             ),
-            verifier=WitnessedVerifier(self._scheme, sighting),
+            verifier=TracedVerifier(self._scheme, sighting),
             opened=self._opened,
             decoded=self._decoded,
             upload_bytes_per_second=round(upload * self.scenario.upload_limit_share),
@@ -367,7 +367,7 @@ class World:
         self.halt(NodeFailedError(f"{context['message']}: {error!r}"), error)
 
     async def _stop_all(self) -> None:
-        """End every life without a word: what comes after the end is not part of the run."""
+        """End every daemon as a crash does: what comes after the end is not part of the run."""
         self.loop.set_exception_handler(lambda _loop, _context: None)
         machines = [machine for machine in self.machines.values() if machine.running]
         for machine in machines:

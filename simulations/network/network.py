@@ -84,7 +84,7 @@ class SimNetwork(Network):
         return host
 
     def attach(self, name: str, on_error: Callable[[BaseException], None]) -> SimTransport:
-        """Return the ``Transport`` of a daemon that starts; ``on_error`` hears of faulty handlers.
+        """Return the ``Transport`` of a daemon that starts; ``on_error`` gets the errors of handlers.
 
         Raises ``ValueError`` when one is running there.
         """

@@ -3,7 +3,7 @@
 The keyed scheme stands in for Ed25519: whoever lacks the simulation's secret cannot sign, and no
 simulated code has it but the signers of their own keys. Every gossiped message is signed once by
 its author and verified once by each node that sees it for the first time, before anything else is
-done with it; that is where ``Witness`` looks.
+done with it; that is where ``TracedVerifier`` looks.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class Scheme:
         return Identity(seed) if self._ed25519 else KeyedSigner(self._secret, seed)
 
 
-class WitnessedSigner(Signer):
+class TracedSigner(Signer):
     """Signs for one node and tells of what it gossips."""
 
     def __init__(self, signer: Signer, sighting: Sighting) -> None:
@@ -84,7 +84,7 @@ class WitnessedSigner(Signer):
         return signature
 
 
-class WitnessedVerifier:
+class TracedVerifier:
     """Verifies for one node and tells of what it sees gossiped for the first time."""
 
     def __init__(self, scheme: Scheme, sighting: Sighting) -> None:
