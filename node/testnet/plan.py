@@ -58,7 +58,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class NodePlan:
-    """One node of the testnet; ``behaviour`` is what a dishonest one does, empty for an honest node."""
+    """One node of the testnet; ``behaviour`` is what a dishonest one does, else empty."""
 
     name: str
     role: Role

@@ -1,6 +1,6 @@
 """No rollout is learned from without a valid certificate, and no certificate is wrong.
 
-Two that disagree are wrong, one that accepts a false rollout, and one that rejects an honest rollout.
+Two that disagree are wrong, one that accepts a false rollout, and one that rejects an honest one.
 """
 
 from simulations.checkers.quorum import Quorum

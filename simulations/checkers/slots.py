@@ -12,7 +12,7 @@ VERSIONS_KEPT = 64
 class Slots:
     """The commits of each worker and version, by slot.
 
-    What an honest worker makes is checked as it makes it; what a dishonest one makes, when it is certified.
+    What an honest worker makes is checked as it makes it; the others' rollouts, when they are certified.
     """
 
     def __init__(self, watch: Watch) -> None:

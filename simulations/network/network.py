@@ -84,7 +84,7 @@ class SimNetwork(Network):
         return host
 
     def attach(self, name: str, on_error: Callable[[BaseException], None]) -> SimTransport:
-        """Return the ``Transport`` of a daemon that starts; ``on_error`` gets the errors of handlers.
+        """Return the ``Transport`` of a daemon that starts; ``on_error`` takes handlers' errors.
 
         Raises ``ValueError`` when one is running there.
         """
