@@ -12,7 +12,7 @@ VERSIONS_KEPT = 64
 class Slots:
     """The commits of each worker and version, by slot.
 
-    What an honest worker makes is checked as it makes it; the others' rollouts, when they are certified.
+    An honest worker's rollouts are checked as it makes them, those of others when certified.
     """
 
     def __init__(self, watch: Watch) -> None:

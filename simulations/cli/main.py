@@ -1,4 +1,4 @@
-"""Study the protocol in virtual time: churn, partitions, adversaries; a thousand nodes, no GPU."""
+"""Study the protocol in virtual time: churn, partitions, adversaries; no GPU."""
 
 import json
 import os
@@ -25,7 +25,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.callback()
 def simulate() -> None:
-    """Study the protocol in virtual time: churn, partitions, adversaries; a thousand nodes, no GPU."""
+    """Study the protocol in virtual time: churn, partitions, adversaries; no GPU."""
 
 
 @app.command("list")
