@@ -93,6 +93,8 @@ class Pipe:
                 raise TransportError("the stream is closed")
         if data:
             self._send(data)
+        if self._writers:
+            self._wake_next_writer()
 
     def offer(self, data: bytes) -> bool:
         """Send ``data`` if there is room for it now."""
@@ -106,7 +108,20 @@ class Pipe:
             self._writers = deque()
         future = self._loop.create_future()
         self._writers.append(future)
-        await future
+        try:
+            await future
+        except asyncio.CancelledError:
+            self._wake_next_writer()
+            raise
+
+    def _wake_next_writer(self) -> None:
+        """Let the one that has waited longest look for room; it wakes the next one."""
+        writers = self._writers
+        while writers and self._on_the_way < WINDOW_BYTES:
+            future = writers.popleft()
+            if not future.done():
+                future.set_result(None)
+                return
 
     def close(self) -> None:
         """Say that this is all; idempotent."""
@@ -220,12 +235,8 @@ class Pipe:
             self._unacknowledged += count
             return
         self._on_the_way -= count
-        writers = self._writers
-        while writers and self._on_the_way < WINDOW_BYTES:
-            future = writers.popleft()
-            if not future.done():
-                future.set_result(None)
-                return  # its turn; the next one is woken by what this one leaves
+        if self._writers:
+            self._wake_next_writer()
 
     def end(self) -> None:
         """Note that the writer has closed: nobody listens to our answer either."""

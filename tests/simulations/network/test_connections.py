@@ -314,15 +314,28 @@ def test_a_long_way_carries_a_window_at_a_time():
     run_virtual(scenario())
 
 
-def test_writers_of_one_stream_go_on_in_their_order():
+def test_writers_of_one_stream_all_go_on_in_their_order_when_there_is_room():
     async def scenario():
         _, ours, theirs = await two()
         await ours.write(bytes(WINDOW_BYTES))
         writing = [asyncio.create_task(ours.write(bytes([number]))) for number in range(5)]
         await asyncio.sleep(1)
         await theirs.read_exactly(WINDOW_BYTES)
+        await asyncio.wait_for(asyncio.gather(*writing), 1)
         assert await theirs.read_exactly(5) == bytes(range(5))
-        await asyncio.gather(*writing)
+
+    run_virtual(scenario())
+
+
+def test_a_writer_that_gives_up_leaves_its_turn_to_the_next():
+    async def scenario():
+        _, ours, theirs = await two()
+        await ours.write(bytes(WINDOW_BYTES))
+        first, second = (asyncio.create_task(ours.write(b"1")) for _ in range(2))
+        await asyncio.sleep(1)
+        await theirs.read_exactly(WINDOW_BYTES)
+        first.cancel()
+        await asyncio.wait_for(second, 1)
 
     run_virtual(scenario())
 
