@@ -48,6 +48,8 @@ class Quorum:
         verdicts = self.verdicts(certificate)
         if len(verdicts) != len(fields["verdicts"]):
             return "it holds something that is no verdict"
+        if any(verdict.signer == commit.signer for verdict in verdicts):
+            return "a worker judges its own rollout"
         return self._flaw_of(verdicts, certificate) or self._too_few(verdicts, certificate, commit)
 
     def _flaw_of(self, verdicts: list[Opened], certificate: Opened) -> str:

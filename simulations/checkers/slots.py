@@ -52,8 +52,10 @@ class Slots:
     def _on_certificate(self, event: Event, member: TracedNode, certificate: Opened) -> None:
         digest: bytes = certificate.fields["commit"]
         commit = self._watch.wire.message(digest)
+        if commit is None or commit.kind != "rollout-commit":
+            return
         own = certificate.signer == member.peer
-        if own or commit is None or not certificate.fields["accepted"] or not member.honest:
+        if own or not certificate.fields["accepted"] or not member.honest:
             return
         version, slot = commit.fields["version"], commit.fields["slot"]
         first = self._certified.setdefault((commit.signer, version, slot), digest)

@@ -16,12 +16,13 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
+from types import MappingProxyType
 
 ROOT = Path(__file__).parents[2]
 LISTS = Path(__file__).parent
@@ -39,8 +40,12 @@ HUNG_SECONDS_MIN = 60.0
 HUNG_FACTOR = 5.0
 """Tests that take so many times as long as without a mutation hang."""
 
-CANARY = ("protocol/__init__.py", "raise AssertionError")
-"""A file that all tests import; if they pass with this in the copy, they import another tree."""
+PACKAGES = ("protocol", "roles", "node", "simulations")
+"""Tests that pass with all of them broken in the copy import them from elsewhere."""
+
+
+class UnfitError(Exception):
+    """A list does not fit the tree, or its tests fail by themselves."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +62,14 @@ class Mutant:
     explained: str = ""
 
     def applied(self, root: Path) -> str:
-        """Return the file's text with the wrong line; raises ``ValueError`` for a stale entry."""
+        """Return the file's text with the wrong line; raises ``UnfitError`` for a stale entry."""
         text = (root / self.file).read_text()
         count = text.count(self.old)
         if count != 1:
-            raise ValueError(f"{self.id}: old occurs {count} times in {self.file}, not once")
+            raise UnfitError(f"{self.id}: old occurs {count} times in {self.file}, not once")
         mutated = text.replace(self.old, self.new)
         if ast.dump(ast.parse(mutated)) == ast.dump(ast.parse(text)):
-            raise ValueError(f"{self.id}: new says the same as old")
+            raise UnfitError(f"{self.id}: new says the same as old")
         return mutated
 
 
@@ -78,7 +83,7 @@ class Result:
 
 
 def read_lists(folder: Path = LISTS) -> list[Mutant]:
-    """Return the entries of all lists; raises ``ValueError`` when two have one id."""
+    """Return the entries of all lists; raises ``UnfitError`` when two have one id."""
     mutants = [
         Mutant(area=path.stem, **{**table, "tests": tuple(table.get("tests", ()))})
         for path in sorted(folder.glob("*.toml"))
@@ -86,7 +91,7 @@ def read_lists(folder: Path = LISTS) -> list[Mutant]:
     ]
     twice = [name for name, count in Counter(one.id for one in mutants).items() if count > 1]
     if twice:
-        raise ValueError(f"several entries are called {', '.join(twice)}")
+        raise UnfitError(f"several entries are called {', '.join(twice)}")
     return mutants
 
 
@@ -150,22 +155,31 @@ class Runner:
             self._limits[tests] = max(HUNG_SECONDS_MIN, HUNG_FACTOR * result.seconds)
             if result.word != "passed":
                 yield f"{result.word} without a mutation: {' '.join(tests)}\n{result.output}"
-            elif tests is lists[0] and self._run(tests, CANARY).word == "passed":
-                yield "the tests do not import the copy: they pass with a broken package in it"
+            elif tests is lists[0] and self._broken(tests).word == "passed":
+                yield "the tests do not import the copy: they pass with broken packages in it"
 
     def attempts(self, mutants: list[Mutant]) -> Iterator[Result]:
         """Yield each entry's result, in their order."""
         return self._pool.map(self._attempt, mutants)
 
     def _attempt(self, mutant: Mutant) -> Result:
-        return self._run(mutant.tests, (mutant.file, mutant.applied(self._root)))
+        return self._run(mutant.tests, {mutant.file: mutant.applied(self._root)})
 
-    def _run(self, tests: tuple[str, ...], wrong: tuple[str, str] | None = None) -> Result:
-        """Run tests, with the text of one file replaced."""
+    def _broken(self, tests: tuple[str, ...]) -> Result:
+        files = [f"{package}/__init__.py" for package in PACKAGES]
+        wrong = "raise AssertionError"
+        return self._run(tests, {file: wrong for file in files if (self._root / file).exists()})
+
+    def _run(
+        self, tests: tuple[str, ...], wrong: Mapping[str, str] = MappingProxyType({})
+    ) -> Result:
+        """Run tests with other texts in some files."""
         copy = self._copies.get()
         limit_seconds = self._limits.get(tests, UNMUTATED_SECONDS_MAX)
         try:
-            with written(copy / wrong[0], wrong[1]) if wrong else nullcontext():
+            with ExitStack() as stack:
+                for file, text in wrong.items():
+                    stack.enter_context(written(copy / file, text))
                 return run_tests(copy, tests, limit_seconds)
         finally:
             self._copies.put(copy)
@@ -173,6 +187,10 @@ class Runner:
 
 def run(mutants: list[Mutant], root: Path = ROOT, jobs: int = 2) -> list[str]:
     """Try all entries and say how each went; return the ids of those that went unnoticed."""
+    if not mutants:
+        raise UnfitError("no such entry")
+    for mutant in mutants:
+        mutant.applied(root)
     tried = [mutant for mutant in mutants if not mutant.explained]
     lists = list(dict.fromkeys(mutant.tests for mutant in tried))
     missed: list[str] = []
@@ -181,7 +199,7 @@ def run(mutants: list[Mutant], root: Path = ROOT, jobs: int = 2) -> list[str]:
         say(f"without a mutation: {len(lists)} lists of tests")
         faults = list(runner.unmutated(lists))
         if faults:
-            raise ValueError("\n".join(faults))
+            raise UnfitError("\n".join(faults))
         for number, (mutant, result) in enumerate(zip(tried, runner.attempts(tried), strict=True)):
             word = {"failed": "noticed", "passed": "UNNOTICED"}.get(result.word, result.word)
             place = f"{number + 1}/{len(tried)}"
@@ -208,13 +226,17 @@ def main() -> int:
     parser.add_argument("--only", nargs="+", metavar="ID", help="these entries or areas only")
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
     options = parser.parse_args()
-    mutants = [
-        mutant
-        for mutant in read_lists()
-        if options.only is None or {mutant.id, mutant.area} & set(options.only)
-    ]
     began = time.monotonic()
-    missed = run(mutants, jobs=options.jobs)
+    try:
+        mutants = [
+            mutant
+            for mutant in read_lists()
+            if options.only is None or {mutant.id, mutant.area} & set(options.only)
+        ]
+        missed = run(mutants, jobs=options.jobs)
+    except UnfitError as error:
+        say(str(error))
+        return 1
     explained = sum(bool(mutant.explained) for mutant in mutants)
     noticed = len(mutants) - explained - len(missed)
     seconds = time.monotonic() - began

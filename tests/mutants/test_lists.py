@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.run import ROOT, Mutant, read_lists, run
+from tests.mutants.run import ROOT, Mutant, UnfitError, read_lists, run
 
 MUTANTS = read_lists()
 
@@ -30,7 +30,7 @@ def test_no_two_entries_have_one_id(tmp_path):
     entry = '[[mutant]]\nid = "X1"\nfile = "a.py"\nwhat = "b"\nold = "1"\nnew = "2"\n'
     for area in ("one", "other"):
         (tmp_path / f"{area}.toml").write_text(entry)
-    with pytest.raises(ValueError, match="called X1"):
+    with pytest.raises(UnfitError, match="called X1"):
         read_lists(tmp_path)
 
 
@@ -76,7 +76,7 @@ def test_tests_that_fail_by_themselves_or_import_another_tree_are_an_error(tmp_p
         small_tree(folder)
     path = root / "test_clamp.py"
     path.write_text(spoilt.format(elsewhere=elsewhere) + "\n" + path.read_text())
-    with pytest.raises(ValueError, match=fault):
+    with pytest.raises(UnfitError, match=fault):
         run([wrong("10", "12")], root, jobs=1)
 
 
@@ -91,5 +91,5 @@ def test_tests_that_fail_by_themselves_or_import_another_tree_are_an_error(tmp_p
 def test_a_stale_entry_is_an_error(tmp_path, old, new, fault):
     small_tree(tmp_path)
     (tmp_path / "protocol/clamp.py").write_text("def clamp(x):\n    y = clamp\n    min(x, 10)\n")
-    with pytest.raises(ValueError, match=fault):
+    with pytest.raises(UnfitError, match=fault):
         wrong(old, new).applied(tmp_path)

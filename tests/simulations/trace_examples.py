@@ -1,8 +1,11 @@
 """A trace written by hand: what a small, well-behaved swarm would emit, and ways to spoil it."""
 
+from functools import cache
+
 import base58
 import msgpack
 from blake3 import blake3
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from simulations.checkers import Patience, Watch, attach_checkers
 from simulations.runtime.trace import Event
@@ -17,15 +20,27 @@ def packed(value) -> bytes:
     return msgpack.packb(value, use_bin_type=True)
 
 
+@cache
+def key(name: str) -> Ed25519PrivateKey:
+    return Ed25519PrivateKey.from_private_bytes(blake3(name.encode()).digest())
+
+
 def peer_id(name: str) -> str:
-    key = blake3(name.encode()).digest()
-    return base58.b58encode(bytes.fromhex("002408011220") + key).decode()
+    public = key(name).public_key().public_bytes_raw()
+    return base58.b58encode(bytes.fromhex("002408011220") + public).decode()
+
+
+def forged(envelope: bytes, signature: bytes = bytes(64)) -> bytes:
+    """Return a message with the signature of nobody."""
+    return packed({**msgpack.unpackb(envelope), "signature": signature})
 
 
 class TraceExample:
     """Emits the events of one run into a watch; time passes with ``wait``."""
 
-    def __init__(self, roles, *, patience=PATIENCE, signatures="keyed", **rules) -> None:
+    def __init__(
+        self, roles, *, patience=PATIENCE, signatures="keyed", steps=1000, **rules
+    ) -> None:
         self.violations = []
         self.watch = Watch(self.violations.append)
         self.certificates = attach_checkers(self.watch, patience)
@@ -49,7 +64,7 @@ class TraceExample:
                     "trainers": self._of("trainer"),
                     "validators": self._of("validator"),
                 },
-                "grpo": {"async_level": 2, "steps": 1000},
+                "grpo": {"async_level": 2, "steps": steps},
             }
         )
         self.run_id = blake3(self.manifest).digest()
@@ -104,25 +119,28 @@ class TraceExample:
     # Messages
 
     def envelope(self, kind, author, **fields):
+        payload = packed(fields)
         return packed(
             {
                 "kind": kind,
-                "payload": packed(fields),
-                "signature": bytes(64),
+                "payload": payload,
+                "signature": key(author).sign(self._head(kind) + payload),
                 "signer": self.peers[author],
             }
         )
 
     def digest(self, envelope):
         fields = msgpack.unpackb(envelope)
-        kind = fields["kind"].encode()
-        head = b"prime-node/1" + bytes([len(kind)]) + kind + self.run_id
+        head = self._head(fields["kind"])
         return blake3(head + fields["signer"].encode() + fields["payload"]).digest()
+
+    def _head(self, kind):
+        return b"prime-node/1" + bytes([len(kind)]) + kind.encode() + self.run_id
 
     def epoch(self):
         return int((self.now - START) // EPOCH_SECONDS)
 
-    def commit(self, worker, slot=0, previous=b"", version=0):
+    def commit(self, worker, slot=0, previous=b"", version=0, body_bytes=10):
         return self.envelope(
             "rollout-commit",
             worker,
@@ -132,7 +150,7 @@ class TraceExample:
             slot=slot,
             previous=previous,
             body=bytes(32),
-            body_bytes=10,
+            body_bytes=body_bytes,
             sequences=4,
             tokens=40,
         )
@@ -152,9 +170,14 @@ class TraceExample:
         verdicts = [self.verdict(name, commit, accept=accepted) for name in validators]
         for name, verdict in zip(validators, verdicts, strict=True):
             self.stored(verdict, name)
+        author = author or validators[0]
+        return self.assembled(author, commit, verdicts, accepted=accepted, escalated=escalated)
+
+    def assembled(self, author, commit, verdicts, *, accepted=True, escalated=False):
+        """Return a certificate with verdicts that nobody need have stored."""
         return self.envelope(
             "certificate",
-            author or validators[0],
+            author,
             commit=self.digest(commit),
             escalated=escalated,
             accepted=accepted,

@@ -12,7 +12,7 @@ from protocol.messages import RolloutCommit, seal
 from protocol.types import RunId
 from simulations.checkers.limits import LIMITS
 from simulations.checkers.wire import Rules, Wire, signature_fits
-from tests.simulations.trace_examples import GENESIS, SMALL, TraceExample, packed, small_run
+from tests.simulations.trace_examples import GENESIS, SMALL, packed, small_run
 
 VALIDATORS = ("validator-0", "validator-1", "validator-2")
 
@@ -214,49 +214,6 @@ def test_an_author_that_is_refused_by_its_own_replica_harms_nobody():
     commit = run.commit("worker-0")
     run.stored(commit, "worker-0")
     run.stored(run.certificate(["validator-0"], commit), "validator-0")
-    assert run.violations == []
-
-
-def many_validators():
-    """A swarm in which everybody has known ten validators for a while."""
-    roles = {"relay": ("relay",), "trainer": ("trainer",), "worker-0": ("inference",)}
-    roles |= {f"validator-{number}": ("validator",) for number in range(10)}
-    run = TraceExample(roles)
-    run.up()
-    run.published(0)
-    run.wait(12)
-    return run
-
-
-def ranked(run, commit):
-    rules = run.watch.rules
-    from simulations.checkers.wire import blake3_digest  # noqa: PLC0415 - used here only
-
-    beacon = rules.beacon(run.epoch() + 1)
-    names = [name for name in run.roles if name.startswith("validator")]
-    return sorted(
-        names,
-        key=lambda name: blake3_digest(beacon + run.digest(commit) + run.peers[name].encode()),
-    )
-
-
-@pytest.mark.parametrize(
-    ("signers", "broken"), [(slice(0, 2), []), (slice(-2, None), ["certified-only"])]
-)
-def test_signers_are_of_the_committee_that_the_beacon_draws(signers, broken):
-    run = many_validators()
-    commit = run.commit("worker-0")
-    run.stored(commit, "worker-0")
-    run.spread(run.certificate(ranked(run, commit)[signers], commit), "relay")
-    assert run.rules_broken == broken
-
-
-def test_who_is_of_the_committee_is_not_asked_while_views_may_differ():
-    run = many_validators()
-    run.emit("world", "fault", what="partition")
-    commit = run.commit("worker-0")
-    run.stored(commit, "worker-0")
-    run.spread(run.certificate(ranked(run, commit)[-2:], commit), "relay")
     assert run.violations == []
 
 
