@@ -8,7 +8,7 @@ from protocol.faults import Fault, FaultCode
 from protocol.gossip.cache import MessageCache, SeenCache
 from protocol.gossip.events import Priority
 from protocol.gossip.frames import Deframer, frame
-from protocol.gossip.mesh import Mesh, neutral
+from protocol.gossip.mesh import GraftAnswer, Mesh, neutral
 from protocol.gossip.outbox import Outbox
 from protocol.gossip.params import Params
 from protocol.gossip.rpc import RPC_BYTES_MAX
@@ -191,3 +191,31 @@ def test_a_shorter_back_off_does_not_replace_a_longer_one():
     mesh.pruned_by("t", PEER, 100, now=0)
     mesh.pruned_by("t", PEER, 5, now=1)
     assert mesh.backoffs["t", PEER] == 100
+
+
+def test_a_back_off_outlasts_a_member_s_leaving():
+    mesh = Mesh(Params(), Rng(b""), neutral)
+    mesh.join("t", [PEER], now=0)
+    mesh.pruned_by("t", PEER, 60, now=0)
+    mesh.drop(PEER, ["t"])
+    assert mesh.maintain("t", [PEER], now=60) == ([], [])
+    assert mesh.grafted_by("t", PEER, now=59) is GraftAnswer.BREACH
+
+
+def test_a_thinned_mesh_keeps_the_best_and_others_by_chance():
+    """By score alone, whoever has the best scores would soon have the whole mesh to itself."""
+    params = Params()
+    peers = [PeerId(str(number)) for number in range(params.mesh_high)]
+    scores = {peer: float(number) for number, peer in enumerate(peers)}
+    kept: list[PeerId] = []
+    for seed in range(100):
+        mesh = Mesh(params, Rng(bytes([seed])), scores.__getitem__)
+        mesh.join("t", [], now=0)
+        for peer in peers:
+            assert mesh.grafted_by("t", peer, now=0) is GraftAnswer.ACCEPT
+        mesh.maintain("t", peers, now=1)
+        assert len(mesh.members("t")) == params.mesh_size
+        kept += mesh.members("t")
+    best, others = peers[-params.mesh_keep_by_score :], peers[: -params.mesh_keep_by_score]
+    assert all(kept.count(peer) == 100 for peer in best)
+    assert all(10 <= kept.count(peer) <= 45 for peer in others), "two of eight each time"

@@ -419,6 +419,28 @@ def test_ihave_budgets():
     ]
 
 
+def test_ihaves_of_one_peer_are_heeded_so_many_times_in_a_heartbeat():
+    node = joined(2, Params(ihave_messages_max=2))
+    ids = [message_id(signed(AUTHOR, b"", number)) for number in range(4)]
+    haves = [Rpc(ihave=(IHave(TOPIC, (each,)),)) for each in ids]
+    asked = [sends(node.handle(received(A, have), 1)) for have in haves[:3]]
+    assert asked == [[(A, Rpc(iwant=(each,)))] for each in ids[:2]] + [[]]
+    assert sends(node.handle(received(B, haves[2]), 1)) == [(B, Rpc(iwant=(ids[2],)))]
+    node.handle(Heartbeat(), 2)
+    assert sends(node.handle(received(A, haves[3]), 2)) == [(A, Rpc(iwant=(ids[3],)))]
+
+
+def test_who_was_pruned_is_not_grafted_when_it_comes_back_to_the_network():
+    node = joined(1)
+    node.handle(received(A, Rpc(prune=(Prune(TOPIC, 60),))), 0)
+    node.handle(PeerDisconnected(A), 1)
+    node.handle(PeerConnected(A), 2)
+    node.handle(received(A, ENTER), 2)
+    node.handle(Heartbeat(), 3)
+    assert node.mesh_peers(TOPIC) == []
+    assert blames(node.handle(received(A, Rpc(graft=(TOPIC,))), 59)) == ["graft-in-backoff"]
+
+
 def test_in_a_small_swarm_mesh_peers_are_told_too():
     node = joined(2)
     (effect, _) = node.handle(Publish(TOPIC, b""), 1)

@@ -83,6 +83,30 @@ def test_each_member_is_inner_in_one_stripe_and_uploads_what_it_downloads(
             assert uploads_root == stripes, "one copy in all"
 
 
+@pytest.mark.parametrize(("stripes", "fanout"), [(2, 2), (4, 4), (3, 5), (2, 8)])
+def test_as_few_are_inner_as_feed_everybody_with_the_fanout_each(stripes: int, fanout: int) -> None:
+    for count in range(2 * stripes, 65, stripes):
+        for stripe in range(stripes):
+            feeding = children(tree(roster(count), ROOT, VERSION, stripe, stripes, fanout))
+            assert feeding.pop(ROOT) == 1
+            assert len(feeding) == math.ceil((count - 1) / fanout)
+            assert max(feeding.values()) <= fanout
+
+
+def test_leaves_stand_in_another_order_in_each_stripe_and_version() -> None:
+    """Whoever is last in one stripe is last by chance, and not in all of them."""
+    members = roster(48, unreachable=40)
+    leaves = [f"p{n}" for n in range(40)]
+    orders = [
+        [peer for peer in tree(members, ROOT, version, stripe, 4, 4) if peer in leaves]
+        for version in (VERSION, crypto.digest(b"next version"))
+        for stripe in range(4)
+    ]
+    assert all(sorted(order) == sorted(leaves) for order in orders)
+    assert len({tuple(order) for order in orders}) == 8
+    assert len({order[-1] for order in orders}) > 1
+
+
 def test_the_root_helps_when_few_can_feed() -> None:
     parents = tree(roster(40, unreachable=40), ROOT, VERSION, 0, 4, 4)
     assert children(parents) == {ROOT: 40}

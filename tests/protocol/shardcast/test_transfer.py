@@ -291,6 +291,63 @@ def test_without_any_source_it_waits_and_goes_on_later() -> None:
     assert len(asks(transfer.handle(Tick(), 2.0))) == 1
 
 
+def fail_until_paused(transfer: Transfer, ask: Ask, now: float) -> float:
+    """Let a request break; return after how many seconds its peer is asked again."""
+    assert transfer.handle(RequestFailed(ask.request, Refusal.BROKEN), now) == []
+    for quarters in range(1, 1000):
+        if asks(transfer.handle(Tick(), now + quarters / 4)):
+            return quarters / 4
+    raise AssertionError("never asked again")
+
+
+def test_who_breaks_again_and_again_is_left_alone_twice_as_long_each_time() -> None:
+    limits = TransferLimits(requests_per_stripe=1, late_seconds_initial=1000.0)
+    transfer = start([[A]], shards=1, limits=limits)
+    asks(transfer.handle(Tick(), 0.0))
+    pauses, now = [], 0.0
+    for number in range(7):
+        ask = Ask(number, A, 0, 0, 4, wait=True)
+        pauses.append(fail_until_paused(transfer, ask, now))
+        now += pauses[-1]
+    assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]
+
+
+def test_who_delivers_again_is_trusted_again() -> None:
+    limits = TransferLimits(requests_per_stripe=2, request_bytes=10)
+    transfer = start([[A]], shards=4, limits=limits)
+    first, second = asks(transfer.handle(Tick(), 0.0))
+    transfer.handle(RequestFailed(first.request, Refusal.BROKEN), 0.0)
+    transfer.handle(RequestFailed(second.request, Refusal.BROKEN), 0.0)
+    (single,) = asks(transfer.handle(Tick(), 2.0))
+    assert transfer.handle(Tick(), 2.5) == [], "one request at a time for whoever broke"
+    one, other = asks(deliver(transfer, single, 3.0))
+    assert transfer.handle(RequestFailed(one.request, Refusal.BROKEN), 4.0) == []
+    assert transfer.handle(RequestFailed(other.request, Refusal.BROKEN), 4.0) == []
+    assert transfer.handle(Tick(), 5.9) == []
+    assert len(asks(transfer.handle(Tick(), 6.0))) == 1, "after the first pause, not the second"
+
+
+def test_a_delivery_ends_a_pause() -> None:
+    transfer = start([[A]], shards=4, limits=TransferLimits(requests_per_stripe=2))
+    one, other = asks(transfer.handle(Tick(), 0.0))
+    assert transfer.handle(RequestFailed(one.request, Refusal.BROKEN), 0.5) == []
+    (again,) = asks(transfer.handle(ChunkGood(other.request, other.shard, 0), 0.6))
+    assert (again.peer, again.shard) == (A, one.shard)
+
+
+def test_what_is_still_slow_to_come_is_hedged_again_when_a_hedge_was_lost() -> None:
+    transfer = start([[A], [B], [C]], shards=3, chunks=1)
+    one, *others = asks(transfer.handle(Tick(), 0.0))
+    for ask in others:
+        deliver(transfer, ask, 0.1)
+    (hedge,) = asks(transfer.handle(Tick(), 4.0))
+    assert (hedge.peer, hedge.shard) == (B, one.shard)
+    assert asks(transfer.handle(RequestFailed(hedge.request, Refusal.BROKEN), 4.5)) == []
+    (second,) = asks(transfer.handle(Tick(), 5.0))
+    assert (second.peer, second.shard) == (C, one.shard)
+    assert deliver(transfer, second, 5.5) == [Cancel(one.request), Done()]
+
+
 @dataclass
 class World:
     """Peers that behave as told; checks every ask against what a transfer must never do."""
