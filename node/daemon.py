@@ -44,6 +44,7 @@ from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.inference.flow import InferenceFlow
 from roles.ports.engines import Engines
 from roles.ports.storage import StorageFullError
+from roles.ports.swarm import RefusedError
 from roles.ports.transport import Streams, TransportError
 from roles.trainer.flow import TrainerFlow
 from roles.validator.flow import ValidatorFlow
@@ -336,6 +337,7 @@ class Daemon:
         while True:
             for signed in self._replica.advance(self._ports.clock.now()):
                 self._accepted(signed.envelope, Received(ValidationResult.ACCEPT, signed))
+            await self._publish_evidence()
             try:
                 await self._message_log.flush()
                 self._context.conditions.clear("archive")
@@ -348,6 +350,16 @@ class Daemon:
                 await self._retention.sweep()
                 sweep_at = loop.time() + epochs.seconds
             await asyncio.sleep(epochs.seconds / 4)
+
+    async def _publish_evidence(self) -> None:
+        for evidence in self._replica.evidence_due():
+            try:
+                await self._network.publish(Topic.EVIDENCE, evidence)
+            except (
+                RefusedError,
+                StorageFullError,
+            ) as error:  # others found it too
+                log.info("evidence not published", error=str(error))
 
 
 async def _for_ever(name: str, service: Coroutine[Any, Any, None]) -> None:

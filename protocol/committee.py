@@ -35,6 +35,8 @@ class Committee:
     worker: PeerId
     lot: bytes
     """Beacon and commit: with a validator's id, what ranks it."""
+    excluded: tuple[PeerId, ...] = ()
+    """Validators that have equivocated: their verdicts count for nothing."""
 
     @property
     def first(self) -> tuple[PeerId, ...]:
@@ -52,8 +54,11 @@ class Committee:
         return -(-2 * self.escalated_size // 3)
 
     def ranking_with(self, others: Sequence[PeerId]) -> tuple[PeerId, ...]:
-        """Return the ranking as it is when ``others`` are live too; the worker never is in it."""
-        known = (*self.ranking, self.worker)
+        """Return the ranking as it is when ``others`` are live too.
+
+        The worker never is in it, nor is who has equivocated.
+        """
+        known = (*self.ranking, self.worker, *self.excluded)
         missing = tuple(peer for peer in others if peer not in known)
         return _by_lot(self.lot, self.ranking + missing) if missing else self.ranking
 
@@ -72,7 +77,8 @@ def draw(
     count = len(validators)
     lot = electorate.beacon(epoch) + commit.digest
     first_size, escalated_size = min(rules.size, count), min(rules.escalated_size, count)
-    return Committee(_by_lot(lot, validators), first_size, escalated_size, commit.signer, lot)
+    ranking, excluded = _by_lot(lot, validators), electorate.excluded(epoch)
+    return Committee(ranking, first_size, escalated_size, commit.signer, lot, excluded)
 
 
 @lru_cache(maxsize=RANKINGS_MAX)

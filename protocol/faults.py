@@ -33,6 +33,7 @@ class FaultCode(StrEnum):
     BAD_CHUNK = "bad-chunk", Blame.SENDER
     BAD_COUNTS = "bad-counts", Blame.SENDER
     BAD_ENVELOPE = "bad-envelope", Blame.SENDER
+    BAD_EVIDENCE = "bad-evidence", Blame.SENDER
     BAD_FIELDS = "bad-fields", Blame.SENDER
     BAD_MANIFEST = "bad-manifest", Blame.SENDER
     BAD_RECORD = "bad-record", Blame.SENDER

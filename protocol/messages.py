@@ -22,6 +22,9 @@ ENVELOPE_BYTES_MAX = 16 * 1024
 VERDICT_BYTES_MAX = 1024
 """An honest envelope has at most about 900: six margins and 200 characters of detail."""
 
+EVIDENCE_BYTES_MAX = 4096
+"""Two verdicts and a commit, which takes about 500."""
+
 VERDICTS_MAX = 15
 """As many of the largest verdicts as one certificate can hold, and so the largest committee."""
 
@@ -145,6 +148,19 @@ class Certificate(Message):
     escalated: bool
     accepted: bool
     verdicts: Annotated[tuple[bytes, ...], Field(min_length=1, max_length=VERDICTS_MAX)]
+
+
+class Evidence(Message):
+    """Proof that a validator equivocated: the envelopes of two verdicts of its on one commit.
+
+    Whoever finds it signs and carries it; who that is does not matter.
+    """
+
+    kind = "evidence"
+    envelope_bytes_max = EVIDENCE_BYTES_MAX
+    commit: bytes
+    accepting: bytes
+    rejecting: bytes
 
 
 class CheckpointManifest(Message):

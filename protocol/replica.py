@@ -14,6 +14,7 @@ from typing import Any
 
 from protocol.committee import Committee, Tally, check_certificate, draw
 from protocol.crypto import Verifier
+from protocol.electorate.equivocators import Equivocators
 from protocol.electorate.view import Electorate, ViewElectorate
 from protocol.faults import Blame, Fault, FaultCode
 from protocol.ledger.ledger import Ledger
@@ -23,6 +24,7 @@ from protocol.messages import (
     OPENED_MAX,
     Certificate,
     CheckpointManifest,
+    Evidence,
     Message,
     MessageT,
     NodeRecord,
@@ -43,6 +45,7 @@ TOPIC_KINDS: dict[Topic, type[Message]] = {
     Topic.CERTIFICATES: Certificate,
     Topic.CHECKPOINTS: CheckpointManifest,
     Topic.ROSTER: NodeRecord,
+    Topic.EVIDENCE: Evidence,
 }
 
 
@@ -90,11 +93,13 @@ class Replica:
         self.manifest = manifest
         self.run_id: RunId = manifest.run_id
         self.roster = Roster(manifest)
-        self.electorate: Electorate = ViewElectorate(manifest, self.roster)
+        self._equivocators = Equivocators(manifest, verify)
+        self.electorate: Electorate = ViewElectorate(manifest, self.roster, self._equivocators)
         self.ledger = Ledger(manifest)
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
         self._tallies: dict[Digest, Tally] = {}
+        self._evidence_due: dict[PeerId, Evidence] = {}
         self._early_certificates = _Waiting()
         self._early_checkpoints = _Waiting()
         self._early_verdicts = _Waiting()
@@ -104,6 +109,14 @@ class Replica:
             Verdict.kind: (Verdict, self._verdict),
             Certificate.kind: (Certificate, self._certificate),
             CheckpointManifest.kind: (CheckpointManifest, self._checkpoint),
+            Evidence.kind: (Evidence, self._take_evidence),
+        }
+        self._restorers: dict[str, tuple[type[Message], Callable[[Any], object]]] = {
+            RolloutCommit.kind: (RolloutCommit, self.ledger.restore_commit),
+            Verdict.kind: (Verdict, self._restore_verdict),
+            Certificate.kind: (Certificate, self._restore_certificate),
+            CheckpointManifest.kind: (CheckpointManifest, self.ledger.offer_checkpoint),
+            Evidence.kind: (Evidence, self._equivocators.offer),
         }
 
     def receive(self, envelope: bytes, now: float) -> Received:
@@ -129,29 +142,21 @@ class Replica:
 
     def restore(self, envelope: bytes) -> None:
         """Take back a message that this node had accepted and stored, in the order it did."""
-        kind = envelope_kind(envelope)
-        if kind == RolloutCommit.kind:
-            commit = self._open(envelope, RolloutCommit)
-            if isinstance(commit, Signed):
-                self.ledger.restore_commit(commit)
-        elif kind == Certificate.kind:
-            certificate = self._open(envelope, Certificate)
-            if (
-                isinstance(certificate, Signed)
-                and certificate.message.commit in self.ledger.entries
-            ):
-                verdicts = self._open_verdicts(certificate) or []
-                for each in verdicts:
-                    self.tally(Digest(certificate.message.commit)).add(each)
-                self.ledger.offer_certificate(certificate, _reason(verdicts))
-        elif kind == CheckpointManifest.kind:
-            checkpoint = self._open(envelope, CheckpointManifest)
-            if isinstance(checkpoint, Signed):
-                self.ledger.offer_checkpoint(checkpoint)
-        elif kind == Verdict.kind:
-            verdict = self._open(envelope, Verdict)
-            if isinstance(verdict, Signed):
-                self.tally(Digest(verdict.message.commit)).add(verdict)
+        kind, restore = self._restorers.get(envelope_kind(envelope) or "", (None, None))
+        if kind is not None and restore is not None:
+            signed = self._open(envelope, kind)
+            if isinstance(signed, Signed):
+                restore(signed)
+
+    def _restore_verdict(self, verdict: Signed[Verdict]) -> None:
+        self.tally(Digest(verdict.message.commit)).add(verdict)
+
+    def _restore_certificate(self, certificate: Signed[Certificate]) -> None:
+        if certificate.message.commit in self.ledger.entries:
+            verdicts = self._open_verdicts(certificate) or []
+            for verdict in verdicts:
+                self._restore_verdict(verdict)
+            self.ledger.offer_certificate(certificate, _reason(verdicts))
 
     def advance(self, now: float) -> list[Signed[Any]]:
         """Let time pass: expire, forget, and decide what waited; return what is now accepted."""
@@ -199,6 +204,7 @@ class Replica:
         """Return what a restart needs, in an order in which it can be taken back."""
         commits = [*self.ledger.kept.values(), *self.ledger.entries.values()]
         return [
+            *(evidence.envelope for evidence in self.evidence),
             *(entry.commit.envelope for entry in commits),
             *(entry.manifest.envelope for entry in self.ledger.checkpoints),
             *(
@@ -210,6 +216,17 @@ class Replica:
         ]
 
     # Questions
+
+    @property
+    def evidence(self) -> list[Signed[Evidence]]:
+        """The proofs of equivocation that count."""
+        return self._equivocators.evidence
+
+    def evidence_due(self) -> list[Evidence]:
+        """Return what this node should sign and gossip: equivocations that it has found itself."""
+        due = list(self._evidence_due.values())
+        self._evidence_due.clear()
+        return due
 
     def committee(self, commit: Signed[RolloutCommit]) -> Committee | None:
         """Draw the committee of a commit from the roster that this node sees."""
@@ -246,7 +263,25 @@ class Replica:
         if verdict.message.commit not in self.ledger.entries:
             self._early_verdicts.add(verdict, now)
             return Received(ValidationResult.IGNORE, verdict)
-        return _received(verdict, self.tally(Digest(verdict.message.commit)).add(verdict))
+        return _received(verdict, self._count(verdict))
+
+    def _count(self, verdict: Signed[Verdict]) -> Fault | bool:
+        """Take a verdict on a commit that is here, and note it when it proves an equivocation."""
+        entry = self.ledger.entries[Digest(verdict.message.commit)]
+        tally, validator = self.tally(entry.commit.digest), verdict.signer
+        result = tally.add(verdict)
+        pair = tally.equivocations.get(validator)
+        if pair is not None and self._equivocators.is_news(validator, entry.commit.message.epoch):
+            accepting, rejecting = sorted(pair, key=lambda one: not one.message.accept)
+            self._evidence_due[validator] = Evidence(
+                commit=entry.commit.envelope,
+                accepting=accepting.envelope,
+                rejecting=rejecting.envelope,
+            )
+        return result
+
+    def _take_evidence(self, evidence: Signed[Evidence], _now: float) -> Received:
+        return _received(evidence, self._equivocators.offer(evidence))
 
     def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
         if not self.manifest.is_validator(certificate.signer):
@@ -276,9 +311,8 @@ class Replica:
             return Received(ValidationResult.IGNORE, certificate, fault)
         if fault is not None:
             return Received(ValidationResult.REJECT, certificate, fault)
-        tally = self.tally(entry.commit.digest)
         for verdict in verdicts:
-            tally.add(verdict)
+            self._count(verdict)
         return _received(certificate, self.ledger.offer_certificate(certificate, _reason(verdicts)))
 
     def _checkpoint(self, manifest: Signed[CheckpointManifest], now: float) -> Received:

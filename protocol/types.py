@@ -42,6 +42,7 @@ class Topic(StrEnum):
     CERTIFICATES = "certificates"
     CHECKPOINTS = "checkpoints"
     ROSTER = "roster"
+    EVIDENCE = "evidence"
 
 
 class ValidationResult(StrEnum):

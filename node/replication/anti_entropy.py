@@ -203,6 +203,7 @@ def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:
     records = replica.roster.records()
     named = {*manifest.genesis.trainers, *manifest.genesis.validators}
     yield from (record for record in records if record.signer in named)
+    yield from replica.evidence
     first = max(0, min(from_version, ledger.version))
     yield from (checkpoint.manifest for checkpoint in ledger.checkpoints[first:])
     yield from (entry.commit for entry in ledger.entries.values())

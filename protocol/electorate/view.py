@@ -9,6 +9,7 @@ run and epoch: agreed by everyone without a message, but predictable by everyone
 from typing import Protocol
 
 from protocol.crypto import digest
+from protocol.electorate.equivocators import Equivocators
 from protocol.manifest import RunManifest
 from protocol.membership import Roster
 from protocol.types import Digest, PeerId, Role
@@ -23,6 +24,9 @@ class Electorate(Protocol):
     def validators(self, epoch: int) -> tuple[PeerId, ...]:
         """Return the validators that may be drawn in ``epoch``, by peer id."""
 
+    def excluded(self, epoch: int) -> tuple[PeerId, ...]:
+        """Return whose verdicts count for nothing on what is drawn in ``epoch``."""
+
     def beacon(self, epoch: int) -> Digest:
         """Return the randomness of ``epoch``."""
 
@@ -30,25 +34,33 @@ class Electorate(Protocol):
 class ViewElectorate:
     """The electorate as this node sees it."""
 
-    def __init__(self, manifest: RunManifest, roster: Roster) -> None:
+    def __init__(self, manifest: RunManifest, roster: Roster, equivocators: Equivocators) -> None:
         self._run_id = manifest.run_id
         self._roster = roster
-        self._revision = -1
+        self._equivocators = equivocators
+        self._revision = (-1, -1)
         self._validators: dict[int, tuple[PeerId, ...]] = {}
-        """By epoch, as of ``_revision`` of the roster."""
+        """By epoch, as of ``_revision`` of roster and equivocators."""
         self._beacons: dict[int, Digest] = {}
 
     def validators(self, epoch: int) -> tuple[PeerId, ...]:
-        """Return the genesis validators that are on the roster of ``epoch``, by peer id."""
-        revision = self._roster.revision(Role.VALIDATOR)
+        """Return the honest genesis validators on the roster of ``epoch``, by peer id."""
+        revision = (self._roster.revision(Role.VALIDATOR), self._equivocators.revision)
         if revision != self._revision or len(self._validators) >= EPOCHS_KEPT:
             self._revision = revision
             self._validators.clear()
         known = self._validators.get(epoch)
         if known is None:
+            excluded = self._equivocators.excluded(epoch)
             members = self._roster.at_epoch(epoch, Role.VALIDATOR)
-            known = self._validators[epoch] = tuple(member.peer for member in members)
+            known = self._validators[epoch] = tuple(
+                member.peer for member in members if member.peer not in excluded
+            )
         return known
+
+    def excluded(self, epoch: int) -> tuple[PeerId, ...]:
+        """Return the validators that had equivocated long enough before ``epoch``."""
+        return self._equivocators.excluded(epoch)
 
     def beacon(self, epoch: int) -> Digest:
         """Return ``H(run || epoch)``."""

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 from blake3 import blake3
 from hypothesis import given
@@ -209,3 +211,18 @@ def test_who_was_on_the_signers_roster_counts_at_its_rank():
 
     assert fault(RANKED[:3]) is None
     assert fault([*RANKED[1:3], RANKED[6]]) == "other-committee", "its rank is too low"
+
+
+def test_a_worker_that_is_a_validator_does_not_count_for_its_own_commit():
+    """Neither where its key ranks first among all, nor when its verdict is shown as one more."""
+    worker = WORLD.validators[0]
+    commits = [WORLD.commit(worker, tokens=tokens) for tokens in range(1, 33)]
+    committee = next(
+        drawn
+        for drawn in map(REPLICA.committee, commits)
+        if replace(drawn, worker=WORLD.workers[0].peer_id).ranking_with([worker.peer_id])[0]
+        == worker.peer_id
+    )
+    assert committee.ranking_with([worker.peer_id]) == committee.ranking
+    excluded = replace(committee, worker=WORLD.workers[0].peer_id, excluded=(worker.peer_id,))
+    assert excluded.ranking_with([worker.peer_id]) == committee.ranking

@@ -309,11 +309,12 @@ class ReplicaMachine(RuleBasedStateMachine):
 
     @invariant()
     def a_slot_has_one_commit_or_ended_its_workers_standing(self):
+        commits = [entry.commit for entry in self.replica.ledger.entries.values()]
         slots = Counter(
-            (entry.commit.signer, entry.commit.message.version, entry.commit.message.slot)
-            for entry in self.replica.ledger.entries.values()
+            (one.signer, one.message.version, one.message.checkpoint, one.message.slot)
+            for one in commits
         )
-        for (worker, _, _), count in slots.items():
+        for (worker, *_), count in slots.items():
             assert count == 1 or self.replica.ledger.slashed(worker)
 
     def teardown(self):

@@ -1,6 +1,8 @@
 import pytest
 
 from protocol import membership
+from protocol.crypto import verify
+from protocol.electorate.equivocators import Equivocators
 from protocol.electorate.view import EPOCHS_KEPT, ViewElectorate
 from protocol.faults import Fault, FaultCode
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX, Roster
@@ -17,6 +19,10 @@ def roster(*records, now=None):
     for record in records:
         assert result.offer(record, record.message.issued_at if now is None else now) is True
     return result
+
+
+def electorate_of(known, manifest=WORLD.manifest):
+    return ViewElectorate(manifest, known, Equivocators(manifest, verify))
 
 
 def peers(members):
@@ -179,7 +185,7 @@ def test_the_electorate_is_the_live_validators():
         WORLD.record(WORLD.validators[2], ("relay",)),
         WORLD.record(WORKER, ("inference",)),
     )
-    electorate = ViewElectorate(WORLD.manifest, result)
+    electorate = electorate_of(result)
     expected = sorted(one.peer_id for one in WORLD.validators[:2])
     assert list(electorate.validators(1)) == expected
     assert electorate.validators(100) == ()
@@ -188,7 +194,7 @@ def test_the_electorate_is_the_live_validators():
 
 def test_the_electorate_follows_who_comes_changes_role_and_is_forgotten():
     result = roster(WORLD.record(VALIDATOR, ("validator",)))
-    electorate = ViewElectorate(WORLD.manifest, result)
+    electorate = electorate_of(result)
     second = WORLD.validators[1]
     assert electorate.validators(2) == (VALIDATOR.peer_id,)
     result.offer(WORLD.record(second, ("validator",)), WORLD.at(1))
@@ -202,17 +208,17 @@ def test_the_electorate_follows_who_comes_changes_role_and_is_forgotten():
 
 def test_an_electorate_that_is_asked_about_many_epochs_still_answers_right():
     result = roster(WORLD.record(VALIDATOR, ("validator",)))
-    electorate = ViewElectorate(WORLD.manifest, result)
+    electorate = electorate_of(result)
     for _ in range(2):
         answers = [(electorate.validators(n), electorate.beacon(n)) for n in range(EPOCHS_KEPT + 9)]
-        fresh = ViewElectorate(WORLD.manifest, result)
+        fresh = electorate_of(result)
         assert answers[1] == (fresh.validators(1), fresh.beacon(1)) != answers[-1]
         assert len({beacon for _, beacon in answers}) == len(answers)
 
 
 def test_every_epoch_and_run_has_its_own_beacon():
     electorates = [
-        ViewElectorate(manifest, Roster(manifest)) for manifest in (WORLD.manifest, run_manifest(2))
+        electorate_of(Roster(manifest), manifest) for manifest in (WORLD.manifest, run_manifest(2))
     ]
     beacons = [
         electorate.beacon(epoch) for electorate in electorates for epoch in (0, 1, 2**53 + 1)

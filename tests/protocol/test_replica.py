@@ -66,7 +66,7 @@ def test_what_is_known_is_no_news(signed):
 @pytest.mark.parametrize("topic", Topic)
 def test_a_topic_carries_its_kind_alone(topic):
     messages = [WORLD.record(OTHER, ("relay",)), COMMIT, CERTIFICATE, WORLD.checkpoint(GENESIS)]
-    messages.append(WORLD.verdict(VALIDATOR, COMMIT))
+    messages += [WORLD.verdict(VALIDATOR, COMMIT), WORLD.evidence(VALIDATOR, COMMIT)]
     for signed in messages:
         target = replica()
         before = fingerprint(target)
@@ -173,6 +173,55 @@ def test_a_certificate_shows_equivocation_too():
     liar = WORLD.verdict(WORLD.by_peer[ranked[0]], COMMIT, accept=False)
     target = replica(COMMIT, liar, CERTIFICATE)
     assert list(target.tally(COMMIT.digest).equivocations) == [ranked[0]]
+
+
+def test_an_equivocation_that_is_found_is_told_once_and_excludes_its_author():
+    ranked = WORLD.committee(COMMIT).first
+    liar = WORLD.by_peer[ranked[0]]
+    target = replica(COMMIT, CERTIFICATE)
+    assert target.evidence_due() == []
+    take(target, WORLD.verdict(liar, COMMIT, accept=False))
+    (message,) = target.evidence_due()
+    assert target.evidence_due() == []
+    evidence = WORLD.sealed(message, OTHER)
+    assert take(target, evidence) is ValidationResult.ACCEPT
+    assert take(target, evidence) is ValidationResult.IGNORE
+    take(target, WORLD.verdict(liar, COMMIT, accept=False, detail="once more"))
+    assert target.evidence_due() == [], "everybody knows by now"
+    assert restarted(target).evidence == [evidence]
+
+
+@pytest.mark.parametrize("both_known", ["by verdict", "by certificate"])
+def test_evidence_does_not_depend_on_which_verdict_came_first(both_known):
+    ranked = WORLD.committee(COMMIT).first
+    lie = WORLD.verdict(WORLD.by_peer[ranked[0]], COMMIT, accept=False)
+    true = WORLD.verdict(WORLD.by_peer[ranked[0]], COMMIT)
+    one, other = replica(COMMIT, lie), replica(COMMIT, true)
+    take(one, CERTIFICATE if both_known == "by certificate" else true)
+    take(other, lie)
+    assert one.evidence_due() == other.evidence_due() != []
+
+
+EXCLUDED_FROM = WORLD.manifest.committee.expire_after_epochs + 1
+"""An epoch in which whoever equivocated about ``COMMIT`` is not drawn any more."""
+
+
+def test_the_excluded_are_not_drawn_and_count_for_nothing_in_a_certificate():
+    late = WORLD.commit(WORKER, epoch=EXCLUDED_FROM)
+    target = replica(roster_at=EXCLUDED_FROM)
+    now = WORLD.at(EXCLUDED_FROM + 1)
+    ranked = target.committee(late).ranking
+    liars = [WORLD.by_peer[peer] for peer in ranked[:2]]
+    certificate = WORLD.certificate(late)
+    assert take(target, late, now) is ValidationResult.ACCEPT
+    for liar in liars:
+        assert take(target, WORLD.evidence(liar, COMMIT)) is ValidationResult.ACCEPT
+    assert target.committee(late).ranking == ranked[2:]
+    received = target.receive(certificate.envelope, now)
+    assert received.fault is not None
+    assert received.fault.code == "other-committee"
+    before = WORLD.commit(WORKER, epoch=EXCLUDED_FROM - 2, slot=1, previous=COMMIT.digest)
+    assert set(target.committee(before).ranking) == set(ranked)
 
 
 def test_verdicts_go_with_their_commit():
@@ -474,7 +523,7 @@ def test_a_restart_keeps_a_commit_whose_version_was_superseded():
 
 
 @pytest.mark.parametrize(
-    "kind", ["rollout-commit", "certificate", "checkpoint-manifest", "verdict"]
+    "kind", ["rollout-commit", "certificate", "checkpoint-manifest", "verdict", "evidence"]
 )
 def test_damaged_storage_is_passed_over(kind):
     target = replica(COMMIT)

@@ -9,6 +9,7 @@ from protocol.assignment import assign
 from protocol.codec import decode, encode
 from protocol.committee import draw
 from protocol.crypto import Identity, digest, public_key_from_peer_id, verify
+from protocol.electorate.equivocators import Equivocators
 from protocol.electorate.view import ViewElectorate
 from protocol.manifest import RunManifest, decode_manifest
 from protocol.membership import Roster
@@ -86,7 +87,9 @@ def test_committee_ranking(manifest, commit):
             policy_version=0,
         )
         assert roster.offer(seal(record, manifest.run_id, identity(index)), now) is True
-    committee = draw(manifest, ViewElectorate(manifest, roster), commit)
+    committee = draw(
+        manifest, ViewElectorate(manifest, roster, Equivocators(manifest, verify)), commit
+    )
     assert list(committee.ranking) == VECTORS["ranking"]
 
 

@@ -12,6 +12,7 @@ from protocol.messages import (
     PROTOCOL_VERSION,
     Certificate,
     CheckpointManifest,
+    Evidence,
     Hardware,
     NodeRecord,
     RolloutCommit,
@@ -162,6 +163,15 @@ class World:
         }
         return self.sealed(Certificate(**fields | changes), self.by_peer[voters[0]])
 
+    def evidence(self, validator, about, signer=None, **changes) -> Signed[Evidence]:
+        """Return the proof that ``validator`` signed two verdicts, found by ``signer``."""
+        fields = {
+            "commit": about.envelope,
+            "accepting": self.verdict(validator, about).envelope,
+            "rejecting": self.verdict(validator, about, accept=False).envelope,
+        }
+        return self.sealed(Evidence(**fields | changes), signer or self.workers[0])
+
     def genesis(self, **changes) -> Signed[CheckpointManifest]:
         return self.checkpoint(None, policy=self.manifest.genesis_policy, **changes)
 
@@ -204,4 +214,5 @@ def fingerprint(replica) -> tuple:
         tuple(
             (key, tuple(sorted(tally.verdicts))) for key, tally in sorted(replica._tallies.items())
         ),
+        tuple(evidence.digest for evidence in replica.evidence),
     )
