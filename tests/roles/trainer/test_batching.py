@@ -1,8 +1,12 @@
+import asyncio
+
 import pytest
 
+from protocol.crypto import digest
 from protocol.rollout import RolloutSequence, encode_body
+from roles.trainer.batching import Batching
 from tests.roles.trainer.trainer_world import World
-from tests.worlds.flow_world import END
+from tests.worlds.flow_world import END, Task
 from tests.worlds.memory_transport import run_virtual
 
 
@@ -65,5 +69,51 @@ def test_nothing_is_learned_from_without_a_certificate(tmp_path):
         await world.rest(30)
         assert world.engine.batches == []
         await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_what_is_too_old_for_the_version_under_way_is_left_out(tmp_path):
+    """The ledger counts from the last published version; the one being published is newer."""
+
+    async def scenario():
+        world = World(tmp_path, grpo={"async_level": 0})
+        release, published = world.policies.release, asyncio.Event()
+
+        async def slow(policy):
+            await published.wait()
+            return await release(policy)
+
+        world.policies.release = slow
+        world.start()
+        world.batch()
+        await world.rest(3)
+        world.batch()
+        await world.rest(20)
+        assert len(world.replica.ledger.usable()) == 4
+        assert len(world.engine.batches) == 1
+        published.set()
+        await world.rest(3)
+        world.batch()
+        await world.rest(3)
+        assert [item.version for item in world.published] == [1, 2]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_body_of_a_version_that_is_superseded_meanwhile_is_not_used(tmp_path):
+    """Its tokens answer the prompts of a version that the swarm no longer means."""
+
+    async def scenario():
+        world = World(tmp_path)
+        genesis = world.replica.ledger.head
+        world.version()
+        world.batch()
+        batching = Batching(world.context, Task())
+        found = asyncio.create_task(batching.next(1))
+        await asyncio.sleep(0.01)
+        world.take(world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another")))
+        assert await found is None
 
     run_virtual(scenario())

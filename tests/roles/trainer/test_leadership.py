@@ -210,6 +210,25 @@ def test_a_version_that_died_with_its_trainer_is_made_again(tmp_path):
     run_virtual(scenario())
 
 
+def test_it_does_not_go_back_to_a_version_that_it_does_not_hold(tmp_path):
+    """Others could not get the weights of such a version from it, whatever its state says."""
+
+    async def scenario():
+        world = World(tmp_path, epochs={"seconds": EPOCH_SECONDS, "record_epochs": LIFE_EPOCHS})
+        world.version(state=digest(b"state"), state_bytes=5)
+        world.version(trainer=1, term=1)
+        world.policies.held.clear()
+        world.policies.published_state = tmp_path / "published.state"
+        world.start()
+        await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
+        world.live(world.signer, policy_version=0)
+        await world.rest(30)
+        assert world.engine.loaded == []
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 def test_a_version_that_somebody_holds_is_waited_for(tmp_path):
     async def scenario():
         world, _ = orphaned(tmp_path)

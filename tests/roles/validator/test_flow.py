@@ -9,6 +9,7 @@ from protocol.messages import Certificate, Verdict
 from protocol.rollout import RolloutSequence, encode_body
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
+from roles.validator import examination
 from roles.validator import flow as module
 from roles.validator.flow import CHECKS_PER_WORKER, ValidatorFlow
 from tests.worlds.flow_world import ANSWER, END, Engine, FlowWorld, Task
@@ -195,6 +196,50 @@ def test_undelivered_verdicts_are_sent_again(tmp_path):
             commit.signer,
             world.others[0].peer_id,
         ]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def first_of(world, rank, count=12):
+    """Commit until we have this place in the first or larger committee; return that commit."""
+    for n in range(count):
+        commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
+        if world.replica.committee(commit).ranking.index(world.signer.peer_id) == rank:
+            return commit
+    raise AssertionError("another seed is needed: we never have this place")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_certificate_is_published_by_the_next_in_rank_when_the_first_is_silent(tmp_path, rank):
+    async def scenario():
+        world = World(tmp_path)
+        world.run(world.flow)
+        commit = first_of(world, rank)
+        await world.rest(EPOCH_SECONDS + 2)
+        world.verdict(commit)
+        published = lambda: [item.commit for item in world.certificates]  # noqa: E731
+        await world.rest(EPOCH_SECONDS / 2 - 1)
+        assert (commit.digest in published()) == (rank == 0)
+        await world.rest(EPOCH_SECONDS / 2)
+        assert commit.digest in published()
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_silent_committee_is_enlarged_after_its_deadline_and_not_before(tmp_path):
+    async def scenario():
+        world = World(tmp_path, validators=3)
+        deadline_epochs = world.manifest.committee.escalate_after_epochs
+        world.run(world.flow)
+        commit = first_of(world, 2)
+        given = lambda: [item.commit for item in world.verdicts]  # noqa: E731
+        await world.rest((deadline_epochs + 1) * EPOCH_SECONDS - 1)
+        assert world.context.epoch() == commit.message.epoch + deadline_epochs
+        assert commit.digest not in given()
+        await world.rest(EPOCH_SECONDS / 2 + 2)
+        assert commit.digest in given()
         await world.stop()
 
     run_virtual(scenario())
@@ -400,6 +445,33 @@ def test_what_was_never_tried_comes_first(tmp_path, monkeypatch):
     run_virtual(scenario())
 
 
+def test_what_was_tried_least_comes_first_even_when_all_may_be_tried_again(tmp_path, monkeypatch):
+    """Bodies that take long to fail are due again as soon as they have failed."""
+
+    async def scenario():
+        monkeypatch.setattr(module, "CHECKS_AT_ONCE", 1)
+        world = World(tmp_path)
+        fetch = world.network.fetch
+
+        async def stall(wanted, bytes_max, sources):
+            if wanted not in world.network.bodies:
+                await asyncio.sleep(2 * EPOCH_SECONDS)
+            return await fetch(wanted, bytes_max, sources)
+
+        world.network.fetch = stall
+        lost = [world.commit(f"lost {n}".encode(), signer=world.world.workers[n]) for n in range(2)]
+        for commit in lost:
+            del world.network.bodies[commit.message.body]
+        world.run(world.flow)
+        await world.rest(EPOCH_SECONDS + 1)
+        honest = world.commit(signer=world.world.workers[2])
+        await world.rest(5 * EPOCH_SECONDS)
+        assert honest.digest in [item.commit for item in world.verdicts]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 # Our own disk, and refusals
 
 
@@ -456,6 +528,30 @@ def test_a_fault_of_ours_in_a_check_is_not_lost(tmp_path):
     run_virtual(scenario())
 
 
+def test_it_ends_when_its_checks_have_ended(tmp_path):
+    """A check may hold a file or a stream that the daemon closes next."""
+
+    async def scenario():
+        world = World(tmp_path)
+        ended = []
+
+        async def slow_to_end(*_arguments):
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await asyncio.sleep(1)
+                ended.append(True)
+
+        world.network.fetch = slow_to_end
+        world.run(world.flow)
+        world.commit()
+        await world.rest(EPOCH_SECONDS + 2)
+        await world.stop()
+        assert ended == [True]
+
+    run_virtual(scenario())
+
+
 def test_what_was_forgotten_leaves_nothing_behind(tmp_path):
     async def scenario():
         world = World(tmp_path)
@@ -488,6 +584,39 @@ def test_the_assignment_is_that_of_the_checkpoint_which_was_named(tmp_path):
         world.engine.measure = look
         await world.rest(EPOCH_SECONDS + 2)
         assert seen == [item.noise_seed for item in expected]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_which_sequences_are_measured_is_drawn_after_the_commit(tmp_path, monkeypatch):
+    """The beacon of the commit's own epoch is known to the worker while it commits."""
+
+    async def scenario():
+        drawn = []
+
+        def spy(beacon, commit, sequences, share):
+            drawn.append((beacon, commit, sequences, share))
+            return (1,)
+
+        monkeypatch.setattr(examination, "audited", spy)
+        world = World(tmp_path)
+        seen = []
+        measure = world.engine.measure
+
+        async def look(version, requests, temperature):
+            seen.extend(request.seed for request in requests)
+            return await measure(version, requests, temperature)
+
+        world.engine.measure = look
+        world.run(world.flow)
+        commit = world.commit()
+        await world.rest(EPOCH_SECONDS + 2)
+        beacon = world.replica.electorate.beacon(commit.message.epoch + 1)
+        share = world.manifest.toploc.audit_share
+        assert drawn == [(beacon, commit.digest, commit.message.sequences, share)]
+        expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0)
+        assert seen == [expected[1].noise_seed]
         await world.stop()
 
     run_virtual(scenario())

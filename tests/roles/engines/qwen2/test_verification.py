@@ -5,13 +5,15 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from protocol.toploc.sampling import gumbel_noise
 from protocol.types import Version
+from roles.engines.qwen2 import verification
 from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import write_policy
+from roles.engines.qwen2.policy import build_model, configuration, write_policy
 from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, VerificationRequest
-from tests.roles.engines.tiny import grpo, model, sampling, toploc
+from tests.roles.engines.tiny import CONFIG, grpo, model, sampling, toploc
 
 LEARNING_RATE = 2e-4  # the testnet's
 
@@ -115,6 +117,29 @@ async def test_an_edited_token_is_separated(policies, verifier):
             assert measured[0].sampling_gap_max > 1e-3
 
 
+def scores_of(policy, claim, temperature):
+    """Return what the tokens of a claim were drawn by ``[n, vocabulary]``, one at a time."""
+    model = build_model(configuration(CONFIG), torch.float32, "cpu")
+    model.load_state_dict(load_file(policy.path))
+    states = model(input_ids=torch.tensor([claim.prompt + claim.tokens])).logits[0].detach()
+    first = len(claim.prompt) - 1
+    return [
+        states[first + place].double() / temperature
+        + torch.from_numpy(gumbel_noise(claim.seed, place, CONFIG["vocab_size"]))
+        for place in range(len(claim.tokens))
+    ]
+
+
+async def test_the_sampling_gap_is_that_of_the_worst_token(policies, verifier):
+    claim = next(c for c in await honest_claims(policies[0], 0.7) if len(c.tokens) == 20)
+    edited = replace(claim, tokens=(*claim.tokens[:-1], 2 + claim.tokens[-1] % 20))
+    last = scores_of(policies[0], edited, 0.7)[-1]
+    expected = float(last.max() - last[edited.tokens[-1]])
+    assert expected > 0.1
+    (measured,) = await verifier.measure(Version(0), [edited], 0.7)
+    assert measured.sampling_gap_max == pytest.approx(expected, abs=1e-4)
+
+
 async def test_another_seed_is_separated(policies, verifier):
     claimed = await honest_claims(policies[0])
     measured = await verifier.measure(
@@ -176,6 +201,31 @@ async def test_batches_do_not_change_the_result(policies, verifier):
     for one, other in zip(measured, expected, strict=True):
         assert one.end_probability == pytest.approx(other.end_probability, abs=1e-5)
     assert worst(measured)[1] < 8
+
+
+async def test_a_prefill_holds_no_more_tokens_than_it_may(policies):
+    claimed = await honest_claims(policies[0])
+    small = TransformersVerificationEngine(model(), toploc(), batch_tokens_max=50)
+    await small.load(policies[0])
+    prefills = []
+    small._models[Version(0)].model.register_forward_pre_hook(
+        lambda _module, _positional, named: prefills.append(tuple(named["input_ids"].shape)),
+        with_kwargs=True,
+    )
+    await small.measure(Version(0), claimed, 1.0)
+    small.close()
+    assert sum(rows for rows, _ in prefills) == len(claimed)
+    assert max(rows for rows, _ in prefills) > 1
+    assert all(rows == 1 or rows * width <= 50 for rows, width in prefills)
+
+
+async def test_blocks_of_scores_do_not_change_the_result(policies, verifier, monkeypatch):
+    """The noise of a token is drawn by its place in its sequence, wherever a block begins."""
+    claimed = await honest_claims(policies[0])
+    monkeypatch.setattr(verification, "_SCORES_PER_BLOCK", 7 * CONFIG["vocab_size"])
+    _, mantissa, logprob, gap = worst(await verifier.measure(Version(0), claimed, 1.0))
+    assert mantissa < 8
+    assert max(logprob, gap) < 2e-5
 
 
 async def test_the_last_policies_are_kept(policies):

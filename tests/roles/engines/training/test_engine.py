@@ -20,14 +20,21 @@ async def weights_of(engine, path):
 
 
 def reference_loss(policy, batch):
-    """The mean token loss, one sequence at a time and without any of the engine's code."""
+    """Return loss and gradient norm, computed without any of the engine's code."""
     model = build_model(configuration(CONFIG), torch.float32, "cpu")
     model.load_state_dict(load_file(policy.path))
+    loss = reference_backward(model, batch)
+    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
+    return loss, norm
+
+
+def reference_backward(model, batch, temperature=1.0):
+    """Leave the gradient of the mean token loss, one sequence at a time; return the loss."""
     total, count = 0.0, 0
     for one in batch:
         rewards = torch.tensor([float(s.reward) for s in batch if s.group == one.group])
         advantage = (one.reward - rewards.mean()) / (rewards.std(correction=0) + 1e-4)
-        logits = model(input_ids=torch.tensor([one.prompt + one.tokens])).logits[0]
+        logits = model(input_ids=torch.tensor([one.prompt + one.tokens])).logits[0] / temperature
         for place, (token, behaviour) in enumerate(zip(one.tokens, one.logprobs, strict=True)):
             log_ratio = logits[len(one.prompt) - 1 + place].log_softmax(-1)[token] - behaviour
             ratio = log_ratio.exp()
@@ -36,8 +43,33 @@ def reference_loss(policy, batch):
             count += 1
     loss = total / count
     loss.backward()
-    norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
-    return float(loss.detach()), norm
+    return float(loss.detach())
+
+
+def reference_weights(policy, batches, rate, decay, betas, clip, temperature):
+    """Return the weights after one AdamW step a batch, by the formulas of its paper.
+
+    Loshchilov and Hutter 2019, algorithm 2, with the default epsilon; gradients are scaled to a
+    norm of at most ``clip`` before.
+    """
+    model = build_model(configuration(CONFIG), torch.float32, "cpu")
+    model.load_state_dict(load_file(policy.path))
+    parameters = dict(model.named_parameters())
+    first = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    second = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    for step, batch in enumerate(batches, start=1):
+        model.zero_grad()
+        reference_backward(model, batch, temperature)
+        norm = math.sqrt(sum(float(p.grad.square().sum()) for p in parameters.values()))
+        with torch.no_grad():
+            for name, parameter in parameters.items():
+                gradient = parameter.grad * min(1.0, clip / norm)
+                first[name] = betas[0] * first[name] + (1 - betas[0]) * gradient
+                second[name] = betas[1] * second[name] + (1 - betas[1]) * gradient**2
+                mean = first[name] / (1 - betas[0] ** step)
+                size = (second[name] / (1 - betas[1] ** step)).sqrt()
+                parameter.sub_(rate * (mean / (size + 1e-8) + decay * parameter))
+    return {name: parameter.detach() for name, parameter in parameters.items()}
 
 
 @pytest.mark.parametrize(
@@ -54,6 +86,21 @@ async def test_every_layout_computes_the_same_step(make, policies, layout):
     assert metrics.gradient_norm == pytest.approx(norm, rel=1e-4)
     assert metrics.sequences_used == len(batch)
     assert 0 < metrics.entropy < math.log(32)
+
+
+async def test_steps_are_those_of_adamw_with_the_manifests_settings(make, policies, tmp_path):
+    settings = {"weight_decay": 0.5, "adam_betas": (0.6, 0.8), "gradient_clip": 0.5}
+    batches = [batch_of(seed) for seed in range(3)]
+    engine = await make(temperature=0.7, **settings)
+    for batch in batches:
+        assert (await engine.step(batch)).gradient_norm > 0.5, "it is clipped"
+    weights = await weights_of(engine, tmp_path / "policy")
+    expected = reference_weights(policies[0], batches, 1e-3, 0.5, (0.6, 0.8), 0.5, 0.7)
+    # Where a gradient is nearly zero, rounding decides its sign and Adam moves by the whole rate.
+    errors = torch.cat([(weights[name] - expected[name]).abs().flatten() for name in expected])
+    moved = 1e-3 * len(batches)
+    assert float(errors.quantile(0.99)) < moved * 1e-3
+    assert float(errors.mean()) < moved * 1e-3
 
 
 async def test_learning_raises_the_probability_of_what_was_rewarded(make):

@@ -174,15 +174,20 @@ async def test_progress_is_a_number(make, trained, steps):
         await (await make()).load_state(path, policy)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "absent", "pickle", "older"])
+@pytest.mark.parametrize(
+    "damage", ["truncated", "one moment", "empty", "absent", "pickle", "older"]
+)
 async def test_a_damaged_state_is_refused_and_the_trainer_goes_on(trained, damage):
     engine, policy, path = trained
     data = bytearray(path.read_bytes())
     if damage == "truncated":
         path.write_bytes(data[: len(data) // 2])
-    elif damage == "flipped":
-        data[-1] ^= 1
-        path.write_bytes(data)
+    elif damage == "one moment":
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata()
+        tensors = load_file(path)
+        tensors["first_moments/lm_head.weight"] *= 0.99
+        save_file(tensors, path, metadata)
     elif damage == "empty":
         path.write_bytes(b"")
     elif damage == "absent":
