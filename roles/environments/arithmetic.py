@@ -1,5 +1,7 @@
 """One-digit addition: ``3+4=`` is answered by ``7``; learned by a 0.5M model within minutes."""
 
+from typing_extensions import override
+
 from roles.environments.base import CharacterTask
 
 
@@ -9,10 +11,10 @@ class Arithmetic(CharacterTask):
     name = "arithmetic"
     characters = "0123456789+="
 
+    @override
     def question(self, seed: int) -> str:
-        """Return for example ``3+4=``."""
         return "+".join(self.digits(seed, 2)) + "="
 
+    @override
     def answer(self, seed: int) -> str:
-        """Return the sum in decimal."""
         return str(sum(int(digit) for digit in self.digits(seed, 2)))

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Protocol, cast
 
+from typing_extensions import override
+
 from protocol.crypto import digest
 from roles.ports.engines import Environment
 
@@ -46,18 +48,19 @@ def supervised(task: Environment) -> SupervisedEnvironment:
     return cast("SupervisedEnvironment", task)
 
 
-class CharacterTask(ABC):
+class CharacterTask(SupervisedEnvironment, ABC):
     """A task over single characters: token ``i + 2`` is ``characters[i]``.
 
-    Subclasses say the text of a problem and of its one right answer.
+    Subclasses give the text of a problem and of its one right answer, which alone, followed by the
+    end token, earns the reward 1.
     """
 
     name: str
     characters: str
 
     @property
+    @override
     def vocabulary(self) -> Sequence[str]:
-        """The characters; index is token id, 0 is padding, 1 is the end token."""
         used = ("<pad>", "<end>", *self.characters)
         return used + tuple(f"<unused{index}>" for index in range(len(used), VOCABULARY_SIZE))
 
@@ -73,16 +76,16 @@ class CharacterTask(ABC):
     def answer(self, seed: int) -> str:
         """Return the one right answer of problem ``seed``."""
 
+    @override
     def prompt(self, seed: int) -> tuple[int, ...]:
-        """Return the prompt tokens of problem ``seed`` (64 bits)."""
         return self.encode(self.question(seed))
 
+    @override
     def solution(self, seed: int) -> tuple[int, ...]:
-        """Return the completion of problem ``seed`` that scores 1, the end token included."""
         return (*self.encode(self.answer(seed)), END)
 
+    @override
     def score(self, seed: int, completion: Sequence[int]) -> float:
-        """Return 1.0 for the right answer followed by the end token and nothing else, else 0.0."""
         return 1.0 if tuple(completion) == self.solution(seed) else 0.0
 
     def digits(self, seed: int, count: int) -> str:

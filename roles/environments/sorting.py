@@ -1,5 +1,7 @@
 """Sorting six digits: ``s 520419=`` is answered by ``012459``; a million problems."""
 
+from typing_extensions import override
+
 from roles.environments.base import CharacterTask
 
 
@@ -9,10 +11,10 @@ class Sorting(CharacterTask):
     name = "sorting"
     characters = "0123456789=s "
 
+    @override
     def question(self, seed: int) -> str:
-        """Return for example ``s 520419=``."""
         return f"s {self.digits(seed, 6)}="
 
+    @override
     def answer(self, seed: int) -> str:
-        """Return the digits in ascending order."""
         return "".join(sorted(self.digits(seed, 6)))

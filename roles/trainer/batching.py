@@ -110,7 +110,7 @@ class Batching:
         assignments = assign(context.manifest, checkpoint.digest, entry.commit.signer, message.slot)
         own = [item.reward for item in sequences]
         if check_claims(context.manifest, message, sequences, own) is not None:
-            return None  # a certificate is worth its signers' word; the model must not choke on it
+            return None  # a committee may have certified what the model cannot compute
         return [
             TrainingSequence(
                 item.group,

@@ -46,7 +46,7 @@ class Leadership:
         context = self._context
         genesis = context.manifest.genesis
         if context.peer_id != genesis.trainers[0]:
-            # Those before us in the order get one record's life to show up.
+            # Those before us in the order get the time for which one record counts to show up.
             waited_seconds = asyncio.get_running_loop().time() - self._started_at
             if waited_seconds < context.manifest.epochs.record_epochs * context.epoch_seconds:
                 return False
@@ -124,9 +124,10 @@ class Leadership:
         context, now = self._context, asyncio.get_running_loop().time()
         if self._awaited is None or self._awaited[0] != head.digest:
             self._awaited = (head.digest, now)
-        # After one record's life everyone who is live has said what it holds.
-        life_seconds = context.manifest.epochs.record_epochs * context.epoch_seconds
-        if now < self._awaited[1] + life_seconds or self._is_held(head.message.version):
+        # When every record that counted at first counts no longer, everyone live has said what it
+        # holds.
+        record_seconds = context.manifest.epochs.record_epochs * context.epoch_seconds
+        if now < self._awaited[1] + record_seconds or self._is_held(head.message.version):
             return None
         for version in range(head.message.version - 1, -1, -1):
             checkpoint = context.replica.ledger.checkpoint(version)

@@ -45,7 +45,7 @@ class Publication:
 
     @property
     def ended(self) -> bool:
-        """Whether a publication has ended whose outcome nobody has looked at."""
+        """Whether a publication has ended and is not settled."""
         return self._publishing is not None and self._publishing.done()
 
     async def begin(self, batch: Sequence[Digest], reward_mean: int) -> None:

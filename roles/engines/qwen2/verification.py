@@ -1,7 +1,7 @@
 """The built-in verification engine: one Hugging Face prefill per batch of claimed sequences.
 
 Hugging Face's own module computes here, not the decode loop of the generation engine, so a mistake
-in the loop shows as a rejected rollout instead of being repeated by its judge.
+in the loop shows as a rejected rollout instead of being repeated by the validator.
 """
 
 import math
