@@ -12,13 +12,13 @@ from typing import Any, Literal
 
 import torch
 from blake3 import blake3
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from protocol.policy import policy_digest
 from protocol.types import Digest
+from roles.engines.tensors import read_tensors
 
 ModelConfig = Mapping[str, int | float | str | bool]
 """Arguments of ``transformers.Qwen2Config`` as a run manifest carries them: scalars only."""
@@ -91,14 +91,9 @@ def read_policy(
     Raises ``ValueError`` when the file is damaged, or its tensors do not have ``digest`` or are not
     exactly those that ``shapes`` names: a half-loaded or stale policy is impossible.
     """
-    try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a readable policy: {error}") from error
+    tensors, _ = read_tensors(path, shapes)
     if digest_of(tensors) != digest:
         raise ValueError(f"{path} does not hold the policy {digest.hex()}")
-    if {name: tuple(tensor.shape) for name, tensor in tensors.items()} != dict(shapes):
-        raise ValueError(f"{path} does not hold the tensors of the configured model")
     return tensors
 
 

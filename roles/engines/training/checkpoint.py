@@ -6,33 +6,25 @@ manifest's.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from roles.engines.qwen2.policy import digest_of, make_durable
+from roles.engines.tensors import Shapes, file_bytes_max, read_tensors
 
 _FORMAT = "2"
 
 _KINDS = ("weights", "first_moments", "second_moments")
-
-_HEADER_BYTES_PER_TENSOR = 512
-"""Name, dtype, shape and place of a tensor take about 150 in a safetensors header."""
-
-_HEADER_BYTES = 4096
 
 _ROUNDING = 1.01
 """What rounding may add to a moment's bound; a guess, far above what float32 needs."""
 
 _NEGLIGIBLE = 1e-18
 """A moment below it moves nothing, and its square may have been rounded to zero."""
-
-Shapes = Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +42,7 @@ class TrainingState:
 
 def checkpoint_bytes_max(shapes: Shapes) -> int:
     """Return what the state of a model with such parameters takes on disk at most."""
-    parameters = sum(math.prod(shape) for shape in shapes.values())
-    header = _HEADER_BYTES + len(_KINDS) * len(shapes) * _HEADER_BYTES_PER_TENSOR
-    return len(_KINDS) * parameters * torch.float32.itemsize + header
+    return file_bytes_max(_layout(shapes))
 
 
 def save_checkpoint(state: TrainingState, path: Path) -> None:
@@ -79,19 +69,11 @@ def load_checkpoint(path: Path, shapes: Shapes) -> TrainingState:
     Raises ``ValueError`` when the file is absent or damaged, or does not hold exactly the state of
     a model whose parameters have ``shapes``.
     """
-    expected = {f"{kind}/{n}": ("F32", shape) for kind in _KINDS for n, shape in shapes.items()}
-    try:
-        with safe_open(path, framework="pt") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
-                raise ValueError(f"{path} has another checkpoint format")
-            parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - no dict
-            found = {n: (part.get_dtype(), tuple(part.get_shape())) for n, part in parts.items()}
-            if found != expected:
-                raise ValueError(f"{path} does not hold the tensors of the configured model")
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in expected}
-    except (SafetensorError, OSError) as error:
-        raise ValueError(f"{path} is not a readable checkpoint: {error}") from error
+    tensors, metadata = read_tensors(path, _layout(shapes))
+    if metadata.get("format") != _FORMAT:
+        raise ValueError(f"{path} has another checkpoint format")
+    if any(tensor.dtype != torch.float32 for tensor in tensors.values()):
+        raise ValueError(f"{path} is not in float32")
     if digest_of(tensors).hex() != metadata.get("digest"):
         raise ValueError(f"{path} is damaged")
     weights, first, second = ({n: tensors[f"{kind}/{n}"] for n in shapes} for kind in _KINDS)
@@ -123,3 +105,7 @@ def _moment_ratio_max(first: float, second: float) -> float:
     if not first**2 < second < 1:
         return math.inf
     return (1 - first) / math.sqrt((1 - second) * (1 - first**2 / second))
+
+
+def _layout(shapes: Shapes) -> Shapes:
+    return {f"{kind}/{name}": shape for kind in _KINDS for name, shape in shapes.items()}

@@ -1,3 +1,5 @@
+import json
+
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -57,7 +59,7 @@ def test_a_truncated_or_absent_file_is_refused(policies, shapes, tmp_path):
     damaged = tmp_path / "damaged"
     damaged.write_bytes(policies[0].path.read_bytes()[:-1])
     for path in (damaged, tmp_path / "absent"):
-        with pytest.raises(ValueError, match="not a readable policy"):
+        with pytest.raises(ValueError, match="not a readable file"):
             read_policy(path, policies[0].digest, shapes)
 
 
@@ -67,6 +69,20 @@ def test_tensors_of_another_model_are_refused(policies, shapes, tmp_path):
     digest = write_policy(tensors, tmp_path / "p")
     with pytest.raises(ValueError, match="configured model"):
         read_policy(tmp_path / "p", digest, shapes)
+
+
+@pytest.mark.timeout(10)
+def test_a_file_of_other_tensors_is_refused_before_they_are_read(policies, shapes, tmp_path):
+    """A trainer may publish far more than the model holds; this file would fill the memory."""
+    length = 1 << 36
+    header = json.dumps(
+        {"x": {"dtype": "F32", "shape": [length // 4], "data_offsets": [0, length]}}
+    ).encode()
+    with (tmp_path / "p").open("wb") as file:
+        file.write(len(header).to_bytes(8, "little") + header)
+        file.truncate(8 + len(header) + length)
+    with pytest.raises(ValueError, match="configured model"):
+        read_policy(tmp_path / "p", policies[0].digest, shapes)
 
 
 def test_a_crash_while_writing_leaves_the_old_policy(policies, shapes, tmp_path):

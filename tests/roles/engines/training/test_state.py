@@ -150,7 +150,7 @@ async def test_the_moments_of_an_honest_trainer_are_believed(make, tmp_path, bet
         lambda tensors: tensors.pop("first_moments/lm_head.weight"),
         lambda tensors: tensors.update({"param_groups/lr": torch.ones(1)}),
         lambda tensors: tensors.update({"weights/model.norm.weight": torch.ones(63)}),
-        lambda tensors: tensors.update({"weights/model.norm.weight": torch.ones(64).double()}),
+        lambda tensors: tensors.update({"weights/model.norm.weight": torch.ones(64).half()}),
     ],
     ids=["one missing", "one more", "another shape", "another dtype"],
 )
@@ -159,7 +159,7 @@ async def test_a_state_holds_exactly_the_parameters(make, trained, change):
     tensors = load_file(path)
     change(tensors)
     save_file(tensors, path, {"format": "2", "steps": "3", "digest": "00"})
-    with pytest.raises(ValueError, match="configured model"):
+    with pytest.raises(ValueError, match=r"configured model|float32"):
         await (await make()).load_state(path, policy)
 
 
