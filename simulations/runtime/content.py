@@ -45,6 +45,9 @@ class Extent(bytes):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Extent) and self._identity == other._identity
 
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # else that of bytes, to which all extents are the same
+
     def __hash__(self) -> int:
         return hash(self._identity)
 
