@@ -114,6 +114,29 @@ def test_a_predecessor_is_the_rollout_of_the_slot_before():
     assert "predecessor" in run.violations[0].what
 
 
+def test_a_worker_may_store_its_rollout_again():
+    run = small_run()
+    first = run.commit("worker-0")
+    second = run.commit("worker-0", slot=1, previous=run.digest(first))
+    run.stored(first, "worker-0")
+    run.stored(second, "worker-0")
+    run.stored(first, "worker-0")
+    assert run.violations == []
+
+
+def test_a_worker_that_learned_of_its_rollouts_from_others_goes_on_after_them():
+    run = small_run()
+    first = run.commit("worker-0")
+    run.stored(first, "worker-0", "relay")
+    run.down("worker-0", "lost")
+    run.up("worker-0")
+    run.now += 1
+    run.stored(run.commit("worker-0", slot=1, previous=run.digest(first)), "worker-0")
+    assert run.violations == []
+    run.stored(run.commit("worker-0", slot=1, body_bytes=99), "worker-0")
+    assert run.rules_broken == ["slots-in-order"]
+
+
 # Verdicts
 
 
@@ -374,6 +397,28 @@ def test_ledgers_have_as_long_as_they_are_given():
     assert run.violations == []
     run.wait(2)
     assert run.rules_broken == ["ledgers-converge"]
+
+
+@pytest.mark.parametrize(("epochs", "broken"), [(7, ["ledgers-converge"]), (8, [])])
+def test_a_commit_that_nearly_expires_need_not_be_known(epochs, broken):
+    """It expires after ten: two are for clocks, one for the first round of synchronisation."""
+    run = small_run()
+    run.emit("world", "fault", what="partition")
+    apart(run)
+    run.wait(epochs)
+    run.emit("world", "calm")
+    run.wait(7)
+    assert run.rules_broken == broken
+
+
+def test_a_node_that_restarts_holds_what_it_held():
+    run = small_run()
+    apart(run, lacking="nobody")
+    run.down("relay")
+    run.up("relay", restart=True)
+    run.emit("world", "calm")
+    run.wait(10)
+    assert run.violations == []
 
 
 def test_a_node_that_came_while_others_were_converging_is_not_asked():

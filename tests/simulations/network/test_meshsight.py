@@ -1,12 +1,16 @@
 """What is read off the wire is what the router wrote, and junk is nothing."""
 
+import asyncio
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.gossip.frames import frame
 from protocol.gossip.rpc import IHave, Rpc, Subscription, encode_rpc
 from protocol.gossip.rpc import Prune as WrittenPrune
-from simulations.network.meshsight import Graft, Prune, mesh_control
+from simulations.network.meshsight import Graft, Prune, mesh_control, mesh_pipes
+from simulations.runtime.loop import run_virtual
+from tests.simulations.network.machines import Machines
 
 TOPICS = st.sampled_from(["run/commits", "run/roster", "run/certificates"])
 RPCS = st.builds(
@@ -44,3 +48,36 @@ def test_junk_holds_no_control_or_some(data):
 @given(RPCS, st.integers(1, 20))
 def test_a_write_that_breaks_off_is_no_error(rpc, missing):
     assert isinstance(mesh_control(frame(encode_rpc(rpc))[:-missing]), tuple)
+
+
+def test_what_is_written_is_told_at_once_and_a_prune_again_when_it_arrives():
+    graft, prune = Rpc(graft=("run/commits",)), Rpc(prune=(WrittenPrune("run/roster", 60),))
+
+    async def scenario():
+        machines, told = Machines(round_trip_seconds=1.0), []
+
+        def record(node, kind, **facts):
+            told.append((node, kind, facts))
+
+        machines.network.pipe_makers["test"] = mesh_pipes(record)
+        await machines.add("a", "b")
+        ours, theirs = await machines.stream("a", "b")
+        await ours.write(frame(encode_rpc(graft)))
+        await theirs.write(frame(encode_rpc(prune)))
+        written = [
+            ("a", "graft", {"peer": "b", "topic": "commits"}),
+            ("b", "prune", {"peer": "a", "topic": "roster", "backoff": 60}),
+        ]
+        assert told == written
+        cut = machines.network.partition(["a"])
+        await asyncio.sleep(5)
+        assert told == written, "nothing has come yet"
+        machines.network.heal(cut)
+        arrived = ("a", "prune-in", {"peer": "b", "topic": "roster", "backoff": 60})
+        assert told == [*written, arrived]
+        await ours.write(frame(encode_rpc(prune)))
+        machines.network.break_streams("a")
+        await asyncio.sleep(5)
+        assert [kind for _, kind, _ in told[3:]] == ["prune"], "it never came"
+
+    run_virtual(scenario())
