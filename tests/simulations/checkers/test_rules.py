@@ -114,6 +114,19 @@ def test_a_predecessor_is_the_rollout_of_the_slot_before():
     assert "predecessor" in run.violations[0].what
 
 
+def test_an_honest_worker_begins_with_its_first_slot():
+    run = small_run()
+    run.stored(run.commit("worker-0", slot=1, previous=b"\1" * 32), "worker-0")
+    assert run.rules_broken == ["slots-in-order"]
+    assert "slot 1 of version 0, not 0" in run.violations[0].what
+
+
+def test_a_liar_takes_the_slots_that_it_likes_as_long_as_they_are_not_certified():
+    run = small_run()
+    run.stored(run.commit("liar", slot=5, previous=b"\1" * 32), "relay")
+    assert run.violations == []
+
+
 def test_a_worker_may_store_its_rollout_again():
     run = small_run()
     first = run.commit("worker-0")
