@@ -1,11 +1,10 @@
 """What a daemon is made of: the outside of a node, behind ports."""
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from protocol.rng import Rng
 from roles.ports.clock import Clock
-from roles.ports.storage import Blobs, Store
+from roles.ports.storage import Blobs, PolicyFiles, Store
 from roles.ports.transport import Directory, Transport
 
 
@@ -19,6 +18,4 @@ class Ports:
     directory: Directory
     blobs: Blobs
     store: Store
-    weights: Path
-    genesis: Path
-    """Where the run's creator may have left the genesis weights."""
+    files: PolicyFiles

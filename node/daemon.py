@@ -22,9 +22,9 @@ from node.replication.anti_entropy import AntiEntropy
 from node.replication.manifest_exchange import ManifestServer
 from node.replication.message_log import MessageLog
 from node.replication.network import SwarmNetwork
+from node.replication.rollout_bodies import RolloutBodies
 from node.streams.protocols import BLOBS
 from node.weights.library import PolicyLibrary
-from node.weights.retention import BodyRetention
 from protocol.crypto import Signer, Verifier, verify
 from protocol.faults import Fault
 from protocol.gossip.message import Decoded
@@ -121,11 +121,11 @@ class Daemon:
             blank=not is_known(ports.store),
         )
         self._manifest_server = ManifestServer(ports.transport, manifest)
+        self._bodies = RolloutBodies(replica, ports.blobs, self._exchange)
         self._network = self._make_network(streams)
         self._policies = PolicyLibrary(
             ports, replica, self._exchange, self._changes, self._conditions
         )
-        self._retention = BodyRetention(replica, ports.blobs)
         self._membership = self._make_membership()
         self._context = self._make_context()
         self._observer = self._make_observer(p2pd_pid)
@@ -137,8 +137,7 @@ class Daemon:
             message_log=self._message_log,
             gossip=self._gossip,
             streams=streams,
-            exchange=self._exchange,
-            blobs=self._ports.blobs,
+            bodies=self._bodies,
             anti_entropy=self._anti_entropy,
             clock=self._ports.clock,
             heard=self._heard,
@@ -169,6 +168,7 @@ class Daemon:
             replica=self._replica,
             clock=self._ports.clock,
             blobs=self._ports.blobs,
+            files=self._ports.files,
             store=self._ports.store,
             network=self._network,
             policies=self._policies,
@@ -218,7 +218,7 @@ class Daemon:
     async def run(self) -> None:
         """Serve and work until ``stop``."""
         self._message_log.restore(self._replica)
-        self._retention.note()  # before time passes: a body whose commit is forgotten now goes too
+        await self._bodies.restore()
         self._replica.advance(self._ports.clock.now())
         await self._message_log.compact(self._replica)
         await self._policies.restore()
@@ -347,7 +347,7 @@ class Daemon:
                 await self._message_log.compact(self._replica)
                 compact_at = loop.time() + COMPACT_EPOCHS * epochs.seconds
             if loop.time() >= sweep_at:
-                await self._retention.sweep()
+                await self._bodies.sweep()
                 sweep_at = loop.time() + epochs.seconds
             await asyncio.sleep(epochs.seconds / 4)
 

@@ -226,6 +226,11 @@ Opened = Remembered[tuple[bytes, type[Message], RunId], Signed[Any]]
 """Envelopes that were found good by one verifier."""
 
 
+def message_id(message: Message, run_id: RunId, signer: PeerId) -> Digest:
+    """Return the id that ``message`` has once ``signer`` has signed it."""
+    return _message_id(message.kind, run_id, signer, encode(message.model_dump()))
+
+
 def open_envelope(
     data: bytes,
     kind: type[MessageT],

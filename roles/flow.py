@@ -16,7 +16,7 @@ from protocol.rollout import REWARD_SCALE
 from protocol.types import PeerId
 from roles.ports.clock import Clock
 from roles.ports.engines import Environment
-from roles.ports.storage import Blobs, Store
+from roles.ports.storage import Blobs, PolicyFiles, Store
 from roles.ports.swarm import Network, Policies
 
 
@@ -86,6 +86,7 @@ class RoleContext:
     replica: Replica
     clock: Clock
     blobs: Blobs
+    files: PolicyFiles
     store: Store
     network: Network
     policies: Policies

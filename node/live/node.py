@@ -132,6 +132,7 @@ class LiveNode:
         from node.local.hardware import probe_hardware  # noqa: PLC0415
         from node.membership.announcer import About, directory_keys  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
+        from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
         from node.storage.state import SqliteStore  # noqa: PLC0415
 
         run_id = manifest.manifest.run_id
@@ -145,7 +146,7 @@ class LiveNode:
             transport, self._identity, run_id, directory_keys(run_id)
         )
         store = SqliteStore(self._datadir.state)
-        self._datadir.weights.mkdir(exist_ok=True)
+        blobs = FileBlobs(self._datadir.blobs, self._config.blob_quota)
         about = About(
             roles=self._config.roles,
             hardware=probe_hardware(),
@@ -157,10 +158,11 @@ class LiveNode:
             rng=rng,
             transport=transport,
             directory=directory,
-            blobs=FileBlobs(self._datadir.blobs, self._config.blob_quota),
+            blobs=blobs,
             store=store,
-            weights=self._datadir.weights,
-            genesis=self._datadir.root / "genesis.safetensors",
+            files=PolicyDirectory(
+                self._datadir.weights, self._datadir.root / "genesis.safetensors", blobs
+            ),
         )
         self._daemon = Daemon(
             manifest,

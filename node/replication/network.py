@@ -4,30 +4,27 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from node.blobs.exchange import BlobExchange
 from node.gossip.driver import Gossip
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.message_log import MessageLog
+from node.replication.rollout_bodies import RolloutBodies
 from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
 from node.streams.protocols import MESSAGE, topic_name
 from protocol.crypto import Signer
 from protocol.faults import Fault
-from protocol.messages import MessageT, Signed, seal
+from protocol.messages import MessageT, RolloutCommit, Signed, seal
 from protocol.replica import Received, Replica
-from protocol.types import Digest, PeerId, Topic, ValidationResult
+from protocol.types import PeerId, Topic, ValidationResult
 from roles.flow import ChangeSignal
 from roles.ports.clock import Clock
-from roles.ports.storage import Blobs, StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.ports.transport import Stream, Streams, TransportError
 
 log = structlog.get_logger()
 
 SEND_SECONDS = MESSAGE.stall_seconds
-FETCH_SECONDS = 10.0
-"""A rollout body of the largest run is some tens of megabytes; the caller tries again."""
 
 _ACKNOWLEDGED = b"\x06"
 
@@ -45,8 +42,7 @@ class SwarmNetwork:
         message_log: MessageLog,
         gossip: Gossip,
         streams: Streams,
-        exchange: BlobExchange,
-        blobs: Blobs,
+        bodies: RolloutBodies,
         anti_entropy: AntiEntropy,
         clock: Clock,
         heard: Callable[[Received], None],
@@ -58,8 +54,7 @@ class SwarmNetwork:
         self._message_log = message_log
         self._gossip = gossip
         self._streams = streams
-        self._exchange = exchange
-        self._blobs = blobs
+        self._bodies = bodies
         self._anti_entropy = anti_entropy
         self._clock = clock
         self._heard = heard
@@ -157,17 +152,8 @@ class SwarmNetwork:
 
     # What a role asks
 
-    async def fetch(
-        self, digest: Digest, bytes_max: int, sources: Sequence[PeerId]
+    async def fetch_body(
+        self, commit: Signed[RolloutCommit], sources: Sequence[PeerId]
     ) -> bytes | None:
-        """Return a blob from here or from the first source that has it; None when none does."""
-        data = await self._blobs.get(digest)
-        if data is not None:
-            return data if len(data) <= bytes_max else None
-        data = await self._exchange.fetch(digest, bytes_max, sources, FETCH_SECONDS)
-        if data is not None:
-            try:
-                await self._blobs.put(data)  # so that we can serve it if its worker goes away
-            except StorageFullError as error:
-                log.warning("a fetched blob is not kept", error=str(error))
-        return data
+        """Return a commit's body from here or from the first source that has it, else None."""
+        return await self._bodies.fetch(commit, sources)

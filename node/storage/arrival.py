@@ -2,15 +2,17 @@
 
 import asyncio
 import os
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
+from typing_extensions import override
 
 from node.storage import files
 from protocol import crypto
 from protocol.types import Digest
+from roles.ports.storage import PartialBlob
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,40 +55,33 @@ def prepare(path: Path, plan: Plan) -> bytearray:
     return here
 
 
-class Arrival:
-    """The ``PartialBlob`` port on a file; also lets readers wait for a chunk.
+class Arrival(PartialBlob):
+    """A blob that is arriving in a file; also lets readers wait for a chunk.
 
-    ``ended`` is called once, with True when the blob is complete at ``target``, with False when all
-    chunks fit and their whole does not.
+    ``ended`` is awaited when every chunk is here, with whether they make the promised blob.
     """
 
     def __init__(
         self,
         plan: Plan,
         path: Path,
-        target: Path,
         here: bytearray,
-        ended: Callable[["Arrival", bool], None],
+        ended: Callable[["Arrival", bool], Awaitable[None]],
     ) -> None:
         self.plan = plan
         self._path = path
-        self._target = target
         self._here = here
         self._ended = ended
         self._abandoned = False
         self._changed = asyncio.Event()
         self._finishing: asyncio.Task[None] | None = None
 
+    @override
     def missing(self) -> list[int]:
-        """Return the indices of the chunks that are not here yet, ascending."""
         return [index for index, here in enumerate(self._here) if not here]
 
+    @override
     async def write_chunk(self, index: int, data: bytes) -> bool:
-        """Store a chunk if its digest fits; False means that the sender sent bad bytes.
-
-        Raises ``StorageFullError``; ``LookupError`` when the arrival was abandoned; ``ValueError``
-        when every chunk fits and the whole has another digest than promised (the plan lies).
-        """
         return await files.uninterrupted(self._write_chunk(index, data))
 
     async def wait_for(self, index: int) -> None:
@@ -107,16 +102,16 @@ class Arrival:
         self._wake()
 
     async def finish(self) -> None:
-        """Check the whole blob and move it to ``target``; raises as ``write_chunk``."""
+        """Check the whole and end; raises as ``write_chunk``."""
         try:
-            whole = await files.in_thread(_digest_synced, self._path)
-            if whole == self.plan.digest and not self._abandoned:
-                await files.in_thread(files.promote, self._path, self._target)
+            fits = await files.in_thread(_digest_synced, self._path) == self.plan.digest
+            await self._ended(self, fits)
         except FileNotFoundError as error:
             raise LookupError("the arrival was abandoned") from error
-        self._ended(self, whole == self.plan.digest)
-        if whole != self.plan.digest:
+        if not fits:
             raise ValueError("the chunks fit and do not make the blob")
+        if self._abandoned:
+            raise LookupError("the arrival was abandoned")
 
     async def _write_chunk(self, index: int, data: bytes) -> bool:
         try:

@@ -3,32 +3,31 @@
 ``complete/ab/ab12…`` holds whole blobs, named by their BLAKE3 digest; a file appears there by
 rename after its bytes were checked and synced. ``arriving/ab12…`` holds a blob that comes chunk by
 chunk, at its full length from the start, so that a full disk shows at once; a restart trusts no
-journal but hashes the chunks again. ``temporary/`` holds what ``put`` writes, and is emptied at the
-start.
+journal but hashes the chunks again. ``owners/`` says what each of them is stored for, and is
+written first; what has no owner is deleted at the start. ``temporary/`` holds what ``put`` writes,
+and is emptied at the start.
 
 Bookkeeping happens on the event loop, file access in threads. One process uses a directory (the
 daemon's ``LOCK``).
 """
 
 import asyncio
-import functools
 import itertools
-import os
 import shutil
-from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from pathlib import Path
+
+from typing_extensions import override
 
 from node.storage import files
 from node.storage.arrival import Arrival, Plan, prepare
-from protocol.shardcast import index as shard_index
-from protocol.types import DIGEST_BYTES, Digest
-from roles.ports.storage import StorageFullError
-
-PIECE_BYTES = 256 * 1024
-"""Read and yielded at once: a guess between thread hops and memory."""
+from node.storage.owners import Owners
+from protocol import crypto
+from protocol.types import Digest
+from roles.ports.storage import Blobs, Owner, Purpose, StorageFullError
 
 
-class FileBlobs:
+class FileBlobs(Blobs):
     """Blobs in ``directory``, at most ``quota_bytes`` of them (None: the disk is the limit)."""
 
     def __init__(self, directory: Path, quota_bytes: int | None = None) -> None:
@@ -38,78 +37,60 @@ class FileBlobs:
         self._quota_bytes = quota_bytes
         shutil.rmtree(self._temporary, ignore_errors=True)
         for part in (self._complete, self._arriving, self._temporary):
-            part.mkdir(parents=True, exist_ok=True)
-        self._sizes = dict(_sizes(self._complete.glob("*/*")))
-        self._leftovers = dict(_sizes(self._arriving.iterdir()))  # not resumed in this life so far
+            files.make_directory(part)
+        self._owners = Owners(directory / "owners")
+        self._sizes = dict(self._found(self._complete.glob("*/*")))
+        self._leftovers = dict(self._found(self._arriving.iterdir()))  # not resumed so far
         self._arrivals: dict[Digest, Arrival] = {}
         self._used_bytes = sum(self._sizes.values()) + sum(self._leftovers.values())
         self._names = itertools.count()
-        self._opening = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        """Held while a blob comes to be here, goes, or gets an owner; not while it is written."""
 
     @property
     def used_bytes(self) -> int:
         """What all blobs take, arriving ones at their full length."""
         return self._used_bytes
 
+    @override
     def has(self, digest: Digest) -> bool:
-        """Tell whether the blob is here completely."""
         return digest in self._sizes
 
+    @override
     def size(self, digest: Digest) -> int | None:
-        """Return the length in bytes of a blob that is here or arriving, else None."""
         arrival = self._arrivals.get(digest)
         return arrival.plan.length if arrival else self._sizes.get(digest)
 
-    async def put(self, data: bytes) -> Digest:
-        """Store ``data`` durably; raises ``StorageFullError``."""
-        return await files.uninterrupted(self._store(len(data), lambda: (data,)))
+    @override
+    async def put(self, data: bytes, owner: Owner) -> Digest:
+        return await files.uninterrupted(self._put(data, owner))
 
-    async def put_file(self, path: Path, offset: int, length: int) -> Digest:
-        """Store a slice of a file without holding it in memory; raises ``StorageFullError``.
-
-        Raises ``ValueError`` when the file ends before the slice does.
-        """
-        pieces = functools.partial(_slice, path, offset, length)
-        return await files.uninterrupted(self._store(length, pieces))
-
-    async def chunk_digests(self, digest: Digest, chunk_bytes: int) -> tuple[Digest, ...]:
-        """Return the digests of a blob's chunks; raises ``LookupError`` when it is not here."""
-        if digest not in self._sizes:
-            raise LookupError("no such blob")
+    @override
+    async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
+        pieces = files.slice_of(path, offset, length)
         try:
-            return await files.in_thread(
-                _chunk_digests, self._path(digest), self._sizes[digest], chunk_bytes
-            )
-        except FileNotFoundError as error:  # deleted meanwhile
-            raise LookupError("no such blob") from error
+            return await files.uninterrupted(self._store(length, pieces, owner))
+        except FileNotFoundError as error:
+            raise ValueError(f"{path} is missing") from error
 
+    @override
     async def get(self, digest: Digest) -> bytes | None:
-        """Return the whole blob, or None when it is not (completely) here."""
         if digest not in self._sizes:
             return None
         try:
             return await files.in_thread(self._path(digest).read_bytes)
-        except FileNotFoundError:  # deleted meanwhile
+        except FileNotFoundError:  # released meanwhile
             return None
 
+    @override
     async def open_partial(
-        self, digest: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest]
+        self, digest: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest], owner: Owner
     ) -> Arrival:
-        """Start or resume the arrival of a blob; raises ``StorageFullError``.
-
-        Raises ``ValueError`` when the blob is already here, or arriving, with other sizes or
-        chunks, or when all its chunks are here and their whole has another digest.
-        """
         plan = Plan(digest, length, chunk_bytes, tuple(chunks))
-        async with self._opening:
-            return await files.uninterrupted(self._open(plan))
+        return await files.uninterrupted(self._open(plan, owner))
 
+    @override
     async def stream(self, digest: Digest, offset: int, length: int) -> AsyncGenerator[bytes, None]:
-        """Yield a range, waiting for chunks that are still arriving (cut-through).
-
-        Raises ``LookupError`` when the blob is not here, is deleted, or its arrival is abandoned;
-        ``ValueError`` when the range does not lie within it.
-        """
         size = self.size(digest)
         if size is None:
             raise LookupError("no such blob")
@@ -123,127 +104,151 @@ class FileBlobs:
                 index = offset // arrival.plan.chunk_bytes
                 await arrival.wait_for(index)
                 readable_end = min(end, (index + 1) * arrival.plan.chunk_bytes)
-            count = min(readable_end - offset, PIECE_BYTES)
+            count = min(readable_end - offset, files.PIECE_BYTES)
             piece = await files.in_thread(self._read, digest, offset, count)
             yield piece
             offset += len(piece)
 
-    async def concatenate(self, digests: Sequence[Digest], path: Path) -> None:
-        """Write blobs one after another to ``path`` atomically; raises ``StorageFullError``.
+    @override
+    def owners(self, purpose: Purpose) -> list[Owner]:
+        return self._owners.of(purpose)
 
-        Raises ``LookupError`` when one of them is not here completely.
-        """
-        if not all(digest in self._sizes for digest in digests):
-            raise LookupError("not every blob is here")
-        sources = [self._path(digest) for digest in digests]
-        await files.uninterrupted(files.in_thread(_concatenate, sources, path))
+    @override
+    async def release(self, owner: Owner) -> None:
+        await files.uninterrupted(self._release(owner))
 
-    async def delete(self, digest: Digest) -> None:
-        """Forget a blob, complete or arriving; idempotent."""
-        arrival = self._arrivals.pop(digest, None)
-        if arrival is not None:
-            arrival.abandon()
-            self._used_bytes -= arrival.plan.length
-        self._used_bytes -= self._leftovers.pop(digest, 0) + self._sizes.pop(digest, 0)
-        await files.uninterrupted(files.in_thread(self._unlink, digest))
-
-    def file_bytes(self, path: Path) -> int | None:
-        """Return the length of a file beside the blobs, None when there is none."""
-        try:
-            return path.stat().st_size
-        except FileNotFoundError:
-            return None
-
-    def delete_file(self, path: Path) -> None:
-        """Delete a file beside the blobs; idempotent."""
-        path.unlink(missing_ok=True)
+    def file_of(self, digest: Digest) -> Path:
+        """Return the file that holds a blob; raises ``LookupError`` when it is not here."""
+        if digest not in self._sizes:
+            raise LookupError("no such blob")
+        return self._path(digest)
 
     # Storing
 
-    async def _store(self, length: int, pieces: Callable[[], Iterable[bytes]]) -> Digest:
+    async def _put(self, data: bytes, owner: Owner) -> Digest:
+        digest = await files.in_thread(crypto.digest, data)
+        async with self._changing:
+            if digest in self._sizes:
+                await self._claim(digest, owner)
+                return digest
+        return await self._store(len(data), (data,), owner)
+
+    async def _store(self, length: int, pieces: Iterable[bytes], owner: Owner) -> Digest:
         self._reserve(length)
         temporary = self._temporary / str(next(self._names))
         try:
-            digest = await files.in_thread(_write_pieces, temporary, pieces)
-            await files.in_thread(files.promote, temporary, self._path(digest))
+            digest = await files.in_thread(files.write_synced, temporary, pieces)
+            async with self._changing:
+                await self._keep(temporary, digest, length, owner)
         except BaseException:
             self._used_bytes -= length
             temporary.unlink(missing_ok=True)
             raise
+        return digest
+
+    async def _keep(self, temporary: Path, digest: Digest, length: int, owner: Owner) -> None:
+        """Make a synced file the blob that it is, for which ``length`` bytes are reserved."""
+        await self._claim(digest, owner)
+        await files.in_thread(files.promote, temporary, self._path(digest))
         if digest in self._sizes:
             self._used_bytes -= length
         self._sizes[digest] = length
+        self._used_bytes -= self._leftovers.pop(digest, 0)
         arrival = self._arrivals.pop(digest, None)
         if arrival is not None:
             self._used_bytes -= arrival.plan.length
             arrival.fill()
-            self._arriving_path(digest).unlink(missing_ok=True)
-        return digest
+        self._arriving_path(digest).unlink(missing_ok=True)
 
-    async def _open(self, plan: Plan) -> Arrival:
+    async def _claim(self, digest: Digest, owner: Owner) -> None:
+        if not self._owners.needs(owner, digest):
+            await files.in_thread(self._owners.write_file, owner, digest)
+            self._owners.add(owner, digest)
+
+    async def _open(self, plan: Plan, owner: Owner) -> Arrival:
+        async with self._changing:
+            arrival = await self._join(plan, owner) or await self._begin(plan, owner)
+        if not arrival.missing() and plan.digest not in self._sizes:
+            await arrival.finish()  # the end came after the last chunk and before the rename
+        return arrival
+
+    async def _join(self, plan: Plan, owner: Owner) -> Arrival | None:
+        """Return an arrival of what is here or arriving already."""
         known = self._arrivals.get(plan.digest)
-        if known is not None and known.plan == plan:
-            return known
-        if known is not None or self._sizes.get(plan.digest, plan.length) != plan.length:
+        other_plan = known is not None and known.plan != plan
+        if other_plan or self._sizes.get(plan.digest, plan.length) != plan.length:
             raise ValueError("the blob is here with other sizes or chunks")
-        if plan.digest in self._sizes:
-            return self._arrival(plan, bytearray(b"\1" * len(plan.chunks)))
-        leftover = self._leftovers.pop(plan.digest, 0)
-        self._used_bytes -= leftover
+        if known is None and plan.digest not in self._sizes:
+            return None
+        await self._claim(plan.digest, owner)
+        return known or self._arrival(plan, bytearray(b"\1" * len(plan.chunks)))
+
+    async def _begin(self, plan: Plan, owner: Owner) -> Arrival:
+        """Start an arrival, or resume one from before a restart."""
+        leftover = self._leftovers.get(plan.digest, 0)
         self._reserve(plan.length, on_disk_bytes=leftover)
+        self._used_bytes -= self._leftovers.pop(plan.digest, 0)
         try:
+            await self._claim(plan.digest, owner)
             here = await files.in_thread(prepare, self._arriving_path(plan.digest), plan)
         except BaseException:
             self._used_bytes -= plan.length
+            self._arriving_path(plan.digest).unlink(missing_ok=True)
             raise
         arrival = self._arrivals[plan.digest] = self._arrival(plan, here)
-        if not arrival.missing():
-            await self._finish(arrival)
         return arrival
 
     def _arrival(self, plan: Plan, here: bytearray) -> Arrival:
-        path, target = self._arriving_path(plan.digest), self._path(plan.digest)
-        return Arrival(plan, path, target, here, self._arrival_ended)
+        return Arrival(plan, self._arriving_path(plan.digest), here, self._arrived)
 
-    async def _finish(self, arrival: Arrival) -> None:
-        """Complete an arrival that the last life left with every chunk here."""
-        try:
-            await arrival.finish()
-        except StorageFullError:
-            del self._arrivals[arrival.plan.digest]
-            self._leftovers[arrival.plan.digest] = arrival.plan.length
-            raise
-
-    def _arrival_ended(self, arrival: Arrival, complete: bool) -> None:
+    async def _arrived(self, arrival: Arrival, fits: bool) -> None:
+        """Make a whole arrival a blob, or drop it because its chunks make another one."""
         digest = arrival.plan.digest
-        if self._arrivals.get(digest) is not arrival:  # deleted, or stored by put, meanwhile
-            return
-        del self._arrivals[digest]
-        if complete:
-            self._sizes[digest] = arrival.plan.length
-        else:
-            self._used_bytes -= arrival.plan.length
-            arrival.abandon()
-            self._arriving_path(digest).unlink(missing_ok=True)
+        async with self._changing:
+            if self._arrivals.get(digest) is not arrival:  # released, or it came another way
+                return
+            path = self._arriving_path(digest)
+            if fits:
+                await files.in_thread(files.promote, path, self._path(digest))
+                self._sizes[digest] = arrival.plan.length
+            else:
+                self._used_bytes -= arrival.plan.length
+                path.unlink(missing_ok=True)
+                arrival.abandon()
+            del self._arrivals[digest]
 
     def _reserve(self, length: int, on_disk_bytes: int = 0) -> None:
-        """Count ``length`` bytes as used, at the cost of leftovers; raises ``StorageFullError``."""
-        while self._room_bytes(on_disk_bytes) < length:
-            if not self._leftovers:
-                raise StorageFullError(f"no room for {length} bytes")
-            digest, leftover = self._leftovers.popitem()
-            self._arriving_path(digest).unlink(missing_ok=True)
-            self._used_bytes -= leftover
+        """Count ``length`` bytes, some of them written, as used; raises ``StorageFullError``."""
+        room = shutil.disk_usage(self._complete).free
+        if self._quota_bytes is not None:
+            room = min(room, self._quota_bytes - self._used_bytes)
+        if room + on_disk_bytes < length:
+            raise StorageFullError(f"no room for {length} bytes")
         self._used_bytes += length
 
-    def _room_bytes(self, on_disk_bytes: int) -> int:
-        """Return what disk and quota leave, when ``on_disk_bytes`` of it are written already."""
-        disk = shutil.disk_usage(self._complete).free + on_disk_bytes
-        return (
-            disk if self._quota_bytes is None else min(disk, self._quota_bytes - self._used_bytes)
-        )
+    # Forgetting
+
+    async def _release(self, owner: Owner) -> None:
+        async with self._changing:
+            await files.in_thread(self._owners.delete_file, owner)
+            unowned = self._owners.remove(owner)
+            for digest in unowned:
+                arrival = self._arrivals.pop(digest, None)
+                if arrival is not None:
+                    arrival.abandon()
+                    self._used_bytes -= arrival.plan.length
+                self._used_bytes -= self._leftovers.pop(digest, 0) + self._sizes.pop(digest, 0)
+            await files.in_thread(self._unlink, unowned)
 
     # Files
+
+    def _found(self, paths: Iterable[Path]) -> Iterator[tuple[Digest, int]]:
+        """Yield what was stored before a restart; delete what has no owner."""
+        for digest, path in files.named_by_digest(paths):
+            if self._owners.owned(digest):
+                yield digest, path.stat().st_size
+            else:
+                path.unlink()
 
     def _path(self, digest: Digest) -> Path:
         name = digest.hex()
@@ -265,41 +270,7 @@ class FileBlobs:
                 continue
         raise LookupError("the blob was deleted")
 
-    def _unlink(self, digest: Digest) -> None:
-        self._arriving_path(digest).unlink(missing_ok=True)  # first: a rename may be under way
-        self._path(digest).unlink(missing_ok=True)
-
-
-def _sizes(paths: Iterable[Path]) -> Iterator[tuple[Digest, int]]:
-    for path in paths:
-        if len(path.name) == 2 * DIGEST_BYTES:
-            yield Digest(bytes.fromhex(path.name)), path.stat().st_size
-
-
-def _write_pieces(path: Path, pieces: Callable[[], Iterable[bytes]]) -> Digest:
-    return files.write_synced(path, pieces())
-
-
-def _slice(path: Path, offset: int, length: int) -> Iterator[bytes]:
-    with path.open("rb") as file:
-        file.seek(offset)
-        while length:
-            piece = file.read(min(length, PIECE_BYTES))
-            if not piece:
-                raise ValueError(f"{path} ends before its slice")
-            length -= len(piece)
-            yield piece
-
-
-def _chunk_digests(path: Path, length: int, chunk_bytes: int) -> tuple[Digest, ...]:
-    return shard_index.chunk_digests(_slice(path, 0, length), chunk_bytes)
-
-
-def _concatenate(sources: Sequence[Path], target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        files.write_synced(temporary, (p for s in sources for p in _slice(s, 0, s.stat().st_size)))
-        files.promote(temporary, target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    def _unlink(self, digests: Iterable[Digest]) -> None:
+        for digest in digests:
+            self._arriving_path(digest).unlink(missing_ok=True)
+            self._path(digest).unlink(missing_ok=True)

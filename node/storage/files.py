@@ -3,16 +3,19 @@
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
 from blake3 import blake3
 
-from protocol.types import Digest
+from protocol.types import DIGEST_BYTES, Digest
 from roles.ports.storage import StorageFullError
 
 T = TypeVar("T")
+
+PIECE_BYTES = 256 * 1024
+"""Read and written at once: a guess between thread hops and memory."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -54,10 +57,42 @@ def write_synced(path: Path, pieces: Iterable[bytes]) -> Digest:
 
 def promote(source: Path, target: Path) -> None:
     """Rename within a file system so that ``target`` survives a power loss."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    make_directory(target.parent)
     source.replace(target)
-    directory = os.open(target.parent, os.O_RDONLY)
+    sync_directory(target.parent)
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory, and those above it, so that it survives a power loss; idempotent."""
+    if not path.is_dir():
+        make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Write the names in a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)
+        os.fsync(descriptor)
     finally:
-        os.close(directory)
+        os.close(descriptor)
+
+
+def slice_of(path: Path, offset: int, length: int) -> Iterator[bytes]:
+    """Yield a slice of a file in pieces; raises ``ValueError`` when the file ends before it."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        while length:
+            piece = file.read(min(length, PIECE_BYTES))
+            if not piece:
+                raise ValueError(f"{path} ends before its slice")
+            length -= len(piece)
+            yield piece
+
+
+def named_by_digest(paths: Iterable[Path]) -> Iterator[tuple[Digest, Path]]:
+    """Yield the files whose name is a digest in hexadecimal; others are not ours."""
+    for path in paths:
+        if len(path.name) == 2 * DIGEST_BYTES:
+            yield Digest(bytes.fromhex(path.name)), path

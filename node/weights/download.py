@@ -34,11 +34,11 @@ from protocol.shardcast.events import (
     TransferLimits,
 )
 from protocol.shardcast.forest import ForestMember
-from protocol.shardcast.index import Shard, ShardIndex
+from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.source_history import SourceHistory
 from protocol.shardcast.transfer import Transfer
 from protocol.types import Digest, PeerId
-from roles.ports.storage import Blobs, PartialBlob
+from roles.ports.storage import Blobs, Owner, PartialBlob, PolicyFiles, Purpose
 from roles.ports.transport import TransportError
 
 TICK_SECONDS = 0.25
@@ -71,34 +71,24 @@ class Weights:
 
 
 async def publish_file(
-    path: Path, blobs: Blobs, shard_bytes: int, chunk_bytes: int
+    path: Path, files: PolicyFiles, blobs: Blobs, shard_bytes: int, chunk_bytes: int
 ) -> tuple[Digest, ShardIndex]:
     """Store a file as shards and their index; return the index blob's digest, and the index.
 
-    Runs beside training: the store reads, writes and hashes in its own threads. Raises
-    ``StorageFullError``; ``ValueError`` when the file is empty or missing, shrinks meanwhile, or is
+    Runs beside training: the ports read, write and hash in threads of their own. Raises
+    ``StorageFullError``; ``ValueError`` when the file is empty or missing, changes meanwhile, or is
     too large for its chunks.
     """
-    total_bytes = blobs.file_bytes(path)
-    if not total_bytes:
-        raise ValueError(f"{path} is empty or missing")
-    shards = []
-    for number in range(shard_index.shard_count(total_bytes, shard_bytes)):
-        length = shard_index.shard_length(total_bytes, shard_bytes, number)
-        digest = await blobs.put_file(path, number * shard_bytes, length)
-        shards.append(Shard(digest, length, await blobs.chunk_digests(digest, chunk_bytes)))
-    index = ShardIndex(total_bytes, shard_bytes, chunk_bytes, tuple(shards))
-    return await blobs.put(shard_index.encode(index)), index
-
-
-async def forget(blobs: Blobs, index: ShardIndex, kept: Sequence[ShardIndex]) -> None:
-    """Delete the index blob and the shards of a version, but for shards that a kept one uses."""
-    used = {shard.digest for other in kept for shard in other.shards}
-    for shard in index.shards:
-        if shard.digest not in used:
-            await blobs.delete(shard.digest)
-    if index not in kept:
-        await blobs.delete(crypto.digest(shard_index.encode(index)))
+    index = await files.index(path, shard_bytes, chunk_bytes)
+    data = shard_index.encode(index)
+    digest = crypto.digest(data)
+    owner = Owner(Purpose.WEIGHTS, digest)
+    for number, shard in enumerate(index.shards):
+        stored = await blobs.put_file(path, number * shard_bytes, shard.length, owner)
+        if stored != shard.digest:
+            raise ValueError(f"{path} changes while it is published")
+    await blobs.put(data, owner)
+    return digest, index
 
 
 class WeightsDownload:
@@ -112,6 +102,7 @@ class WeightsDownload:
         self,
         exchange: BlobExchange,
         blobs: Blobs,
+        files: PolicyFiles,
         weights: Weights,
         members: Sequence[ForestMember],
         *,
@@ -124,7 +115,9 @@ class WeightsDownload:
     ) -> None:
         self._exchange = exchange
         self._blobs = blobs
+        self._files = files
         self._weights = weights
+        self._owner = Owner(Purpose.WEIGHTS, weights.index_digest)
         self._stripes = stripes
         self._fanout = fanout
         self._limits = limits or TransferLimits()
@@ -162,7 +155,7 @@ class WeightsDownload:
             return Fault(FaultCode.INDEX_INCONSISTENT, str(error))
         finally:
             self._learn()
-        await self._blobs.concatenate([shard.digest for shard in index.shards], path)
+        await self._files.assemble([shard.digest for shard in index.shards], path)
         return path
 
     def _plan(self, members: Sequence[ForestMember]) -> tuple[tuple[PeerId, ...], ...]:
@@ -203,7 +196,7 @@ class WeightsDownload:
             sources_max += 1
         index = shard_index.decode(data)
         if not isinstance(index, Fault):
-            await self._blobs.put(data)
+            await self._blobs.put(data, self._owner)
         return index
 
     async def _index_from(
@@ -259,7 +252,7 @@ class WeightsDownload:
         try:
             return [
                 await self._blobs.open_partial(
-                    shard.digest, shard.length, index.chunk_bytes, shard.chunks
+                    shard.digest, shard.length, index.chunk_bytes, shard.chunks, self._owner
                 )
                 for shard in index.shards
             ]

@@ -15,7 +15,7 @@ import structlog
 from node.blobs.exchange import BlobExchange
 from node.context import Ports
 from node.weights.download import Weights, WeightsDownload, publish_file
-from node.weights.retention import STATES_KEPT, Kind, WeightsRetention
+from node.weights.retention import STATES_KEPT, WeightsRetention
 from protocol.faults import Fault
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica import Replica
@@ -25,7 +25,7 @@ from protocol.shardcast.source_history import SourceHistory
 from protocol.types import MEMBERS_MAX, Digest, PeerId, Role, Version
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.engines import Policy
-from roles.ports.storage import Delete, Put, StorageFullError
+from roles.ports.storage import Delete, Owner, Purpose, Put, StorageFullError
 from roles.ports.swarm import Release
 
 log = structlog.get_logger()
@@ -67,7 +67,7 @@ class PolicyLibrary:
         self.news = ChangeSignal()
         """Beats when a version has come or gone: most of what happens to a run is neither."""
         self._conditions = conditions
-        self._retention = WeightsRetention(replica, ports.store, ports.blobs)
+        self._retention = WeightsRetention(replica, ports.blobs)
         self._source_history = SourceHistory()
         self._held: dict[int, Policy] = {}
         self._arriving: dict[int, _Arriving] = {}
@@ -93,26 +93,12 @@ class PolicyLibrary:
         policy = self.newest()
         return -1 if policy is None else policy.version
 
-    def genesis_path(self) -> Path | None:
-        """Return the genesis weights if the run's creator left them here."""
-        here = self._ports.blobs.file_bytes(self._ports.genesis) is not None
-        return self._ports.genesis if here else None
-
-    def weights_path(self, version: int) -> Path:
-        """Return where the weights of a version belong."""
-        return self._ports.weights / f"v{version}.safetensors"
-
-    def state_path(self, version: int) -> Path:
-        """Return where the trainer's state of a version belongs."""
-        return self._ports.weights / f"v{version}.state"
-
     async def restore(self) -> None:
         """Find what an earlier life of this node left."""
-        self._retention.restore()
         for key, digest in self._ports.store.scan(_TABLE):
             version = int.from_bytes(key, "big")
-            path = self.weights_path(version)
-            if self._ports.blobs.file_bytes(path) is not None:
+            path = self._ports.files.weights(version)
+            if self._ports.files.size(path) is not None:
                 self._held[version] = Policy(Version(version), Digest(digest), path)
         self._states_from = min(self._held, default=0)
 
@@ -133,7 +119,8 @@ class PolicyLibrary:
         if refusals == REFUSALS_MAX:
             self._refuse(checkpoint, "its weights are not what its trainer signed")
         elif refusals > 1:
-            await self._retention.drop(version, Digest(checkpoint.message.index))
+            others = {*self._held, *self._wanted()} - {version}
+            await self._retention.drop(Digest(checkpoint.message.index), others)
         self._changes.notify()
         self.news.notify()
 
@@ -146,15 +133,16 @@ class PolicyLibrary:
 
     async def release(self, policy: Policy) -> Release:
         """Cut a finished version into blobs; raises ``StorageFullError``."""
-        rules, blobs = self._replica.manifest.shardcast, self._ports.blobs
-        digest, index = await publish_file(policy.path, blobs, rules.shard_bytes, rules.chunk_bytes)
-        await self._retention.note(Kind.INDEX, policy.version, digest)
+        rules, blobs, files = self._replica.manifest.shardcast, self._ports.blobs, self._ports.files
+        digest, index = await publish_file(
+            policy.path, files, blobs, rules.shard_bytes, rules.chunk_bytes
+        )
         state, state_bytes = None, 0
-        path = self.state_path(policy.version)
+        path = files.state(policy.version)
         if len(self._replica.manifest.genesis.trainers) > 1:
-            state_bytes = blobs.file_bytes(path) or 0
-            state = await blobs.put_file(path, 0, state_bytes)
-            await self._retention.note(Kind.STATE, policy.version, state)
+            state_bytes = files.size(path) or 0
+            owner = Owner(Purpose.OPTIMISER_STATE, digest)
+            state = await blobs.put_file(path, 0, state_bytes, owner)
         await self._hold(policy)
         return Release(
             digest, len(shard_index.encode(index)), index.total_bytes, state, state_bytes
@@ -172,10 +160,9 @@ class PolicyLibrary:
         )
         if data is None:
             return None
-        path = self.state_path(message.version)
-        await self._retention.note(Kind.STATE, message.version, digest)
-        await self._ports.blobs.put(data)
-        await self._ports.blobs.concatenate([digest], path)
+        path = self._ports.files.state(message.version)
+        await self._ports.blobs.put(data, Owner(Purpose.OPTIMISER_STATE, Digest(message.index)))
+        await self._ports.files.assemble([digest], path)
         return path
 
     def _trainers(self) -> list[PeerId]:
@@ -275,6 +262,7 @@ class PolicyLibrary:
         return WeightsDownload(
             self._exchange,
             self._ports.blobs,
+            self._ports.files,
             Weights(checkpoint.digest, Digest(message.index), message.index_bytes, root),
             members,
             stripes=rules.stripes,
@@ -289,8 +277,7 @@ class PolicyLibrary:
         message = checkpoint.message
         started_at = self._ports.clock.now()
         try:
-            await self._retention.note(Kind.INDEX, message.version, Digest(message.index))
-            path = await weights.run(self.weights_path(message.version))
+            path = await weights.run(self._ports.files.weights(message.version))
             if isinstance(path, Fault):
                 self._refuse(checkpoint, str(path))
                 return
@@ -326,9 +313,9 @@ class PolicyLibrary:
         kept_from = newest - self._replica.manifest.shardcast.versions_kept
         old = [version for version in self._held if version <= kept_from]
         for version in old:
-            self._ports.blobs.delete_file(self._held.pop(version).path)
+            self._ports.files.delete(self._held.pop(version).path)
         for version in range(self._states_from, newest - STATES_KEPT + 1):
-            self._ports.blobs.delete_file(self.state_path(version))
+            self._ports.files.delete(self._ports.files.state(version))
         self._states_from = max(self._states_from, newest - STATES_KEPT + 1)
         await self._retention.sweep({*self._held, *self._wanted()})
         if old:

@@ -5,8 +5,9 @@ import math
 
 import structlog
 
+from protocol import crypto
 from protocol.assignment import assign
-from protocol.messages import RolloutCommit
+from protocol.messages import RolloutCommit, message_id
 from protocol.rollout import RolloutSequence, encode_body
 from protocol.types import Digest, Topic
 from roles.flow import RoleContext, reward
@@ -17,7 +18,7 @@ from roles.ports.engines import (
     GenerationRequest,
     Policy,
 )
-from roles.ports.storage import StorageFullError
+from roles.ports.storage import Owner, Purpose, StorageFullError
 from roles.ports.swarm import RefusedError
 
 log = structlog.get_logger()
@@ -160,21 +161,26 @@ class InferenceFlow:
         ]
         body = encode_body(_sequences(generations, rewards))
         # The body is durable before the commit, and the commit before it is announced.
-        digest = await context.blobs.put(body)
-        signed = await context.network.publish(
-            Topic.COMMITS,
-            RolloutCommit(
-                epoch=context.epoch(),
-                version=policy.version,
-                checkpoint=checkpoint.digest,
-                slot=slot,
-                previous=previous,
-                body=digest,
-                body_bytes=len(body),
-                sequences=len(generations),
-                tokens=sum(len(generation.tokens) for generation in generations),
-            ),
+        commit = RolloutCommit(
+            epoch=context.epoch(),
+            version=policy.version,
+            checkpoint=checkpoint.digest,
+            slot=slot,
+            previous=previous,
+            body=crypto.digest(body),
+            body_bytes=len(body),
+            sequences=len(generations),
+            tokens=sum(len(generation.tokens) for generation in generations),
         )
+        owner = Owner(
+            Purpose.ROLLOUT_BODY, message_id(commit, context.replica.run_id, context.peer_id)
+        )
+        try:
+            await context.blobs.put(body, owner)
+            signed = await context.network.publish(Topic.COMMITS, commit)
+        except (RefusedError, StorageFullError):
+            await context.blobs.release(owner)
+            raise
         self._announced_at[signed.digest] = asyncio.get_running_loop().time()
         log.info(
             "rollout committed",

@@ -1,15 +1,37 @@
-"""What survives a restart: content-addressed blobs, and small state in transactions."""
+"""What survives a restart: content-addressed blobs, files of policies, and small state."""
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from protocol.shardcast.index import ShardIndex
 from protocol.types import Digest
 
 
 class StorageFullError(Exception):
     """The disk, or the quota set for it, has no room; the node pauses what needs room."""
+
+
+class Purpose(StrEnum):
+    """What blobs are stored for; the values are names of directories."""
+
+    ROLLOUT_BODY = "rollout-body"
+    WEIGHTS = "weights"
+    OPTIMISER_STATE = "optimiser-state"
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """What this node stored a blob for, and what therefore decides how long the blob stays.
+
+    ``subject`` is the commit's digest for a body, and the index of the version for its weights and
+    its optimiser state.
+    """
+
+    purpose: Purpose
+    subject: Digest
 
 
 class PartialBlob(Protocol):
@@ -19,20 +41,28 @@ class PartialBlob(Protocol):
         """Return the indices of the chunks that are not here yet, ascending."""
 
     async def write_chunk(self, index: int, data: bytes) -> bool:
-        """Store a chunk if its digest fits; False means that the sender sent bad bytes."""
+        """Store a chunk if its digest fits; False means that the sender sent bad bytes.
+
+        Raises ``StorageFullError``; ``LookupError`` when the last owner has released the blob;
+        ``ValueError`` when every chunk fits and the whole has another digest than promised.
+        """
 
 
 class Blobs(Protocol):
-    """Content-addressed bytes; what comes out was verified on its way in."""
+    """Content-addressed bytes; what comes out was verified on its way in.
 
-    async def put(self, data: bytes) -> Digest:
-        """Store ``data`` durably; raises ``StorageFullError``."""
+    A blob has one or more owners, which survive a restart, and goes when the last of them is
+    released: whoever names the digest of another one's blob can add an owner and take none away.
+    """
 
-    async def put_file(self, path: Path, offset: int, length: int) -> Digest:
-        """Store a slice of a file without holding it in memory; raises ``StorageFullError``."""
+    async def put(self, data: bytes, owner: Owner) -> Digest:
+        """Store ``data`` durably for ``owner``; raises ``StorageFullError``."""
 
-    async def chunk_digests(self, digest: Digest, chunk_bytes: int) -> tuple[Digest, ...]:
-        """Return the digests of a blob's chunks; raises ``LookupError`` when it is not here."""
+    async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
+        """Store a slice of a file without holding it in memory; raises ``StorageFullError``.
+
+        Raises ``ValueError`` when the file is missing or ends before the slice does.
+        """
 
     async def get(self, digest: Digest) -> bytes | None:
         """Return the whole blob, or None when it is not (completely) here."""
@@ -44,24 +74,58 @@ class Blobs(Protocol):
         """Tell whether the blob is here completely."""
 
     async def open_partial(
-        self, digest: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest]
+        self, digest: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest], owner: Owner
     ) -> PartialBlob:
-        """Start or resume the arrival of a blob; raises ``StorageFullError``."""
+        """Start, resume or join the arrival of a blob; raises ``StorageFullError``.
+
+        Raises ``ValueError`` when the blob is already here, or arriving, with other sizes or
+        chunks, or when all its chunks are here and their whole has another digest.
+        """
 
     def stream(self, digest: Digest, offset: int, length: int) -> AsyncIterator[bytes]:
-        """Yield a range, waiting for chunks that are still arriving (cut-through)."""
+        """Yield a range, waiting for chunks that are still arriving (cut-through).
 
-    async def concatenate(self, digests: Sequence[Digest], path: Path) -> None:
-        """Write blobs one after another to ``path`` atomically; raises ``StorageFullError``."""
+        Raises ``LookupError`` when the blob is not here or goes meanwhile; ``ValueError`` when the
+        range does not lie within it.
+        """
 
-    async def delete(self, digest: Digest) -> None:
-        """Forget a blob; idempotent."""
+    def owners(self, purpose: Purpose) -> list[Owner]:
+        """Return everything that blobs are stored for now, also from before a restart."""
 
-    def file_bytes(self, path: Path) -> int | None:
-        """Return the length of a file that an engine or ``concatenate`` wrote, None without one."""
+    async def release(self, owner: Owner) -> None:
+        """Forget what only ``owner`` needs, complete or arriving; idempotent."""
 
-    def delete_file(self, path: Path) -> None:
-        """Delete such a file; idempotent."""
+
+class PolicyFiles(Protocol):
+    """Weights and trainer states as files, because engines write and read them by path."""
+
+    @property
+    def genesis(self) -> Path:
+        """Where the run's creator may have left the genesis weights."""
+
+    def weights(self, version: int) -> Path:
+        """Return where the weights of a version belong."""
+
+    def state(self, version: int) -> Path:
+        """Return where the trainer's state (model, optimiser, progress) of a version belongs."""
+
+    def size(self, path: Path) -> int | None:
+        """Return the length in bytes of a file, None when there is none."""
+
+    def delete(self, path: Path) -> None:
+        """Delete a file; idempotent."""
+
+    async def index(self, path: Path, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
+        """Return the digests of a file's shards and chunks.
+
+        Raises ``ValueError`` when the file is empty, missing, or too large for its chunks.
+        """
+
+    async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
+        """Write blobs one after another to ``path`` atomically; raises ``StorageFullError``.
+
+        Raises ``LookupError`` when one of them is not here completely.
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from protocol.messages import CheckpointManifest, MessageT, Signed
+from protocol.messages import CheckpointManifest, MessageT, RolloutCommit, Signed
 from protocol.types import Digest, PeerId, Topic
 from roles.ports.engines import Policy
 
@@ -41,10 +41,10 @@ class Network(Protocol):
     async def send(self, peer: PeerId, envelope: bytes) -> bool:
         """Hand a signed message to one peer; False when it could not be delivered in time."""
 
-    async def fetch(
-        self, digest: Digest, bytes_max: int, sources: Sequence[PeerId]
+    async def fetch_body(
+        self, commit: Signed[RolloutCommit], sources: Sequence[PeerId]
     ) -> bytes | None:
-        """Return a blob from here or from the first source that has it; None when none does."""
+        """Return a commit's body from here or from the first source that has it, else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,6 @@ class Policies(Protocol):
 
     def newest(self) -> Policy | None:
         """Return the newest version that is here."""
-
-    def genesis_path(self) -> Path | None:
-        """Return the genesis weights if the run's creator left them here."""
-
-    def weights_path(self, version: int) -> Path:
-        """Return where the weights of a version that is being made belong."""
-
-    def state_path(self, version: int) -> Path:
-        """Return where the trainer's state (model, optimiser, progress) of a version belongs."""
 
     async def release(self, policy: Policy) -> Release:
         """Cut a finished version into blobs; raises ``StorageFullError``."""

@@ -59,10 +59,10 @@ class Leadership:
         head = context.replica.ledger.head
         if head is None:
             return await self._begin()
-        own_state = context.policies.state_path(head.message.version)
+        own_state = context.files.state(head.message.version)
         ours = (
             head.signer == context.peer_id
-            and context.blobs.file_bytes(own_state) is not None
+            and context.files.size(own_state) is not None
             and await self._load_state(own_state, head)
         )
         found: Signed[CheckpointManifest] | None = head
@@ -84,8 +84,11 @@ class Leadership:
     async def _begin(self) -> Position | None:
         """Load the genesis weights, if version 0 is ours to publish."""
         context = self._context
-        path = context.policies.genesis_path()
-        if path is None or context.peer_id != context.manifest.genesis.trainers[0]:
+        path = context.files.genesis
+        if (
+            context.files.size(path) is None
+            or context.peer_id != context.manifest.genesis.trainers[0]
+        ):
             context.conditions.set("trainer", "waiting for the genesis policy")
             return None
         if self._is_held(0):  # then we have published, and have lost our disk

@@ -166,10 +166,8 @@ class ValidatorFlow:
         pause_seconds = RETRY_EPOCHS * context.epoch_seconds
         self._retry_at[commit.digest] = asyncio.get_running_loop().time() + pause_seconds
         self._attempts[commit.digest] += 1
-        body = await context.network.fetch(
-            Digest(commit.message.body),
-            commit.message.body_bytes,
-            [commit.signer, *(peer for peer in members if peer != context.peer_id)],
+        body = await context.network.fetch_body(
+            commit, [commit.signer, *(peer for peer in members if peer != context.peer_id)]
         )
         if body is None:
             return

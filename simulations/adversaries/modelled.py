@@ -1,16 +1,14 @@
 """The dishonest workers of a simulation: those of testnets on modelled weights, and one more."""
 
 from dataclasses import replace
-from pathlib import Path
 
 from typing_extensions import override
 
 from protocol.crypto import digest
-from protocol.faults import Fault
 from protocol.rng import Rng
-from protocol.shardcast import index as shard_index
 from protocol.types import DIGEST_BYTES, Digest
 from roles.ports.engines import Policy
+from roles.ports.storage import Owner, Purpose
 from simulations.adversaries.workers import PolicyCopies, WorkerBehaviour
 from simulations.ports.engines import policy_digest
 from simulations.ports.parts import Behaviour, Parts
@@ -19,15 +17,14 @@ from simulations.runtime.content import Extent
 
 
 class CopiedExtents(PolicyCopies):
-    """Files on the modelled disk of one machine, in the folder of its policies."""
+    """Files on the modelled disk of one machine, beside its policies."""
 
-    def __init__(self, disk: Disk, folder: Path) -> None:
+    def __init__(self, disk: Disk) -> None:
         self._disk = disk
-        self._folder = folder
 
     @override
     def keep(self, policy: Policy) -> Policy:
-        path = self._folder / f"kept-v{policy.version}"
+        path = policy.path.with_name(f"kept-v{policy.version}")
         self._disk.files[path] = self._disk.files[policy.path]
         return replace(policy, path=path)
 
@@ -38,7 +35,7 @@ class CopiedExtents(PolicyCopies):
             raise TypeError("a modelled policy is an extent")
         skill = content.seed[:-DIGEST_BYTES]
         other = Extent.of(skill + digest(b"other/" + content.seed), 0, len(content))
-        path = self._folder / "other"
+        path = policy.path.with_name("other")
         self._disk.files[path] = other
         return replace(policy, digest=policy_digest(other), path=path)
 
@@ -51,7 +48,7 @@ def modelled(behaviour: WorkerBehaviour) -> Behaviour:
     """Return a worker's behaviour for a simulated machine."""
 
     def replaced(parts: Parts, rng: Rng) -> Parts:
-        copies = CopiedExtents(parts.disk, parts.ports.weights)
+        copies = CopiedExtents(parts.disk)
         return replace(parts, engines=behaviour(parts.engines, copies, rng))
 
     return replaced
@@ -61,10 +58,10 @@ class WithheldBodies(SimBlobs):
     """Keeps the bodies of its own rollouts to itself, and serves weights as everyone does."""
 
     @override
-    async def put(self, data: bytes) -> Digest:
-        if isinstance(shard_index.decode(data), Fault):
+    async def put(self, data: bytes, owner: Owner) -> Digest:
+        if owner.purpose is Purpose.ROLLOUT_BODY:
             return digest(data)
-        return await super().put(data)
+        return await super().put(data, owner)
 
 
 def withheld_body(parts: Parts, _rng: Rng) -> Parts:

@@ -3,7 +3,7 @@
 from blake3 import blake3
 
 from node.daemon import Daemon
-from simulations.ports.engines import Emit
+from simulations.runtime.trace import Emit
 
 NODES_ASKED_MAX = 64
 """Drawing costs a hash per validator; the share that agrees is known well enough from these."""

@@ -9,11 +9,10 @@ from protocol.types import Topic
 from roles.ports.storage import Put
 from simulations.cluster.draws import Draws
 from simulations.cluster.machine import Machine
-from simulations.ports.engines import Emit
 from simulations.ports.signing import Sighting
 from simulations.ports.storage import Life, OnPut
 from simulations.runtime.loop import START
-from simulations.runtime.trace import Trace, Value
+from simulations.runtime.trace import Emit, Trace, Value
 from simulations.scenario.scenario import Scenario
 
 SIGHTINGS_FULL = 100

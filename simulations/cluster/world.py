@@ -27,13 +27,13 @@ from simulations.network.meshsight import mesh_pipes
 from simulations.network.network import SimNetwork
 from simulations.network.transport import address_of
 from simulations.ports.directory import DirectoryQuality, SharedDirectory
-from simulations.ports.engines import Emit, SimEngines, Workload, policy_digest, policy_seed
+from simulations.ports.engines import SimEngines, Workload, policy_digest, policy_seed
 from simulations.ports.parts import Behaviour, Parts
 from simulations.ports.signing import Scheme, TracedSigner, TracedVerifier
-from simulations.ports.storage import Life, SimBlobs, SimStore
+from simulations.ports.storage import Life, SimBlobs, SimPolicyFiles, SimStore
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, VirtualLoop
-from simulations.runtime.trace import Trace, Value
+from simulations.runtime.trace import Emit, Trace, Value
 from simulations.scenario.plans import ALL_ROLES, RoleName
 from simulations.scenario.scenario import Scenario
 
@@ -268,10 +268,9 @@ class World:
                 rng=rng.child("daemon"),
                 transport=transport,
                 directory=self._directory.directory(machine.signer.peer_id, rng.child("directory")),
-                blobs=SimBlobs(machine.disk, life),
+                blobs=SimBlobs(machine.disk, life, emit),
                 store=SimStore(machine.disk, life, self._recorder.on_put(emit)),
-                weights=machine.weights,
-                genesis=machine.genesis,
+                files=SimPolicyFiles(machine.disk, life, machine.weights, machine.genesis),
             ),
             SimEngines(machine.disk, machine.compute, self._workload, rng.child("engines"), emit),
             machine.disk,

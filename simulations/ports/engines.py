@@ -7,7 +7,7 @@ seed, more skilled the more its groups disagreed. Durations follow token counts 
 """
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +35,7 @@ from roles.ports.engines import (
 )
 from simulations.ports.storage import Disk
 from simulations.runtime.content import Extent
+from simulations.runtime.trace import Emit
 
 END = 1
 _FIRST = 2
@@ -50,9 +51,6 @@ _FAR = 120
 
 _SPREAD = 0.2
 """Durations vary by up to this share either way."""
-
-Emit = Callable[..., None]
-"""``emit(kind, **facts)`` into the trace of one node."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,23 @@ from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from protocol.shardcast import index as shard_index
+from typing_extensions import override
+
+from protocol.shardcast.index import Shard, ShardIndex, chunk_digests, shard_count
 from protocol.types import Digest
-from roles.ports.storage import Delete, Put, StorageFullError
+from roles.ports.storage import (
+    Blobs,
+    Delete,
+    Owner,
+    PartialBlob,
+    PolicyFiles,
+    Purpose,
+    Put,
+    StorageFullError,
+    Store,
+)
 from simulations.runtime.content import Extent, digest_of, joined
+from simulations.runtime.trace import Emit
 
 COMMIT_SECONDS = 0.004
 """A synced SQLite transaction on an SSD; a guess."""
@@ -24,11 +37,12 @@ STORED_ENTRY_BYTES = 64
 
 @dataclass(slots=True)
 class Disk:
-    """What a machine keeps: tables, blobs, arrivals, files; ``quota_bytes`` None is no limit."""
+    """What a machine keeps; ``quota_bytes`` None is no limit."""
 
     tables: dict[str, dict[bytes, bytes]] = field(default_factory=dict)
     blobs: dict[Digest, bytes] = field(default_factory=dict)
     arrivals: dict[Digest, "Arrival"] = field(default_factory=dict)
+    owners: dict[Owner, dict[Digest, None]] = field(default_factory=dict)
     files: dict[Path, bytes] = field(default_factory=dict)
     quota_bytes: int | None = None
     used_bytes: int = 0
@@ -45,6 +59,7 @@ class Disk:
         self.tables.clear()
         self.blobs.clear()
         self.arrivals.clear()
+        self.owners.clear()
         self.files.clear()
         self.used_bytes = 0
 
@@ -59,7 +74,7 @@ class Life:
 OnPut = Callable[[Put], None]
 
 
-class SimStore:
+class SimStore(Store):
     """The ``Store`` port; ``on_put`` hears of each entry that became durable."""
 
     def __init__(self, disk: Disk, life: Life, on_put: OnPut = lambda _put: None) -> None:
@@ -67,8 +82,8 @@ class SimStore:
         self._life = life
         self._on_put = on_put
 
+    @override
     async def commit(self, changes: Sequence[Put | Delete]) -> None:
-        """Apply all changes or none; raises ``StorageFullError`` when the quota is used up."""
         await asyncio.sleep(COMMIT_SECONDS)
         if not self._life.alive:
             return
@@ -83,17 +98,17 @@ class SimStore:
             else:
                 table.pop(change.key, None)
 
+    @override
     def get(self, table: str, key: bytes) -> bytes | None:
-        """Return the value, or None."""
         return self._disk.tables.get(table, {}).get(key)
 
+    @override
     def scan(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the entries of a table in key order."""
         yield from sorted(self._disk.tables.get(table, {}).items())
 
 
-class Arrival:
-    """The ``PartialBlob`` port: a blob that comes chunk by chunk."""
+class Arrival(PartialBlob):
+    """A blob that comes chunk by chunk; ``on_complete`` hears of it when it is whole."""
 
     def __init__(
         self, digest: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest]
@@ -105,18 +120,20 @@ class Arrival:
         self.chunk_bytes = chunk_bytes
         self.chunks = tuple(chunks)
         self.abandoned = False
-        self.on_complete: Callable[[Arrival, bytes], None] | None = None
+        self.on_complete: Callable[[Arrival, bytes | None], None] | None = None
         self._here: list[bytes | None] = [None] * len(chunks)
         self._waiting: dict[int, list[asyncio.Future[None]]] = {}
 
+    @override
     def missing(self) -> list[int]:
-        """Return the numbers of the chunks that are not here yet."""
         return [number for number, chunk in enumerate(self._here) if chunk is None]
 
+    @override
     async def write_chunk(self, index: int, data: bytes) -> bool:
-        """Store a chunk if it is the right one."""
         if not self.fits(index, data):
             return False
+        if self.abandoned:
+            raise LookupError("the arrival was abandoned")
         if self._here[index] is None:
             self._here[index] = data
             self._wake(index)
@@ -130,10 +147,11 @@ class Arrival:
 
     def _finish(self) -> None:
         whole = joined([chunk for chunk in self._here if chunk is not None])
-        if digest_of(whole) != self.digest:
-            raise ValueError("the chunks fit and do not make the blob")
+        fits = digest_of(whole) == self.digest
         if self.on_complete is not None:
-            self.on_complete(self, whole)
+            self.on_complete(self, whole if fits else None)
+        if not fits:
+            raise ValueError("the chunks fit and do not make the blob")
 
     def fill(self, whole: bytes) -> None:
         """Take the whole blob at once."""
@@ -164,92 +182,103 @@ class Arrival:
                 future.set_result(None)
 
 
-class SimBlobs:
-    """The ``Blobs`` port of one life of a daemon."""
+class SimBlobs(Blobs):
+    """Blobs on a disk; ``emit`` hears what each is stored for, and what goes."""
 
-    def __init__(self, disk: Disk, life: Life) -> None:
+    def __init__(self, disk: Disk, life: Life, emit: Emit = lambda _kind, **_facts: None) -> None:
         self._disk = disk
         self._life = life
+        self._emit = emit
 
-    async def put(self, data: bytes) -> Digest:
-        """Store a blob; raises ``StorageFullError``."""
+    @override
+    async def put(self, data: bytes, owner: Owner) -> Digest:
         await asyncio.sleep(COMMIT_SECONDS)
-        return self._keep(data)
+        return self._keep(data, owner)
 
-    async def put_file(self, path: Path, offset: int, length: int) -> Digest:
-        """Store a slice of a file; raises ``StorageFullError``."""
+    @override
+    async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
         await asyncio.sleep(COMMIT_SECONDS)
-        content = self._disk.files[path]
+        content = self._disk.files.get(path, b"")
         if offset + length > len(content):
             raise ValueError(f"{path} ends before its slice")
-        return self._keep(content[offset : offset + length])
+        return self._keep(content[offset : offset + length], owner)
 
-    def _keep(self, data: bytes) -> Digest:
+    def _keep(self, data: bytes, owner: Owner) -> Digest:
         digest = digest_of(data)
-        if self._life.alive and digest not in self._disk.blobs:
-            arrival = self._disk.arrivals.pop(digest, None)
+        if not self._life.alive:
+            return digest
+        if digest not in self._disk.blobs:
+            arrival = self._disk.arrivals.get(digest)
             if arrival is None:
                 self._disk.reserve(len(data))
             else:
+                del self._disk.arrivals[digest]
                 arrival.fill(data)
             self._disk.blobs[digest] = data
+        self._claim(digest, owner)
         return digest
 
-    async def chunk_digests(self, digest: Digest, chunk_bytes: int) -> tuple[Digest, ...]:
-        """Return the digests of a blob's chunks; raises ``LookupError``."""
-        content = self._disk.blobs[digest]
-        if not isinstance(content, Extent):
-            return shard_index.chunk_digests([content], chunk_bytes)
-        starts = range(0, len(content), chunk_bytes)
-        return tuple(digest_of(content[start : start + chunk_bytes]) for start in starts)
+    def _claim(self, digest: Digest, owner: Owner) -> None:
+        digests = self._disk.owners.setdefault(owner, {})
+        if digest not in digests:
+            digests[digest] = None
+            self._emit("blob-owned", digest=digest, purpose=owner.purpose, subject=owner.subject)
 
+    @override
     async def get(self, digest: Digest) -> bytes | None:
-        """Return the whole blob, or None."""
         return self._disk.blobs.get(digest)
 
+    @override
     def size(self, digest: Digest) -> int | None:
-        """Return the length of a blob that is here or arriving."""
         content = self._disk.blobs.get(digest)
         if content is not None:
             return len(content)
         arrival = self._disk.arrivals.get(digest)
         return None if arrival is None else arrival.length
 
+    @override
     def has(self, digest: Digest) -> bool:
-        """Tell whether the blob is here completely."""
         return digest in self._disk.blobs
 
+    @override
     async def open_partial(
-        self, digest: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest]
+        self, digest: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest], owner: Owner
     ) -> Arrival:
-        """Start or resume the arrival of a blob; raises ``StorageFullError``."""
         whole = self._disk.blobs.get(digest)
-        known = self._disk.arrivals.get(digest)
-        if known is not None:
-            if (known.length, known.chunk_bytes, known.chunks) != (
-                length,
-                chunk_bytes,
-                tuple(chunks),
-            ):
-                raise ValueError("the blob is arriving with other sizes or chunks")
-            known.on_complete = self._completed
-            return known
-        arrival = Arrival(digest, length, chunk_bytes, chunks)
+        arrival = self._disk.arrivals.get(digest)
+        if arrival is None:
+            arrival = Arrival(digest, length, chunk_bytes, chunks)
+        plan = (arrival.length, arrival.chunk_bytes, arrival.chunks)
+        if plan != (length, chunk_bytes, tuple(chunks)) or (whole and len(whole) != length):
+            raise ValueError("the blob is here with other sizes or chunks")
         if whole is not None:
             arrival.fill(whole)
-            return arrival
+        elif self._life.alive:
+            if digest not in self._disk.arrivals:
+                self._disk.reserve(length)
+                self._disk.arrivals[digest] = arrival
+            arrival.on_complete = self._completed
         if self._life.alive:
-            self._disk.reserve(length)
-            self._disk.arrivals[digest] = arrival
-        arrival.on_complete = self._completed
+            self._claim(digest, owner)
         return arrival
 
-    def _completed(self, arrival: Arrival, whole: bytes) -> None:
-        if self._life.alive and self._disk.arrivals.pop(arrival.digest, None) is not None:
+    def _completed(self, arrival: Arrival, whole: bytes | None) -> None:
+        """Make a whole arrival a blob; ``None`` when its chunks make another one."""
+        if not self._life.alive or self._disk.arrivals.pop(arrival.digest, None) is None:
+            return
+        if whole is None:
+            self._disk.used_bytes -= arrival.length
+            arrival.abandon()
+        else:
             self._disk.blobs[arrival.digest] = whole
 
+    @override
     async def stream(self, digest: Digest, offset: int, length: int) -> AsyncGenerator[bytes, None]:
-        """Yield a range, waiting for chunks that are still arriving (cut-through)."""
+        size = self.size(digest)
+        if size is None:
+            raise LookupError("no such blob")
+        if offset < 0 or offset + length > size:
+            raise ValueError(f"no range {offset}+{length} in {size} bytes")
         end = offset + length
         while offset < end:
             content = self._disk.blobs.get(digest)
@@ -258,37 +287,94 @@ class SimBlobs:
                 return
             arrival = self._disk.arrivals.get(digest)
             if arrival is None:
-                raise LookupError("no such blob")
+                raise LookupError("the blob was deleted")
             index, within = divmod(offset, arrival.chunk_bytes)
             chunk = await arrival.chunk(index)
             piece = chunk[within : within + end - offset]
             offset += len(piece)
             yield piece
 
-    async def concatenate(self, digests: Sequence[Digest], path: Path) -> None:
-        """Write blobs one after another to a file; raises ``LookupError``."""
-        await asyncio.sleep(COMMIT_SECONDS)
-        content = joined([self._disk.blobs[digest] for digest in digests])
-        if self._life.alive:
-            self._disk.files[path] = content
+    @override
+    def owners(self, purpose: Purpose) -> list[Owner]:
+        return [owner for owner in self._disk.owners if owner.purpose is purpose]
 
-    async def delete(self, digest: Digest) -> None:
-        """Forget a blob, complete or arriving; idempotent."""
-        if not self._life.alive:
+    @override
+    async def release(self, owner: Owner) -> None:
+        if not self._life.alive or owner not in self._disk.owners:
             return
+        digests = self._disk.owners.pop(owner)
+        self._emit("blobs-released", purpose=owner.purpose, subject=owner.subject)
+        needed = {digest for others in self._disk.owners.values() for digest in others}
+        for digest in digests:
+            if digest not in needed:
+                self._delete(digest)
+
+    def _delete(self, digest: Digest) -> None:
         arrival = self._disk.arrivals.pop(digest, None)
         if arrival is not None:
             arrival.abandon()
             self._disk.used_bytes -= arrival.length
         content = self._disk.blobs.pop(digest, None)
         self._disk.used_bytes -= len(content) if content is not None else 0
+        self._emit("blob-deleted", digest=digest)
 
-    def file_bytes(self, path: Path) -> int | None:
-        """Return the length of a file, None when there is none."""
+
+class SimPolicyFiles(PolicyFiles):
+    """The files of one machine's policies, on its disk."""
+
+    def __init__(self, disk: Disk, life: Life, directory: Path, genesis: Path) -> None:
+        self._disk = disk
+        self._life = life
+        self._directory = directory
+        self._genesis = genesis
+
+    @property
+    @override
+    def genesis(self) -> Path:
+        return self._genesis
+
+    @override
+    def weights(self, version: int) -> Path:
+        return self._directory / f"v{version}.safetensors"
+
+    @override
+    def state(self, version: int) -> Path:
+        return self._directory / f"v{version}.state"
+
+    @override
+    def size(self, path: Path) -> int | None:
         content = self._disk.files.get(path)
         return None if content is None else len(content)
 
-    def delete_file(self, path: Path) -> None:
-        """Delete a file; idempotent."""
+    @override
+    def delete(self, path: Path) -> None:
         if self._life.alive:
             self._disk.files.pop(path, None)
+
+    @override
+    async def index(self, path: Path, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
+        await asyncio.sleep(COMMIT_SECONDS)
+        content = self._disk.files.get(path)
+        if not content:
+            raise ValueError(f"{path} is empty or missing")
+        shards = []
+        for number in range(shard_count(len(content), shard_bytes)):
+            shard = content[number * shard_bytes : (number + 1) * shard_bytes]
+            shards.append(Shard(digest_of(shard), len(shard), _chunk_digests(shard, chunk_bytes)))
+        return ShardIndex(len(content), shard_bytes, chunk_bytes, tuple(shards))
+
+    @override
+    async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
+        await asyncio.sleep(COMMIT_SECONDS)
+        if not all(digest in self._disk.blobs for digest in digests):
+            raise LookupError("not every blob is here")
+        content = joined([self._disk.blobs[digest] for digest in digests])
+        if self._life.alive:
+            self._disk.files[path] = content
+
+
+def _chunk_digests(content: bytes, chunk_bytes: int) -> tuple[Digest, ...]:
+    if not isinstance(content, Extent):
+        return chunk_digests([content], chunk_bytes)
+    starts = range(0, len(content), chunk_bytes)
+    return tuple(digest_of(content[start : start + chunk_bytes]) for start in starts)

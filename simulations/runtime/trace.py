@@ -25,6 +25,9 @@ class Event:
 
 Listener = Callable[[Event], None]
 
+Emit = Callable[..., None]
+"""``emit(kind, **facts)`` into the trace of one node."""
+
 
 class Trace:
     """Numbers events, feeds the digest, and passes each event to its listeners."""

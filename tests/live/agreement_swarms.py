@@ -25,6 +25,7 @@ from node.live.hivemind_p2p import HivemindTransport
 from node.membership.announcer import About, directory_keys
 from node.membership.peers import Connections
 from node.storage.blobs import FileBlobs
+from node.storage.policy_files import PolicyDirectory
 from node.storage.state import SqliteStore
 from node.weights.download import publish_file
 from protocol.messages import Hardware, RolloutCommit, envelope_kind
@@ -35,7 +36,7 @@ from simulations.adversaries.passthrough import OtherEngines
 from simulations.adversaries.testnet import edited_tokens, forged_rewards
 from simulations.cluster.world import SHORT_NAMES, World
 from simulations.ports.engines import Compute, SimEngines, Workload, policy_seed
-from simulations.ports.storage import Disk, Life, SimBlobs
+from simulations.ports.storage import Disk, Life, SimBlobs, SimPolicyFiles
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, run_virtual
 from simulations.runtime.trace import Trace
@@ -184,8 +185,8 @@ class RememberingBlobs(FileBlobs):
         super().__init__(directory)
         self.bodies = {}
 
-    async def put(self, data):
-        key = await super().put(data)
+    async def put(self, data, owner):
+        key = await super().put(data, owner)
         self.bodies[key] = data
         return key
 
@@ -214,7 +215,6 @@ class LiveNode:
         )
         self.store = SqliteStore(self.directory / "state.sqlite")
         self.blobs = RememberingBlobs(self.directory / "blobs")
-        (self.directory / "weights").mkdir()
         rng = Rng(self.identity.public_key)
         ports = Ports(
             clock=SystemClock(),
@@ -223,8 +223,9 @@ class LiveNode:
             directory=self.lookups,
             blobs=self.blobs,
             store=self.store,
-            weights=self.directory / "weights",
-            genesis=self.directory / "genesis.safetensors",
+            files=PolicyDirectory(
+                self.directory / "weights", self.directory / "genesis.safetensors", self.blobs
+            ),
         )
         files = PackedFiles(_read_file, Path.write_bytes)
         self.daemon = Daemon(
@@ -354,9 +355,10 @@ async def give_version_0(world, machine, envelope, manifest):
     disk.files[machine.weights / "v0.state"] = GENESIS.seed
     disk.tables.setdefault("messages", {})[bytes(8)] = envelope
     disk.tables["policies"] = {bytes(8): manifest.policy}
-    rules = world.manifest.manifest.shardcast
+    rules, life = world.manifest.manifest.shardcast, Life()
+    files = SimPolicyFiles(disk, life, machine.weights, machine.genesis)
     index, _ = await publish_file(
-        path, SimBlobs(disk, Life()), rules.shard_bytes, rules.chunk_bytes
+        path, files, SimBlobs(disk, life), rules.shard_bytes, rules.chunk_bytes
     )
     assert index == manifest.index
 

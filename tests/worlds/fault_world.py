@@ -25,12 +25,13 @@ from protocol.messages import (
 )
 from protocol.types import Digest, Role
 from roles.ports.engines import Policy
-from roles.ports.storage import Delete, Put, StorageFullError
+from roles.ports.storage import Delete, Owner, Put, StorageFullError
 from roles.ports.transport import TransportError
 from tests.worlds.memory_transport import LoopClock, eventually
 from tests.worlds.swarm_world import (
     Machine,
     MemoryBlobs,
+    MemoryFiles,
     MemoryStore,
     SwarmWorld,
     ToyEngine,
@@ -96,9 +97,9 @@ class FateBlobs(MemoryBlobs):
         async for piece in super().stream(key, offset, length):
             yield piece
 
-    async def put(self, data: bytes) -> Digest:
+    async def put(self, data: bytes, owner: Owner) -> Digest:
         await self.fate.write()
-        key = await super().put(data)
+        key = await super().put(data, owner)
         await self.fate.touch()
         return key
 
@@ -106,9 +107,11 @@ class FateBlobs(MemoryBlobs):
         await self.fate.write()
         return await super().open_partial(*arguments)
 
-    async def concatenate(self, digests: Sequence[Digest], path: Path) -> None:
-        await self.fate.write()
-        await super().concatenate(digests, path)
+
+class FateFiles(MemoryFiles):
+    async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
+        await self._blobs.fate.write()
+        await super().assemble(digests, path)
 
 
 class FateTrainer(ToyTrainer):
@@ -222,6 +225,8 @@ class Witness:
 class FaultWorld(SwarmWorld):
     """Every machine has a fate."""
 
+    files = FateFiles
+
     def __init__(self, directory: Path, machines=TINY, **changes: object) -> None:
         changes = QUICK | {"committee__escalated_size": 2} | changes
         super().__init__(directory, machines, **changes)
@@ -243,17 +248,19 @@ class FaultWorld(SwarmWorld):
         self._burials[name] = asyncio.create_task(self._bury(name, *self._freeze(name)))
         await asyncio.Event().wait()
 
-    def _freeze(self, name: str) -> tuple[dict, dict, dict]:
+    def _freeze(self, name: str) -> tuple[dict, dict, dict, dict]:
         machine = self.machines[name]
         self.hub.remove(machine.identity.peer_id)
         tables = {table: dict(rows) for table, rows in machine.store.tables.items()}
-        return tables, dict(machine.blobs.complete), dict(machine.store.ever)
+        owned = {owner: dict(keys) for owner, keys in machine.blobs.owned.items()}
+        return tables, dict(machine.blobs.complete), owned, dict(machine.store.ever)
 
-    async def _bury(self, name: str, tables: dict, complete: dict, ever: dict) -> None:
+    async def _bury(self, name: str, tables: dict, complete: dict, owned: dict, ever: dict) -> None:
         machine = self.machines[name]
         machine.task.cancel()
         await asyncio.wait([machine.task])
         machine.store.tables, machine.blobs.complete, machine.store.ever = tables, complete, ever
+        machine.blobs.owned = owned
 
     async def crash(self, name: str) -> None:
         await self._bury(name, *self._freeze(name))

@@ -16,7 +16,7 @@ from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError, Release
 from tests.worlds.memory_transport import LoopClock
 from tests.worlds.messages import World, identity, run_manifest
-from tests.worlds.swarm_world import MemoryBlobs, MemoryStore
+from tests.worlds.swarm_world import MemoryBlobs, MemoryFiles, MemoryStore
 
 ANSWER = 5
 END = 1
@@ -158,8 +158,9 @@ class Network:
         self.sent.append((peer, envelope))
         return True
 
-    async def fetch(self, wanted, bytes_max, sources):
+    async def fetch_body(self, commit, sources):
         await asyncio.sleep(0.05)
+        wanted = commit.message.body
         self.asked.append((wanted, list(sources)))
         return self.bodies.get(wanted)
 
@@ -167,12 +168,10 @@ class Network:
 class Policies:
     """Holds what it is given."""
 
-    def __init__(self, flow_world, directory: Path):
+    def __init__(self, flow_world):
         self.world = flow_world
-        self.directory = directory
         self.held: dict[int, Policy] = {}
         self.discarded: list[int] = []
-        self.genesis: Path | None = None
         self.errors: list[Exception] = []
         self.published_state: Path | None = None
         self.releases = 0
@@ -182,15 +181,6 @@ class Policies:
 
     def newest(self):
         return self.held[max(self.held)] if self.held else None
-
-    def genesis_path(self):
-        return self.genesis
-
-    def weights_path(self, version):
-        return self.directory / f"v{version}.safetensors"
-
-    def state_path(self, version):
-        return self.directory / f"v{version}.state"
 
     async def release(self, policy):
         await asyncio.sleep(0.05)
@@ -232,13 +222,15 @@ class FlowWorld:
             self.take(self.world.record(one, ("validator",), joined_at=0, policy_version=-1))
         self.changes, self.conditions = ChangeSignal(), Conditions()
         self.network = Network(self)
-        self.policies = Policies(self, directory)
+        self.policies = Policies(self)
+        self.files = MemoryFiles(directory, directory / "genesis", None)
         self.context = RoleContext(
             signer=self.signer,
             manifest=self.manifest,
             replica=self.replica,
             clock=LoopClock(),
             blobs=Blobs(),
+            files=self.files,
             store=MemoryStore(),
             network=self.network,
             policies=self.policies,
@@ -258,7 +250,7 @@ class FlowWorld:
         assert received.result is ValidationResult.ACCEPT, received
 
     def hold(self, version: int, content: bytes) -> Policy:
-        policy = Policy(Version(version), digest(content), self.policies.weights_path(version))
+        policy = Policy(Version(version), digest(content), self.files.weights(version))
         self.policies.held[version] = policy
         return policy
 
@@ -298,10 +290,10 @@ class FlowWorld:
 class Blobs(MemoryBlobs):
     full = False
 
-    async def put(self, data):
+    async def put(self, data, owner):
         if self.full:
             raise StorageFullError("no room")
-        return await super().put(data)
+        return await super().put(data, owner)
 
 
 def _named(name: str) -> PeerId:

@@ -13,12 +13,13 @@ from node.context import Ports
 from node.daemon import Daemon
 from node.membership.announcer import About
 from node.membership.peers import Connections
+from node.storage.policy_files import PolicyDirectory, index_of
 from protocol.audit import Measurement
 from protocol.crypto import Identity, digest
 from protocol.manifest import Genesis, RunManifest, SignedManifest, load_recipe, sign_manifest
 from protocol.messages import Hardware
 from protocol.rng import Rng
-from protocol.shardcast.index import chunk_digests
+from protocol.shardcast.index import ShardIndex
 from protocol.toploc.proof import ChunkResult
 from protocol.types import Digest, PeerId, Role, Version
 from roles.ports.clock import Clock
@@ -30,7 +31,7 @@ from roles.ports.engines import (
     TrainingSequence,
     VerificationRequest,
 )
-from roles.ports.storage import Delete, Put
+from roles.ports.storage import Delete, Owner, Purpose, Put
 from tests.worlds.memory_transport import Hub, LoopClock, MemoryTransport
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
@@ -60,23 +61,16 @@ class MemoryBlobs:
     def __init__(self) -> None:
         self.complete: dict[Digest, bytes] = {}
         self.partial: dict[Digest, MemoryPartial] = {}
+        self.owned: dict[Owner, dict[Digest, None]] = {}
 
-    async def put(self, data: bytes) -> Digest:
+    async def put(self, data: bytes, owner: Owner) -> Digest:
         key = digest(data)
         self.complete[key] = bytes(data)
+        self.owned.setdefault(owner, {})[key] = None
         return key
 
-    async def put_file(self, path: Path, offset: int, length: int) -> Digest:
-        return await self.put(path.read_bytes()[offset : offset + length])
-
-    async def chunk_digests(self, key: Digest, chunk_bytes: int) -> tuple[Digest, ...]:
-        return chunk_digests([self.complete[key]], chunk_bytes)
-
-    def file_bytes(self, path: Path) -> int | None:
-        return path.stat().st_size if path.exists() else None
-
-    def delete_file(self, path: Path) -> None:
-        path.unlink(missing_ok=True)
+    async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
+        return await self.put(path.read_bytes()[offset : offset + length], owner)
 
     async def get(self, key: Digest) -> bytes | None:
         self._finish(key)
@@ -92,8 +86,9 @@ class MemoryBlobs:
         return key in self.complete
 
     async def open_partial(
-        self, key: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest]
+        self, key: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest], owner: Owner
     ) -> MemoryPartial:
+        self.owned.setdefault(owner, {})[key] = None
         partial = self.partial.setdefault(key, MemoryPartial(length, chunk_bytes, chunks))
         if key in self.complete:
             data = self.complete[key]
@@ -123,12 +118,24 @@ class MemoryBlobs:
             offset += len(piece)
             yield piece
 
-    async def concatenate(self, digests: Sequence[Digest], path: Path) -> None:
-        path.write_bytes(b"".join([await self.get(key) or b"" for key in digests]))
+    def owners(self, purpose: Purpose) -> list[Owner]:
+        return [owner for owner in self.owned if owner.purpose is purpose]
 
-    async def delete(self, key: Digest) -> None:
-        self.complete.pop(key, None)
-        self.partial.pop(key, None)
+    async def release(self, owner: Owner) -> None:
+        for key in self.owned.pop(owner, {}):
+            if not any(key in others for others in self.owned.values()):
+                self.complete.pop(key, None)
+                self.partial.pop(key, None)
+
+
+class MemoryFiles(PolicyDirectory):
+    """Files in a directory, assembled from blobs in memory; without threads."""
+
+    async def index(self, path: Path, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
+        return index_of(path, path.stat().st_size, shard_bytes, chunk_bytes)
+
+    async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
+        path.write_bytes(b"".join([await self._blobs.get(key) or b"" for key in digests]))
 
 
 class MemoryStore:
@@ -301,6 +308,8 @@ class Machine:
 class SwarmWorld:
     """Starts, crashes and restarts machines of one run."""
 
+    files: type[MemoryFiles] = MemoryFiles
+
     def __init__(
         self, directory: Path, machines: Sequence[tuple[str, Role]], **changes: object
     ) -> None:
@@ -354,8 +363,11 @@ class SwarmWorld:
                 directory=MemoryDirectory(self.shared, machine.identity.peer_id),
                 blobs=machine.blobs,
                 store=machine.store,
-                weights=machine.directory / "weights",
-                genesis=machine.directory / "genesis.safetensors",
+                files=self.files(
+                    machine.directory / "weights",
+                    machine.directory / "genesis.safetensors",
+                    machine.blobs,
+                ),
             ),
             machine.engines,
             connections,
@@ -373,10 +385,12 @@ class SwarmWorld:
         assert machine.task is not None and machine.transport is not None
         tables = {name: dict(table) for name, table in machine.store.tables.items()}
         complete = dict(machine.blobs.complete)
+        owned = {owner: dict(keys) for owner, keys in machine.blobs.owned.items()}
         self.hub.remove(machine.identity.peer_id)
         machine.task.cancel()
         await asyncio.wait([machine.task])
         machine.store.tables, machine.blobs.complete = tables, complete
+        machine.blobs.owned = owned
 
     async def stop(self) -> None:
         for machine in self.machines.values():

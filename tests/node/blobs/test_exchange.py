@@ -13,11 +13,13 @@ from node.streams.protocols import BLOBS
 from protocol import codec, crypto
 from protocol.shardcast.index import chunk_digests
 from protocol.types import PeerId, RunId
+from roles.ports.storage import Owner, Purpose
 from roles.ports.transport import Stream, TransportError
 from tests.worlds.memory_transport import Hub, LoopClock
 
 DATA = bytes(range(256)) * 1200
 DIGEST = crypto.digest(DATA)
+OWNER = Owner(Purpose.ROLLOUT_BODY, crypto.digest(b"a commit"))
 PROTOCOL = BLOBS.on(RunId(b"run"))
 LIMITS = ExchangeLimits(open_seconds=0.5, stall_seconds=0.5)
 
@@ -85,12 +87,12 @@ def impostor(
 
 async def test_a_blob_comes_from_the_first_source_that_has_it(tmp_path: Path) -> None:
     _, (one, two, three) = await network(tmp_path, "one", "two", "three")
-    await three.blobs.put(DATA)
+    await three.blobs.put(DATA, OWNER)
     sources = [one.peer, PeerId("absent"), two.peer, three.peer]
     assert await one.exchange.fetch(DIGEST, len(DATA), sources, 5) == DATA
     assert (one.exchange.bytes_received, three.exchange.bytes_sent) == (len(DATA), len(DATA))
     assert three.exchange.weights_bytes_sent == 0
-    await one.blobs.put(DATA)
+    await one.blobs.put(DATA, OWNER)
     assert await one.exchange.fetch(DIGEST, len(DATA), [], 5) == DATA
     assert await two.exchange.fetch(DIGEST, len(DATA) - 1, [three.peer], 5) is None
     assert await two.exchange.fetch(crypto.digest(b"?"), 10, [three.peer], 5) is None
@@ -98,7 +100,7 @@ async def test_a_blob_comes_from_the_first_source_that_has_it(tmp_path: Path) ->
 
 async def test_a_range_comes_in_pieces_and_is_accounted(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
-    await two.blobs.put(DATA)
+    await two.blobs.put(DATA, OWNER)
     pieces = await pull(one, two.peer, 1000, 250_000, kind=Kind.WEIGHTS)
     assert [len(piece) for piece in pieces] == [100_000, 100_000, 50_000]
     assert b"".join(pieces) == DATA[1000:251_000]
@@ -114,7 +116,7 @@ async def test_a_range_comes_in_pieces_and_is_accounted(tmp_path: Path) -> None:
 async def test_a_blob_that_is_arriving_is_served_chunk_by_chunk(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
     chunks = chunk_digests([DATA], 100_000)
-    partial = await two.blobs.open_partial(DIGEST, len(DATA), 100_000, chunks)
+    partial = await two.blobs.open_partial(DIGEST, len(DATA), 100_000, chunks, OWNER)
     pieces = one.exchange.fetch_range(two.peer, DIGEST, 0, len(DATA), piece_bytes=100_000)
     async with aclosing(pieces):
         for index in range(len(chunks)):
@@ -129,7 +131,7 @@ async def test_a_blob_that_is_arriving_is_served_chunk_by_chunk(tmp_path: Path) 
 async def test_who_must_not_wait_is_refused_a_blob_that_is_arriving(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
     chunks = chunk_digests([DATA], 100_000)
-    await two.blobs.open_partial(DIGEST, len(DATA), 100_000, chunks)
+    await two.blobs.open_partial(DIGEST, len(DATA), 100_000, chunks, OWNER)
     with pytest.raises(BlobRefusedError) as refusal:
         await pull(one, two.peer, 0, 100, wait=False)
     assert refusal.value.status is Status.UNKNOWN
@@ -137,14 +139,14 @@ async def test_who_must_not_wait_is_refused_a_blob_that_is_arriving(tmp_path: Pa
         await pull(one, two.peer, 0, 100)
     reading = asyncio.create_task(pull(one, two.peer, 0, 100))
     await asyncio.sleep(0.05)
-    await two.blobs.delete(DIGEST)
+    await two.blobs.release(OWNER)
     with pytest.raises(TransportError):
         await reading
 
 
 async def test_a_fetch_goes_on_where_the_last_source_broke(tmp_path: Path) -> None:
     hub, (one, two, three) = await network(tmp_path, "one", "two", "three")
-    await three.blobs.put(DATA)
+    await three.blobs.put(DATA, OWNER)
     half = impostor(header("ok", len(DATA)) + DATA[:50_000])
     await two.transport.handle(PROTOCOL, half)
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 5) == DATA
@@ -156,7 +158,7 @@ async def test_a_fetch_goes_on_where_the_last_source_broke(tmp_path: Path) -> No
 
 async def test_who_sends_a_bad_blob_alone_is_named(tmp_path: Path) -> None:
     _, (one, two, three) = await network(tmp_path, "one", "two", "three")
-    await three.blobs.put(DATA)
+    await three.blobs.put(DATA, OWNER)
     bad = b"x" + DATA[1:]
     await two.transport.handle(PROTOCOL, impostor(header("ok", len(DATA)) + bad))
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 5) == DATA
@@ -165,7 +167,7 @@ async def test_who_sends_a_bad_blob_alone_is_named(tmp_path: Path) -> None:
 
 async def test_of_several_senders_of_a_bad_blob_only_the_liar_is_named(tmp_path: Path) -> None:
     _, (one, two, three) = await network(tmp_path, "one", "two", "three")
-    await three.blobs.put(DATA)
+    await three.blobs.put(DATA, OWNER)
     calls: list[bool] = []
 
     async def lie(stream: Stream) -> None:
@@ -182,7 +184,7 @@ async def test_of_several_senders_of_a_bad_blob_only_the_liar_is_named(tmp_path:
 
 async def test_sources_that_disagree_on_the_length_cannot_spoil_a_fetch(tmp_path: Path) -> None:
     _, (one, two, three) = await network(tmp_path, "one", "two", "three")
-    await three.blobs.put(DATA)
+    await three.blobs.put(DATA, OWNER)
     longer = impostor(header("ok", len(DATA) + 1) + DATA[:1000])
     await two.transport.handle(PROTOCOL, longer)
     assert await one.exchange.fetch(DIGEST, 10**6, [two.peer, three.peer], 5) == DATA
@@ -213,7 +215,7 @@ async def test_nonsense_in_the_header_is_a_broken_stream(tmp_path: Path, answer:
 
 async def test_a_silent_source_costs_only_its_share_of_the_deadline(tmp_path: Path) -> None:
     hub, (one, two, three) = await network(tmp_path, "one", "two", "three")
-    await three.blobs.put(DATA)
+    await three.blobs.put(DATA, OWNER)
     await two.transport.handle(PROTOCOL, impostor(b"", then_hang=True))
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 0.6) == DATA
     hub.stall(one.peer)
@@ -234,7 +236,7 @@ async def test_a_source_that_trickles_costs_only_its_share_of_the_deadline(tmp_p
             await asyncio.sleep(0.05)
 
     _, (one, two, three) = await network(tmp_path, "one", "two", "three")
-    await three.blobs.put(DATA)
+    await three.blobs.put(DATA, OWNER)
     await two.transport.handle(PROTOCOL, trickle)
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 0.8) == DATA
     assert len(DATA) - 16 <= three.exchange.bytes_sent < len(DATA)  # what two began is kept
@@ -280,7 +282,7 @@ async def test_an_oversize_request_is_a_fault_and_a_silent_one_is_dropped(tmp_pa
 async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(tmp_path: Path) -> None:
     limits = ExchangeLimits(stall_seconds=0.3, streams_per_peer=2)
     hub, (one, two, three) = await network(tmp_path, "one", "two", "three", limits=limits)
-    await two.blobs.put(DATA)
+    await two.blobs.put(DATA, OWNER)
     hub.stall(one.peer)
     stalled = [asyncio.create_task(pull(one, two.peer, 0, len(DATA))) for _ in range(2)]
     await asyncio.sleep(0.05)
@@ -302,7 +304,7 @@ async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(tmp_path: Path)
 )
 async def test_too_many_streams_are_told_busy(tmp_path: Path, limits: ExchangeLimits) -> None:
     _, (one, two) = await network(tmp_path, "one", "two", limits=limits)
-    await two.blobs.put(DATA)
+    await two.blobs.put(DATA, OWNER)
     pieces = one.exchange.fetch_range(two.peer, DIGEST, 0, len(DATA), piece_bytes=100)
     async with aclosing(pieces):
         await anext(pieces)
@@ -316,7 +318,7 @@ async def test_too_many_streams_are_told_busy(tmp_path: Path, limits: ExchangeLi
 async def test_upload_stays_under_its_cap(tmp_path: Path) -> None:
     limits = ExchangeLimits(upload_bytes_per_second=500_000)
     _, (one, two, three) = await network(tmp_path, "one", "two", "three", limits=limits)
-    await two.blobs.put(DATA)
+    await two.blobs.put(DATA, OWNER)
     began = asyncio.get_running_loop().time()
     await asyncio.gather(*(pull(node, two.peer, 0, len(DATA)) for node in (one, three)))
     took = asyncio.get_running_loop().time() - began

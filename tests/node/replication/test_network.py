@@ -8,12 +8,12 @@ from node.membership.peers import Connections, DiallingTransport
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.message_log import MessageLog
 from node.replication.network import SEND_SECONDS, SwarmNetwork
+from node.replication.rollout_bodies import RolloutBodies
 from node.streams.framing import write_frame
 from node.streams.protocols import MESSAGE
-from protocol.crypto import digest
 from protocol.messages import ENVELOPE_BYTES_MAX, RolloutCommit
 from protocol.rng import Rng
-from protocol.types import Digest, Topic, ValidationResult
+from protocol.types import Topic, ValidationResult
 from roles.flow import ChangeSignal
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
@@ -63,8 +63,7 @@ class Node:
             message_log=MessageLog(self.store),
             gossip=self.gossip,
             streams=streams,
-            exchange=self.exchange,
-            blobs=self.blobs,
+            bodies=RolloutBodies(self.replica, self.blobs, self.exchange),
             anti_entropy=AntiEntropy(streams, self.replica, Fixed(), lambda *_: None),
             clock=Fixed(),
             heard=self.heard.append,
@@ -235,39 +234,6 @@ def test_a_peer_that_does_not_read_its_answer_costs_a_deadline():
         hub.stall(ours.peer)
         await asyncio.sleep(SEND_SECONDS + 1)
         assert theirs.accepted == [COMMIT.envelope]
-        for node in (ours, theirs):
-            await node.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_body_is_fetched_once_and_served_on():
-    async def scenario():
-        _, ours, theirs = await pair()
-        body = await theirs.blobs.put(b"a body")
-        fetch = ours.network.fetch
-        assert await fetch(body, 5, [theirs.peer]) is None, "it is larger than was said"
-        assert await fetch(body, 6, [ours.peer, theirs.peer]) == b"a body"
-        assert ours.blobs.has(body)
-        assert await fetch(body, 6, []) == b"a body"
-        assert await fetch(body, 5, []) is None
-        assert await fetch(Digest(digest(b"?")), 9, [theirs.peer]) is None
-        for node in (ours, theirs):
-            await node.stop()
-
-    run_virtual(scenario())
-
-
-def test_a_body_that_does_not_fit_here_is_used_all_the_same():
-    async def scenario():
-        _, ours, theirs = await pair()
-        body = await theirs.blobs.put(b"a body")
-
-        async def full(_data):
-            raise StorageFullError("full")
-
-        ours.blobs.put = full
-        assert await ours.network.fetch(body, 100, [theirs.peer]) == b"a body"
         for node in (ours, theirs):
             await node.stop()
 

@@ -9,8 +9,9 @@ import pytest
 
 from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.storage.blobs import FileBlobs
+from node.storage.policy_files import PolicyDirectory
 from node.streams.protocols import BLOBS
-from node.weights.download import Weights, WeightsDownload, forget, publish_file
+from node.weights.download import Weights, WeightsDownload, publish_file
 from protocol import codec, crypto
 from protocol.faults import Fault
 from protocol.shardcast import forest
@@ -20,7 +21,7 @@ from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.source_history import SourceHistory
 from protocol.types import Digest, PeerId
-from roles.ports.storage import StorageFullError
+from roles.ports.storage import Owner, Purpose, StorageFullError
 from tests.worlds.memory_transport import Hub, LoopClock
 
 SHARD_BYTES, CHUNK_BYTES = 262_144, 65_536
@@ -32,6 +33,9 @@ QUICK = TransferLimits(
     retry_seconds=0.02,
     pause_seconds=0.2,
 )
+
+
+OWNER = Owner(Purpose.WEIGHTS, crypto.digest(b"another version"))
 
 
 class CorruptBlobs(FileBlobs):
@@ -56,6 +60,7 @@ class StalledBlobs(FileBlobs):
 class Node:
     peer: PeerId
     blobs: FileBlobs
+    files: PolicyDirectory
     exchange: BlobExchange
     path: Path
     blamed: list[PeerId] = field(default_factory=list)
@@ -84,13 +89,16 @@ class Swarm:
         for other in self.nodes:
             if other != peer:
                 self.hub.connect(peer, other)
-        self.nodes[peer] = Node(peer, blobs, exchange, self.directory / f"{name}.weights")
+        files = PolicyDirectory(self.directory / f"{name}-weights", Path("genesis"), blobs)
+        self.nodes[peer] = Node(peer, blobs, files, exchange, files.weights(1))
         return self.nodes[peer]
 
     async def publish(self) -> tuple[Weights, ShardIndex]:
         root = self.nodes[ROOT]
         root.path.write_bytes(self.content)
-        digest, index = await publish_file(root.path, root.blobs, SHARD_BYTES, CHUNK_BYTES)
+        digest, index = await publish_file(
+            root.path, root.files, root.blobs, SHARD_BYTES, CHUNK_BYTES
+        )
         data = shard_index.encode(index)
         return Weights(crypto.digest(b"version"), digest, len(data), ROOT), index
 
@@ -103,6 +111,7 @@ class Swarm:
         return WeightsDownload(
             node.exchange,
             node.blobs,
+            node.files,
             weights,
             self.members,
             on_blame=lambda peer, _fault: node.blamed.append(peer),
@@ -161,7 +170,7 @@ async def test_a_node_that_corrupts_is_named_and_everyone_completes(tmp_path: Pa
     )
     await world.add("n5")
     node = world.nodes[liar]
-    node.blobs = node.exchange._blobs = CorruptBlobs(tmp_path / liar)
+    node.blobs = node.exchange._blobs = node.files._blobs = CorruptBlobs(tmp_path / liar)
     weights, _ = await world.publish()
     await world.run([node for node in world.nodes.values() if node.peer != ROOT], weights)
     blamed = [node.blamed for node in world.nodes.values() if node.blamed]
@@ -176,7 +185,9 @@ async def test_a_parent_that_stalls_is_replaced(tmp_path: Path) -> None:
         await world.add(f"n{number}")
     weights, _ = await world.publish()
     stalled = world.nodes[feeder_of(world.members, weights, 0)]
-    stalled.blobs = stalled.exchange._blobs = StalledBlobs(tmp_path / stalled.peer)
+    stalled.blobs = stalled.exchange._blobs = stalled.files._blobs = StalledBlobs(
+        tmp_path / stalled.peer
+    )
     await world.run([node for node in world.nodes.values() if node.peer != ROOT], weights)
 
 
@@ -321,7 +332,7 @@ async def test_what_the_publisher_signed_and_cannot_be_is_its_fault(tmp_path: Pa
     blobs = world.nodes[ROOT].blobs
 
     async def verdict(data: bytes) -> Path | Fault:
-        lie = replace(weights, index_digest=await blobs.put(data), index_bytes=len(data))
+        lie = replace(weights, index_digest=await blobs.put(data, OWNER), index_bytes=len(data))
         return await asyncio.wait_for(world.download(node, lie).run(node.path), 20)
 
     assert isinstance(await verdict(b"not an index"), Fault)
@@ -349,39 +360,61 @@ async def test_chunks_that_fit_and_do_not_make_their_shard_are_the_publishers_fa
     root._sizes[other] = SHARD_BYTES
     lying = replace(index, shards=(replace(index.shards[0], digest=other),))
     data = shard_index.encode(lying)
-    lie = replace(weights, index_digest=await root.put(data), index_bytes=len(data))
+    lie = replace(weights, index_digest=await root.put(data, OWNER), index_bytes=len(data))
     result = await asyncio.wait_for(world.download(node, lie).run(node.path), 20)
     assert isinstance(result, Fault)
     assert result.code == "index-inconsistent"
     assert node.blamed == []
 
 
-async def test_forgetting_a_version_keeps_the_shards_that_others_use(tmp_path: Path) -> None:
+async def test_releasing_a_version_keeps_the_shards_that_others_use(tmp_path: Path) -> None:
     blobs = FileBlobs(tmp_path / "blobs")
-    path = tmp_path / "file"
+    files = PolicyDirectory(tmp_path / "weights", Path("genesis"), blobs)
+    path = files.weights(1)
     content = random.Random(3).randbytes(700_000)
     path.write_bytes(content)
-    old_digest, old = await publish_file(path, blobs, SHARD_BYTES, CHUNK_BYTES)
+    old_digest, old = await publish_file(path, files, blobs, SHARD_BYTES, CHUNK_BYTES)
     path.write_bytes(content[:SHARD_BYTES] + content[::-1][SHARD_BYTES:])
-    new_digest, new = await publish_file(path, blobs, SHARD_BYTES, CHUNK_BYTES)
-    await forget(blobs, old, [new])
+    new_digest, new = await publish_file(path, files, blobs, SHARD_BYTES, CHUNK_BYTES)
+    assert old.shards[0] == new.shards[0]
+    await blobs.release(Owner(Purpose.WEIGHTS, old_digest))
     assert not blobs.has(old_digest)
     assert blobs.has(new_digest)
     assert all(blobs.has(shard.digest) for shard in new.shards)
     assert not blobs.has(old.shards[1].digest)
-    await forget(blobs, new, [new])
-    assert blobs.has(new_digest)
-    await forget(blobs, new, [])
+    await blobs.release(Owner(Purpose.WEIGHTS, new_digest))
     assert blobs.used_bytes == 0
-    (tmp_path / "empty").write_bytes(b"")
-    with pytest.raises(ValueError, match="empty"):
-        await publish_file(tmp_path / "empty", blobs, SHARD_BYTES, CHUNK_BYTES)
+
+
+async def test_what_cannot_be_published_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blobs = FileBlobs(tmp_path / "blobs")
+    files = PolicyDirectory(tmp_path / "weights", Path("genesis"), blobs)
+    path = files.weights(1)
+    for content in (None, b""):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ValueError, match="empty or missing"):
+            await publish_file(path, files, blobs, SHARD_BYTES, CHUNK_BYTES)
+    path.write_bytes(bytes(1000))
+    index = files.index
+
+    async def index_then_change(*arguments: Any) -> ShardIndex:
+        made = await index(*arguments)
+        path.write_bytes(bytes(999) + b"!")
+        return made
+
+    monkeypatch.setattr(files, "index", index_then_change)
+    with pytest.raises(ValueError, match="changes"):
+        await publish_file(path, files, blobs, SHARD_BYTES, CHUNK_BYTES)
 
 
 async def test_publishing_does_not_hold_the_loop(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(bytes(40_000_000))
     blobs = FileBlobs(tmp_path / "blobs")
+    files = PolicyDirectory(tmp_path / "weights", Path("genesis"), blobs)
+    path = files.weights(1)
+    path.write_bytes(bytes(40_000_000))
     loop = asyncio.get_running_loop()
     gaps: list[float] = []
 
@@ -392,7 +425,7 @@ async def test_publishing_does_not_hold_the_loop(tmp_path: Path) -> None:
             gaps.append(loop.time() - before)
 
     beating = asyncio.create_task(tick())
-    _, index = await publish_file(path, blobs, 8_000_000, 1 << 20)
+    _, index = await publish_file(path, files, blobs, 8_000_000, 1 << 20)
     beating.cancel()
     assert len(index.shards) == 5
     assert sorted(gaps)[len(gaps) // 2] < 0.05

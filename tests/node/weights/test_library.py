@@ -14,7 +14,8 @@ from protocol.rng import Rng
 from protocol.types import PeerId, Role, ValidationResult, Version
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.engines import Policy
-from tests.worlds.fault_world import Fate, FateBlobs, FateStore
+from roles.ports.storage import Owner, Purpose
+from tests.worlds.fault_world import Fate, FateBlobs, FateFiles, FateStore
 from tests.worlds.memory_transport import Hub, LoopClock, eventually, run_virtual
 from tests.worlds.messages import World, run_manifest
 
@@ -49,8 +50,7 @@ class Node:
             directory=None,
             blobs=self.blobs,
             store=self.store,
-            weights=self.directory,
-            genesis=self.directory / "genesis",
+            files=FateFiles(self.directory, self.directory / "genesis", self.blobs),
         )
         self.conditions = Conditions()
         self.running = None
@@ -85,6 +85,10 @@ class Node:
     def holds(self, version):
         policy = self.library.get(version)
         return policy is not None and policy.path.read_bytes() == weights(version)
+
+
+def stored_for(node, purpose):
+    return {owner.subject for owner in node.blobs.owners(purpose)}
 
 
 def weights(version):
@@ -134,10 +138,10 @@ class Swarm:
         """Make and announce the version after ``parent`` (the head)."""
         parent = self.head if parent is None else parent
         version = 0 if parent is None else parent.message.version + 1
-        library = self.trainers[trainer].library
-        path = library.weights_path(version)
+        library, files = self.trainers[trainer].library, self.trainers[trainer].ports.files
+        path = files.weights(version)
         path.write_bytes(weights(version) if content is None else content)
-        library.state_path(version).write_bytes(b"state of " + path.read_bytes()[:8])
+        files.state(version).write_bytes(b"state of " + path.read_bytes()[:8])
         policy = Policy(Version(version), digest(path.read_bytes()), path)
         release = await library.release(policy)
         signed = self.world.checkpoint(
@@ -212,9 +216,6 @@ def test_before_the_first_version_there_is_nothing(tmp_path):
         library = swarm.trainers[0].library
         assert library.newest() is None
         assert library.newest_version() == -1
-        assert library.genesis_path() is None
-        swarm.trainers[0].ports.genesis.write_bytes(weights(0))
-        assert library.genesis_path() == swarm.trainers[0].ports.genesis
         await swarm.stop()
 
     run_virtual(scenario())
@@ -260,8 +261,7 @@ def test_shards_that_two_versions_share_outlive_the_older_one(tmp_path):
             assert node.library.get(12).path.read_bytes() == same
             index = swarm.head.message.index
             assert node.blobs.has(index)
-            parts = [part for part in node.library._retention._parts if part.digest == index]
-            assert sorted(part.version for part in parts) == [9, 10, 11, 12]
+            assert stored_for(node, Purpose.WEIGHTS) == {index}
         await swarm.stop()
 
     run_virtual(scenario())
@@ -293,7 +293,8 @@ def test_a_version_that_a_later_term_replaces_is_given_up_and_forgotten(tmp_path
         await asyncio.sleep(30)
         for node in swarm.nodes:
             assert not node.blobs.has(old.message.index)
-            assert all(part.digest != old.message.index for part in node.library._retention._parts)
+            for purpose in (Purpose.WEIGHTS, Purpose.OPTIMISER_STATE):
+                assert old.message.index not in stored_for(node, purpose)
         await swarm.stop()
 
     run_virtual(scenario())
@@ -329,7 +330,7 @@ def test_a_download_follows_the_roster(tmp_path):
     async def scenario():
         swarm = await begun(tmp_path)
         late = swarm.followers[1]
-        late.library.weights_path(0).unlink()
+        late.ports.files.weights(0).unlink()
         late.blobs.complete.clear()
         late.store.tables.clear()
         swarm.hub.remove(swarm.trainers[0].identity.peer_id)
@@ -375,7 +376,7 @@ def test_a_trainer_that_lost_its_weights_gets_them_back(tmp_path):
         swarm = await begun(tmp_path, 2)
         trainer = swarm.trainers[0]
         for version in range(2):
-            trainer.library.weights_path(version).unlink()
+            trainer.ports.files.weights(version).unlink()
         trainer.blobs.complete.clear()
         trainer.store.tables.clear()
         await trainer.restart()
@@ -390,7 +391,7 @@ def test_nobody_to_ask_is_no_error(tmp_path):
     async def scenario():
         swarm = await begun(tmp_path, followers=0)
         trainer = swarm.trainers[0]
-        trainer.library.weights_path(0).unlink()
+        trainer.ports.files.weights(0).unlink()
         trainer.blobs.complete.clear()
         await trainer.restart_alone()
         await asyncio.sleep(20)
@@ -439,7 +440,9 @@ def test_an_index_that_cannot_be_is_fetched_once(tmp_path):
         swarm = await begun(tmp_path)
         one = swarm.followers[0]
         signed = await swarm.publish()
-        nonsense = await swarm.trainers[0].blobs.put(b"no index at all")
+        nonsense = await swarm.trainers[0].blobs.put(
+            b"no index at all", Owner(Purpose.WEIGHTS, digest(b"nonsense"))
+        )
         wrong = swarm.world.checkpoint(
             one.replica.ledger.head,
             policy=signed.message.policy,
@@ -503,8 +506,8 @@ def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
         swarm.introduce()
         await eventually(lambda: one.holds(7), 60)
         await asyncio.sleep(12)
-        kept = {part.version for part in one.library._retention._parts}
-        assert kept == set(one.library._held)
+        checkpoints = map(one.replica.ledger.checkpoint, one.library._held)
+        assert stored_for(one, Purpose.WEIGHTS) == {item.message.index for item in checkpoints}
         await swarm.stop()
 
     run_virtual(scenario())
@@ -517,7 +520,7 @@ def test_a_crash_between_file_and_note_leaves_nothing_wrong(tmp_path):
         swarm = await begun(tmp_path, 2, trainers=2)
         one, genesis = swarm.followers[0], swarm.followers[0].replica.ledger.checkpoint(0)
         new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
-        one.library.weights_path(1).write_bytes(weights("new"))
+        one.ports.files.weights(1).write_bytes(weights("new"))
         swarm.tell(new)
         await one.restart()
         assert one.library.newest_version() == 0
@@ -537,7 +540,7 @@ def test_a_state_is_fetched_kept_for_a_while_and_forgotten(tmp_path):
         heir = swarm.trainers[1]
         head = heir.replica.ledger.head
         path = await heir.library.fetch_state(head)
-        assert path == heir.library.state_path(1)
+        assert path == heir.ports.files.state(1)
         assert path.read_bytes().startswith(b"state of ")
         assert heir.blobs.has(head.message.state)
         for _ in range(2):
@@ -565,13 +568,13 @@ def test_shards_deleted_under_a_download_are_fetched_again(tmp_path, monkeypatch
     async def scenario():
         swarm = await begun(tmp_path)
         one = swarm.followers[0]
-        concatenate = one.blobs.concatenate
+        assemble = one.ports.files.assemble
 
         async def lost(*_arguments):
-            monkeypatch.setattr(one.blobs, "concatenate", concatenate)
+            monkeypatch.setattr(one.ports.files, "assemble", assemble)
             raise LookupError("a shard is gone")
 
-        monkeypatch.setattr(one.blobs, "concatenate", lost)
+        monkeypatch.setattr(one.ports.files, "assemble", lost)
         swarm.tell(await swarm.publish())
         await eventually(lambda: one.holds(1), 60)
         await swarm.stop()
@@ -586,7 +589,7 @@ def test_a_file_is_cut_as_the_run_says(tmp_path):
         trainer = swarm.trainers[0]
         signed = await swarm.publish()
         index_digest, index = await publish_file(
-            trainer.library.weights_path(0), trainer.blobs, 8192, 2048
+            trainer.ports.files.weights(0), trainer.ports.files, trainer.blobs, 8192, 2048
         )
         assert signed.message.index == index_digest
         assert signed.message.total_bytes == index.total_bytes == 20_000

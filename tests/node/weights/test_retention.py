@@ -1,203 +1,122 @@
-from node.weights.retention import STATES_KEPT, BodyRetention, Kind, Part, WeightsRetention
+from node.weights.retention import STATES_KEPT, WeightsRetention
 from protocol.crypto import digest
-from protocol.ledger.commits import CommitState
-from roles.ports.storage import StorageFullError
+from roles.ports.storage import Owner, Purpose
 from tests.worlds.memory_transport import run_virtual
 from tests.worlds.messages import World, run_manifest
-from tests.worlds.swarm_world import MemoryBlobs, MemoryStore
+from tests.worlds.swarm_world import MemoryBlobs
 
-WORLD = World(run_manifest())
-WORKER, OTHER = WORLD.workers[:2]
-EXPIRE = WORLD.manifest.committee.expire_after_epochs
-KEPT = WORLD.manifest.shardcast.versions_kept
-LEVEL = WORLD.manifest.grpo.async_level
+WORLD = World(run_manifest(trainers=2))
 
 
 class Machine:
     def __init__(self):
-        self.replica = WORLD.replica()
-        self.blobs = MemoryBlobs()
-        self.retention = BodyRetention(self.replica, self.blobs)
-        self.epoch = 0
+        self.replica, self.blobs = WORLD.replica(), MemoryBlobs()
+        self.retention = WeightsRetention(self.replica, self.blobs)
+        self.head = WORLD.genesis()
 
-    def take(self, signed):
-        assert self.replica.receive(signed.envelope, WORLD.at(self.epoch)).fault is None
+    async def version(self, index, *, parent=None, **changes):
+        """Store weights and state of a version that ``index`` names, and publish it."""
+        parent = parent or self.head
+        self.head = WORLD.checkpoint(parent, changes.get("term", 0), index=digest(index), **changes)
+        await self.store(index)
+        assert self.replica.receive(self.head.envelope, WORLD.at(0)).fault is None
 
-    async def commit(self, signer, name, **changes):
-        """Take a commit to the body called ``name``, and its body."""
-        body = await self.blobs.put(name.encode())
-        signed = WORLD.commit(signer, body=body, **changes)
-        self.take(signed)
-        return signed
+    async def store(self, index):
+        await self.blobs.put(index, Owner(Purpose.WEIGHTS, digest(index)))
+        state = b"state of " + index
+        await self.blobs.put(state, Owner(Purpose.OPTIMISER_STATE, digest(index)))
 
-    def settle(self, commit, *, accepted=True):
-        self.replica.ledger.offer_certificate(
-            WORLD.certificate(commit, accepted=accepted, escalated=not accepted), "reason"
-        )
-
-    def versions(self, count, *batch):
-        for _ in range(count):
-            parent = self.replica.ledger.head
-            self.take(WORLD.checkpoint(parent, batch=tuple(item.digest for item in batch)))
-            batch = ()
-
-    def has(self, name):
-        return self.blobs.has(digest(name.encode()))
+    def has(self, index):
+        """Tell which of weights and state are here."""
+        return self.blobs.has(digest(index)), self.blobs.has(digest(b"state of " + index))
 
 
-def test_a_body_goes_a_while_after_it_was_learned_from():
+def test_weights_and_states_go_when_no_version_needs_them():
     async def scenario():
         machine = Machine()
-        commit = await machine.commit(WORKER, "a")
-        machine.settle(commit)
-        machine.versions(1 + LEVEL, commit)
-        await machine.retention.sweep()
-        assert machine.has("a"), "a later term may learn from it again"
-        machine.versions(1)
-        await machine.retention.sweep()
-        assert not machine.has("a")
-        await machine.retention.sweep()
-        assert machine.retention._bodies == {}
+        for version in range(1, 4):
+            await machine.version(b"%d" % version)
+            await machine.retention.sweep(range(2, 99))
+        assert machine.has(b"1") == (False, False)
+        assert machine.has(b"2") == (True, True)
+        assert machine.has(b"3") == (True, True)
+        await machine.version(b"4")
+        await machine.retention.sweep(range(2, 99))
+        assert machine.has(b"2") == (True, False), f"only {STATES_KEPT} states"
 
     run_virtual(scenario())
 
 
-def test_a_body_stays_while_its_commit_is_open_or_may_be_learned_from():
+def test_what_is_not_published_yet_stays_until_another_is():
     async def scenario():
         machine = Machine()
-        opened = await machine.commit(WORKER, "open")
-        fresh = await machine.commit(OTHER, "certified")
-        machine.settle(fresh)
-        machine.versions(KEPT)
-        await machine.retention.sweep()
-        assert machine.has("certified")
-        machine.versions(1)
-        await machine.retention.sweep()
-        assert not machine.has("certified"), "nobody can learn from it any more"
-        assert machine.has("open"), "its committee is still to look"
-        assert machine.replica.ledger.entries[opened.digest].state is CommitState.COMMITTED
-        machine.epoch = EXPIRE + 1
-        machine.replica.advance(WORLD.at(machine.epoch))
-        await machine.retention.sweep()
-        assert not machine.has("open")
+        await machine.version(b"1")
+        await machine.store(b"2")
+        for _ in range(3):
+            await machine.retention.sweep([1])
+        assert machine.has(b"2") == (True, True)
+        await machine.version(b"another 2")
+        await machine.retention.sweep([1, 2])
+        assert machine.has(b"2") == (False, False)
+        assert machine.has(b"another 2") == (True, True)
 
     run_virtual(scenario())
 
 
-def test_who_names_the_body_of_another_does_not_delete_it():
-    """A liar's commit is settled and stale before the honest one."""
-
+def test_what_a_later_term_replaces_goes_at_once():
     async def scenario():
         machine = Machine()
-        machine.versions(KEPT)
-        head = machine.replica.ledger.head
-        honest = await machine.commit(WORKER, "a", version=KEPT, checkpoint=head.digest)
-        liar = await machine.commit(OTHER, "a")
-        machine.settle(liar, accepted=False)
-        machine.settle(honest)
-        machine.versions(1)
-        await machine.retention.sweep()
-        assert machine.replica.ledger.usable()
-        assert machine.has("a")
-        machine.versions(KEPT)
-        await machine.retention.sweep()
-        assert not machine.has("a")
+        await machine.version(b"1")
+        first = machine.head
+        await machine.version(b"2")
+        await machine.retention.sweep([1, 2])
+        await machine.version(b"later 2", parent=first, term=1)
+        await machine.retention.sweep([1, 2])
+        assert machine.has(b"2") == (False, False)
+        assert machine.has(b"later 2") == (True, True)
 
     run_virtual(scenario())
 
 
-def test_bodies_whose_commits_were_forgotten_go_too():
+def test_what_a_restart_finds_goes_when_it_proves_to_be_old():
     async def scenario():
         machine = Machine()
-        await machine.commit(WORKER, "a")
-        machine.retention.note()
-        machine.replica.advance(WORLD.at(4 * EXPIRE + 2))
-        assert machine.replica.ledger.entries == {}
-        await machine.retention.sweep()
-        assert not machine.has("a")
-        assert machine.retention._done_with == {}
+        for version in range(1, 4):
+            await machine.version(b"%d" % version)
+        await machine.store(b"unfinished")
+        machine.retention = WeightsRetention(machine.replica, machine.blobs)
+        await machine.retention.sweep([2, 3])
+        assert machine.has(b"unfinished") == (True, True), "its manifest may come again"
+        await machine.version(b"4")
+        await machine.retention.sweep([2, 3, 4])
+        assert machine.has(b"unfinished") == machine.has(b"1") == (False, False)
 
     run_virtual(scenario())
 
 
-# Weights
-
-
-class Full(MemoryStore):
-    full = False
-
-    async def commit(self, changes):
-        if self.full:
-            raise StorageFullError("full")
-        await super().commit(changes)
-
-
-def test_notes_survive_a_restart_and_are_written_once():
+def test_what_two_versions_share_goes_with_the_later_one():
     async def scenario():
-        store = Full()
-        retention = WeightsRetention(WORLD.replica(), store, MemoryBlobs())
+        machine = Machine()
         for _ in range(2):
-            await retention.note(Kind.INDEX, 3, digest(b"i"))
-        await retention.note(Kind.STATE, 3, digest(b"s"))
-        again = WeightsRetention(WORLD.replica(), store, MemoryBlobs())
-        again.restore()
-        assert list(again._parts) == [
-            Part(Kind.INDEX, 3, digest(b"i")),
-            Part(Kind.STATE, 3, digest(b"s")),
-        ]
+            await machine.version(b"same")
+        await machine.retention.sweep([2])
+        assert machine.has(b"same") == (True, True)
+        await machine.version(b"3")
+        await machine.version(b"4")
+        await machine.retention.sweep([3, 4])
+        assert machine.has(b"same") == (False, False)
 
     run_virtual(scenario())
 
 
-def test_what_is_not_published_yet_stays():
+def test_weights_are_dropped_unless_another_version_has_them_too():
     async def scenario():
-        replica, blobs = WORLD.replica(), MemoryBlobs()
-        retention = WeightsRetention(replica, Full(), blobs)
-        state = await blobs.put(b"state")
-        await retention.note(Kind.STATE, 1, state)
-        await retention.sweep({})
-        assert blobs.has(state)
-        replica.receive(WORLD.checkpoint(WORLD.genesis()).envelope, WORLD.at(0))
-        await retention.sweep({})
-        assert not blobs.has(state), "another one was published as this version"
-
-    run_virtual(scenario())
-
-
-def test_a_state_of_two_versions_goes_with_the_later_one():
-    async def scenario():
-        replica, blobs = WORLD.replica(), MemoryBlobs()
-        retention = WeightsRetention(replica, Full(), blobs)
-        state = await blobs.put(b"state")
-        head = WORLD.genesis()
-        for version in (1, 2):
-            head = WORLD.checkpoint(head, state=state)
-            replica.receive(head.envelope, WORLD.at(0))
-            await retention.note(Kind.STATE, version, state)
-        for _ in range(STATES_KEPT - 1):
-            head = WORLD.checkpoint(head)
-            replica.receive(head.envelope, WORLD.at(0))
-        await retention.sweep({})
-        assert blobs.has(state)
-        head = WORLD.checkpoint(head)
-        replica.receive(head.envelope, WORLD.at(0))
-        await retention.sweep({})
-        assert not blobs.has(state)
-
-    run_virtual(scenario())
-
-
-def test_a_note_that_cannot_be_deleted_is_deleted_later():
-    async def scenario():
-        replica, store = WORLD.replica(), Full()
-        retention = WeightsRetention(replica, store, MemoryBlobs())
-        await retention.note(Kind.INDEX, 0, digest(b"i"))
-        store.full = True
-        await retention.sweep({})
-        assert retention._parts
-        store.full = False
-        await retention.sweep({})
-        assert retention._parts == {}
-        assert store.tables["weights"] == {}
+        machine = Machine()
+        await machine.version(b"same")
+        await machine.version(b"same")
+        await machine.retention.drop(digest(b"same"), [1])
+        assert machine.has(b"same")[0]
+        await machine.retention.drop(digest(b"same"), [])
+        assert machine.has(b"same") == (False, True)
 
     run_virtual(scenario())

@@ -72,7 +72,7 @@ def test_a_stranger_cannot_keep_it_from_beginning(tmp_path):
 def test_without_a_genesis_policy_it_waits(tmp_path):
     async def scenario():
         world = World(tmp_path, begun=False)
-        world.policies.genesis = None
+        world.files.genesis.unlink()
         world.start()
         await world.rest(20)
         assert "waiting for the genesis policy" in str(world.conditions)

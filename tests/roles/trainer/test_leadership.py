@@ -60,7 +60,7 @@ def test_a_complete_run_is_left_alone(tmp_path):
 def own_head(world, version=1):
     """Let the head be a version of ours, whose state is on our disk."""
     world.version()
-    world.policies.state_path(version).write_text("state")
+    world.files.state(version).write_text("state")
     world.hold(version, b"policy 1")
 
 
@@ -85,7 +85,7 @@ def test_a_damaged_state_is_replaced_and_the_term_raised(tmp_path, published):
     async def scenario():
         world = World(tmp_path)
         world.version(state=digest(b"state"), state_bytes=5)
-        world.policies.state_path(1).write_text("half")
+        world.files.state(1).write_text("half")
         world.engine.damaged["v1.state"] = None
         world.hold(1, b"policy 1")
         policy = world.replica.ledger.head.message.policy

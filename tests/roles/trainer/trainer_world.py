@@ -15,8 +15,7 @@ class World(FlowWorld):
         super().__init__(tmp_path, name, **sections)
         self.engine = Trainer()
         self.flow = TrainerFlow(self.context, self.engine, Task())
-        self.policies.genesis = tmp_path / "genesis"
-        self.policies.genesis.write_bytes(b"policy 0")
+        self.files.genesis.write_bytes(b"policy 0")
 
     def start(self):
         """Run, as a live member."""

@@ -398,18 +398,18 @@ def test_one_worker_takes_two_places_at_most(tmp_path, monkeypatch):
         monkeypatch.setattr(module, "CHECKS_AT_ONCE", 4)
         world = World(tmp_path)
         fetching, most = {}, []
-        fetch = world.network.fetch
+        fetch = world.network.fetch_body
 
-        async def stall(wanted, bytes_max, sources):
+        async def stall(commit, sources):
             if sources[0] != world.world.workers[0].peer_id:
-                return await fetch(wanted, bytes_max, sources)
-            fetching[wanted] = None
+                return await fetch(commit, sources)
+            fetching[commit.digest] = None
             most.append(len(fetching))
             await asyncio.sleep(10)
-            del fetching[wanted]
+            del fetching[commit.digest]
             return None
 
-        world.network.fetch = stall
+        world.network.fetch_body = stall
         previous = b""
         for number in range(8):
             previous = world.commit(

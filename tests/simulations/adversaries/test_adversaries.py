@@ -11,6 +11,7 @@ from protocol.ledger.ledger import Ledger
 from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
 from protocol.types import Digest
 from roles.flow import reward
+from roles.ports.storage import Owner, Purpose
 from simulations.adversaries import BEHAVIOURS
 from simulations.adversaries.relays import WrongBytes
 from simulations.adversaries.validators import CredulousEnvironment
@@ -223,13 +224,16 @@ def test_nodes_get_their_weights_past_relays_that_serve_badly(play, behaviour):
     assert bad > 5_000_000 if behaviour == "bad-bytes" else 100 < bad < 100_000
 
 
+OWNER = Owner(Purpose.WEIGHTS, digest_of(b"a version"))
+
+
 async def served(blobs, digest):
     return joined([piece async for piece in blobs.stream(digest, 10, 50)])
 
 
 async def test_bad_bytes_have_the_right_length_and_another_digest():
     blobs, content = WrongBytes(Disk(), Life()), Extent.of(b"seed", 0, 1000)
-    digest = await blobs.put(content)
+    digest = await blobs.put(content, OWNER)
     assert len(await served(blobs, digest)) == 50
     assert digest_of(await served(blobs, digest)) != digest_of(content[10:60])
     assert await blobs.get(digest) == content  # it can use itself what it spoils for others
@@ -237,11 +241,11 @@ async def test_bad_bytes_have_the_right_length_and_another_digest():
 
 async def test_instead_of_an_index_that_of_another_version_is_served():
     blobs, old, new = WrongBytes(Disk(), Life()), bytes(100), bytes(range(100))
-    digest = await blobs.put(old)
+    digest = await blobs.put(old, OWNER)
     assert await served(blobs, digest) == old[10:60]
     for other in (b"shorter", Extent.of(b"seed", 0, 100)):
-        await blobs.put(other)
-    new_digest = await blobs.put(new)
+        await blobs.put(other, OWNER)
+    new_digest = await blobs.put(new, OWNER)
     assert await served(blobs, digest) == new[10:60]
     assert await served(blobs, new_digest) == old[10:60]
 

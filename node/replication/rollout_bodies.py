@@ -1,0 +1,79 @@
+"""Bodies of rollouts: fetched for a commit, kept for it, and released when it is done with.
+
+A commit names a body by its digest, and anyone may name any digest. What goes with a commit is
+therefore only what this node stored for it, never what the digest happens to be here for.
+"""
+
+from collections.abc import Sequence
+
+import structlog
+
+from node.blobs.exchange import BlobExchange
+from protocol.ledger.commits import CommitState, Entry
+from protocol.messages import RolloutCommit, Signed
+from protocol.replica import Replica
+from protocol.types import Digest, PeerId
+from roles.ports.storage import Blobs, Owner, Purpose, StorageFullError
+
+log = structlog.get_logger()
+
+FETCH_SECONDS = 10.0
+"""A body of the largest run is some tens of megabytes; the caller tries again."""
+
+
+class RolloutBodies:
+    """The bodies of the commits in the ledger, as far as this node has needed them."""
+
+    def __init__(self, replica: Replica, blobs: Blobs, exchange: BlobExchange) -> None:
+        self._replica = replica
+        self._blobs = blobs
+        self._exchange = exchange
+        self._seen: dict[Owner, None] = {}
+        """Owners whose commit was in the ledger; one that never was may be about to be signed."""
+
+    async def fetch(self, commit: Signed[RolloutCommit], sources: Sequence[PeerId]) -> bytes | None:
+        """Return a commit's body from here or from the first source that has it, else None."""
+        body, bytes_max = Digest(commit.message.body), commit.message.body_bytes
+        here_bytes = self._blobs.size(body)
+        if here_bytes is not None and here_bytes > bytes_max:
+            return None
+        data = await self._exchange.fetch(body, bytes_max, sources, FETCH_SECONDS)
+        if data is None:
+            return None
+        if commit.digest in self._replica.ledger.entries:  # so that it can be served from here too
+            try:
+                await self._blobs.put(data, Owner(Purpose.ROLLOUT_BODY, commit.digest))
+            except StorageFullError as error:
+                log.warning("a fetched body is not kept", error=str(error))
+        return data
+
+    async def restore(self) -> None:
+        """Release what a crash left of commits that were never signed, or are long forgotten."""
+        entries = self._replica.ledger.entries
+        for owner in self._blobs.owners(Purpose.ROLLOUT_BODY):
+            if owner.subject in entries:
+                self._seen[owner] = None
+            else:
+                await self._blobs.release(owner)
+
+    async def sweep(self) -> None:
+        """Release the bodies of commits that nobody can learn from any more."""
+        entries = self._replica.ledger.entries
+        for owner in self._blobs.owners(Purpose.ROLLOUT_BODY):
+            entry = entries.get(owner.subject)
+            if entry is not None and not self._is_done_with(entry):
+                self._seen[owner] = None
+            elif entry is not None or owner in self._seen:
+                self._seen.pop(owner, None)
+                await self._blobs.release(owner)
+
+    def _is_done_with(self, entry: Entry) -> bool:
+        manifest, ledger = self._replica.manifest, self._replica.ledger
+        if entry.state is CommitState.COMMITTED:
+            return False
+        learned_long_ago = (
+            entry.trained_in is not None
+            and entry.trained_in < ledger.version - manifest.grpo.async_level
+        )
+        stale = entry.commit.message.version < ledger.version - manifest.shardcast.versions_kept
+        return learned_long_ago or stale

@@ -1,0 +1,83 @@
+"""What blobs are stored for: one small file per owner, ``<purpose>/<subject>``, of digests.
+
+An owner's file names a blob before the blob is here, and goes before its blobs do. A crash at any
+moment therefore leaves a blob without an owner at worst, never an owned blob that nobody knows to
+be owned.
+"""
+
+import os
+from pathlib import Path
+
+from node.storage import files
+from protocol.types import DIGEST_BYTES, Digest
+from roles.ports.storage import Owner, Purpose
+
+
+class Owners:
+    """The owners of all blobs; methods with ``file`` in their name are for threads."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._digests: dict[Owner, dict[Digest, None]] = {}
+        self._owners: dict[Digest, dict[Owner, None]] = {}
+        for purpose in Purpose:
+            files.make_directory(directory / purpose)
+            for subject, path in files.named_by_digest(sorted((directory / purpose).iterdir())):
+                for digest in _read(path):
+                    self.add(Owner(purpose, subject), digest)
+
+    def of(self, purpose: Purpose) -> list[Owner]:
+        """Return the owners with this purpose."""
+        return [owner for owner in self._digests if owner.purpose is purpose]
+
+    def needs(self, owner: Owner, digest: Digest) -> bool:
+        """Tell whether a blob is stored for ``owner``."""
+        return digest in self._digests.get(owner, {})
+
+    def owned(self, digest: Digest) -> bool:
+        """Tell whether a blob is stored for anything."""
+        return digest in self._owners
+
+    def add(self, owner: Owner, digest: Digest) -> None:
+        """Note that a blob is stored for ``owner``."""
+        self._digests.setdefault(owner, {})[digest] = None
+        self._owners.setdefault(digest, {})[owner] = None
+
+    def remove(self, owner: Owner) -> list[Digest]:
+        """Forget an owner; return the blobs that nothing else needs."""
+        unowned = []
+        for digest in self._digests.pop(owner, {}):
+            others = self._owners[digest]
+            del others[owner]
+            if not others:
+                del self._owners[digest]
+                unowned.append(digest)
+        return unowned
+
+    def write_file(self, owner: Owner, digest: Digest) -> None:
+        """Write that a blob is about to be stored for ``owner``, so that a power loss keeps it."""
+        path = self._path(owner)
+        place = DIGEST_BYTES * len(self._digests.get(owner, {}))
+        new = not path.exists()
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT, 0o600)
+        try:
+            os.pwrite(descriptor, digest, place)  # over what a crash left of an unfinished write
+            os.ftruncate(descriptor, place + DIGEST_BYTES)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        if new:
+            files.sync_directory(path.parent)
+
+    def delete_file(self, owner: Owner) -> None:
+        """Delete what ``write_file`` wrote for an owner; idempotent."""
+        self._path(owner).unlink(missing_ok=True)
+
+    def _path(self, owner: Owner) -> Path:
+        return self._directory / owner.purpose / owner.subject.hex()
+
+
+def _read(path: Path) -> list[Digest]:
+    data = path.read_bytes()
+    whole = len(data) - len(data) % DIGEST_BYTES
+    return [Digest(data[start : start + DIGEST_BYTES]) for start in range(0, whole, DIGEST_BYTES)]

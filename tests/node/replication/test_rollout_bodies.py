@@ -1,0 +1,255 @@
+"""Bodies of rollouts: what is stored for a commit, and what goes with it."""
+
+import asyncio
+
+from node.blobs.exchange import BlobExchange
+from node.replication.rollout_bodies import RolloutBodies
+from protocol.crypto import digest
+from protocol.ledger.commits import CommitState
+from roles.ports.storage import Owner, Purpose, StorageFullError
+from tests.worlds.memory_transport import Hub, LoopClock, run_virtual
+from tests.worlds.messages import World, run_manifest
+from tests.worlds.swarm_world import MemoryBlobs
+
+WORLD = World(run_manifest())
+WORKER, OTHER = WORLD.workers[:2]
+EXPIRE = WORLD.manifest.committee.expire_after_epochs
+KEPT = WORLD.manifest.shardcast.versions_kept
+LEVEL = WORLD.manifest.grpo.async_level
+
+
+class Machine:
+    def __init__(self, hub=None, signer=WORKER):
+        self.peer = signer.peer_id
+        self.replica = WORLD.replica()
+        self.blobs = MemoryBlobs()
+        transport = (hub or Hub()).transport(self.peer)
+        self.exchange = BlobExchange(transport, self.blobs, LoopClock())
+        self.bodies = RolloutBodies(self.replica, self.blobs, self.exchange)
+        self.epoch = 0
+
+    def take(self, signed):
+        assert self.replica.receive(signed.envelope, WORLD.at(self.epoch)).fault is None
+
+    async def commit(self, signer, name, **changes):
+        """Take a commit to the body called ``name``, and store its body for it."""
+        signed = WORLD.commit(signer, body=digest(name.encode()), **changes)
+        self.take(signed)
+        await self.blobs.put(name.encode(), Owner(Purpose.ROLLOUT_BODY, signed.digest))
+        return signed
+
+    def settle(self, commit, *, accepted=True):
+        self.replica.ledger.offer_certificate(
+            WORLD.certificate(commit, accepted=accepted, escalated=not accepted), "reason"
+        )
+
+    def versions(self, count, *batch):
+        for _ in range(count):
+            parent = self.replica.ledger.head
+            self.take(WORLD.checkpoint(parent, batch=tuple(item.digest for item in batch)))
+            batch = ()
+
+    def has(self, name):
+        return self.blobs.has(digest(name.encode()))
+
+
+# What goes
+
+
+def test_a_body_goes_a_while_after_it_was_learned_from():
+    async def scenario():
+        machine = Machine()
+        commit = await machine.commit(WORKER, "a")
+        machine.settle(commit)
+        machine.versions(1 + LEVEL, commit)
+        await machine.bodies.sweep()
+        assert machine.has("a"), "a later term may learn from it again"
+        machine.versions(1)
+        await machine.bodies.sweep()
+        assert not machine.has("a")
+        await machine.bodies.sweep()
+        assert machine.bodies._seen == {}
+
+    run_virtual(scenario())
+
+
+def test_a_body_stays_while_its_commit_is_open_or_may_be_learned_from():
+    async def scenario():
+        machine = Machine()
+        opened = await machine.commit(WORKER, "open")
+        fresh = await machine.commit(OTHER, "certified")
+        machine.settle(fresh)
+        machine.versions(KEPT)
+        await machine.bodies.sweep()
+        assert machine.has("certified")
+        machine.versions(1)
+        await machine.bodies.sweep()
+        assert not machine.has("certified"), "nobody can learn from it any more"
+        assert machine.has("open"), "its committee is still to look"
+        assert machine.replica.ledger.entries[opened.digest].state is CommitState.COMMITTED
+        machine.epoch = EXPIRE + 1
+        machine.replica.advance(WORLD.at(machine.epoch))
+        await machine.bodies.sweep()
+        assert not machine.has("open")
+
+    run_virtual(scenario())
+
+
+def test_who_names_the_body_of_another_commit_does_not_delete_it():
+    """The lying commit is settled and stale before the honest one, and its body was fetched too."""
+
+    async def scenario():
+        machine = Machine()
+        machine.versions(KEPT)
+        head = machine.replica.ledger.head
+        honest = await machine.commit(WORKER, "a", version=KEPT, checkpoint=head.digest)
+        lying = await machine.commit(OTHER, "a")
+        machine.settle(lying, accepted=False)
+        machine.settle(honest)
+        machine.versions(1)
+        await machine.bodies.sweep()
+        assert machine.replica.ledger.usable()
+        assert machine.has("a")
+        machine.versions(KEPT)
+        await machine.bodies.sweep()
+        assert not machine.has("a")
+
+    run_virtual(scenario())
+
+
+def test_who_names_what_is_stored_for_something_else_does_not_delete_it():
+    async def scenario():
+        machine = Machine()
+        weights = await machine.blobs.put(b"weights", Owner(Purpose.WEIGHTS, digest(b"index")))
+        machine.take(WORLD.commit(OTHER, body=weights))
+        await machine.bodies.sweep()
+        machine.replica.advance(WORLD.at(EXPIRE + 1))
+        machine.versions(KEPT + 1)
+        for _ in range(2):
+            await machine.bodies.sweep()
+        assert machine.has("weights")
+
+    run_virtual(scenario())
+
+
+def test_bodies_whose_commits_were_forgotten_go_too():
+    async def scenario():
+        machine = Machine()
+        await machine.commit(WORKER, "a")
+        await machine.bodies.sweep()
+        machine.replica.advance(WORLD.at(4 * EXPIRE + 2))
+        assert machine.replica.ledger.entries == {}
+        await machine.bodies.sweep()
+        assert not machine.has("a")
+        assert machine.bodies._seen == {}
+
+    run_virtual(scenario())
+
+
+def test_a_body_waits_for_its_commit_to_be_signed():
+    """A body is durable before its commit: nothing in the ledger speaks for it then."""
+
+    async def scenario():
+        machine = Machine()
+        signed = WORLD.commit(WORKER, body=digest(b"a"))
+        await machine.blobs.put(b"a", Owner(Purpose.ROLLOUT_BODY, signed.digest))
+        for _ in range(3):
+            await machine.bodies.sweep()
+        assert machine.has("a")
+        machine.take(signed)
+        await machine.bodies.sweep()
+        assert machine.has("a")
+
+    run_virtual(scenario())
+
+
+def test_a_restart_releases_what_was_stored_for_commits_that_were_never_signed():
+    async def scenario():
+        machine = Machine()
+        await machine.commit(WORKER, "signed")
+        await machine.blobs.put(b"unsigned", Owner(Purpose.ROLLOUT_BODY, digest(b"?")))
+        again = RolloutBodies(machine.replica, machine.blobs, machine.exchange)
+        await again.restore()
+        assert machine.has("signed")
+        assert not machine.has("unsigned")
+        machine.replica.advance(WORLD.at(4 * EXPIRE + 2))
+        await again.sweep()
+        assert not machine.has("signed"), "its commit was forgotten before the first look"
+
+    run_virtual(scenario())
+
+
+# What is fetched
+
+
+async def pair():
+    hub = Hub()
+    ours, theirs = Machine(hub), Machine(hub, OTHER)
+    hub.connect(ours.peer, theirs.peer)
+    await theirs.exchange.start()
+    return ours, theirs
+
+
+def commit_to(body, bytes_said):
+    return WORLD.commit(OTHER, body=digest(body), body_bytes=bytes_said)
+
+
+def test_a_body_is_fetched_once_and_served_on():
+    async def scenario():
+        ours, theirs = await pair()
+        await theirs.commit(OTHER, "a body")
+        small, right = commit_to(b"a body", 5), commit_to(b"a body", 6)
+        ours.take(right)
+        assert await ours.bodies.fetch(small, [theirs.peer]) is None, "larger than was said"
+        assert await ours.bodies.fetch(right, [ours.peer, theirs.peer]) == b"a body"
+        assert ours.has("a body")
+        received = ours.exchange.bytes_received
+        assert await ours.bodies.fetch(right, []) == b"a body"
+        assert await ours.bodies.fetch(small, []) is None
+        assert await ours.bodies.fetch(commit_to(b"?", 9), [theirs.peer]) is None
+        assert ours.exchange.bytes_received == received
+
+    run_virtual(scenario())
+
+
+def test_what_is_here_for_something_else_is_stored_for_the_commit_too():
+    async def scenario():
+        machine = Machine()
+        weights = Owner(Purpose.WEIGHTS, digest(b"index"))
+        await machine.blobs.put(b"bytes", weights)
+        commit = commit_to(b"bytes", 5)
+        machine.take(commit)
+        assert await machine.bodies.fetch(commit, []) == b"bytes"
+        await machine.blobs.release(weights)
+        assert machine.has("bytes")
+        await machine.blobs.release(Owner(Purpose.ROLLOUT_BODY, commit.digest))
+        assert not machine.has("bytes")
+
+    run_virtual(scenario())
+
+
+def test_nothing_is_stored_for_a_commit_that_is_not_in_the_ledger():
+    async def scenario():
+        ours, theirs = await pair()
+        await theirs.commit(OTHER, "a body")
+        assert await ours.bodies.fetch(commit_to(b"a body", 6), [theirs.peer]) == b"a body"
+        assert not ours.has("a body")
+
+    run_virtual(scenario())
+
+
+def test_a_body_that_does_not_fit_here_is_used_all_the_same():
+    async def scenario():
+        ours, theirs = await pair()
+        await theirs.commit(OTHER, "a body")
+        commit = commit_to(b"a body", 6)
+        ours.take(commit)
+
+        async def full(_data, _owner):
+            await asyncio.sleep(0)
+            raise StorageFullError("full")
+
+        ours.blobs.put = full
+        assert await ours.bodies.fetch(commit, [theirs.peer]) == b"a body"
+
+    run_virtual(scenario())

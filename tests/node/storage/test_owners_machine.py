@@ -1,0 +1,169 @@
+"""Blobs and their owners in any order, with restarts, and with crashes in the middle of a change.
+
+What an owner was told to be stored is here until that owner is released, and what no owner needs
+is gone, at the latest after a restart. A change that a crash interrupts has happened or has not.
+"""
+
+import asyncio
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
+
+from node.storage import files
+from protocol.crypto import digest
+from protocol.shardcast.index import chunk_digests
+from roles.ports.storage import Purpose
+from tests.node.storage.blob_stores import FileMachine, SimMachine, owner
+
+CHUNK_BYTES = 4
+CONTENTS = {digest(data): data for data in (b"one", b"two twos", b"three and three")}
+OWNERS = [
+    owner(b"commit"),
+    owner(b"version", Purpose.WEIGHTS),
+    owner(b"version", Purpose.OPTIMISER_STATE),
+]
+
+blobs = st.sampled_from(list(CONTENTS))
+owners = st.sampled_from(OWNERS)
+
+
+class CrashingFiles(FileMachine):
+    """A directory whose machine stops at a chosen access to the disk: what it holds is kept."""
+
+    def __init__(self, directory: Path) -> None:
+        self._lives, self._parent = 0, directory
+        super().__init__(directory / "0")
+
+    async def crash_in(self, operation, accesses: int) -> None:
+        """Begin ``operation``, stop after so many ``accesses``, and start again."""
+        self._lives += 1
+        kept, in_thread, done = self._parent / str(self._lives), files.in_thread, 0
+
+        async def counted(function, *arguments):
+            nonlocal done
+            result = await in_thread(function, *arguments)
+            done += 1
+            if done == accesses:
+                shutil.copytree(self._directory, kept)
+            return result
+
+        files.in_thread = counted
+        try:
+            await operation
+        finally:
+            files.in_thread = in_thread
+        if not kept.exists():
+            shutil.copytree(self._directory, kept)
+        shutil.rmtree(self._directory)
+        self._directory = kept
+        self.restart()
+
+
+class CrashingSim(SimMachine):
+    async def crash_in(self, operation, accesses: int) -> None:
+        running = asyncio.create_task(operation)
+        for _ in range(accesses):
+            await asyncio.sleep(0)
+        self.restart()
+        await running
+
+
+class OwnersMachine(RuleBasedStateMachine):
+    """The model is a table of owners and what each has stored."""
+
+    machine_class: type
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.directory = Path(tempfile.mkdtemp())
+        self.runner = asyncio.Runner()
+        self.machine = self.machine_class(self.directory)
+        self.machine.restart()
+        self.needed = {one: {} for one in OWNERS}
+        self.arriving = {one: {} for one in OWNERS}
+
+    @rule(whose=owners, blob=blobs)
+    def put(self, whose, blob):
+        assert self.runner.run(self.machine.blobs.put(CONTENTS[blob], whose)) == blob
+        self.needed[whose][blob] = None
+
+    @rule(whose=owners, blob=blobs)
+    def put_file(self, whose, blob):
+        path = self.machine.files.weights(1)
+        self.machine.write(path, b"before" + CONTENTS[blob] + b"after")
+        put = self.machine.blobs.put_file(path, 6, len(CONTENTS[blob]), whose)
+        assert self.runner.run(put) == blob
+        self.needed[whose][blob] = None
+
+    @rule(whose=owners, blob=blobs, chunks=st.integers(0, 4))
+    def arrive(self, whose, blob, chunks):
+        """Receive so many chunks, all of them or fewer."""
+
+        async def arrive():
+            data = CONTENTS[blob]
+            digests = chunk_digests([data], CHUNK_BYTES)
+            partial = await self.machine.blobs.open_partial(
+                blob, len(data), CHUNK_BYTES, digests, whose
+            )
+            for index in partial.missing()[:chunks]:
+                chunk = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+                assert await partial.write_chunk(index, chunk)
+            return not partial.missing()
+
+        self.arriving[whose][blob] = None
+        if self.runner.run(arrive()):
+            self.needed[whose][blob] = None
+
+    @rule(whose=owners)
+    def release(self, whose):
+        self.runner.run(self.machine.blobs.release(whose))
+        self.needed[whose], self.arriving[whose] = {}, {}
+
+    @rule()
+    def restart(self):
+        self.machine.restart()
+
+    @rule(whose=owners, blob=blobs, accesses=st.integers(1, 5))
+    def crash_in_put(self, whose, blob, accesses):
+        put = self.machine.blobs.put(CONTENTS[blob], whose)
+        self.runner.run(self.machine.crash_in(put, accesses))
+        self.arriving[whose][blob] = None  # it may be here
+
+    @rule(whose=owners, accesses=st.integers(1, 3))
+    def crash_in_release(self, whose, accesses):
+        release = self.machine.blobs.release(whose)
+        self.runner.run(self.machine.crash_in(release, accesses))
+        if whose not in self.machine.blobs.owners(whose.purpose):
+            self.needed[whose], self.arriving[whose] = {}, {}
+
+    @invariant()
+    def nothing_owned_is_missing(self):
+        for whose, stored in self.needed.items():
+            for blob in stored:
+                assert whose in self.machine.blobs.owners(whose.purpose)
+                assert self.runner.run(self.machine.blobs.get(blob)) == CONTENTS[blob]
+
+    @invariant()
+    def nothing_unowned_is_here(self):
+        for blob in CONTENTS:
+            owned = any(
+                blob in table[one] for table in (self.needed, self.arriving) for one in OWNERS
+            )
+            assert owned or self.machine.blobs.size(blob) is None
+
+    def teardown(self):
+        self.runner.close()
+        shutil.rmtree(self.directory)
+
+
+@pytest.mark.parametrize("machine", [CrashingFiles, CrashingSim])
+def test_nothing_owned_is_missing_and_nothing_unowned_stays(machine):
+    made = type("Machine", (OwnersMachine,), {"machine_class": machine})
+    run_state_machine_as_test(
+        made, settings=settings(max_examples=20, stateful_step_count=25, deadline=None)
+    )
