@@ -32,6 +32,7 @@ import uvloop
 from node.gossip.driver import Gossip
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
+from node.membership.peers import PeerTable
 from protocol.crypto import Identity
 from protocol.gossip.params import Params
 from protocol.rng import Rng
@@ -176,9 +177,13 @@ async def our_chain(directory: Path) -> AsyncIterator[Side]:
             stack.push_async_callback(p2pd.close)
             transport = Neighbours(p2pd)
             params = Params(message_bytes_max=1 << 18)
-            gossip = Gossip(transport, identity, SystemClock(), Rng(bytes([hop])), params=params)
+            rng = Rng(bytes([hop]))
+            peers = PeerTable(transport, SystemClock(), rng, [])
+            gossip = Gossip(peers, identity, SystemClock(), rng, params=params)
             await gossip.start()
             stack.push_async_callback(gossip.stop)
+            looking = asyncio.create_task(peers.run())
+            stack.callback(looking.cancel)
             gossip.subscribe(TOPIC, accept, reader(inbox, hop))
             if before is not None:
                 before.allow(transport.peer_id)

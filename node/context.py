@@ -1,11 +1,18 @@
-"""What a daemon is made of: the outside of a node, behind ports."""
+"""What a daemon is made of: the outside of a node behind ports, and what its services share."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
+from protocol.crypto import Signer
+from protocol.faults import Fault
+from protocol.replica import Replica
 from protocol.rng import Rng
+from protocol.types import PeerId
+from roles.flow import ChangeSignal, Conditions
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
-from roles.ports.transport import Directory, Transport
+from roles.ports.transport import Directory, Streams, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,3 +26,37 @@ class Ports:
     blobs: Blobs
     store: Store
     files: PolicyFiles
+
+
+class Peers(Streams, Protocol):
+    """The connected peers as services see them; ``open_stream`` dials a member first if need be."""
+
+    @property
+    def connected(self) -> list[PeerId]:
+        """The peers that were connected at the last look."""
+
+    def follow(self, follower: Callable[[Sequence[PeerId]], None]) -> None:
+        """Have ``follower`` told who is connected after each look, every two seconds."""
+
+    def blame(self, peer: PeerId, fault: Fault) -> None:
+        """Count a fault that a peer's bytes show; after a few it is kept away for a while.
+
+        Its streams are refused then, it is not dialled, and its connections are closed.
+        """
+
+    async def disconnect(self, peer: PeerId) -> None:
+        """Close the connections to a peer; never raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeContext:
+    """What the services of one node share; beside it each takes the services that it needs."""
+
+    signer: Signer
+    replica: Replica
+    ports: Ports
+    peers: Peers
+    changes: ChangeSignal
+    """Something about the run has changed: roles look again."""
+    conditions: Conditions
+    """Why the node is not doing its work at the moment."""

@@ -6,7 +6,7 @@ its error, because half a node is worse than none.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import structlog
@@ -14,11 +14,13 @@ import structlog
 from node.api.observer import Observer
 from node.api.status import NodeStatus, Snapshot
 from node.blobs.exchange import BlobExchange, ExchangeLimits
-from node.context import Ports
+from node.context import NodeContext, Ports
 from node.gossip.driver import Gossip
-from node.membership.announcer import About, Membership, is_known
-from node.membership.peers import Connections, DiallingTransport
+from node.membership.announcer import About, Announcer
+from node.membership.incarnation import Incarnation
+from node.membership.peers import PeerTable
 from node.replication.anti_entropy import AntiEntropy
+from node.replication.inbox import Inbox, Source
 from node.replication.manifest_exchange import ManifestServer
 from node.replication.message_log import MessageLog
 from node.replication.network import SwarmNetwork
@@ -26,47 +28,37 @@ from node.replication.rollout_bodies import RolloutBodies
 from node.streams.protocols import BLOBS
 from node.weights.library import PolicyLibrary
 from protocol.crypto import Signer, Verifier, verify
-from protocol.faults import Fault
 from protocol.gossip.message import Decoded
 from protocol.gossip.params import Params
 from protocol.manifest import SignedManifest
-from protocol.messages import (
-    Certificate,
-    CheckpointManifest,
-    Message,
-    NodeRecord,
-    Opened,
-    RolloutCommit,
-)
-from protocol.replica import Received, Replica
-from protocol.types import Digest, PeerId, Role, Topic, ValidationResult
+from protocol.messages import Opened
+from protocol.replica import Replica
+from protocol.types import Role, Topic
 from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.inference.flow import InferenceFlow
 from roles.ports.engines import Engines
 from roles.ports.storage import StorageFullError
-from roles.ports.swarm import RefusedError
-from roles.ports.transport import Streams, TransportError
+from roles.ports.transport import TransportError
 from roles.trainer.flow import TrainerFlow
 from roles.validator.flow import ValidatorFlow
 
 log = structlog.get_logger()
 
-SYNCHRONISE_EPOCHS_MIN = 0.5
-SYNCHRONISE_EPOCHS_MAX = 8
-"""Gossip loses little; this bounds how long the loss lasts."""
-
 STOP_SECONDS = 15.0
 """For each of the two things to do on leaving."""
+
+FAREWELL_SECONDS = 0.2
+"""Lets our last record reach the outbound streams."""
 
 HEARTBEAT_EPOCHS = 0.2
 RELAY_HEARTBEATS = 0.05
 
-COMPACT_EPOCHS = 60
-"""A guess: the log then holds little more than the replica, and deleting is rare."""
-
 
 class Daemon:
-    """One node; ``run`` ends after ``stop``, or with the error of whatever failed."""
+    """One node; ``run`` ends after ``stop``, or with the error of whatever failed.
+
+    ``initial_peers`` are the addresses to join through.
+    """
 
     def __init__(
         self,
@@ -75,7 +67,7 @@ class Daemon:
         about: About,
         ports: Ports,
         engines: Engines,
-        connections: Connections,
+        initial_peers: Sequence[str],
         *,
         verifier: Verifier = verify,
         opened: Opened | None = None,
@@ -84,19 +76,22 @@ class Daemon:
         p2pd_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._manifest = manifest.manifest
-        self._signer = signer
         self._about = about
-        self._ports = ports
         self._engines = engines
-        self._connections = connections
         self._stop = asyncio.Event()
-        self._changes = ChangeSignal()
-        self._conditions = Conditions()
-        replica = connections.replica = Replica(self._manifest, verifier, opened)
-        self._replica = replica
-        self._message_log = MessageLog(ports.store)
-        self._gossip = Gossip(
+        replica = Replica(self._manifest, verifier, opened)
+        self._peers = PeerTable(
             ports.transport,
+            ports.clock,
+            ports.rng.child("connections"),
+            initial_peers,
+            replica.roster,
+        )
+        self._context = context = NodeContext(
+            signer, replica, ports, self._peers, ChangeSignal(), Conditions()
+        )
+        self._gossip = Gossip(
+            self._peers,
             signer,
             ports.clock,
             ports.rng.child("gossip"),
@@ -104,99 +99,74 @@ class Daemon:
             verifier=verifier,
             decoded=decoded,
         )
-        streams = DiallingTransport(ports.transport, connections)
         self._exchange = BlobExchange(
-            streams,
+            self._peers,
             ports.blobs,
             ports.clock,
             protocol=BLOBS.on(replica.run_id),
             limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
-            on_fault=_log_fault,
+            on_fault=self._peers.blame,
         )
-        self._anti_entropy = AntiEntropy(
-            ports.transport,
-            replica,
-            ports.clock,
-            self._accepted,
-            blank=not is_known(ports.store),
-        )
-        self._manifest_server = ManifestServer(ports.transport, manifest)
-        self._bodies = RolloutBodies(replica, ports.blobs, self._exchange)
-        self._network = self._make_network(streams)
         self._policies = PolicyLibrary(
-            ports, replica, self._exchange, self._changes, self._conditions
+            ports, replica, self._exchange, context.changes, context.conditions
         )
-        self._membership = self._make_membership()
-        self._context = self._make_context()
+        self._bodies = RolloutBodies(replica, ports.blobs, self._exchange)
+        self._manifest_server = ManifestServer(self._peers, manifest)
+        self._message_log = MessageLog(ports.store)
+        self._incarnation = Incarnation(context)
+        self._inbox = Inbox(
+            context, self._message_log, self._incarnation, about.roles, self._policies.news
+        )
+        self._anti_entropy = AntiEntropy(context, self._inbox)
+        self._network = SwarmNetwork(
+            context,
+            self._inbox,
+            self._gossip,
+            self._bodies,
+            self._anti_entropy,
+            self._incarnation,
+        )
+        self._announcer = self._make_announcer()
         self._observer = self._make_observer(p2pd_pid)
 
-    def _make_network(self, streams: Streams) -> SwarmNetwork:
-        return SwarmNetwork(
-            self._signer,
-            self._replica,
-            message_log=self._message_log,
-            gossip=self._gossip,
-            streams=streams,
-            bodies=self._bodies,
-            anti_entropy=self._anti_entropy,
-            clock=self._ports.clock,
-            heard=self._heard,
-            accepted=self._accepted,
-            changes=self._changes,
-        )
-
-    def _make_membership(self) -> Membership:
-        return Membership(
-            self._signer,
-            self._replica,
+    def _make_announcer(self) -> Announcer:
+        inbox = self._inbox
+        return Announcer(
+            self._context,
+            self._incarnation,
             self._about,
-            transport=self._ports.transport,
-            directory=self._ports.directory,
-            gossip=self._gossip,
-            topic=self._network.topic(Topic.ROSTER),
-            clock=self._ports.clock,
-            store=self._ports.store,
-            rng=self._ports.rng.child("membership"),
+            self._network,
+            # Nothing but records: a stranger can write anything there.
+            hint=lambda record: inbox.take(record, Source.DIRECTORY, topic=Topic.ROSTER),
+            synchronised=self._anti_entropy.wait_until_synchronised,
             policy_version=self._policies.newest_version,
-            anti_entropy=self._anti_entropy,
-        )
-
-    def _make_context(self) -> RoleContext:
-        return RoleContext(
-            signer=self._signer,
-            manifest=self._manifest,
-            replica=self._replica,
-            clock=self._ports.clock,
-            blobs=self._ports.blobs,
-            files=self._ports.files,
-            store=self._ports.store,
-            network=self._network,
-            policies=self._policies,
-            changes=self._changes,
-            conditions=self._conditions,
         )
 
     def _make_observer(self, p2pd_pid: Callable[[], int | None]) -> Observer:
-        return Observer(
-            peer_id=self._signer.peer_id,
+        observer = Observer(
+            context=self._context,
             roles=self._about.roles,
-            replica=self._replica,
-            clock=self._ports.clock,
-            connections=self._connections,
+            peers=self._peers,
             gossip=self._gossip,
             exchange=self._exchange,
             policies=self._policies,
-            conditions=self._conditions,
-            addresses=lambda: self._membership.addresses,
+            inbox=self._inbox,
+            addresses=lambda: self._announcer.addresses,
             synchronised=lambda: self._anti_entropy.synchronised,
             p2pd_pid=p2pd_pid,
-            started_at=self._ports.clock.now(),
+            started_at=self._context.ports.clock.now(),
         )
+        self._inbox.listen(observer.note)
+        return observer
 
     @property
     def replica(self) -> Replica:
         """What this node has concluded."""
-        return self._replica
+        return self._context.replica
+
+    def reachable_addresses(self) -> list[str]:
+        """Return addresses that a later start may join through."""
+        return self._peers.reachable_addresses()
 
     def status(self) -> NodeStatus:
         """Return what this node says of itself and the swarm."""
@@ -217,10 +187,11 @@ class Daemon:
 
     async def run(self) -> None:
         """Serve and work until ``stop``."""
-        self._message_log.restore(self._replica)
+        await self._incarnation.begin()
+        self._inbox.restore()
         await self._bodies.restore()
-        self._replica.advance(self._ports.clock.now())
-        await self._message_log.compact(self._replica)
+        self._inbox.advance()
+        await self._message_log.compact(self._context.replica)
         await self._policies.restore()
         await self._exchange.start()
         await self._manifest_server.start()
@@ -239,127 +210,58 @@ class Daemon:
         finally:
             await self._leave()
 
-    def _services(self) -> dict[str, Any]:
+    def _services(self) -> dict[str, Coroutine[Any, Any, None]]:
         services = {
-            "connections": self._connections.run(),
-            "membership": self._membership.run(),
-            "synchronise": self._synchronise(),
+            "peers": self._peers.run(),
+            "membership": self._announcer.run(),
+            "anti-entropy": self._anti_entropy.run(),
+            "inbox": self._inbox.run(),
             "policies": self._policies.run(),
-            "housekeeping": self._keep_house(),
+            "bodies": self._bodies.run(),
+            "evidence": self._network.publish_evidence(),
         }
-        environment = self._engines.environment(self._manifest)
+        context, environment = self._role_context(), self._engines.environment(self._manifest)
         if Role.INFERENCE in self._about.roles:
             generation = self._engines.generation(self._manifest)
-            services["inference"] = InferenceFlow(self._context, generation, environment).run()
+            services["inference"] = InferenceFlow(context, generation, environment).run()
         if Role.VALIDATOR in self._about.roles:
             verification = self._engines.verification(self._manifest)
-            services["validator"] = ValidatorFlow(self._context, verification, environment).run()
+            services["validator"] = ValidatorFlow(context, verification, environment).run()
         if Role.TRAINER in self._about.roles:
             training = self._engines.training(self._manifest)
-            services["trainer"] = TrainerFlow(self._context, training, environment).run()
+            services["trainer"] = TrainerFlow(context, training, environment).run()
         return services
 
+    def _role_context(self) -> RoleContext:
+        context, ports = self._context, self._context.ports
+        return RoleContext(
+            signer=context.signer,
+            manifest=self._manifest,
+            replica=context.replica,
+            clock=ports.clock,
+            blobs=ports.blobs,
+            files=ports.files,
+            store=ports.store,
+            network=self._network,
+            policies=self._policies,
+            changes=context.changes,
+            conditions=context.conditions,
+        )
+
     async def _leave(self) -> None:
-        """Say goodbye and write what is pending, within a deadline."""
+        """Tell the swarm that we leave and write what is pending, within a deadline each."""
         try:
             async with asyncio.timeout(STOP_SECONDS):
-                await self._membership.announce(leaving=True)
-                await asyncio.sleep(0.2)  # lets the goodbye reach the outbound streams
+                await self._announcer.announce(leaving=True)
+                await asyncio.sleep(FAREWELL_SECONDS)
         except (TimeoutError, TransportError) as error:
-            log.warning("left without a goodbye", error=str(error))
+            log.warning("left without telling anybody", error=str(error))
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._message_log.flush()
-        except (TimeoutError, StorageFullError) as error:  # a synchronisation brings it back
+        except (TimeoutError, StorageFullError) as error:  # anti-entropy brings it back
             log.warning("what others said last is not stored", error=str(error))
         await self._gossip.stop()
-
-    def _heard(self, received: Received) -> None:
-        """Note which versions came to us as news: those can be judged by what we hold."""
-        signed = received.signed
-        if signed is None or not isinstance(signed.message, CheckpointManifest):
-            return
-        known = self._replica.ledger.checkpoint(signed.message.version)
-        waits = received.fault is None and (known is None or known.digest != signed.digest)
-        if self._anti_entropy.synchronised and (
-            waits or received.result is ValidationResult.ACCEPT
-        ):
-            self._observer.judged[signed.digest] = None
-
-    def _accepted(self, envelope: bytes, received: Received) -> None:
-        """Keep a message that changed the replica, and wake the roles."""
-        message = received.signed.message if received.signed is not None else None
-        if isinstance(message, Certificate) and self._observer.first_certificate_at is None:
-            self._observer.first_certificate_at = self._ports.clock.now()
-        if isinstance(message, NodeRecord):
-            return  # it comes again soon, and elections look at the clock anyway
-        self._message_log.later(envelope)
-        if isinstance(message, CheckpointManifest):
-            self._policies.news.notify()
-        if self._concerns_us(message):
-            self._changes.notify()
-
-    def _concerns_us(self, message: Message | None) -> bool:
-        """Tell whether a role has something to do now, and not only at its next look."""
-        if isinstance(message, RolloutCommit | Certificate) and not self._judges:
-            if isinstance(message, RolloutCommit):
-                return False
-            entry = self._replica.ledger.entries.get(Digest(message.commit))
-            return entry is not None and entry.commit.signer == self._signer.peer_id
-        return True
-
-    @property
-    def _judges(self) -> bool:
-        """Whether we look at the rollouts of others."""
-        return Role.VALIDATOR in self._about.roles or Role.TRAINER in self._about.roles
-
-    async def _synchronise(self) -> None:
-        """Pull from one peer after another: at once when we come, then ever less often.
-
-        The first peer may have just come too: after a power cut half of the swarm has.
-        """
-        rng = self._ports.rng.child("synchronise")
-        pause_epochs = SYNCHRONISE_EPOCHS_MIN
-        while True:
-            for peer in rng.sample(self._connections.connected, 1):
-                await self._anti_entropy.pull(peer)
-            calm = self._anti_entropy.synchronised and not self._replica.behind
-            pause_epochs = (
-                min(2 * pause_epochs, SYNCHRONISE_EPOCHS_MAX) if calm else SYNCHRONISE_EPOCHS_MIN
-            )
-            await asyncio.sleep(pause_epochs * self._manifest.epochs.seconds)
-
-    async def _keep_house(self) -> None:
-        """Let time pass in the replica, write in batches, delete what nobody needs."""
-        loop, epochs = asyncio.get_running_loop(), self._manifest.epochs
-        compact_at = loop.time() + COMPACT_EPOCHS * epochs.seconds
-        sweep_at = loop.time()
-        while True:
-            for signed in self._replica.advance(self._ports.clock.now()):
-                self._accepted(signed.envelope, Received(ValidationResult.ACCEPT, signed))
-            await self._publish_evidence()
-            try:
-                await self._message_log.flush()
-                self._context.conditions.clear("archive")
-            except StorageFullError as error:
-                self._context.conditions.set("archive", f"disk full: {error}; waiting for room")
-            if loop.time() >= compact_at:
-                await self._message_log.compact(self._replica)
-                compact_at = loop.time() + COMPACT_EPOCHS * epochs.seconds
-            if loop.time() >= sweep_at:
-                await self._bodies.sweep()
-                sweep_at = loop.time() + epochs.seconds
-            await asyncio.sleep(epochs.seconds / 4)
-
-    async def _publish_evidence(self) -> None:
-        for evidence in self._replica.evidence_due():
-            try:
-                await self._network.publish(Topic.EVIDENCE, evidence)
-            except (
-                RefusedError,
-                StorageFullError,
-            ) as error:  # others found it too
-                log.info("evidence not published", error=str(error))
 
 
 async def _for_ever(name: str, service: Coroutine[Any, Any, None]) -> None:
@@ -386,7 +288,3 @@ def _gossip_params(epoch_seconds: float) -> Params:
     return Params(
         heartbeat_seconds=heartbeat_seconds, relay_wait_seconds=RELAY_HEARTBEATS * heartbeat_seconds
     )
-
-
-def _log_fault(peer: PeerId, fault: Fault) -> None:
-    log.warning("bad blob", peer=peer, fault=str(fault))

@@ -45,7 +45,7 @@ class FaultCode(StrEnum):
     FORMAT = "format", Blame.SENDER
     FRAME_OVERSIZE = "frame-oversize", Blame.SENDER
     FUTURE_EPOCH = "future-epoch", Blame.AUTHOR
-    GRAFT_IN_BACKOFF = "graft-in-backoff", Blame.SENDER
+    GRAFT_IN_BACKOFF = "graft-in-backoff", Blame.NOBODY  # a restart forgets what it was asked
     INDEX_FIELDS = "index-fields", Blame.SENDER
     INDEX_INCONSISTENT = "index-inconsistent", Blame.SENDER
     INDEX_OVERSIZE = "index-oversize", Blame.SENDER

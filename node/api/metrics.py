@@ -89,11 +89,11 @@ def _gauges(status: NodeStatus) -> Iterator[Metric]:
         ("started_seconds", "Unix time of the start.", status.started_at),
         ("epoch", "Epoch of the run.", status.epoch),
         ("peers", "Peers that are connected now.", status.peers_connected),
+        ("peers_banned", "Peers kept away because of what they sent.", status.peers_banned),
         ("members", "Live members on the roster.", len(status.members)),
         ("policy_version", "Policy version held.", status.policy_version),
         ("policy_version_newest", "Newest policy version known.", status.policy_version_newest),
         ("policy_lag_max", "Largest lag of a trained rollout, versions.", status.policy_lag_max),
-        ("children", "Child processes.", len(status.children)),
     )
     for name, text, value in values:
         yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)

@@ -1,5 +1,6 @@
-"""Turns a running node into a ``NodeStatus``: reads, never changes."""
+"""Turns a running node into a ``NodeStatus``: reads and listens, never changes."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,32 +15,39 @@ from node.api.status import (
     TrafficStatus,
 )
 from node.blobs.exchange import BlobExchange
+from node.context import NodeContext
 from node.gossip.driver import Gossip
-from node.membership.peers import Connections
+from node.membership.peers import PeerTable
+from node.replication.inbox import Inbox, Source
 from node.weights.library import PolicyLibrary
 from protocol.faults import Fault
 from protocol.ledger.commits import CommitState, Entry
 from protocol.ledger.counts import Counts
-from protocol.messages import Verdict, open_envelope
-from protocol.replica import Replica
-from protocol.types import Digest, PeerId, Role
-from roles.flow import Conditions
-from roles.ports.clock import Clock
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    Certificate,
+    CheckpointManifest,
+    Verdict,
+    open_envelope,
+)
+from protocol.replica import Received
+from protocol.types import Digest, Role, ValidationResult
+
+JUDGED_MAX = 4096
+"""Versions remembered as news; a trainer may announce any number that never find their parents."""
 
 
 @dataclass(slots=True)
 class Observer:
     """Everything that a status is read from."""
 
-    peer_id: PeerId
+    context: NodeContext
     roles: tuple[Role, ...]
-    replica: Replica
-    clock: Clock
-    connections: Connections
+    peers: PeerTable
     gossip: Gossip
     exchange: BlobExchange
     policies: PolicyLibrary
-    conditions: Conditions
+    inbox: Inbox
     addresses: Callable[[], tuple[str, ...]]
     synchronised: Callable[[], bool]
     p2pd_pid: Callable[[], int | None]
@@ -52,29 +60,47 @@ class Observer:
     _counted_in: int = -1
     _members_live: int = 0
 
+    def note(self, received: Received, source: Source) -> None:
+        """Note when the first certificate came, and which versions came as news."""
+        signed, accepted = received.signed, received.result is ValidationResult.ACCEPT
+        message = None if signed is None else signed.message
+        if signed is None or received.fault is not None:
+            return
+        if isinstance(message, Certificate) and accepted and self.first_certificate_at is None:
+            self.first_certificate_at = self.context.ports.clock.now()
+        if isinstance(message, CheckpointManifest) and source is Source.GOSSIP:
+            known = self.context.replica.ledger.checkpoint(message.version)
+            waits = known is None or known.digest != signed.digest
+            if self.synchronised() and (waits or accepted):
+                self.judged[signed.digest] = None
+                if len(self.judged) > JUDGED_MAX:
+                    del self.judged[next(iter(self.judged))]
+
     def status(self) -> NodeStatus:
         """Return the snapshot."""
-        now, ledger = self.clock.now(), self.replica.ledger
+        replica, peer_id = self.context.replica, self.context.signer.peer_id
+        now, ledger = self.context.ports.clock.now(), replica.ledger
         state, reason = self._state()
         newest = self.policies.newest()
         return NodeStatus(
-            peer_id=self.peer_id,
-            run_id=self.replica.run_id.hex(),
-            run_name=self.replica.manifest.name,
+            peer_id=peer_id,
+            run_id=replica.run_id.hex(),
+            run_name=replica.manifest.name,
             roles=tuple(str(role) for role in self.roles),
             state=state,
             reason=reason,
             started_at=self.started_at,
-            epoch=self.replica.manifest.epoch_at(now),
+            epoch=replica.manifest.epoch_at(now),
             addresses=self.addresses(),
-            peers_connected=len(self.connections.connected),
+            peers_connected=len(self.peers.connected),
+            peers_banned=self.peers.banned,
             policy_version=-1 if newest is None else newest.version,
             policy_version_newest=ledger.version,
             policy_lag_max=ledger.policy_lag_max,
             first_certificate_at=self.first_certificate_at,
             members=self._members(now),
             rollouts=_counts(ledger.totals),
-            own_rollouts=_counts(ledger.workers.get(self.peer_id, Counts())),
+            own_rollouts=_counts(ledger.workers.get(peer_id, Counts())),
             workers={peer: _counts(counts) for peer, counts in sorted(ledger.workers.items())},
             checkpoints=self._checkpoints(),
             traffic=self._traffic(),
@@ -83,11 +109,11 @@ class Observer:
 
     def snapshot(self) -> Snapshot:
         """Return the numbers that cost nothing to take."""
-        ledger, gossip = self.replica.ledger, self.gossip
+        ledger, gossip = self.context.replica.ledger, self.gossip
         totals = ledger.totals
         return Snapshot(
             state=self._state()[0],
-            connected=len(self.connections.connected),
+            connected=len(self.peers.connected),
             members=self._count_members(),
             policy_version=self.policies.newest_version(),
             version=ledger.version,
@@ -100,35 +126,51 @@ class Observer:
             gossip_duplicates=gossip.counters.duplicates,
             gossip_dropped=gossip.link_counters.frames_dropped,
             weights_received=self.exchange.weights_bytes_received,
-            sizes={**gossip.sizes(), **self.replica.sizes()},
+            sizes={**gossip.sizes(), **self.context.replica.sizes()},
         )
 
     def _count_members(self) -> int:
         """Count the live records, once per epoch: that is a look at every one of them."""
-        now = self.clock.now()
-        epoch = self.replica.manifest.epoch_at(now)
+        now, replica = self.context.ports.clock.now(), self.context.replica
+        epoch = replica.manifest.epoch_at(now)
         if epoch != self._counted_in:
-            self._counted_in, self._members_live = epoch, len(self.replica.roster.live(now))
+            self._counted_in, self._members_live = epoch, len(replica.roster.live(now))
         return self._members_live
 
     def _state(self) -> tuple[State, str]:
         if self.draining:
             return "draining", ""
-        if not self.connections.connected:
-            if self.connections.unreachable_since is not None:
+        if not self.peers.connected:
+            if self.peers.unreachable_since is not None:
                 return "joining", "no bootstrap peer answers; trying again"
-            return "joining", "no peer is connected yet"
-        if self.replica.ledger.slashed(self.peer_id):
+            return "joining", self._other_versions() or "no peer is connected yet"
+        if self.context.replica.ledger.slashed(self.context.signer.peer_id):
             return "paused", "a rollout of ours was rejected; `prime-node why` shows it"
-        if str(self.conditions):
-            return "paused", str(self.conditions)
+        if str(self.context.conditions):
+            return "paused", str(self.context.conditions)
         if not self.synchronised():
-            return "syncing", "no peer has told us yet what we missed"
+            return "syncing", self._other_versions() or "no peer has told us yet what we missed"
         if self.policies.newest() is None:
             return "syncing", "the first policy has not arrived yet"
-        return "ready", ""
+        return "ready", self._other_versions()
+
+    def _other_versions(self) -> str:
+        """Tell which newer protocol connected peers speak; those with an older one have to upgrade.
+
+        Connected ones only: a record with any version costs a stranger nothing.
+        """
+        spoken = (self.inbox.other_versions.get(peer, 0) for peer in self.peers.connected)
+        newer = Counter(version for version in spoken if version > PROTOCOL_VERSION)
+        if not newer:
+            return ""
+        version, count = newer.most_common(1)[0]
+        peers = "1 peer runs" if count == 1 else f"{count} peers run"
+        return (
+            f"{peers} protocol version {version}, this node {PROTOCOL_VERSION}: upgrade prime-node"
+        )
 
     def _members(self, now: float) -> tuple[MemberStatus, ...]:
+        replica = self.context.replica
         return tuple(
             MemberStatus(
                 peer_id=member.peer,
@@ -136,9 +178,9 @@ class Observer:
                 policy_version=member.record.message.policy_version,
                 age_seconds=max(0.0, round(now - member.seen_at, 1)),
                 software=member.record.message.software,
-                standing="slashed" if self.replica.ledger.slashed(member.peer) else "good",
+                standing="slashed" if replica.ledger.slashed(member.peer) else "good",
             )
-            for member in self.replica.roster.live(now)
+            for member in replica.roster.live(now)
         )
 
     def _checkpoints(self) -> tuple[CheckpointStatus, ...]:
@@ -152,7 +194,7 @@ class Observer:
                 if entry.manifest.digest in self.judged
                 else 0,
             )
-            for entry in self.replica.ledger.checkpoints
+            for entry in self.context.replica.ledger.checkpoints
         )
 
     def _traffic(self) -> TrafficStatus:
@@ -170,25 +212,25 @@ class Observer:
     def why(self) -> Mapping[str, Any]:
         """Explain this node's state and every own rollout that was not certified."""
         state, reason = self._state()
-        ledger = self.replica.ledger
+        ledger, peer_id = self.context.replica.ledger, self.context.signer.peer_id
         failed = [
             self._explain(entry)
             for entry in ledger.entries.values()
-            if entry.commit.signer == self.peer_id
+            if entry.commit.signer == peer_id
             and entry.state in (CommitState.REJECTED, CommitState.EXPIRED)
         ]
         return {
             "state": state,
             "reason": reason,
-            "slashed": ledger.slashed(self.peer_id),
+            "slashed": ledger.slashed(peer_id),
             "rollouts": failed,
         }
 
     def _explain(self, entry: Entry) -> dict[str, Any]:
-        certificate = entry.certificate
+        certificate, run_id = entry.certificate, self.context.replica.run_id
         verdicts = []
         for envelope in certificate.message.verdicts if certificate is not None else ():
-            verdict = open_envelope(envelope, Verdict, self.replica.run_id, lambda *_: True)
+            verdict = open_envelope(envelope, Verdict, run_id, lambda *_: True)
             if not isinstance(verdict, Fault):
                 verdicts.append(
                     {

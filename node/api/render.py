@@ -117,7 +117,8 @@ def _swarm(status: NodeStatus) -> str:
     counts = Counter(role for member in status.members for role in member.roles)
     roles = ", ".join(f"{counts[role]} {role}" for role in Role if counts[role])
     members = _members(status) + (f" ({roles})" if roles else "")
-    return f"{members}, {status.peers_connected} connected"
+    banned = f", {status.peers_banned} kept away" if status.peers_banned else ""
+    return f"{members}, {status.peers_connected} connected{banned}"
 
 
 def _members(status: NodeStatus) -> str:

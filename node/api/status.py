@@ -96,6 +96,8 @@ class NodeStatus:
     epoch: int
     addresses: tuple[str, ...]
     peers_connected: int
+    peers_banned: int
+    """Kept away for a while because of what they sent."""
     policy_version: int
     policy_version_newest: int
     policy_lag_max: int
@@ -107,7 +109,6 @@ class NodeStatus:
     checkpoints: tuple[CheckpointStatus, ...]
     traffic: TrafficStatus
     p2pd_pid: int | None
-    children: dict[str, int] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -97,7 +97,7 @@ class BlobExchange:
         self._blobs = blobs
         self._limits = limits or ExchangeLimits()
         self._protocol = protocol
-        self._on_fault = on_fault
+        self.on_fault = on_fault
         self._cap = _UploadCap(clock, self._limits.upload_bytes_per_second)
         self._bounded = Bounded(self._serve, self._limits, self._refuse)
         self._sent: Counter[Kind] = Counter()
@@ -179,7 +179,7 @@ class BlobExchange:
         assembly.clear()
         if len(contributors) > 1:
             return [(peer, True) for peer in contributors]
-        self._on_fault(contributors[0], Fault(FaultCode.BAD_BLOB))
+        self.on_fault(contributors[0], Fault(FaultCode.BAD_BLOB))
         return []
 
     async def _pull(
@@ -274,7 +274,7 @@ class BlobExchange:
         limits = self._limits
         request = await within(limits.open_seconds, read_request(stream))
         if isinstance(request, Fault):
-            self._on_fault(stream.peer, request)
+            self.on_fault(stream.peer, request)
             return
         total_bytes = self._blobs.size(request.digest)
         ready = request.wait or self._blobs.has(request.digest)

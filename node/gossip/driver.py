@@ -1,10 +1,11 @@
-"""Drives the gossip router over a ``Transport`` for the application of one node."""
+"""Drives the gossip router over streams to the connected peers, for the services of one node."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import assert_never
 
+from node.context import Peers
 from node.gossip.links import GossipLimits, LinkCounters, Links, Tasks, surface
 from protocol.crypto import Signer, Verifier, verify
 from protocol.faults import Fault
@@ -31,7 +32,6 @@ from protocol.gossip.router import Router
 from protocol.rng import Rng
 from protocol.types import PeerId, ValidationResult
 from roles.ports.clock import Clock
-from roles.ports.transport import Transport
 
 Validator = Callable[[PeerId, bytes], ValidationResult | Awaitable[ValidationResult]]
 """``(author, data) -> verdict`` before relay; the author's signature is already checked."""
@@ -54,7 +54,7 @@ class GossipCounters:
     overflows: int = 0
     """Not validated because too many were waiting; they come again by IHAVE."""
     faults: int = 0
-    """Blames, of peers and of what they sent."""
+    """Of peers: what they sent breaks the protocol, or was rejected."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,11 +64,11 @@ class _Topic:
 
 
 class Gossip:
-    """Publish and subscribe with the peers that ``transport`` is connected to."""
+    """Publish and subscribe with the connected peers; their faults are told to ``peers``."""
 
     def __init__(
         self,
-        transport: Transport,
+        peers: Peers,
         signer: Signer,
         clock: Clock,
         rng: Rng,
@@ -78,19 +78,16 @@ class Gossip:
         verifier: Verifier = verify,
         decoded: Decoded | None = None,
         score: Score = neutral,
-        on_blame: Callable[[PeerId, Fault], None] | None = None,
     ) -> None:
         self._params = params or Params()
         self._limits = limits or GossipLimits()
+        self._peers = peers
         self._clock = clock
         self._router = Router(signer, self._params, rng, verifier, score, decoded)
-        self._on_blame = on_blame
         self._topics: dict[str, _Topic] = {}
         self._tasks = Tasks()
         self._flush: asyncio.TimerHandle | None = None
-        self._links = Links(
-            transport, self._limits, self._params.peers_max, self._apply, self._blame
-        )
+        self._links = Links(peers, self._limits, self._params.peers_max, self._apply, self._blame)
         self.counters = GossipCounters()
 
     @property
@@ -103,7 +100,7 @@ class Gossip:
         return {**self._router.sizes(), **self._links.sizes()}
 
     async def start(self) -> None:
-        """Serve the protocol and begin to look for peers; raises ``TransportError``."""
+        """Serve the protocol and follow the connected peers; raises ``TransportError``."""
         await self._links.start()
         self._tasks.spawn(self._beat())
 
@@ -176,8 +173,7 @@ class Gossip:
 
     def _blame(self, peer: PeerId, fault: Fault) -> None:
         self.counters.faults += 1
-        if self._on_blame is not None:
-            self._on_blame(peer, fault)
+        self._peers.blame(peer, fault)
 
     def _deliver(self, effect: Deliver) -> None:
         topic = self._topics.get(effect.topic)
@@ -229,3 +225,4 @@ class Gossip:
         while True:
             await asyncio.sleep(self._params.heartbeat_seconds)
             self._apply(Heartbeat())
+            self._links.interrupt_stalled()

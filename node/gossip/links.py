@@ -6,18 +6,20 @@ rest goes on, and what the queue drops is chosen by ``Priority`` and counted.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from node.context import Peers
+from node.streams.deadline import within
 from node.streams.protocols import GOSSIP
 from protocol.faults import Fault
 from protocol.gossip.events import Event, PeerConnected, PeerDisconnected, RpcReceived, Send
 from protocol.gossip.frames import Deframer, frame
 from protocol.gossip.outbox import Outbox
 from protocol.types import PeerId
-from roles.ports.transport import Stream, Transport, TransportError
+from roles.ports.transport import Stream, TransportError
 
 _READ_BYTES = 64 * 1024
 _WRITE_BYTES = 64 * 1024
@@ -28,8 +30,6 @@ _WRITE_BYTES = 64 * 1024
 class GossipLimits:
     """Deadlines in seconds and sizes of the driver; all are guesses unless a source is named."""
 
-    poll_seconds: float = 2.0
-    """p2pd announces neither connections nor their end, so the list of peers is polled."""
     call_seconds: float = 10.0
     """One call of the transport."""
     stall_seconds: float = GOSSIP.stall_seconds
@@ -119,20 +119,20 @@ def surface(error: BaseException) -> None:
 
 
 class Links:
-    """The peers that ``transport`` is connected to, as far as gossip goes.
+    """The connected peers, as far as gossip goes.
 
     ``apply`` takes the events that the streams cause, ``blame`` what breaks the framing.
     """
 
     def __init__(
         self,
-        transport: Transport,
+        peers: Peers,
         limits: GossipLimits,
         peers_max: int,
         apply: Callable[[Event], None],
         blame: Callable[[PeerId, Fault], None],
     ) -> None:
-        self._transport = transport
+        self._peers = peers
         self._limits = limits
         self._peers_max = peers_max
         self._apply = apply
@@ -143,17 +143,16 @@ class Links:
         self._turn = asyncio.Lock()
         self._running = False
         self._framed = (b"", b"")
-        self._followed: list[PeerId] = []
+        self._followed: Sequence[PeerId] = []
         """The connected peers at the last look."""
         self._stalls_looked_for_at = 0.0
         self.counters = LinkCounters()
 
     async def start(self) -> None:
-        """Serve the protocol and begin to look for peers; raises ``TransportError``."""
+        """Serve the protocol and follow the connected peers; raises ``TransportError``."""
         self._running = True
-        async with asyncio.timeout(self._limits.call_seconds):
-            await self._transport.handle(GOSSIP.name, self._serve)
-        self._tasks.spawn(self._poll())
+        await within(self._limits.call_seconds, self._peers.handle(GOSSIP.name, self._serve))
+        self._peers.follow(self._follow)
 
     async def stop(self) -> None:
         """End every task and stream; idempotent."""
@@ -210,16 +209,7 @@ class Links:
         crowded = [link.outbox.crowded for link in self._links.values() if link.greeted]
         return 2 * sum(crowded) > len(crowded)
 
-    async def _poll(self) -> None:
-        while True:
-            with suppress(TransportError, TimeoutError):
-                async with asyncio.timeout(self._limits.call_seconds):
-                    peers = await self._transport.peers()
-                self._follow(peers)
-            self._interrupt_stalled()
-            await asyncio.sleep(self._limits.poll_seconds)
-
-    def _interrupt_stalled(self) -> None:
+    def interrupt_stalled(self) -> None:
         """End the writes that take too long; a timer for each would cost more than the write."""
         now = asyncio.get_running_loop().time()
         if now < self._stalls_looked_for_at + self._limits.stall_seconds / STALL_LOOKS:
@@ -232,9 +222,9 @@ class Links:
                 link.stalled = True
                 link.writer.cancel()
 
-    def _follow(self, peers: list[PeerId]) -> None:
+    def _follow(self, peers: Sequence[PeerId]) -> None:
         """Make the links be those of the connected peers."""
-        if peers == self._followed and len(self._links) == len(peers):
+        if not self._running or (peers == self._followed and len(self._links) == len(peers)):
             return
         self._followed = peers
         connected = dict.fromkeys(peers)
@@ -242,7 +232,7 @@ class Links:
             if peer not in connected and link.inbound is None:
                 self._unlink(link)
         for peer in connected:
-            if peer != self._transport.peer_id:
+            if peer != self._peers.peer_id:
                 self._link(peer)
 
     def _link(self, peer: PeerId) -> _Link | None:
@@ -271,9 +261,9 @@ class Links:
         while True:
             link.retry.clear()
             try:
-                async with asyncio.timeout(self._limits.call_seconds):
-                    stream = await self._transport.open_stream(link.peer, GOSSIP.name)
-            except (TransportError, TimeoutError):
+                opening = self._peers.open_stream(link.peer, GOSSIP.name)
+                stream = await within(self._limits.call_seconds, opening)
+            except TransportError:
                 if link.inbound is None:
                     link.greeted = False
                     self._apply(PeerDisconnected(link.peer))
@@ -315,7 +305,7 @@ class Links:
             await stream.close()
         if link.stalled:
             self.counters.peers_cut += 1
-            await self._cut(link.peer)
+            await self._peers.disconnect(link.peer)
         for end in ends:
             if isinstance(end, Exception) and not isinstance(end, TransportError):
                 raise end
@@ -344,11 +334,6 @@ class Links:
             link.writing_since = None
             self.counters.frames_out += len(rpcs)
             self.counters.bytes_out += len(data)
-
-    async def _cut(self, peer: PeerId) -> None:
-        with suppress(TransportError, TimeoutError):
-            async with asyncio.timeout(self._limits.call_seconds):
-                await self._transport.disconnect(peer)
 
     async def _serve(self, stream: Stream) -> None:
         """Read a peer's stream to us; a newer one of the same peer replaces it."""

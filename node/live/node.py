@@ -74,7 +74,7 @@ class LiveNode:
         self._identity = identity
         self._make_engines = make_engines
         self._daemon: Any = None
-        self._connections: Any = None
+        self._joining: Any = None
         self._started_at = 0.0
         self._stopping = asyncio.Event()
         self._addresses: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ class LiveNode:
         from node.api.server import ControlServer  # noqa: PLC0415
         from node.live.clock import SystemClock  # noqa: PLC0415
         from node.live.hivemind_p2p import HivemindTransport  # noqa: PLC0415
-        from node.membership.peers import Connections  # noqa: PLC0415
+        from node.membership.peers import PeerTable  # noqa: PLC0415
 
         adopt_hivemind_logs()
         self._watch_signals()
@@ -110,27 +110,31 @@ class LiveNode:
             await control.start()
             self._addresses = tuple(await transport.addresses())
             log.info("listening", peer_id=self._identity.peer_id, addresses=self._addresses)
-            initial = dict.fromkeys(
-                (*self._config.initial_peers, *load_cached_peers(self._datadir))
-            )
-            self._connections = Connections(
-                transport, clock, rng.child("connections"), list(initial)
-            )
+            cached = load_cached_peers(self._datadir)
+            initial = list(dict.fromkeys((*self._config.initial_peers, *cached)))
+            self._joining = PeerTable(transport, clock, rng.child("joining"), initial)
             manifest = known or await self._until_stopped(self._find_run(transport))
             if manifest is None:
                 return ExitCode.OK
-            await self._live(transport, clock, rng, manifest)
+            await self._live(transport, clock, rng, manifest, initial)
         finally:
             await control.stop()
             await transport.close()
         return ExitCode.OK
 
-    async def _live(self, transport: Any, clock: Any, rng: Rng, manifest: SignedManifest) -> None:
+    async def _live(
+        self,
+        transport: Any,
+        clock: Any,
+        rng: Rng,
+        manifest: SignedManifest,
+        initial_peers: list[str],
+    ) -> None:
         from node.context import Ports  # noqa: PLC0415
         from node.daemon import Daemon  # noqa: PLC0415
         from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
         from node.local.hardware import probe_hardware  # noqa: PLC0415
-        from node.membership.announcer import About, directory_keys  # noqa: PLC0415
+        from node.membership.announcer import About, directory_key  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
         from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
         from node.storage.state import SqliteStore  # noqa: PLC0415
@@ -143,7 +147,7 @@ class LiveNode:
             creator=manifest.manifest.genesis.creator,
         )
         directory = await HivemindDirectory.create(
-            transport, self._identity, run_id, directory_keys(run_id)
+            transport, self._identity, run_id, [directory_key(run_id)]
         )
         store = SqliteStore(self._datadir.state)
         blobs = FileBlobs(self._datadir.blobs, self._config.blob_quota)
@@ -170,7 +174,7 @@ class LiveNode:
             about,
             ports,
             self._make_engines(self._config),
-            self._connections,
+            initial_peers,
             upload_bytes_per_second=self._config.upload_limit,
             p2pd_pid=lambda: transport.p2pd_pid,
         )
@@ -189,7 +193,7 @@ class LiveNode:
         from node.replication.manifest_exchange import fetch_manifest  # noqa: PLC0415
 
         while True:
-            for peer in await self._connections.reach():
+            for peer in await self._joining.reach():
                 try:
                     manifest = await fetch_manifest(transport, peer, verify)
                 except (TransportError, TimeoutError) as error:
@@ -197,6 +201,7 @@ class LiveNode:
                     continue
                 if isinstance(manifest, Fault):
                     log.warning("peer offers a bad run manifest", peer=peer, fault=str(manifest))
+                    self._joining.blame(peer, manifest)
                     continue
                 offered = manifest.manifest.run_id.hex()
                 if self._config.run_id not in (None, offered):
@@ -226,15 +231,7 @@ class LiveNode:
         """Remember who answered, so that a start without any bootstrap peer finds the swarm."""
         while True:
             await asyncio.sleep(CACHE_PEERS_SECONDS)
-            roster = self._daemon.replica.roster
-            members = [roster.get(peer) for peer in self._connections.connected]
-            addresses = [
-                address
-                for member in members
-                if member is not None and member.peer != self._identity.peer_id
-                for address in member.record.message.addresses
-                if address.endswith(f"/p2p/{member.peer}")
-            ]
+            addresses = self._daemon.reachable_addresses()
             if addresses:
                 store_cached_peers(self._datadir, addresses)
 
@@ -256,7 +253,7 @@ class LiveNode:
         if self._daemon is not None:
             status: NodeStatus = self._daemon.status()
             return status
-        unreachable = self._connections is not None and self._connections.unreachable_since
+        unreachable = self._joining is not None and self._joining.unreachable_since
         reason = "no bootstrap peer answers; trying again" if unreachable else "asking for the run"
         return NodeStatus(
             peer_id=self._identity.peer_id,
@@ -269,6 +266,7 @@ class LiveNode:
             epoch=0,
             addresses=self._addresses,
             peers_connected=0,
+            peers_banned=0,
             policy_version=-1,
             policy_version_newest=-1,
             policy_lag_max=0,

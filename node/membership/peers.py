@@ -1,11 +1,22 @@
-"""Who we are connected to: bootstrap peers with back-off, members by their records' addresses."""
+"""The peers of a node: who is connected, who is dialled, and who is kept away.
+
+The transport is polled here and nowhere else, since p2pd announces neither connections nor their
+end; gossip follows what is found. Services open and serve their streams through the table: a member
+is dialled before a stream to it is opened, and a peer that is kept away gets none.
+"""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import structlog
+from typing_extensions import override
 
-from protocol.replica import Replica
+from node.context import Peers
+from node.membership.bans import BAN_SECONDS, Bans
+from node.streams.deadline import within
+from protocol.faults import Fault
+from protocol.membership import Roster
 from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.ports.clock import Clock
@@ -30,28 +41,88 @@ TRIED_MAX = 4
 besides the bootstrap peers; guesses."""
 
 
-class Connections:
-    """Keeps this node connected; everything else only asks for a peer."""
+class PeerTable(Peers):
+    """Keeps this node connected; ``roster`` is None until the run is known.
+
+    ``initial`` are addresses of bootstrap peers, and of peers that answered an earlier process.
+    """
 
     def __init__(
-        self, transport: Transport, clock: Clock, rng: Rng, initial_peers: Sequence[str]
+        self,
+        transport: Transport,
+        clock: Clock,
+        rng: Rng,
+        initial: Sequence[str],
+        roster: Roster | None = None,
     ) -> None:
         self._transport = transport
         self._clock = clock
         self._rng = rng
-        self._initial_peers = list(initial_peers)
+        self._initial = list(initial)
+        self._roster = roster
         self._connected: dict[PeerId, None] = {}
         self._answered: dict[str, None] = {}
         self._retry_seconds = RETRY_SECONDS_MIN
         self._dialled_at: dict[PeerId, float] = {}
         self._few = asyncio.Event()
-        self.replica: Replica | None = None
+        self._look_now = asyncio.Event()
+        self._bans = Bans()
+        self._followers: list[Callable[[Sequence[PeerId]], None]] = []
         self.unreachable_since: float | None = None
 
     @property
+    @override
+    def peer_id(self) -> PeerId:
+        return self._transport.peer_id
+
+    @property
+    @override
     def connected(self) -> list[PeerId]:
-        """The peers that were connected at the last look."""
         return list(self._connected)
+
+    @property
+    def banned(self) -> int:
+        """How many peers are kept away."""
+        return self._bans.count(_now())
+
+    @override
+    def follow(self, follower: Callable[[Sequence[PeerId]], None]) -> None:
+        self._followers.append(follower)
+
+    # Streams
+
+    @override
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+        if not await self.ensure(peer):
+            raise TransportError(f"{peer} is not connected and its addresses do not answer")
+        return await self._transport.open_stream(peer, protocol)
+
+    @override
+    async def handle(self, protocol: str, handler: StreamHandler) -> None:
+        async def serve(stream: Stream) -> None:
+            if not self._bans.holds(stream.peer, _now()):
+                self._connected[stream.peer] = None  # before the next look
+                await handler(stream)
+
+        await self._transport.handle(protocol, serve)
+
+    # Blame
+
+    @override
+    def blame(self, peer: PeerId, fault: Fault) -> None:
+        if self._bans.blame(peer, fault, _now()):
+            log.warning("peer kept away", peer=peer, fault=str(fault), seconds=BAN_SECONDS)
+            self._connected.pop(peer, None)
+            self._look_now.set()
+        else:
+            log.debug("peer at fault", peer=peer, fault=str(fault))
+
+    @override
+    async def disconnect(self, peer: PeerId) -> None:
+        with suppress(TransportError):
+            await within(CONNECT_SECONDS, self._transport.disconnect(peer))
+
+    # Connections
 
     async def reach(self) -> list[PeerId]:
         """Return connected peers, dialling whomever we know until there is one.
@@ -64,6 +135,7 @@ class Connections:
             if self._connected or not addresses:
                 return self.connected
             if await self._dial_any(addresses):
+                await self._look()
                 await self._wait_for_a_peer(POLL_SECONDS)
                 continue
             if self.unreachable_since is None:
@@ -82,48 +154,66 @@ class Connections:
             group.create_task(self._dial_for_ever())
             while True:  # a peer that does not answer must not keep us from seeing the others
                 await self._look()
-                await asyncio.sleep(POLL_SECONDS)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(POLL_SECONDS):
+                        await self._look_now.wait()
+                self._look_now.clear()
 
     async def ensure(self, peer: PeerId) -> bool:
         """Connect to a member if we are not; False when its addresses do not answer."""
         if peer in self._connected:
             return True
-        member = self.replica.roster.get(peer) if self.replica is not None else None
-        addresses = member.record.message.addresses if member is not None else ()
-        own = [address for address in addresses if address.endswith(f"/p2p/{peer}")]
-        if not await self._dial_any(own):
+        if self._bans.holds(peer, _now()):
             return False
-        self._connected[peer] = None
-        return True
+        return await self._dial_any(self._addresses_of(peer))
+
+    def reachable_addresses(self) -> list[str]:
+        """Return addresses of the connected members: what a later start may try first."""
+        return [address for peer in self._connected for address in self._addresses_of(peer)]
+
+    def _addresses_of(self, peer: PeerId) -> list[str]:
+        """Return what a member says of itself; an address of somebody else is left out."""
+        member = self._roster.get(peer) if self._roster is not None else None
+        addresses = member.record.message.addresses if member is not None else ()
+        return [address for address in addresses if address.endswith(f"/p2p/{peer}")]
 
     def _addresses(self) -> list[str]:
         """Return where somebody may answer who is not us: bootstrap peers, and some we knew."""
-        records = self.replica.roster.records() if self.replica is not None else []
+        records = self._roster.records() if self._roster is not None else []
         members = [
             address
             for record in records
-            for address in record.message.addresses
-            if record.message.reachable and address.endswith(f"/p2p/{record.signer}")
+            if record.message.reachable
+            for address in self._addresses_of(record.signer)
         ]
         known = [
             *self._rng.sample(list(self._answered), TRIED_MAX),
             *self._rng.sample(members, TRIED_MAX),
         ]
-        own = f"/p2p/{self._transport.peer_id}"
-        every = dict.fromkeys((*self._initial_peers, *known))
-        return [address for address in every if not address.endswith(own)]
+        return [
+            address
+            for address in dict.fromkeys((*self._initial, *known))
+            if (peer := _peer_of(address)) != self.peer_id and not self._bans.holds(peer, _now())
+        ]
 
     async def _look(self) -> None:
+        """Poll the transport; end the connections of peers that are kept away."""
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                self._connected = dict.fromkeys(await self._transport.peers())
-        except (TransportError, TimeoutError):
+            peers = await within(CONNECT_SECONDS, self._transport.peers())
+        except TransportError:
             self._connected = {}
+            self._few.set()
+            return
+        away = [peer for peer in peers if self._bans.holds(peer, _now())]
+        self._connected = dict.fromkeys(peer for peer in peers if peer not in away)
+        await asyncio.gather(*map(self.disconnect, away))
         if self._connected:
             self.unreachable_since = None
             self._retry_seconds = RETRY_SECONDS_MIN
         if len(self._connected) < CONNECTIONS_TARGET:
             self._few.set()
+        for follower in self._followers:
+            follower(self.connected)
 
     async def _wait_for_a_peer(self, seconds: float) -> None:
         """Wait, but not longer than until somebody has connected to us."""
@@ -143,9 +233,7 @@ class Connections:
             await asyncio.sleep(POLL_SECONDS)
 
     async def _dial_members(self) -> None:
-        if self.replica is None:
-            return
-        now = asyncio.get_running_loop().time()  # an interval: a wall clock may step back
+        now = _now()
         self._dialled_at = {
             peer: at for peer, at in self._dialled_at.items() if at > now - RETRY_SECONDS_MAX
         }
@@ -161,14 +249,15 @@ class Connections:
         Not a sample of all of them: looking at a thousand members to take two costs more than the
         rest of this task.
         """
-        assert self.replica is not None
-        roster, wall_now = self.replica.roster, self._clock.now()
+        roster, wall_now = self._roster, self._clock.now()
+        if roster is None:
+            return None
         for peer in roster.peers_from(self._rng.below(max(1, len(roster)))):
             if peer in self._connected or peer in self._dialled_at:
                 continue
             member = roster.get(peer)
             reachable = member is not None and member.record.message.reachable
-            if reachable and peer != self._transport.peer_id and roster.is_live(peer, wall_now):
+            if reachable and peer != self.peer_id and roster.is_live(peer, wall_now):
                 self._dialled_at[peer] = now
                 return peer
         return None
@@ -187,11 +276,11 @@ class Connections:
 
     async def _dial(self, address: str) -> bool:
         try:
-            async with asyncio.timeout(CONNECT_SECONDS):
-                await self._transport.connect(address)
-        except (TransportError, TimeoutError) as error:
+            peer = await within(CONNECT_SECONDS, self._transport.connect(address))
+        except TransportError as error:
             log.debug("cannot connect", address=address, error=str(error))
             return False
+        self._connected[peer] = None
         self._answered.pop(address, None)
         self._answered[address] = None
         if len(self._answered) > REMEMBERED_MAX:
@@ -199,24 +288,10 @@ class Connections:
         return True
 
 
-class DiallingTransport:
-    """A transport that connects to a member before it opens a stream to it."""
+def _now() -> float:
+    """Return the loop's time: an interval is measured, and a wall clock may step back."""
+    return asyncio.get_running_loop().time()
 
-    def __init__(self, transport: Transport, connections: Connections) -> None:
-        self._transport = transport
-        self._connections = connections
 
-    @property
-    def peer_id(self) -> PeerId:
-        """Our own id."""
-        return self._transport.peer_id
-
-    async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve ``protocol``."""
-        await self._transport.handle(protocol, handler)
-
-    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
-        """Open a stream, dialling first if need be; raises ``TransportError``."""
-        if not await self._connections.ensure(peer):
-            raise TransportError(f"{peer} is not connected and its addresses do not answer")
-        return await self._transport.open_stream(peer, protocol)
+def _peer_of(address: str) -> PeerId:
+    return PeerId(address.rpartition("/p2p/")[2])

@@ -1,32 +1,35 @@
-"""Synchronisation: what one peer has accepted and another has missed, pulled on request.
+"""Anti-entropy: what one peer has accepted and another has missed, pulled on request.
 
 A newcomer takes everything that still matters this way, a restarted node what it slept through, and
 every node now and then what gossip lost. The server lists message ids, page by page; the client
-asks for those it lacks; each envelope then passes the same door as gossip (``Replica.receive``).
+asks for those it lacks; each envelope then passes the same door as gossip (``Inbox.take``).
 """
 
 import asyncio
-import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import structlog
 
+from node.context import NodeContext
+from node.replication.inbox import Inbox, Source
 from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
 from node.streams.protocols import IDS_MAX, SYNC
 from protocol.codec import decode, encode
-from protocol.faults import Fault
-from protocol.membership import Member
-from protocol.messages import ENVELOPE_BYTES_MAX, NodeRecord, Signed
-from protocol.replica import Received, Replica
+from protocol.faults import Fault, FaultCode
+from protocol.messages import ENVELOPE_BYTES_MAX, Signed
+from protocol.replica import Replica
 from protocol.types import DIGEST_BYTES, Digest, PeerId, ValidationResult
-from roles.ports.clock import Clock
-from roles.ports.transport import Stream, Streams, TransportError
+from roles.ports.transport import Stream, TransportError
 
 log = structlog.get_logger()
+
+PAUSE_EPOCHS_MIN = 0.5
+PAUSE_EPOCHS_MAX = 8
+"""Gossip loses little; this bounds how long the loss lasts."""
 
 ENVELOPES_MAX = 1024
 """Messages asked for at once."""
@@ -43,36 +46,22 @@ STALL_SECONDS = SYNC.stall_seconds
 REVIEW_VERSIONS_MIN = 8
 """How many of our own versions are compared first when another chain has shown up."""
 
-Accepted = Callable[[bytes, Received], None]
+T = TypeVar("T")
 
 
 class AntiEntropy:
-    """Serves and pulls the messages of one run; ``blank`` says that our disk knows nothing of it.
+    """Serves and pulls the messages of one run."""
 
-    Then we have just come, or we have lost our disk; a peer that holds a record of ours tells.
-    """
-
-    def __init__(
-        self,
-        streams: Streams,
-        replica: Replica,
-        clock: Clock,
-        accepted: Accepted,
-        *,
-        blank: bool = False,
-    ) -> None:
-        self._streams = streams
-        self._replica = replica
-        self._clock = clock
-        self._accepted = accepted
-        self._protocol = SYNC.on(replica.run_id)
-        self._blank = blank
+    def __init__(self, context: NodeContext, inbox: Inbox) -> None:
+        self._context = context
+        self._replica = context.replica
+        self._inbox = inbox
+        self._protocol = SYNC.on(context.replica.run_id)
         # The client takes a closed stream for "ask another one".
         self._bounded = Bounded(self._serve, SYNC)
         self._review = 0
         self._told = asyncio.Event()
-        self.former: Signed[NodeRecord] | None = None
-        """A record of ours that a peer holds from before this life: we have lost our disk."""
+        self._connected = asyncio.Event()
 
     @property
     def synchronised(self) -> bool:
@@ -85,7 +74,28 @@ class AntiEntropy:
 
     async def start(self) -> None:
         """Serve the protocol."""
-        await self._streams.handle(self._protocol, self._bounded)
+        await self._context.peers.handle(self._protocol, self._bounded)
+        self._context.peers.follow(self._note_connected)
+
+    async def run(self) -> None:
+        """Pull from one peer after another: often until one has told us all, then ever less often.
+
+        The first peer may have just come too: after a power cut half of the swarm has.
+        """
+        context = self._context
+        rng = context.ports.rng.child("synchronise")
+        pause_epochs = PAUSE_EPOCHS_MIN
+        await self._connected.wait()
+        while True:
+            for peer in rng.sample(context.peers.connected, 1):
+                await self.pull(peer)
+            calm = self.synchronised and not self._replica.behind
+            pause_epochs = min(2 * pause_epochs, PAUSE_EPOCHS_MAX) if calm else PAUSE_EPOCHS_MIN
+            await asyncio.sleep(pause_epochs * self._replica.manifest.epochs.seconds)
+
+    def _note_connected(self, peers: Sequence[PeerId]) -> None:
+        if peers:
+            self._connected.set()
 
     async def pull(self, peer: PeerId) -> bool:
         """Take what ``peer`` has and we lack; False when it did not tell all of it in time."""
@@ -118,77 +128,83 @@ class AntiEntropy:
         self, peer: PeerId, skip: int, asked: dict[Digest, None]
     ) -> tuple[int, list[Digest]]:
         """Take what is new on one page; return how long the page was, and what was asked for."""
-        stream = await self._streams.open_stream(peer, self._protocol)
+        stream = await self._context.peers.open_stream(peer, self._protocol)
         try:
             version = max(0, self._replica.ledger.version + 1 - self._review)
             request = {"skip": skip, "version": version}
             await write_frame(stream, encode(request))
-            ids = _ids(await within(STALL_SECONDS, read_frame(stream, PAGE_BYTES_MAX)))
-            if ids is None:
-                raise TransportError("not a list of ids")
+            ids = self._sound(stream, _ids(await self._read(stream, PAGE_BYTES_MAX)))
             known = {signed.digest: None for signed in _current(self._replica, 0)}
             new = (item for item in dict.fromkeys(ids) if item not in known and item not in asked)
             wanted = list(islice(new, ENVELOPES_MAX))
             await write_frame(stream, encode({"ids": wanted}))
             for _ in wanted:
-                self._take(await within(STALL_SECONDS, read_frame(stream, ENVELOPE_BYTES_MAX)))
+                self._take(await self._read(stream, ENVELOPE_BYTES_MAX), peer)
                 await asyncio.sleep(0)  # a full buffer must not keep the loop from the others
         finally:
             await stream.close()
         return len(ids), wanted
 
-    def _take(self, envelope: bytes | Fault) -> None:
-        if isinstance(envelope, Fault):
-            raise TransportError(str(envelope))
-        own = self._replica.roster.get(self._streams.peer_id)
-        received = self._replica.receive(envelope, self._clock.now())
+    def _take(self, envelope: bytes, peer: PeerId) -> None:
+        received = self._inbox.take(envelope, Source.ANTI_ENTROPY, sender=peer)
         if received.result is ValidationResult.REJECT:
             raise TransportError(f"the peer holds what no honest node accepts: {received.fault}")
-        if received.result is ValidationResult.ACCEPT:
-            self._accepted(envelope, received)
-        record = received.signed
-        if self._blank and record is not None and record.signer == self._streams.peer_id:
-            self._meet_ourselves(record, own)
 
-    def _meet_ourselves(self, signed: Signed[Any], own: Member | None) -> None:
-        """Note when a peer shows a record that we made before we came, as our own one says."""
-        if isinstance(signed.message, NodeRecord):
-            joined_at = math.inf if own is None else own.record.message.joined_at
-            if signed.message.sequence < joined_at:
-                self.former = signed
+    async def _read(self, stream: Stream, bytes_max: int) -> bytes:
+        return self._sound(stream, await within(STALL_SECONDS, read_frame(stream, bytes_max)))
+
+    def _sound(self, stream: Stream, value: T | Fault) -> T:
+        """Return what a peer sent, or blame it; raises ``TransportError``."""
+        if isinstance(value, Fault):
+            self._context.peers.blame(stream.peer, value)
+            raise TransportError(str(value))
+        return value
 
     async def _serve(self, stream: Stream) -> None:
         await within(EXCHANGE_SECONDS, self._answer(stream))
 
     async def _answer(self, stream: Stream) -> None:
-        request = _map(await within(STALL_SECONDS, read_frame(stream, REQUEST_BYTES_MAX)))
-        skip, version = request.get("skip"), request.get("version")
-        if type(skip) is not int or type(version) is not int or min(skip, version) < 0:
-            return
+        request = _request(await self._read(stream, REQUEST_BYTES_MAX))
+        skip, version = self._sound(stream, request)
         page = islice(_current(self._replica, version), skip, skip + IDS_MAX)
         offered = {signed.digest: signed.envelope for signed in page}
-        await write_frame(stream, encode({"ids": list(offered)}))
-        wanted = _ids(await within(STALL_SECONDS, read_frame(stream, PAGE_BYTES_MAX)))
-        for digest in (wanted or [])[:ENVELOPES_MAX]:
+        await within(STALL_SECONDS, write_frame(stream, encode({"ids": list(offered)})))
+        wanted = self._sound(stream, _ids(await self._read(stream, PAGE_BYTES_MAX)))
+        for digest in wanted[:ENVELOPES_MAX]:
             envelope = offered.get(digest)
             if envelope is None:
                 return
             await within(STALL_SECONDS, write_frame(stream, envelope))
 
 
-def _map(frame: bytes | Fault) -> dict[str, object]:
-    """Return the map that a frame holds, empty when it holds none."""
-    value = frame if isinstance(frame, Fault) else decode(frame, bytes_max=PAGE_BYTES_MAX)
-    return value if isinstance(value, dict) else {}
+def _map(data: bytes) -> dict[str, Any] | Fault:
+    value = decode(data, bytes_max=PAGE_BYTES_MAX)
+    if isinstance(value, Fault | dict):
+        return value
+    return Fault(FaultCode.BAD_FIELDS, "not a map")
 
 
-def _ids(frame: bytes | Fault) -> list[Digest] | None:
-    """Return the ids that a frame holds, None when it is nothing of the kind."""
-    ids = _map(frame).get("ids")
+def _request(data: bytes) -> tuple[int, int] | Fault:
+    """Return how many ids to skip, and the version from which on versions are listed."""
+    fields = _map(data)
+    if isinstance(fields, Fault):
+        return fields
+    skip, version = fields.get("skip"), fields.get("version")
+    if type(skip) is not int or type(version) is not int or min(skip, version) < 0:
+        return Fault(FaultCode.BAD_FIELDS, "skip and version")
+    return skip, version
+
+
+def _ids(data: bytes) -> list[Digest] | Fault:
+    fields = _map(data)
+    if isinstance(fields, Fault):
+        return fields
+    ids = fields.get("ids")
     if not isinstance(ids, tuple) or len(ids) > IDS_MAX:
-        return None
-    well_formed = all(isinstance(item, bytes) and len(item) == DIGEST_BYTES for item in ids)
-    return [Digest(item) for item in ids] if well_formed else None
+        return Fault(FaultCode.BAD_FIELDS, "not a list of ids")
+    if not all(isinstance(item, bytes) and len(item) == DIGEST_BYTES for item in ids):
+        return Fault(FaultCode.BAD_FIELDS, "not an id")
+    return [Digest(item) for item in ids]
 
 
 def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:

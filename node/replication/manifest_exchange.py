@@ -8,7 +8,7 @@ from protocol.crypto import Verifier
 from protocol.faults import Fault
 from protocol.manifest import SignedManifest, decode_signed_manifest
 from protocol.types import PeerId
-from roles.ports.transport import Stream, Transport
+from roles.ports.transport import Stream, Streams
 
 _SECONDS = MANIFEST.stall_seconds
 
@@ -16,28 +16,28 @@ _SECONDS = MANIFEST.stall_seconds
 class ManifestServer:
     """Gives our run's manifest to whoever asks."""
 
-    def __init__(self, transport: Transport, manifest: SignedManifest) -> None:
-        self._transport = transport
+    def __init__(self, streams: Streams, manifest: SignedManifest) -> None:
+        self._streams = streams
         self._encoded = manifest.encoded()
 
     async def start(self) -> None:
         """Serve the protocol."""
-        await self._transport.handle(MANIFEST.name, Bounded(self._serve, MANIFEST))
+        await self._streams.handle(MANIFEST.name, Bounded(self._serve, MANIFEST))
 
     async def _serve(self, stream: Stream) -> None:
         await within(_SECONDS, write_frame(stream, self._encoded))
 
 
 async def fetch_manifest(
-    transport: Transport, peer: PeerId, verify: Verifier
+    streams: Streams, peer: PeerId, verify: Verifier
 ) -> SignedManifest | Fault:
     """Ask ``peer`` for its run; raises ``TransportError``, also when it takes too long."""
-    encoded = await within(_SECONDS, _ask(transport, peer))
+    encoded = await within(_SECONDS, _ask(streams, peer))
     return encoded if isinstance(encoded, Fault) else decode_signed_manifest(encoded, verify)
 
 
-async def _ask(transport: Transport, peer: PeerId) -> bytes | Fault:
-    stream = await transport.open_stream(peer, MANIFEST.name)
+async def _ask(streams: Streams, peer: PeerId) -> bytes | Fault:
+    stream = await streams.open_stream(peer, MANIFEST.name)
     try:
         return await read_frame(stream, MANIFEST.acceptor_bytes_max)
     finally:

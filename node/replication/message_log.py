@@ -6,6 +6,7 @@ replica no longer needs is deleted (``compact``), so the log is as long as the r
 """
 
 import asyncio
+from collections.abc import Iterator
 
 import structlog
 
@@ -29,13 +30,13 @@ class MessageLog:
         self._keeping: dict[bytes, None] = {}
         self._writing = asyncio.Lock()
 
-    def restore(self, replica: Replica) -> None:
-        """Replay the log into an empty replica."""
+    def replay(self) -> Iterator[bytes]:
+        """Yield the envelopes in the order they were written."""
         for key, envelope in self._store.scan(_TABLE):
             self._written[envelope] = key
             self._next = int.from_bytes(key, "big") + 1
             if len(envelope) <= ENVELOPE_BYTES_MAX:
-                replica.restore(envelope)
+                yield envelope
 
     async def keep(self, envelope: bytes) -> bool:
         """Write an envelope durably, after everything that came before it; False if it was here.

@@ -1,26 +1,27 @@
-"""What a role can say and ask (``roles.flow.Network``), over gossip, direct streams and blobs."""
+"""What a role can say and ask (``roles.ports.swarm.Network``), over gossip, streams and blobs."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 
 import structlog
+from typing_extensions import override
 
+from node.context import NodeContext
 from node.gossip.driver import Gossip
+from node.membership.incarnation import Incarnation
 from node.replication.anti_entropy import AntiEntropy
-from node.replication.message_log import MessageLog
+from node.replication.inbox import Inbox, Source
 from node.replication.rollout_bodies import RolloutBodies
 from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
 from node.streams.protocols import MESSAGE, topic_name
-from protocol.crypto import Signer
 from protocol.faults import Fault
 from protocol.messages import MessageT, RolloutCommit, Signed, seal
-from protocol.replica import Received, Replica
 from protocol.types import PeerId, Topic, ValidationResult
-from roles.flow import ChangeSignal
-from roles.ports.clock import Clock
-from roles.ports.swarm import RefusedError
-from roles.ports.transport import Stream, Streams, TransportError
+from roles.ports.storage import StorageFullError
+from roles.ports.swarm import Network, RefusedError
+from roles.ports.transport import Stream, TransportError
 
 log = structlog.get_logger()
 
@@ -28,115 +29,94 @@ SEND_SECONDS = MESSAGE.stall_seconds
 
 _ACKNOWLEDGED = b"\x06"
 
-Accepted = Callable[[bytes, Received], None]
 
-
-class SwarmNetwork:
-    """One node's voice and ears."""
+class SwarmNetwork(Network):
+    """The swarm as the roles of one node see it."""
 
     def __init__(
         self,
-        signer: Signer,
-        replica: Replica,
-        *,
-        message_log: MessageLog,
+        context: NodeContext,
+        inbox: Inbox,
         gossip: Gossip,
-        streams: Streams,
         bodies: RolloutBodies,
         anti_entropy: AntiEntropy,
-        clock: Clock,
-        heard: Callable[[Received], None],
-        accepted: Accepted,
-        changes: ChangeSignal,
+        incarnation: Incarnation,
     ) -> None:
-        self._signer = signer
-        self._replica = replica
-        self._message_log = message_log
+        self._context = context
+        self._inbox = inbox
         self._gossip = gossip
-        self._streams = streams
         self._bodies = bodies
         self._anti_entropy = anti_entropy
-        self._clock = clock
-        self._heard = heard
-        self._accepted = accepted
-        self._changes = changes
-        self._protocol = MESSAGE.on(replica.run_id)
+        self._incarnation = incarnation
+        self._run_id = context.replica.run_id
+        self._protocol = MESSAGE.on(self._run_id)
 
     @property
+    @override
     def synchronised(self) -> bool:
-        """Whether a peer has told us since our start what we had missed."""
         return self._anti_entropy.synchronised
 
-    @property
-    def forgetful(self) -> bool:
-        """Whether this key was here before with a disk that is lost."""
-        return self._anti_entropy.former is not None
+    @override
+    def may_have_used(self, version: int) -> bool:
+        return self._incarnation.may_have_used(version)
 
-    def topic(self, topic: Topic) -> str:
-        """Return the name of a topic on the wire."""
-        return topic_name(topic, self._replica.run_id)
+    @override
+    def may_have_judged(self, epoch: int) -> bool:
+        return self._incarnation.may_have_judged(epoch)
+
+    async def publish_evidence(self) -> None:
+        """Gossip the equivocations that this node finds, until cancelled."""
+        replica = self._context.replica
+        while True:
+            for evidence in replica.evidence_due():
+                try:
+                    await self.publish(Topic.EVIDENCE, evidence)
+                except (RefusedError, StorageFullError) as error:  # others found it too
+                    log.info("evidence not published", error=str(error))
+            await asyncio.sleep(replica.manifest.epochs.seconds / 4)
 
     async def start(self) -> None:
         """Serve direct messages and subscribe to every topic."""
-        await self._streams.handle(self._protocol, Bounded(self._serve, MESSAGE))
+        await self._context.peers.handle(self._protocol, Bounded(self._serve, MESSAGE))
         for topic in Topic:
             # A record is news for an epoch, and a large swarm gossips little else.
             may_wait = topic is Topic.ROSTER
-            self._gossip.subscribe(self.topic(topic), self._validator(topic), may_wait=may_wait)
+            name = topic_name(topic, self._run_id)
+            self._gossip.subscribe(name, self._validator(topic), may_wait=may_wait)
 
     def _validator(self, topic: Topic) -> Callable[[PeerId, bytes], ValidationResult]:
         def validate(_author: PeerId, envelope: bytes) -> ValidationResult:
-            received = self._replica.receive_topic(topic, envelope, self._clock.now())
-            self._heard(received)
-            self._take(envelope, received)
-            return received.result
+            return self._inbox.take(envelope, Source.GOSSIP, topic=topic).result
 
         return validate
 
-    def _take(self, envelope: bytes, received: Received) -> None:
-        if received.result is ValidationResult.ACCEPT:
-            self._accepted(envelope, received)
-        elif received.fault is not None:
-            log.info(
-                "message refused",
-                fault=str(received.fault),
-                kind=received.signed.message.kind if received.signed else "",
-                signer=received.signed.signer[-8:] if received.signed else "",
-            )
-
     # What a role says
 
+    @override
     async def publish(self, topic: Topic, message: MessageT) -> Signed[MessageT]:
-        """Sign, store durably, apply to our own replica, and gossip; in this order."""
         signed = await self.record(message)
         await self.announce(topic, signed.envelope)
         return signed
 
+    @override
     async def record(self, message: MessageT) -> Signed[MessageT]:
-        """Sign, store durably and apply to our own replica, without gossip."""
-        signed = seal(message, self._replica.run_id, self._signer)
-        new = await self._message_log.keep(signed.envelope)
-        received = self._replica.receive(signed.envelope, self._clock.now())
-        if received.result is not ValidationResult.ACCEPT:
-            if new:  # or a restart would take it for said
-                await self._message_log.forget(signed.envelope)
-            raise RefusedError(str(received.fault or "no longer news"))
-        self._changes.notify()
+        signed = seal(message, self._run_id, self._context.signer)
+        await self._inbox.record(signed)
         return signed
 
+    @override
     async def announce(self, topic: Topic, envelope: bytes) -> None:
-        """Gossip a message that is already stored."""
-        await self._gossip.publish(self.topic(topic), envelope)
+        await self._gossip.publish(topic_name(topic, self._run_id), envelope)
 
+    @override
     async def send(self, peer: PeerId, envelope: bytes) -> bool:
-        """Hand a signed message to one peer; False when it could not be delivered in time."""
         try:
             return await within(SEND_SECONDS, self._deliver(peer, envelope))
         except TransportError:
             return False
 
     async def _deliver(self, peer: PeerId, envelope: bytes) -> bool:
-        stream = await self._streams.open_stream(peer, self._protocol)
+        stream = await self._context.peers.open_stream(peer, self._protocol)
         try:
             await write_frame(stream, envelope)
             return await stream.read_exactly(1) == _ACKNOWLEDGED
@@ -146,14 +126,15 @@ class SwarmNetwork:
     async def _serve(self, stream: Stream) -> None:
         envelope = await within(SEND_SECONDS, read_frame(stream, MESSAGE.opener_bytes_max))
         if isinstance(envelope, Fault):
+            self._context.peers.blame(stream.peer, envelope)
             return
-        self._take(envelope, self._replica.receive(envelope, self._clock.now()))
+        self._inbox.take(envelope, Source.DIRECT, sender=stream.peer)
         await within(SEND_SECONDS, stream.write(_ACKNOWLEDGED))
 
     # What a role asks
 
+    @override
     async def fetch_body(
         self, commit: Signed[RolloutCommit], sources: Sequence[PeerId]
     ) -> bytes | None:
-        """Return a commit's body from here or from the first source that has it, else None."""
         return await self._bodies.fetch(commit, sources)

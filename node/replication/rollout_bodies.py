@@ -4,6 +4,7 @@ A commit names a body by its digest, and anyone may name any digest. What goes w
 therefore only what this node stored for it, never what the digest happens to be here for.
 """
 
+import asyncio
 from collections.abc import Sequence
 
 import structlog
@@ -55,6 +56,12 @@ class RolloutBodies:
                 self._seen[owner] = None
             else:
                 await self._blobs.release(owner)
+
+    async def run(self) -> None:
+        """Sweep once per epoch until cancelled."""
+        while True:
+            await self.sweep()
+            await asyncio.sleep(self._replica.manifest.epochs.seconds)
 
     async def sweep(self) -> None:
         """Release the bodies of commits that nobody can learn from any more."""

@@ -268,7 +268,7 @@ class PolicyLibrary:
             stripes=rules.stripes,
             fanout=rules.fanout,
             source_history=self._source_history,
-            on_blame=lambda peer, fault: log.warning("bad weights", peer=peer, fault=str(fault)),
+            on_blame=self._exchange.on_fault,
         )
 
     async def _fetch(

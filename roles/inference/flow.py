@@ -29,10 +29,6 @@ OWN_COMMITS_IN_FLIGHT_MAX = 2
 REPEAT_EPOCHS = 4.0
 """A commit that has no outcome by then may have been announced to nobody: it is told again."""
 
-FORGETFUL_EPOCHS = 8.0
-"""For how long a worker without its disk only listens: until it has asked several peers what it
-missed (``node.daemon``). It may have used slots of every version that it hears of meanwhile."""
-
 
 class InferenceFlow:
     """One worker."""
@@ -45,9 +41,6 @@ class InferenceFlow:
         self._environment = environment
         self._loaded: Digest | None = None
         self._announced_at: dict[Digest, float] = {}
-        self._listens_until: float | None = None
-        self._used_up_to = -1
-        """The newest version of which we may have used slots that we do not know of."""
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -107,17 +100,11 @@ class InferenceFlow:
 
     def _slots_are_known(self, policy: Policy) -> bool:
         """Tell whether our slots of a version are in the ledger: two commits to one end us."""
-        context = self._context
-        if not context.network.forgetful:
-            return True
-        now = asyncio.get_running_loop().time()
-        if self._listens_until is None:
-            self._listens_until = now + FORGETFUL_EPOCHS * context.epoch_seconds
-        if now < self._listens_until:
-            self._used_up_to = context.replica.ledger.version
-        if policy.version <= self._used_up_to:
-            context.conditions.set("inference", "our disk was lost; waiting for a newer version")
-        return policy.version > self._used_up_to
+        unknown = self._context.network.may_have_used(policy.version)
+        if unknown:
+            reason = "our disk was lost; waiting for a newer version"
+            self._context.conditions.set("inference", reason)
+        return not unknown
 
     def _can_be_checked(self) -> bool:
         """Tell whether there are enough validators: without a committee a commit only expires."""

@@ -21,9 +21,11 @@ class Network(Protocol):
     def synchronised(self) -> bool:
         """Whether a peer has told us since our start what we had missed."""
 
-    @property
-    def forgetful(self) -> bool:
-        """Whether this key was here before with a disk that is lost."""
+    def may_have_used(self, version: int) -> bool:
+        """Tell whether we may have used slots of a version that this disk does not know of."""
+
+    def may_have_judged(self, epoch: int) -> bool:
+        """Tell whether we may have signed verdicts on commits of ``epoch`` with another disk."""
 
     async def publish(self, topic: Topic, message: MessageT) -> Signed[MessageT]:
         """Sign, store durably, apply to our own replica, and gossip; in this order.

@@ -17,7 +17,7 @@ from protocol.messages import RolloutCommit, Signed, Verdict
 from protocol.types import Digest, PeerId, Topic
 from roles.flow import RoleContext
 from roles.ports.engines import Environment, VerificationEngine
-from roles.ports.storage import Put, StorageFullError
+from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.validator.examination import Examination
 
@@ -30,9 +30,6 @@ commits to bodies and then withholds them must not take the places of the others
 
 RETRY_EPOCHS = 1.0
 """Pause before a body that nobody had, or a peer that did not answer, is tried again."""
-
-_TABLE = "validator"
-_KEY = b"since"
 
 
 class ValidatorFlow:
@@ -53,13 +50,10 @@ class ValidatorFlow:
         self._for_others: dict[Digest, tuple[PeerId, ...]] = {}
         """Commits that we have no part in, and the validators among whom they were drawn then."""
         self._computing = asyncio.Lock()
-        self._since_epoch = 0
-        """What was drawn up to this epoch we may have judged with a disk that is lost."""
 
     async def run(self) -> None:
         """Work until cancelled."""
         context = self._context
-        self._since_epoch = await self._remembered_epoch()
         try:
             while True:
                 seen = context.changes.count
@@ -72,18 +66,6 @@ class ValidatorFlow:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _remembered_epoch(self) -> int:
-        """Return the epoch in which this disk came to be; it is noted when there is none yet."""
-        store, epoch = self._context.store, self._context.epoch()
-        stored = store.get(_TABLE, _KEY)
-        if stored is not None:
-            return int.from_bytes(stored, "big")
-        try:
-            await store.commit([Put(_TABLE, _KEY, epoch.to_bytes(8, "big"))])
-        except StorageFullError as error:
-            log.warning("a restart will look like a lost disk", error=str(error))
-        return epoch
 
     def _open_entries(self) -> list[Entry]:
         """Return the commits without an outcome, those first that were tried least."""
@@ -146,7 +128,7 @@ class ValidatorFlow:
         digest, worker = entry.commit.digest, entry.commit.signer
         waits = self._retry_at.get(digest, 0.0) > asyncio.get_running_loop().time()
         full = len(self._checking) >= CHECKS_AT_ONCE or self._workers[worker] >= CHECKS_PER_WORKER
-        unsure = entry.commit.message.epoch < self._since_epoch
+        unsure = self._context.network.may_have_judged(entry.commit.message.epoch)
         if digest in self._checking or waits or full or unsure or not self._is_due(entry):
             return
         self._workers[worker] += 1

@@ -12,7 +12,6 @@ from typing import Any
 from node.context import Ports
 from node.daemon import Daemon
 from node.membership.announcer import About
-from node.membership.peers import Connections
 from protocol.gossip.message import DECODED_MAX, Decoded
 from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
 from protocol.messages import OPENED_MAX, Hardware, Opened
@@ -292,12 +291,7 @@ class World:
             ),
             parts.ports,
             parts.engines,
-            Connections(
-                parts.ports.transport,
-                parts.ports.clock,
-                rng.child("connections"),
-                machine.bootstrap,
-            ),
+            machine.bootstrap,
             verifier=TracedVerifier(self._scheme, sighting),
             opened=self._opened,
             decoded=self._decoded,

@@ -22,8 +22,7 @@ from node.daemon import Daemon
 from node.live.clock import SystemClock
 from node.live.hivemind_dht import HivemindDirectory
 from node.live.hivemind_p2p import HivemindTransport
-from node.membership.announcer import About, directory_keys
-from node.membership.peers import Connections
+from node.membership.announcer import About, directory_key
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.storage.state import SqliteStore
@@ -82,7 +81,7 @@ WORKLOAD = Workload(20_000, 12, 0.5, 0.03)
 COMPUTE = Compute(400, 4000, 4000, load_seconds=0.05)
 ROLES = {short: Role(role) for role, short in SHORT_NAMES.items()}
 SETTLE_SECONDS = 70.0
-SINCE = ("membership", "validator")
+SINCE = ("incarnation",)
 """Tables in which a node keeps since when it has been there; a validator judges nothing older."""
 
 
@@ -211,7 +210,7 @@ class LiveNode:
     async def start(self, manifest, bootstrap):
         run_id = manifest.manifest.run_id
         self.lookups = await HivemindDirectory.create(
-            self.transport, self.identity, run_id, directory_keys(run_id)
+            self.transport, self.identity, run_id, [directory_key(run_id)]
         )
         self.store = SqliteStore(self.directory / "state.sqlite")
         self.blobs = RememberingBlobs(self.directory / "blobs")
@@ -234,7 +233,7 @@ class LiveNode:
             About((self.role,), Hardware(), reachable=True, software="agreement"),
             ports,
             Engines(self.name, files, rng.child("engines"), rollouts_of(self.name)),
-            Connections(self.transport, ports.clock, rng.child("connections"), [bootstrap]),
+            [bootstrap],
         )
         self.task = asyncio.create_task(self.daemon.run(), name=self.name)
 

@@ -12,6 +12,7 @@ import pytest
 from node.gossip.driver import Gossip
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
+from node.membership.peers import PeerTable
 from node.streams.protocols import GOSSIP
 from protocol.crypto import Identity, verify
 from protocol.faults import Fault
@@ -62,8 +63,11 @@ async def start_ours(stack, path: Path, number: int, validate=None) -> Ours:
     transport = await start_transport(stack, path, number)
     identity = Identity(bytes([number]) * 32)
     rng = Rng(bytes([number]))
-    ours = Ours(transport, Gossip(transport, identity, SystemClock(), rng, params=PARAMS))
+    peers = PeerTable(transport, SystemClock(), rng, [])
+    ours = Ours(transport, Gossip(peers, identity, SystemClock(), rng, params=PARAMS))
     await ours.gossip.start()
+    looking = asyncio.create_task(peers.run())
+    stack.callback(looking.cancel)
     stack.push_async_callback(ours.gossip.stop)
     ours.gossip.subscribe(
         TOPIC,

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from node.membership.announcer import Membership
 from protocol.crypto import digest
 from protocol.messages import RolloutCommit
 from protocol.types import Role, Topic
@@ -122,6 +121,30 @@ def test_a_trainer_that_lost_its_disk_goes_on_above_what_it_may_have_said(tmp_pa
     run_virtual(scenario())
 
 
+def test_a_worker_that_lost_its_disk_and_restarts_once_more_still_listens_first(tmp_path):
+    """It may have used slots that nobody it asks knows of."""
+
+    async def scenario():
+        world = FaultWorld(tmp_path, [*TINY, ("other", Role.INFERENCE)])
+        world.start_all()
+        await world.reach(4, "worker")
+        await world.crash("worker")
+        machine, counts = world.machines["worker"], world.replica().ledger.workers
+        machine.store.tables.clear()
+        await asyncio.sleep(2)  # what it said last is heard
+        before = counts[machine.identity.peer_id].committed
+        for life in range(4):  # each time it hears at once that it was here before, and listens
+            world.start("worker")
+            await asyncio.sleep(3)
+            assert counts[machine.identity.peer_id].committed == before, f"in life {life}"
+            if life < 3:
+                await world.crash("worker")
+        await eventually(lambda: counts[machine.identity.peer_id].committed > before, 60)
+        await world.finish()
+
+    run_virtual(scenario())
+
+
 @pytest.mark.parametrize("left", [b"", b"half a state"])
 def test_a_trainer_with_a_damaged_state_goes_on_from_its_weights(tmp_path, left):
     async def scenario():
@@ -201,7 +224,7 @@ def test_a_trainer_whose_weights_are_not_what_it_signs_stops_nobody(tmp_path):
         world = FaultWorld(tmp_path)
         world.start_all()
         await world.reach(2)
-        trainer = world.machines["trainer"].daemon._context.policies
+        trainer = world.machines["trainer"].daemon._policies
         release = trainer.release
 
         async def other(policy):
@@ -221,7 +244,7 @@ def test_a_trainer_whose_weights_are_not_what_it_signs_stops_nobody(tmp_path):
 
 async def commit(machine, world, version, slot, previous, body):
     """Publish a commit by hand."""
-    context = machine.daemon._context
+    context = machine.daemon._role_context()
     checkpoint = context.replica.ledger.checkpoint(version)
     sampling = world.manifest.manifest.sampling
     return await context.network.publish(
@@ -249,7 +272,7 @@ def test_commits_for_old_versions_do_not_kill_validators(tmp_path):
         await world.reach(7, "stranger")
         await asyncio.sleep(1)
         stranger = world.machines["stranger"].daemon
-        flow = InferenceFlow(stranger._context, StrictEngine(), ToyTask())
+        flow = InferenceFlow(stranger._role_context(), StrictEngine(), ToyTask())
         for back in (5, 4, 3, 5, 4, 3):
             policy = stranger._policies.get(stranger.replica.ledger.version - back)
             assert await flow._load(policy)
@@ -349,13 +372,13 @@ def test_a_slow_directory_costs_nobody_the_place_on_the_roster(tmp_path, monkeyp
         world = FaultWorld(tmp_path)
         world.start_all()
         for machine in world.machines.values():
-            membership: Membership = machine.daemon._membership
+            directory = machine.daemon._context.ports.directory
 
             async def never(*_arguments):
                 await asyncio.sleep(3600)
 
-            monkeypatch.setattr(membership._directory, "publish", never)
-            monkeypatch.setattr(membership._directory, "lookup", never)
+            monkeypatch.setattr(directory, "publish", never)
+            monkeypatch.setattr(directory, "lookup", never)
         await world.reach(2)
         for _ in range(60):
             await asyncio.sleep(1)

@@ -121,7 +121,8 @@ class Network:
     def __init__(self, flow_world):
         self.world = flow_world
         self.synchronised = True
-        self.forgetful = False
+        self.used_up_to = -1
+        self.judged_before = 0
         self.errors: list[Exception] = []
         self.published: list = []
         self.recorded: list = []
@@ -130,6 +131,12 @@ class Network:
         self.unreachable: dict[str, None] = {}
         self.bodies: dict[bytes, bytes] = {}
         self.asked: list[tuple[bytes, list[str]]] = []
+
+    def may_have_used(self, version):
+        return version <= self.used_up_to
+
+    def may_have_judged(self, epoch):
+        return epoch < self.judged_before
 
     async def record(self, message):
         await asyncio.sleep(0.01)

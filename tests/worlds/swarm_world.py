@@ -12,7 +12,6 @@ from pathlib import Path
 from node.context import Ports
 from node.daemon import Daemon
 from node.membership.announcer import About
-from node.membership.peers import Connections
 from node.storage.policy_files import PolicyDirectory, index_of
 from protocol.audit import Measurement
 from protocol.crypto import Identity, digest
@@ -351,7 +350,6 @@ class SwarmWorld:
         rng = Rng(machine.identity.public_key)
         first = next(iter(self.machines.values())).identity.peer_id
         address = f"/memory/{first}/p2p/{first}"
-        connections = Connections(machine.transport, clock, rng.child("c"), [address])
         machine.daemon = Daemon(
             self.manifest,
             machine.identity,
@@ -370,7 +368,7 @@ class SwarmWorld:
                 ),
             ),
             machine.engines,
-            connections,
+            [address],
         )
         machine.task = asyncio.create_task(machine.daemon.run(), name=name)
         return machine.daemon

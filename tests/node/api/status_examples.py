@@ -23,6 +23,7 @@ STATUS = NodeStatus(
     epoch=412,
     addresses=(f"/ip4/192.168.1.20/tcp/31337/p2p/{PEERS[6]}",),
     peers_connected=7,
+    peers_banned=0,
     policy_version=41,
     policy_version_newest=42,
     policy_lag_max=2,
@@ -55,7 +56,6 @@ STATUS = NodeStatus(
         gossip_dropped=0,
     ),
     p2pd_pid=4711,
-    children={},
 )
 
 WHY = {

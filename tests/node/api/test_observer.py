@@ -2,14 +2,23 @@ from types import SimpleNamespace
 
 import pytest
 
+from node.api import observer as module
 from node.api.observer import Observer
+from node.context import NodeContext
+from node.replication.inbox import Source
+from protocol.faults import Fault, FaultCode
+from protocol.replica import Received
 from protocol.types import Role, ValidationResult
-from roles.flow import Conditions
+from roles.flow import ChangeSignal, Conditions
 from tests.worlds.messages import World, run_manifest
 
 WORLD = World(run_manifest())
 WORKER, OTHER = WORLD.workers[:2]
 NOW = WORLD.at(1)
+
+
+def peers(*connected, unreachable_since=None):
+    return SimpleNamespace(connected=list(connected), unreachable_since=unreachable_since, banned=3)
 
 
 def observer(peer=OTHER, **changes) -> Observer:
@@ -21,18 +30,18 @@ def observer(peer=OTHER, **changes) -> Observer:
     exchange = SimpleNamespace(
         bytes_sent=4, bytes_received=5, weights_bytes_sent=6, weights_bytes_received=7
     )
+    ports = SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW))
+    conditions = changes.pop("conditions", Conditions())
     fields = {
-        "peer_id": peer.peer_id,
+        "context": NodeContext(peer, replica, ports, None, ChangeSignal(), conditions),
         "roles": (Role.INFERENCE,),
-        "replica": replica,
-        "clock": SimpleNamespace(now=lambda: NOW),
-        "connections": SimpleNamespace(connected=["somebody"], unreachable_since=None),
+        "peers": peers("somebody"),
+        "inbox": SimpleNamespace(other_versions={"somebody": 1, "stranger": 99}),
         "gossip": gossip,
         "exchange": exchange,
         "policies": SimpleNamespace(
             newest=lambda: SimpleNamespace(version=0), newest_version=lambda: 0
         ),
-        "conditions": Conditions(),
         "addresses": lambda: ("/here",),
         "synchronised": lambda: True,
         "p2pd_pid": lambda: 42,
@@ -43,7 +52,7 @@ def observer(peer=OTHER, **changes) -> Observer:
 
 def take(node, *messages):
     for signed in messages:
-        assert node.replica.receive(signed.envelope, NOW).result is ValidationResult.ACCEPT
+        assert node.context.replica.receive(signed.envelope, NOW).result is ValidationResult.ACCEPT
 
 
 def full(reason):
@@ -56,11 +65,11 @@ STATES = {
     "ready": ({}, ""),
     "draining": ({"draining": True}, ""),
     "joining": (
-        {"connections": SimpleNamespace(connected=[], unreachable_since=None)},
+        {"peers": peers()},
         "no peer is connected yet",
     ),
     "joining ": (
-        {"connections": SimpleNamespace(connected=[], unreachable_since=1.0)},
+        {"peers": peers(unreachable_since=1.0)},
         "no bootstrap peer answers; trying again",
     ),
     "paused": ({"conditions": full("disk full")}, "disk full"),
@@ -100,7 +109,7 @@ def test_a_rollout_that_nobody_decided_on_is_explained():
     node = observer(WORKER)
     take(node, WORLD.commit(WORKER))
     assert node.why()["rollouts"] == []
-    node.replica.advance(WORLD.at(20))
+    node.context.replica.advance(WORLD.at(20))
     (rollout,) = node.why()["rollouts"]
     assert (rollout["state"], rollout["reason"]) == ("expired", "no committee decided in time")
     assert rollout["verdicts"] == []
@@ -121,6 +130,7 @@ def test_the_numbers_are_those_of_the_ledger():
     assert status.policy_version_newest == 1
     assert status.addresses == ("/here",)
     assert status.epoch == 1
+    assert status.peers_banned == 3
     assert status.traffic.weights_received == 7
     snapshot = node.snapshot()
     assert (snapshot.committed, snapshot.certified, snapshot.version) == (3, 1, 1)
@@ -142,6 +152,56 @@ def test_only_what_came_as_news_is_judged_and_its_date_does_not_matter():
     before = WORLD.checkpoint(WORLD.genesis(), batch=(unseen.digest,))
     after = WORLD.checkpoint(before, batch=(WORLD.commit(OTHER, tokens=9).digest,), created_at=0)
     take(node, before, after)
-    node.judged[after.digest] = None
+    accepted = ValidationResult.ACCEPT
+    node.note(Received(accepted, before), Source.ANTI_ENTROPY)
+    node.note(Received(accepted, after), Source.GOSSIP)
+    refused = WORLD.checkpoint(after, term=99)
+    node.note(
+        Received(ValidationResult.REJECT, refused, Fault(FaultCode.OTHER_TERM)), Source.GOSSIP
+    )
+    assert list(node.judged) == [after.digest]
     points = node.status().checkpoints
     assert [point.trained_without_certificate for point in points] == [0, 0, 1]
+
+
+def test_a_version_waits_for_its_parent_as_news_and_those_who_wait_are_bounded(monkeypatch):
+    monkeypatch.setattr(module, "JUDGED_MAX", 3)
+    node = observer()
+    head = WORLD.checkpoint(WORLD.genesis())
+    orphans = [WORLD.checkpoint(head, index_bytes=number) for number in range(5)]
+    for signed in orphans:
+        node.note(Received(ValidationResult.IGNORE, signed), Source.GOSSIP)
+    assert list(node.judged) == [signed.digest for signed in orphans[2:]]
+    node.synchronised = lambda: False
+    node.note(Received(ValidationResult.IGNORE, head), Source.GOSSIP)
+    assert head.digest not in node.judged
+
+
+def test_the_first_certificate_is_dated_once():
+    node = observer()
+    commit = WORLD.commit(WORKER)
+    take(node, commit)
+    assert node.status().first_certificate_at is None
+    certificate = WORLD.certificate(commit)
+    node.note(Received(ValidationResult.IGNORE, certificate), Source.GOSSIP)
+    assert node.status().first_certificate_at is None
+    node.note(Received(ValidationResult.ACCEPT, certificate), Source.WAITED)
+    assert node.status().first_certificate_at == NOW
+    node.context.ports.clock.now = lambda: NOW + 1
+    node.note(Received(ValidationResult.ACCEPT, certificate), Source.GOSSIP)
+    assert node.status().first_certificate_at == NOW
+
+
+@pytest.mark.parametrize(
+    ("versions", "reason"),
+    [
+        ({"a": 0, "b": 1}, ""),
+        ({"a": 2}, "1 peer runs protocol version 2, this node 1: upgrade prime-node"),
+        ({"a": 2, "b": 2}, "2 peers run protocol version 2, this node 1: upgrade prime-node"),
+        ({"stranger": 9}, ""),
+    ],
+)
+def test_a_node_says_when_its_peers_speak_a_newer_protocol(versions, reason):
+    inbox = SimpleNamespace(other_versions=versions)
+    status = observer(peers=peers("a", "b"), inbox=inbox).status()
+    assert (status.state, status.reason) == ("ready", reason)

@@ -6,6 +6,8 @@ import pytest
 
 from node.gossip.driver import Gossip
 from node.gossip.links import GossipLimits
+from node.membership.bans import BAN_SECONDS, FAULTS_MAX
+from node.membership.peers import POLL_SECONDS, PeerTable
 from node.streams.protocols import GOSSIP
 from protocol.crypto import Identity
 from protocol.faults import Fault
@@ -25,6 +27,12 @@ def accept(_author, _data):
     return ValidationResult.ACCEPT
 
 
+class Table(PeerTable):
+    def blame(self, peer, fault):
+        self.blamed.append((peer, fault.code))
+        super().blame(peer, fault)
+
+
 class Node:
     """One gossip driver on a hub, with an inbox."""
 
@@ -34,14 +42,19 @@ class Node:
         self.transport = hub.transport(self.peer_id)
         self.inbox = []
         self.blamed = []
+        self.peers = Table(self.transport, LoopClock(), Rng(bytes([number])), [])
+        self.peers.blamed = self.blamed
         self.gossip = Gossip(
-            self.transport,
-            self.identity,
-            LoopClock(),
-            Rng(bytes([number])),
-            on_blame=lambda peer, fault: self.blamed.append((peer, fault.code)),
-            **options,
+            self.peers, self.identity, LoopClock(), Rng(bytes([number])), **options
         )
+
+    async def start(self):
+        await self.gossip.start()
+        self.looking = asyncio.create_task(self.peers.run())
+
+    async def stop(self):
+        self.looking.cancel()
+        await self.gossip.stop()
 
     def subscribe(self, validate=accept):
         self.gossip.subscribe(
@@ -57,7 +70,7 @@ async def swarm(count: int, **options):
     errors = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: errors.append(context))
     for node in nodes:
-        await node.gossip.start()
+        await node.start()
         node.subscribe()
     for one, other in itertools.pairwise(nodes):
         hub.connect(one.peer_id, other.peer_id)
@@ -66,7 +79,7 @@ async def swarm(count: int, **options):
         assert errors == []
     finally:
         for node in nodes:
-            await node.gossip.stop()
+            await node.stop()
 
 
 def meshed(*nodes):
@@ -174,7 +187,7 @@ def test_an_application_that_raises_is_reported_and_does_not_stop_gossip(form):
             lambda _loop, context: errors.append(context["exception"])
         )
         for node in (one, other):
-            await node.gossip.start()
+            await node.start()
             node.subscribe()
         if form == "deliver":
             other.gossip.subscribe(TOPIC, accept, broken)
@@ -188,8 +201,8 @@ def test_an_application_that_raises_is_reported_and_does_not_stop_gossip(form):
         other.subscribe()
         await one.gossip.publish(TOPIC, b"second")
         await eventually(lambda: other.inbox == [(one.peer_id, b"second")])
-        await one.gossip.stop()
-        await other.gossip.stop()
+        await one.stop()
+        await other.stop()
 
     run_virtual(scenario())
 
@@ -283,10 +296,10 @@ def test_a_peer_without_gossip_costs_nothing_and_is_found_when_it_starts():
             await eventually(lambda: meshed(*nodes))
             await asyncio.sleep(200)
             assert nodes[0].gossip.mesh_peers(TOPIC) == [nodes[1].peer_id]
-            await late.gossip.start()
+            await late.start()
             late.subscribe()
             await eventually(lambda: late.peer_id in nodes[0].gossip.mesh_peers(TOPIC), 5)
-            await late.gossip.stop()
+            await late.stop()
 
     run_virtual(scenario())
 
@@ -295,7 +308,7 @@ def test_a_peer_that_stops_gossip_but_stays_connected_leaves_the_mesh():
     async def scenario():
         async with swarm(2) as (_, nodes):
             await eventually(lambda: meshed(*nodes))
-            await nodes[1].gossip.stop()
+            await nodes[1].stop()
             nodes[1].transport._handlers.clear()
             await eventually(lambda: not nodes[0].gossip.mesh_peers(TOPIC))
 
@@ -338,7 +351,7 @@ def test_relays_wait_a_little_and_a_stopped_node_relays_nothing_more():
             assert 0 < waited_seconds < 1
             await first.gossip.publish(TOPIC, b"more")
             await eventually(lambda: len(middle.inbox) == 2)
-            await middle.gossip.stop()
+            await middle.stop()
             await asyncio.sleep(2)
             assert len(last.inbox) == 1
 
@@ -394,7 +407,7 @@ def test_a_disconnected_peer_leaves_no_task_behind():
             await asyncio.sleep(5)
             for node in nodes:
                 assert node.gossip._links._links == {}
-                assert len(node.gossip._links._tasks._tasks) == 1  # the poll
+                assert node.gossip._links._tasks._tasks == {}
 
     run_virtual(scenario())
 
@@ -440,6 +453,54 @@ def test_bad_bytes_are_blamed(data, reason):
             if reason == "frame-oversize":
                 assert await stream.read(1) == b""
             assert node.gossip.counters.faults == 1
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("what", ["bad signatures", "no protobuf", "rejected messages"])
+def test_a_peer_that_sends_what_no_honest_one_does_is_kept_away_for_a_while(what):
+    def reject(_author, _data):
+        return ValidationResult.REJECT
+
+    def wrong(raw, number):
+        if what == "no protobuf":
+            return frame(b"\x0b")
+        message = bytearray(raw.message(b"x", number))
+        if what == "bad signatures":
+            message[-1] ^= 1
+        return frame(encode_rpc(Rpc(publish=(bytes(message),))))
+
+    async def scenario():
+        async with swarm(1) as (hub, (node,)):
+            if what == "rejected messages":
+                node.subscribe(reject)
+            raw = RawPeer(hub)
+            peer = raw.identity.peer_id
+            await raw.listen()
+            hub.connect(peer, node.peer_id)
+            stream = await raw.stream_to(node)
+            for number in range(FAULTS_MAX):
+                assert hub.connected(peer, node.peer_id)
+                await stream.write(wrong(raw, number))
+                await asyncio.sleep(0.1)
+            assert not hub.connected(peer, node.peer_id)
+            assert len(node.blamed) == FAULTS_MAX
+            assert node.peers.connected == []
+            hub.connect(peer, node.peer_id)
+            refused = await raw.stream_to(node)
+            await refused.write(raw.published(b"good", 1000))
+            assert await refused.read(1) == b""
+            await asyncio.sleep(POLL_SECONDS)
+            assert not hub.connected(peer, node.peer_id), "it is cut off at each look"
+            assert node.peers.banned == 1
+            await asyncio.sleep(BAN_SECONDS)
+            hub.connect(peer, node.peer_id)
+            node.subscribe()
+            again = await raw.stream_to(node)
+            await again.write(raw.published(b"good", 1001))
+            await eventually(lambda: node.inbox == [(peer, b"good")])
+            assert node.peers.connected == [peer]
+            assert node.peers.banned == 0
 
     run_virtual(scenario())
 
@@ -494,8 +555,8 @@ def test_after_stop_nothing_is_served_and_stopping_again_is_harmless():
     async def scenario():
         async with swarm(2) as (hub, nodes):
             await eventually(lambda: meshed(*nodes))
-            await nodes[0].gossip.stop()
-            await nodes[0].gossip.stop()
+            await nodes[0].stop()
+            await nodes[0].stop()
             raw = RawPeer(hub)
             hub.connect(raw.identity.peer_id, nodes[0].peer_id)
             stream = await raw.stream_to(nodes[0])

@@ -2,14 +2,18 @@ import asyncio
 
 import pytest
 
+from node.context import NodeContext, Ports
 from node.membership import announcer as module
-from node.membership.announcer import CALL_SECONDS, About, Membership, directory_keys
+from node.membership.announcer import CALL_SECONDS, About, Announcer, directory_key
+from node.membership.incarnation import Incarnation
 from protocol.manifest import RunManifest
-from protocol.messages import Hardware, NodeRecord
+from protocol.messages import Hardware, NodeRecord, seal
 from protocol.replica import Replica
 from protocol.rng import Rng
-from protocol.types import Role
+from protocol.types import Role, Topic
+from roles.flow import ChangeSignal, Conditions
 from roles.ports.storage import StorageFullError
+from roles.ports.swarm import RefusedError
 from roles.ports.transport import TransportError
 from tests.worlds.memory_transport import Hub, LoopClock, run_virtual
 from tests.worlds.messages import World, identity, run_manifest
@@ -34,27 +38,24 @@ class Clock:
         return LoopClock().now() + self.offset
 
 
-class Gossip:
-    def __init__(self):
+class Network:
+    """Takes what we publish as our own replica does, and notes it."""
+
+    def __init__(self, node):
+        self.node = node
         self.said = []
 
-    async def publish(self, _topic, envelope):
-        self.said.append(envelope)
-
-
-class Told:
-    """What membership asks of a anti_entropy."""
-
-    def __init__(self):
-        self.former = None
-        self.told = asyncio.Event()
-
-    async def wait_until_synchronised(self):
-        await self.told.wait()
+    async def publish(self, topic, message):
+        signed = seal(message, self.node.replica.run_id, OWN)
+        received = self.node.replica.receive_topic(topic, signed.envelope, self.node.clock.now())
+        if received.fault is not None:
+            raise RefusedError(str(received.fault))
+        self.said.append(signed.envelope)
+        return signed
 
 
 class Node:
-    """One life of a membership on a machine that keeps its store."""
+    """An announcer on a machine that keeps its store; ``begin`` starts it anew."""
 
     def __init__(self, store=None, directory=None):
         self.world = World(manifest())
@@ -62,34 +63,42 @@ class Node:
         self.transport = Hub().transport(OWN.peer_id)
         self.store = MemoryStore() if store is None else store
         self.directory = MemoryDirectory({}, OWN.peer_id) if directory is None else directory
-        self.gossip = Gossip()
         self.clock = Clock()
-        self.anti_entropy = Told()
-        self.anti_entropy.told.set()
+        self.synchronised = asyncio.Event()
+        self.synchronised.set()
+        self.network = Network(self)
         self.begin()
 
+    @property
+    def said(self):
+        return self.network.said
+
     def begin(self):
-        self.membership = Membership(
-            OWN,
-            self.replica,
+        ports = Ports(self.clock, Rng(b"1"), self.transport, self.directory, None, self.store, None)
+        context = NodeContext(OWN, self.replica, ports, None, ChangeSignal(), Conditions())
+        self.incarnation = Incarnation(context)
+        self.announcer = Announcer(
+            context,
+            self.incarnation,
             About((Role.VALIDATOR,), Hardware(), reachable=True, software="test"),
-            transport=self.transport,
-            directory=self.directory,
-            gossip=self.gossip,
-            topic="roster",
-            clock=self.clock,
-            store=self.store,
-            rng=Rng(b"1"),
+            self.network,
+            hint=lambda envelope: self.replica.receive_topic(
+                Topic.ROSTER, envelope, self.clock.now()
+            ),
+            synchronised=self.synchronised.wait,
             policy_version=lambda: 7,
-            anti_entropy=self.anti_entropy,
         )
+
+    def show(self, record):
+        """Let a peer show us a record of ours."""
+        self.incarnation.shown(record, is_news=False)
 
     @property
     def record(self) -> NodeRecord:
         return self.replica.roster.get(OWN.peer_id).record.message
 
     async def run(self, seconds):
-        task = asyncio.create_task(self.membership.run())
+        task = asyncio.create_task(self.announcer.run())
         await asyncio.sleep(seconds)
         task.cancel()
         await asyncio.wait([task])
@@ -99,17 +108,17 @@ class Node:
 def test_we_say_what_we_are_and_say_it_again():
     async def scenario():
         node = Node()
-        assert node.membership.addresses == ()
+        assert node.announcer.addresses == ()
         await node.run(3 * REFRESH_SECONDS + 1)
-        assert len(node.gossip.said) == 4
+        assert len(node.said) == 4
         assert node.record.roles == ("validator",)
         assert node.record.policy_version == 7
-        assert node.record.addresses == node.membership.addresses != ()
+        assert node.record.addresses == node.announcer.addresses != ()
         assert node.record.joined_at < node.record.sequence
         assert not node.record.leaving
-        (listed,) = (await node.directory.lookup(directory_keys(node.replica.run_id)[0])).values()
-        assert listed == node.gossip.said[-1]
-        await node.membership.announce(leaving=True)
+        (listed,) = (await node.directory.lookup(directory_key(node.replica.run_id))).values()
+        assert listed == node.said[-1]
+        await node.announcer.announce(leaving=True)
         assert node.record.leaving
 
     run_virtual(scenario())
@@ -124,19 +133,19 @@ def test_without_its_disk_a_node_goes_on_from_what_a_peer_shows_it():
         record = before.replica.roster.get(OWN.peer_id).record
         await asyncio.sleep(2)
         node = Node()
-        node.anti_entropy.told.clear()
+        node.synchronised.clear()
         task = asyncio.create_task(node.run(4))
         await asyncio.sleep(1)
-        assert node.gossip.said == [], "it would take the place of what a peer may know"
-        node.anti_entropy.former = record
-        node.anti_entropy.told.set()
+        assert node.said == [], "it would take the place of what a peer may know"
+        node.show(record)
+        node.synchronised.set()
         await task
-        assert len(node.gossip.said) == 1
+        assert len(node.said) == 1
         assert node.record.joined_at == before.record.joined_at
         assert node.record.sequence > record.message.sequence
         await asyncio.sleep(LIFETIME_SECONDS + 2)
         late = Node()
-        late.anti_entropy.former = node.replica.roster.get(OWN.peer_id).record
+        late.show(node.replica.roster.get(OWN.peer_id).record)
         await late.run(1)
         assert late.record.joined_at == late.record.sequence, "nobody remembers it that long"
 
@@ -146,11 +155,11 @@ def test_without_its_disk_a_node_goes_on_from_what_a_peer_shows_it():
 def test_who_is_alone_says_so_after_an_epoch():
     async def scenario():
         node = Node()
-        node.anti_entropy.told.clear()
+        node.synchronised.clear()
         await node.run(node.replica.manifest.epochs.seconds - 0.5)
-        assert node.gossip.said == []
+        assert node.said == []
         await node.run(node.replica.manifest.epochs.seconds + 1)
-        assert len(node.gossip.said) == 1
+        assert len(node.said) == 1
 
     run_virtual(scenario())
 
@@ -182,12 +191,12 @@ def test_who_said_that_it_leaves_has_been_away(blank):
     async def scenario():
         node = Node()
         await node.run(1)
-        await node.membership.announce(leaving=True)
+        await node.announcer.announce(leaving=True)
         left = node.replica.roster.get(OWN.peer_id).record
         await asyncio.sleep(LIFETIME_SECONDS / 2)
         if blank:
             node = Node()
-            node.anti_entropy.former = left
+            node.show(left)
         else:
             node.begin()
         await node.run(1)
@@ -202,13 +211,13 @@ def test_who_leaves_and_comes_back_at_once_says_so_again_when_it_is_news():
     async def scenario():
         node = Node()
         await node.run(1)
-        await node.membership.announce(leaving=True)
+        await node.announcer.announce(leaving=True)
         assert node.record.leaving
         node.begin()
-        said = len(node.gossip.said)
+        said = len(node.said)
         await node.run(node.replica.roster.pause_seconds + REFRESH_SECONDS - 0.1)
         assert not node.record.leaving
-        assert len(node.gossip.said) == said + 2, "once it is news, at the usual pace"
+        assert len(node.said) == said + 2, "once it is news, at the usual pace"
 
     run_virtual(scenario())
 
@@ -235,7 +244,7 @@ def test_a_full_disk_does_not_silence_us():
 
         node.store.commit = full
         await node.run(1)
-        assert len(node.gossip.said) == 1
+        assert len(node.said) == 1
 
     run_virtual(scenario())
 
@@ -247,10 +256,10 @@ def test_a_clock_that_was_wrong_is_believed_again_when_it_is_right(seconds):
         node.clock.offset = seconds
         await node.run(2 * REFRESH_SECONDS)
         node.clock.offset = 0.0
-        node.gossip.said.clear()
+        node.said.clear()
         await node.run(1)
         fresh = Replica(node.world.manifest, lambda *_: True)
-        assert fresh.receive(node.gossip.said[-1], LoopClock().now()).fault is None
+        assert fresh.receive(node.said[-1], LoopClock().now()).fault is None
         assert fresh.roster.live(LoopClock().now())
 
     run_virtual(scenario())
@@ -263,9 +272,8 @@ def test_a_clock_that_steps_back_a_little_still_counts_up():
         first = node.record.sequence
         node.clock.offset = -2.0
         await node.run(1)
-        assert node.gossip.said[-1] != node.gossip.said[0]
-        stored = node.store.get("membership", b"own")
-        assert int.from_bytes(stored[8:], "big") == first + 1
+        assert node.said[-1] != node.said[0]
+        assert node.incarnation.sequence == first + 1
 
     run_virtual(scenario())
 
@@ -298,12 +306,12 @@ def test_while_the_transport_is_down_we_try_again_soon(hangs):
 
         node.transport.addresses = broken
         with pytest.raises(TransportError):
-            await node.membership.announce()
-        running = asyncio.create_task(node.membership.run())
+            await node.announcer.announce()
+        running = asyncio.create_task(node.announcer.run())
         await asyncio.sleep(CALL_SECONDS - 1)
         node.transport.addresses = working
         await asyncio.sleep(REFRESH_SECONDS + 2)
-        assert node.gossip.said
+        assert node.said
         running.cancel()
 
     run_virtual(scenario())
@@ -313,8 +321,8 @@ def test_our_own_replica_refuses_what_nobody_would_take(monkeypatch):
     async def scenario():
         monkeypatch.setattr(module, "PROTOCOL_VERSION", 99)
         node = Node()
-        await node.membership.announce()
-        assert node.gossip.said == []
+        await node.announcer.announce()
+        assert node.said == []
 
     run_virtual(scenario())
 
@@ -345,7 +353,7 @@ def test_a_bad_directory_costs_nothing_but_its_hints(options):
     async def scenario():
         node = Node(directory=Directory(**options))
         await node.run(3 * REFRESH_SECONDS + 1)
-        assert len(node.gossip.said) == 4
+        assert len(node.said) == 4
         assert node.directory.published > 1
 
     run_virtual(scenario())

@@ -8,10 +8,9 @@ from node.membership.peers import (
     POLL_SECONDS,
     RETRY_SECONDS_MAX,
     TRIED_MAX,
-    Connections,
-    DiallingTransport,
+    PeerTable,
 )
-from protocol.replica import Replica
+from protocol.membership import Roster
 from protocol.rng import Rng
 from protocol.types import Role
 from roles.ports.transport import TransportError
@@ -44,8 +43,8 @@ class Net:
         for name in names:
             self.hub.transport(self.peer(name))
 
-    def connections(self, *initial, seed=b"1"):
-        """Return our own connections."""
+    def table(self, *initial, seed=b"1"):
+        """Return our own peer table."""
         transport = self.hub.transport(self.peer("ours"))
         connect = transport.connect
 
@@ -57,17 +56,16 @@ class Net:
 
         transport.connect = dial
         known = [address(self.peer(name)) for name in initial]
-        made = Connections(transport, LoopClock(), Rng(seed), known)
-        made.replica = Replica(WORLD.manifest, lambda *_: True)
-        return made
+        self.roster = Roster(WORLD.manifest)
+        return PeerTable(transport, LoopClock(), Rng(seed), known, self.roster)
 
-    def tell(self, connections, name, *, at=None, **changes):
+    def tell(self, name, *, at=None, **changes):
         """Let us know a member, by default at the address where it is."""
         own = identity(name)
         now = LoopClock().now()
         changes.setdefault("addresses", (address(own.peer_id),) if at is None else at)
         record = WORLD.record(own, (str(Role.RELAY),), sequence=round(now * 1000), **changes)
-        connections.replica.receive(record.envelope, now)
+        self.roster.offer(record, now)
         return own.peer_id
 
 
@@ -78,7 +76,7 @@ def connected(net, name):
 def test_a_bootstrap_peer_is_dialled_and_its_absence_is_told():
     async def scenario():
         net = Net()
-        ours = net.connections("boot")
+        ours = net.table("boot")
         reaching = asyncio.create_task(ours.reach())
         await asyncio.sleep(60)
         assert ours.unreachable_since is not None
@@ -93,7 +91,7 @@ def test_a_bootstrap_peer_is_dialled_and_its_absence_is_told():
 def test_dials_back_off():
     async def scenario():
         net = Net()
-        ours = net.connections("boot")
+        ours = net.table("boot")
         reaching = asyncio.create_task(ours.reach())
         await asyncio.sleep(600)
         assert 30 < len(net.dials) < 100
@@ -105,7 +103,7 @@ def test_dials_back_off():
 def test_whoever_connects_to_us_ends_the_search_at_once():
     async def scenario():
         net = Net()
-        ours = net.connections("boot")
+        ours = net.table("boot")
         reaching = asyncio.create_task(ours.reach())
         await asyncio.sleep(100)
         net.add("friend")
@@ -118,7 +116,7 @@ def test_whoever_connects_to_us_ends_the_search_at_once():
 def test_the_first_node_of_a_run_has_nobody_to_dial():
     async def scenario():
         net = Net()
-        ours = net.connections("ours")
+        ours = net.table("ours")
         assert await asyncio.wait_for(ours.reach(), 1) == []
         running = asyncio.create_task(ours.run())
         await asyncio.sleep(10)
@@ -139,11 +137,11 @@ def test_members_are_dialled_until_there_are_enough(monkeypatch):
         net = Net()
         names = [f"member {n}" for n in range(8)]
         net.add("boot", "hidden", *names)
-        ours = net.connections("boot")
+        ours = net.table("boot")
         await ours.reach()
         for name in names:
-            net.tell(ours, name)
-        net.tell(ours, "hidden", reachable=False)
+            net.tell(name)
+        net.tell("hidden", reachable=False)
         running = asyncio.create_task(ours.run())
         await asyncio.sleep(20)
         assert 4 <= len(ours.connected) <= 5
@@ -159,10 +157,10 @@ def test_members_that_do_not_answer_keep_us_from_nothing():
     async def scenario():
         net = Net()
         net.add("boot", "friend")
-        ours = net.connections("boot")
+        ours = net.table("boot")
         for n in range(6):
             peer = net.peer(f"liar {n}")
-            net.tell(ours, f"liar {n}", at=tuple(dead(peer) for _ in range(8)))
+            net.tell(f"liar {n}", at=tuple(dead(peer) for _ in range(8)))
         running = asyncio.create_task(ours.run())
         await asyncio.sleep(5)
         assert ours.connected == [net.peer("boot")]
@@ -182,9 +180,9 @@ def test_one_good_address_among_dead_ones_is_enough():
     async def scenario():
         net = Net()
         net.add("member")
-        ours = net.connections()
+        ours = net.table()
         peer = net.peer("member")
-        net.tell(ours, "member", at=(dead(peer), dead(peer), address(peer)))
+        net.tell("member", at=(dead(peer), dead(peer), address(peer)))
         assert await asyncio.wait_for(ours.ensure(peer), 1)
         assert await ours.ensure(peer)
 
@@ -195,8 +193,8 @@ def test_an_address_of_somebody_else_is_not_dialled():
     async def scenario():
         net = Net()
         net.add("victim")
-        ours = net.connections()
-        peer = net.tell(ours, "liar", at=(address(net.peer("victim")),))
+        ours = net.table()
+        peer = net.tell("liar", at=(address(net.peer("victim")),))
         assert not await ours.ensure(peer)
         assert not await ours.ensure(net.peer("stranger"))
         assert net.dials == []
@@ -208,14 +206,14 @@ def test_who_lost_everybody_comes_back_without_its_bootstrap_peer():
     async def scenario():
         net = Net()
         net.add("boot", "member")
-        ours = net.connections("boot")
-        net.tell(ours, "member")
+        ours = net.table("boot")
+        net.tell("member")
         running = asyncio.create_task(ours.run())
         await eventually(lambda: connected(net, "member"), 10)
         net.hub.remove(net.peer("boot"))
         net.hub.partition([net.peer("ours")])
         await asyncio.sleep(300)  # longer than any record lives
-        ours.replica.advance(LoopClock().now())
+        net.roster.advance(LoopClock().now())
         assert ours.connected == []
         net.hub.heal()
         await eventually(lambda: ours.connected == [net.peer("member")], 40)
@@ -228,9 +226,9 @@ def test_who_only_was_dialled_finds_members_by_their_records():
     async def scenario():
         net = Net()
         net.add("boot", "member")
-        ours = net.connections("boot")
+        ours = net.table("boot")
         net.hub.remove(net.peer("boot"))
-        net.tell(ours, "member")
+        net.tell("member")
         assert await asyncio.wait_for(ours.reach(), 5) == [net.peer("member")]
 
     run_virtual(scenario())
@@ -239,14 +237,14 @@ def test_who_only_was_dialled_finds_members_by_their_records():
 def test_who_lost_a_crowd_does_not_dial_all_of_it_at_once():
     async def scenario():
         net = Net()
-        ours = net.connections()
+        ours = net.table()
         friends = [f"friend {n}" for n in range(20)]
         net.add(*friends)
         for name in friends:
-            net.tell(ours, name)
+            net.tell(name)
             assert await ours.ensure(net.peer(name))
         for n in range(20):
-            net.tell(ours, f"stranger {n}", at=(dead(net.peer(f"stranger {n}")),))
+            net.tell(f"stranger {n}", at=(dead(net.peer(f"stranger {n}")),))
         for name in friends:
             net.hub.remove(net.peer(name))
         net.dials.clear()
@@ -264,12 +262,12 @@ def test_what_is_remembered_of_members_is_bounded():
     async def scenario():
         net = Net()
         net.add("boot")
-        ours = net.connections("boot")
+        ours = net.table("boot")
         running = asyncio.create_task(ours.run())
         for n in range(100):
-            net.tell(ours, f"passing {n}")
+            net.tell(f"passing {n}")
             await asyncio.sleep(3)
-            ours.replica.roster._members.clear()
+            net.roster.__init__(WORLD.manifest)
         assert len(ours._dialled_at) <= 2 * RETRY_SECONDS_MAX / POLL_SECONDS
         running.cancel()
 
@@ -283,9 +281,9 @@ def test_addresses_that_answered_are_bounded(monkeypatch):
         net = Net()
         names = [f"member {n}" for n in range(5)]
         net.add(*names)
-        ours = net.connections(*names)
+        ours = net.table(*names)
         for name in names:
-            net.tell(ours, name)
+            net.tell(name)
             assert await ours.ensure(net.peer(name))
         assert list(ours._answered) == [address(net.peer(name)) for name in names[2:]]
 
@@ -297,7 +295,7 @@ def test_a_transport_that_is_down_has_no_peers(hangs):
     async def scenario():
         net = Net()
         net.add("boot")
-        ours = net.connections("boot")
+        ours = net.table("boot")
         await ours.reach()
         transport = net.hub.transports[net.peer("ours")]
         peers = transport.peers
@@ -323,19 +321,18 @@ def test_a_stream_to_a_member_is_dialled_first():
     async def scenario():
         net = Net()
         net.add("member")
-        ours = net.connections()
-        peer = net.tell(ours, "member")
-        dialling = DiallingTransport(net.hub.transports[net.peer("ours")], ours)
-        assert dialling.peer_id == net.peer("ours")
+        ours = net.table()
+        peer = net.tell("member")
+        assert ours.peer_id == net.peer("ours")
         with pytest.raises(TransportError, match="not connected"):
-            await dialling.open_stream(net.peer("stranger"), "/x")
+            await ours.open_stream(net.peer("stranger"), "/x")
 
         async def echo(stream):
             await stream.write(await stream.read_exactly(2))
 
         await net.hub.transports[peer].handle("/x", echo)
-        await dialling.handle("/x", echo)
-        stream = await dialling.open_stream(peer, "/x")
+        await ours.handle("/x", echo)
+        stream = await ours.open_stream(peer, "/x")
         await stream.write(b"hi")
         assert await stream.read_exactly(2) == b"hi"
 

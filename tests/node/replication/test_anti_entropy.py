@@ -3,23 +3,32 @@ from dataclasses import replace
 
 import pytest
 
+from node.context import NodeContext, Ports
+from node.membership.incarnation import Incarnation
+from node.membership.peers import PeerTable
 from node.replication import anti_entropy as synchronise
 from node.replication.anti_entropy import EXCHANGE_SECONDS, STALL_SECONDS, AntiEntropy
+from node.replication.inbox import Inbox, Source
+from node.replication.message_log import MessageLog
 from node.streams.framing import read_frame, write_frame
 from node.streams.protocols import SYNC
 from protocol.codec import decode, encode
 from protocol.crypto import digest
 from protocol.replica import Replica
+from protocol.rng import Rng
 from protocol.types import PeerId, ValidationResult
+from roles.flow import ChangeSignal, Conditions
 from tests.worlds.memory_transport import Hub, LoopClock, run_virtual
 from tests.worlds.messages import World, fingerprint, identity, run_manifest
+from tests.worlds.swarm_world import MemoryStore
 
 WORLD = World(run_manifest(trainers=2))
 WORKER = WORLD.workers[0]
 CHAIN = WORLD.chain(WORKER, 3)
 GENESIS = WORLD.genesis()
 NOW = WORLD.at(1)
-OURS, THEIRS = PeerId("ours"), PeerId("theirs")
+OUR_KEY, THEIR_KEY = identity("ours"), identity("theirs")
+OURS, THEIRS = OUR_KEY.peer_id, THEIR_KEY.peer_id
 
 
 class Fixed:
@@ -28,17 +37,27 @@ class Fixed:
 
 
 class Node:
-    def __init__(self, hub, peer, *, blank=False):
-        self.transport = hub.transport(peer)
+    def __init__(self, hub, signer):
+        self.transport = hub.transport(signer.peer_id)
         self.replica = Replica(WORLD.manifest, lambda *_: True)
-        self.accepted = []
-        self.anti_entropy = AntiEntropy(
-            self.transport,
-            self.replica,
-            Fixed(),
-            lambda envelope, received: self.accepted.append((envelope, received)),
-            blank=blank,
+        self.accepted, self.blamed = [], []
+        self.peers = PeerTable(
+            self.transport, LoopClock(), Rng(b"1"), [], roster=self.replica.roster
         )
+        self.peers.blame = lambda peer, fault: self.blamed.append((peer, str(fault.code)))
+        ports = Ports(Fixed(), Rng(b"2"), self.transport, None, None, MemoryStore(), None)
+        self.context = NodeContext(
+            signer, self.replica, ports, self.peers, ChangeSignal(), Conditions()
+        )
+        self.incarnation = Incarnation(self.context)
+        inbox = Inbox(self.context, MessageLog(ports.store), self.incarnation, (), ChangeSignal())
+        inbox.listen(self.note)
+        self.anti_entropy = AntiEntropy(self.context, inbox)
+
+    def note(self, received, source):
+        assert source is Source.ANTI_ENTROPY
+        if received.result is ValidationResult.ACCEPT:
+            self.accepted.append(received.signed.envelope)
 
     def take(self, *messages):
         for signed in messages:
@@ -48,16 +67,18 @@ class Node:
 class Pair:
     def __init__(self):
         self.hub = Hub()
-        self.ours, self.theirs = Node(self.hub, OURS), Node(self.hub, THEIRS)
+        self.ours, self.theirs = Node(self.hub, OUR_KEY), Node(self.hub, THEIR_KEY)
         self.hub.connect(OURS, THEIRS)
 
     async def pull(self):
         await self.theirs.anti_entropy.start()
+        await self.ours.peers.reach()
         return await self.ours.anti_entropy.pull(THEIRS)
 
     async def serve(self, handler):
         """Have them answer otherwise than the protocol says."""
         await self.theirs.transport.handle(self.ours.anti_entropy._protocol, handler)
+        await self.ours.peers.reach()
         return await self.ours.anti_entropy.pull(THEIRS)
 
 
@@ -117,15 +138,18 @@ def test_strangers_records_come_last(monkeypatch):
         pair.theirs.take(*records(40), *validators(), *chain(2), *CHAIN)
         listed = [signed.digest for signed in synchronise._current(pair.theirs.replica, 0)]
         assert {signed.digest for signed in records(40)} == set(listed[-40:])
+        assert {signed.digest for signed in validators()} == set(listed[:6])
+        assert len(listed) == len(set(listed))
         assert await pair.pull()
         assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
 
     run_virtual(scenario())
 
 
-def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch):
+@pytest.mark.parametrize("batch", [1, 2])
+def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch, batch):
     """Two nodes may each hold one of two messages of a liar: it is asked for once in a pull."""
-    monkeypatch.setattr(synchronise, "ENVELOPES_MAX", 2)
+    monkeypatch.setattr(synchronise, "ENVELOPES_MAX", batch)
 
     async def scenario():
         pair = Pair()
@@ -180,6 +204,12 @@ async def _silent(_stream):
     await asyncio.sleep(3600)
 
 
+async def _withheld(stream):
+    await read_frame(stream, 64)
+    await write_frame(stream, encode({"ids": [digest(b"1"), digest(b"2")]}))
+    await asyncio.sleep(3600)
+
+
 async def _forged(stream):
     await read_frame(stream, 64)
     await write_frame(stream, encode({"ids": [digest(b"1"), digest(b"2")]}))
@@ -197,9 +227,19 @@ async def _oversize(stream):
 
 
 @pytest.mark.parametrize(
-    "handler", [_nothing, _huge, _no_list, _bad_ids, _silent, _forged, _oversize]
+    ("handler", "fault"),
+    [
+        (_nothing, None),
+        (_silent, None),
+        (_withheld, None),
+        (_huge, "oversize"),
+        (_no_list, "bad-fields"),
+        (_bad_ids, "bad-fields"),
+        (_forged, "wrong-kind"),
+        (_oversize, "oversize"),
+    ],
 )
-def test_who_answers_nonsense_has_told_us_nothing(handler):
+def test_who_answers_nonsense_has_told_us_nothing_and_is_blamed(handler, fault):
     async def scenario():
         pair = Pair()
         clock = LoopClock()
@@ -208,6 +248,7 @@ def test_who_answers_nonsense_has_told_us_nothing(handler):
         assert clock.now() - began <= STALL_SECONDS + 1
         assert not pair.ours.anti_entropy.synchronised
         assert pair.ours.accepted == []
+        assert pair.ours.blamed == ([] if fault is None else [(THEIRS, fault)])
 
     run_virtual(scenario())
 
@@ -251,6 +292,26 @@ def test_a_malformed_request_is_not_answered(request_):
         stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
         await write_frame(stream, request_)
         assert await stream.read(1) == b""
+        assert [peer for peer, _ in pair.theirs.blamed] == [OURS]
+        assert pair.theirs.anti_entropy._bounded._serving == {}
+
+    run_virtual(scenario())
+
+
+def test_who_does_not_read_its_answer_costs_a_deadline():
+    async def scenario():
+        pair = Pair()
+        pair.theirs.take(*records(200))  # more than the pipe holds
+        await pair.theirs.anti_entropy.start()
+        stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
+        await write_frame(stream, encode({"skip": 0, "version": 0}))
+        ids = decode(await read_frame(stream, 1 << 20), bytes_max=1 << 20)["ids"]
+        assert len(ids) == 200
+        pair.hub.stall(OURS)
+        await write_frame(stream, encode({"ids": ids}))
+        await asyncio.sleep(STALL_SECONDS - 1)
+        assert list(pair.theirs.anti_entropy._bounded._serving) == [OURS]
+        await asyncio.sleep(2)
         assert pair.theirs.anti_entropy._bounded._serving == {}
 
     run_virtual(scenario())
@@ -276,7 +337,7 @@ def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
 
     async def scenario():
         hub = Hub()
-        server = Node(hub, THEIRS)
+        server = Node(hub, THEIR_KEY)
         await server.anti_entropy.start()
         protocol = server.anti_entropy._protocol
         streams = []
@@ -295,25 +356,55 @@ def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
     run_virtual(scenario())
 
 
-@pytest.mark.parametrize("blank", [False, True])
-@pytest.mark.parametrize("announced", [False, True])
-@pytest.mark.parametrize("joined_epoch", [0, 1])
-def test_a_node_that_lost_its_disk_meets_itself(joined_epoch, announced, blank):
-    """A peer still holds the record of a life before; an older one of this life is no news."""
+class Peers:
+    """A peer table that is connected to whomever it is told."""
 
+    def __init__(self):
+        self.connected, self.followers = [], []
+
+    def follow(self, follower):
+        self.followers.append(follower)
+
+    async def handle(self, _protocol, _handler):
+        pass
+
+
+def test_peers_are_asked_soon_after_the_start_and_ever_less_often_until_something_is_missed():
     async def scenario():
-        hub, us = Hub(), WORLD.workers[1]
-        ours, theirs = Node(hub, us.peer_id, blank=blank), Node(hub, THEIRS)
-        hub.connect(us.peer_id, THEIRS)
-        joined_at = round(WORLD.at(joined_epoch) * 1000)
-        if announced:
-            ours.take(WORLD.record(us, ("inference",), epoch=1, joined_at=joined_at))
-        former = WORLD.record(us, ("inference",), epoch=0)
-        theirs.take(former)
-        await theirs.anti_entropy.start()
-        assert ours.anti_entropy.former is None
-        assert await ours.anti_entropy.pull(THEIRS)
-        lost = blank and (joined_epoch == 1 or not announced)
-        assert ours.anti_entropy.former == (former if lost else None)
+        node = Node(Hub(), OUR_KEY)
+        peers = Peers()
+        anti_entropy = AntiEntropy(replace(node.context, peers=peers), None)
+        asked, epoch_seconds = [], WORLD.manifest.epochs.seconds
+
+        async def pull(peer):
+            asked.append((peer, LoopClock().now()))
+            anti_entropy._told.set()
+
+        anti_entropy.pull = pull
+        await anti_entropy.start()
+        running = asyncio.create_task(anti_entropy.run())
+        await asyncio.sleep(3 * epoch_seconds)
+        assert asked == [], "there is nobody"
+        peers.connected = [THEIRS]
+        began = LoopClock().now()
+        peers.followers[0](peers.connected)
+        await asyncio.sleep(40 * epoch_seconds)
+        assert [round((at - began) / epoch_seconds) for _, at in asked] == [
+            0,
+            1,
+            3,
+            7,
+            15,
+            23,
+            31,
+            39,
+        ]
+        node.take(GENESIS)
+        node.replica.receive(chain(2)[2].envelope, NOW)  # its parent is missing
+        assert node.replica.behind
+        del asked[:]
+        await asyncio.sleep(12 * epoch_seconds)
+        assert len(asked) >= 8, "twice per epoch once it is noticed"
+        running.cancel()
 
     run_virtual(scenario())

@@ -35,9 +35,10 @@ class Store(MemoryStore):
 
 
 def opened(store, *, at=1):
-    """Return a new life's archive and replica."""
+    """Return the log and the replica of a node that has just started."""
     message_log, replica = MessageLog(store), WORLD.replica(roster_at=None)
-    message_log.restore(replica)
+    for envelope in message_log.replay():
+        replica.restore(envelope)
     replica.advance(WORLD.at(at))
     return message_log, replica
 

@@ -3,9 +3,12 @@ import asyncio
 import pytest
 
 from node.blobs.exchange import BlobExchange
+from node.context import NodeContext, Ports
 from node.gossip.driver import Gossip
-from node.membership.peers import Connections, DiallingTransport
+from node.membership.incarnation import Incarnation
+from node.membership.peers import PeerTable
 from node.replication.anti_entropy import AntiEntropy
+from node.replication.inbox import Inbox, Source
 from node.replication.message_log import MessageLog
 from node.replication.network import SEND_SECONDS, SwarmNetwork
 from node.replication.rollout_bodies import RolloutBodies
@@ -13,8 +16,8 @@ from node.streams.framing import write_frame
 from node.streams.protocols import MESSAGE
 from protocol.messages import ENVELOPE_BYTES_MAX, RolloutCommit
 from protocol.rng import Rng
-from protocol.types import Topic, ValidationResult
-from roles.flow import ChangeSignal
+from protocol.types import Role, Topic, ValidationResult
+from roles.flow import ChangeSignal, Conditions
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from tests.worlds.memory_transport import Hub, LoopClock, run_virtual
@@ -50,32 +53,39 @@ class Node:
         self.transport = hub.transport(self.peer)
         self.replica = WORLD.replica()
         self.store, self.blobs, self.changes = Store(), MemoryBlobs(), ChangeSignal()
-        connections = Connections(self.transport, LoopClock(), Rng(b"1"), [])
-        connections.replica = self.replica
-        streams = DiallingTransport(self.transport, connections)
-        self.gossip = Gossip(self.transport, signer, LoopClock(), Rng(signer.public_key))
-        self.connections = connections
         self.accepted, self.heard = [], []
-        self.exchange = BlobExchange(streams, self.blobs, LoopClock())
-        self.network = SwarmNetwork(
-            signer,
-            self.replica,
-            message_log=MessageLog(self.store),
-            gossip=self.gossip,
-            streams=streams,
-            bodies=RolloutBodies(self.replica, self.blobs, self.exchange),
-            anti_entropy=AntiEntropy(streams, self.replica, Fixed(), lambda *_: None),
-            clock=Fixed(),
-            heard=self.heard.append,
-            accepted=lambda envelope, _: self.accepted.append(envelope),
-            changes=self.changes,
+        self.peers = PeerTable(
+            self.transport, LoopClock(), Rng(b"1"), [], roster=self.replica.roster
         )
+        ports = Ports(Fixed(), Rng(b"2"), self.transport, None, self.blobs, self.store, None)
+        context = NodeContext(signer, self.replica, ports, self.peers, self.changes, Conditions())
+        self.gossip = Gossip(self.peers, signer, LoopClock(), Rng(signer.public_key))
+        self.exchange = BlobExchange(self.peers, self.blobs, LoopClock())
+        incarnation = Incarnation(context)
+        self.inbox = Inbox(
+            context, MessageLog(self.store), incarnation, (Role.VALIDATOR,), ChangeSignal()
+        )
+        self.inbox.listen(self.note)
+        anti_entropy = AntiEntropy(context, self.inbox)
+        self.network = SwarmNetwork(
+            context,
+            self.inbox,
+            self.gossip,
+            RolloutBodies(self.replica, self.blobs, self.exchange),
+            anti_entropy,
+            incarnation,
+        )
+
+    def note(self, received, source):
+        self.heard.append(source)
+        if received.result is ValidationResult.ACCEPT and source is not Source.OWN:
+            self.accepted.append(received.signed.envelope)
 
     async def start(self):
         await self.exchange.start()
         await self.network.start()
         await self.gossip.start()
-        self.running = asyncio.create_task(self.connections.run())
+        self.running = asyncio.create_task(self.peers.run())
 
     async def stop(self):
         self.running.cancel()
@@ -106,7 +116,7 @@ def test_what_we_publish_is_stored_applied_and_heard():
         assert ours.changes.count > seen
         await asyncio.sleep(2)
         assert theirs.accepted == [signed.envelope]
-        assert [received.result for received in theirs.heard] == [ValidationResult.ACCEPT]
+        assert theirs.heard == [Source.GOSSIP]
         await ours.network.announce(Topic.COMMITS, signed.envelope)
         await asyncio.sleep(2)
         assert len(theirs.accepted) == 1

@@ -44,6 +44,7 @@ def status(plan: NodePlan, **changes) -> NodeStatus:
         epoch=12,
         addresses=(f"/ip4/127.0.0.1/tcp/40001/p2p/{plan.peer_id}",),
         peers_connected=7,
+        peers_banned=0,
         policy_version=3,
         policy_version_newest=3,
         policy_lag_max=1,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from node.blobs.exchange import BlobExchange
 from node.context import Ports
-from node.membership.peers import Connections, DiallingTransport
+from node.membership.peers import PeerTable
 from node.weights.download import publish_file
 from node.weights.library import PolicyLibrary
 from protocol.crypto import digest
@@ -39,10 +39,8 @@ class Node:
         self.fate = Fate(never)
         self.store, self.blobs = FateStore(self.fate), FateBlobs(self.fate)
         self.replica = Replica(swarm.world.manifest, lambda *_: True)
-        self.connections = Connections(self.transport, LoopClock(), Rng(b"1"), [])
-        self.connections.replica = self.replica
-        streams = DiallingTransport(self.transport, self.connections)
-        self.exchange = BlobExchange(streams, self.blobs, LoopClock())
+        self.peers = PeerTable(self.transport, LoopClock(), Rng(b"1"), [], self.replica.roster)
+        self.exchange = BlobExchange(self.peers, self.blobs, LoopClock())
         self.ports = Ports(
             clock=LoopClock(),
             rng=Rng(b"2"),
@@ -57,13 +55,14 @@ class Node:
 
     async def start(self):
         await self.exchange.start()
-        self.looking = asyncio.create_task(self.connections.run())
+        self.looking = asyncio.create_task(self.peers.run())
         await self.restart()
 
     async def restart_alone(self):
         """Restart with the versions that it knew, and without a roster, as after a crash."""
         before = self.replica
-        self.replica = self.connections.replica = Replica(before.manifest, lambda *_: True)
+        self.replica = Replica(before.manifest, lambda *_: True)
+        self.peers._roster = self.replica.roster
         for entry in before.ledger.checkpoints:
             self.replica.receive(entry.manifest.envelope, LoopClock().now())
         await self.restart()

@@ -1,0 +1,60 @@
+"""Which peers are kept away, because what they sent can only come from who breaks the protocol."""
+
+from collections import deque
+
+from protocol.faults import Blame, Fault
+from protocol.types import PeerId
+
+FAULTS_MAX = 3
+"""Within the window; a guess. No honest peer causes even one, but a machine with bad memory might,
+and checking what a stranger sends costs us about 100 us each time."""
+
+WINDOW_SECONDS = 600.0
+BAN_SECONDS = 600.0
+"""Guesses. Long enough that a peer which sends nothing else costs next to nothing; short enough
+that a node whose software was mended is heard again soon."""
+
+PEERS_MAX = 4096
+"""Remembered with faults, and kept away; the oldest is forgotten first. Keys are free: whoever
+makes a new one for each three faults is held up by the connections that it needs."""
+
+
+class Bans:
+    """Counts the faults of each peer; ``now`` is a monotonic time in seconds.
+
+    Only faults that blame their sender count: what an honest node would not have passed on.
+    """
+
+    def __init__(self) -> None:
+        self._faults: dict[PeerId, deque[float]] = {}
+        self._until: dict[PeerId, float] = {}
+
+    def blame(self, peer: PeerId, fault: Fault, now: float) -> bool:
+        """Count a fault; True when it is the one for which the peer is kept away from now on."""
+        if fault.code.blame is not Blame.SENDER or self.holds(peer, now):
+            return False
+        times = self._faults.setdefault(peer, deque(maxlen=FAULTS_MAX))
+        times.append(now)
+        _bound(self._faults)
+        if len(times) < FAULTS_MAX or times[0] < now - WINDOW_SECONDS:
+            return False
+        del self._faults[peer]
+        self._until[peer] = now + BAN_SECONDS
+        _bound(self._until)
+        return True
+
+    def holds(self, peer: PeerId, now: float) -> bool:
+        """Tell whether a peer is kept away."""
+        until = self._until.get(peer)
+        if until is not None and until <= now:
+            del self._until[peer]
+        return peer in self._until
+
+    def count(self, now: float) -> int:
+        """Return how many peers are kept away."""
+        return sum(until > now for until in self._until.values())
+
+
+def _bound(table: dict[PeerId, deque[float]] | dict[PeerId, float]) -> None:
+    if len(table) > PEERS_MAX:
+        del table[next(iter(table))]
