@@ -1,0 +1,425 @@
+"""Captured bytes are what ``docs/protocol.md`` says: read by ``by_hand``, which imports none of ours.
+
+``messages.json`` was captured from the code by ``python -m tests.vectors.capture``.
+"""
+
+import hashlib
+import json
+import re
+import struct
+from pathlib import Path
+
+import pytest
+
+from tests.vectors.by_hand import (
+    PEER_ID_PREFIX,
+    Reader,
+    Refused,
+    canonical,
+    digest,
+    domain,
+    key_of,
+    opened,
+    protobuf,
+    rpcs,
+    verify,
+)
+from tests.vectors.document import PAGE, TABLES, fields_of, plain
+
+VECTORS = json.loads(Path(__file__).with_name("messages.json").read_text())
+MESSAGES = VECTORS["messages"]
+RUN_ID = bytes.fromhex(VECTORS["run_id"])
+
+PARTS = {"hardware": "hardware", "margins": "margin"}
+"""Fields whose maps have a table of their own."""
+
+every_kind = pytest.mark.parametrize("kind", MESSAGES)
+
+
+def envelope(kind: str) -> bytes:
+    return bytes.fromhex(MESSAGES[kind]["envelope"])
+
+
+def read(kind: str) -> dict:
+    """Return the fields of the captured message of a kind."""
+    return opened(envelope(kind), RUN_ID)[3]
+
+
+def message_id(kind: str) -> bytes:
+    return opened(envelope(kind), RUN_ID)[2]
+
+
+def in_hex(value):
+    if isinstance(value, dict):
+        return {key: in_hex(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [in_hex(item) for item in value]
+    return value.hex() if isinstance(value, bytes) else value
+
+
+# Tables
+
+
+def require_row(value, kind: str, bounds: str) -> None:
+    """Check a value against the cells of its row."""
+    item_kind = kind.removeprefix("array of ")
+    if item_kind != kind:
+        own, _, each = plain(bounds).partition("each ")
+        assert isinstance(value, list)
+        require_size(len(value), own)
+        for item in value:
+            require_row(item, item_kind, each)
+        return
+    python = {"int": int, "float": float, "bool": bool, "text": str, "bytes": bytes, "map": dict}
+    assert type(value) is python[item_kind]
+    if item_kind in ("int", "float"):
+        require_interval(value, plain(bounds))
+    elif item_kind in ("text", "bytes"):
+        require_size(len(value), bounds)
+        pattern = re.search(r"\^.*\$", bounds)
+        assert pattern is None or re.fullmatch(pattern[0], value)
+        if item_kind == "text" and " or " in bounds:
+            assert value in bounds.split(" or ")
+
+
+def require_interval(value: float, bounds: str) -> None:
+    opening, least, most = re.fullmatch(r"([\[(])(-?\d+), (\d+)\]", bounds).groups()
+    assert int(least) <= value <= int(most)
+    assert opening == "[" or value != int(least)
+
+
+def require_size(size: int, bounds: str) -> None:
+    """Check a size against ``32 bytes``, ``0 or 32 bytes``, ``1 to 64 items``, ``at most 8 items``."""
+    found = re.match(r"(?:at most (\d+)|(\d+) (to|or) (\d+)|(\d+)) (?:items|bytes|characters)", bounds)
+    if found is None:
+        return
+    most, start, word, end, exactly = found.groups()
+    if most:
+        assert size <= int(most)
+    elif exactly:
+        assert size == int(exactly)
+    elif word == "to":
+        assert int(start) <= size <= int(end)
+    else:
+        assert size in (int(start), int(end))
+
+
+def require_table(values: dict, heading: str) -> None:
+    """Check that a map has the fields of a table, in order, and each its type and bounds."""
+    rows = fields_of(heading)
+    assert list(values) == sorted(rows)
+    for name, value in values.items():
+        require_row(value, rows[name]["type"], rows[name]["bounds"])
+        for part in value if isinstance(value, list) else [value]:
+            if name in PARTS:
+                require_table(part, PARTS[name])
+
+
+# Messages
+
+
+def test_every_kind_of_the_page_is_captured():
+    section = PAGE.read_text().partition("\n## 5. ")[2].partition("\n## 6. ")[0]
+    kinds = set(re.findall(r"^#### `(.+)`$", section, re.MULTILINE))
+    assert set(MESSAGES) == kinds - set(PARTS.values())
+
+
+@every_kind
+def test_an_envelope_opens_and_says_what_the_code_meant(kind):
+    said, signer, name, fields = opened(envelope(kind), RUN_ID)
+    assert said == kind
+    assert len(key_of(signer)) == 32
+    assert name.hex() == MESSAGES[kind]["id"]
+    assert in_hex(fields) == MESSAGES[kind]["fields"]
+
+
+@every_kind
+def test_a_payload_has_the_fields_of_its_table(kind):
+    require_table(read(kind), kind)
+
+
+@every_kind
+def test_an_envelope_of_another_run_or_with_another_byte_is_refused(kind):
+    data = envelope(kind)
+    with pytest.raises(Refused):
+        opened(data, bytes(32))
+    for place in (data.index(b"signature") + 20, len(data) - 1):
+        with pytest.raises((Refused, ValueError)):
+            opened(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :], RUN_ID)
+
+
+def test_messages_name_each_other_and_their_files():
+    commit, body, index = read("rollout-commit"), bytes.fromhex(VECTORS["body"]), VECTORS["index"]
+    assert (commit["body"], commit["body_bytes"]) == (digest(body), len(body))
+    checkpoint = read("checkpoint-manifest")
+    assert checkpoint["batch"] == [message_id("rollout-commit")]
+    assert checkpoint["parent"] == commit["checkpoint"]
+    assert checkpoint["index"] == digest(bytes.fromhex(index))
+
+
+def test_a_certificate_holds_verdicts_of_the_committee_that_one_draws_by_hand():
+    certificate, commit_id = read("certificate"), message_id("rollout-commit")
+    manifest, *_ = signed_manifest()
+    rules, validators = manifest["committee"], manifest["genesis"]["validators"]
+    epoch = read("rollout-commit")["epoch"] + 1
+    beacon = digest(b"prime-node/beacon", RUN_ID, epoch.to_bytes(8, "big"))
+    ranking = sorted(validators, key=lambda peer: digest(beacon, commit_id, peer.encode()))
+    signers = []
+    for data in certificate["verdicts"]:
+        kind, signer, _, verdict = opened(data, RUN_ID, 1024)
+        assert (kind, verdict["commit"], verdict["accept"]) == ("verdict", commit_id, True)
+        signers.append(signer)
+    assert signers == ranking[: rules["size"]]
+
+
+# The manifest
+
+
+def signed_manifest() -> tuple[dict, bytes, bytes]:
+    """Return the captured manifest, its bytes, and its signature."""
+    outer = canonical(bytes.fromhex(VECTORS["manifest"]))
+    assert list(outer) == ["manifest", "signature"]
+    return canonical(outer["manifest"]), outer["manifest"], outer["signature"]
+
+
+def test_a_manifest_names_its_run_and_is_signed_by_its_creator():
+    manifest, data, signature = signed_manifest()
+    assert digest(data) == RUN_ID
+    verify(manifest["genesis"]["creator"], domain("run-manifest", RUN_ID) + data, signature)
+
+
+def test_a_manifest_has_the_sections_of_the_page():
+    manifest, *_ = signed_manifest()
+    require_table(manifest, "manifest")
+    for name, section in manifest.items():
+        if isinstance(section, dict):
+            require_table(section, name)
+
+
+# Files
+
+
+def test_a_body_is_laid_out_as_the_page_says():
+    manifest, *_ = signed_manifest()
+    sampling, toploc = manifest["sampling"], manifest["toploc"]
+    body = bytes.fromhex(VECTORS["body"])
+    sequences = canonical(body)
+    commit = read("rollout-commit")
+    assert len(sequences) == commit["sequences"]
+    assert len(sequences) == sampling["group_size"] * sampling["prompts_per_rollout"]
+    tokens_in_all = 0
+    for sequence in sequences:
+        assert list(sequence) == ["logprobs", "proofs", "reward", "tokens"]
+        count = len(sequence["tokens"]) // 4
+        tokens = struct.unpack(f"<{count}i", sequence["tokens"])
+        logprobs = struct.unpack(f"<{count}f", sequence["logprobs"])
+        assert tokens[-1] == manifest["model"]["config"]["eos_token_id"]
+        assert all(value <= 0 for value in logprobs)
+        assert sequence["reward"] in (0, 1_000_000)
+        words = 1 + 2 * toploc["top_k"]
+        for proof in sequence["proofs"]:
+            assert len(proof) == 2 * words
+        tokens_in_all += count
+    assert tokens_in_all == commit["tokens"]
+    chunks = -(-sampling["tokens_max"] // toploc["chunk_tokens"])
+    largest = 8 * sampling["tokens_max"] + chunks * (7 + 2 * 2 * toploc["top_k"]) + 128
+    assert len(body) <= len(sequences) * largest + 64
+
+
+def test_an_index_names_shards_and_chunks():
+    index, file = canonical(bytes.fromhex(VECTORS["index"])), bytes(range(256)) * 1200
+    rows = {row["key"]: row for row in TABLES["The shard index"][0]}
+    assert list(index) == list(rows)
+    size, cut = index["shard_bytes"], index["chunk_bytes"]
+    assert index["total_bytes"] == len(file)
+    shards = [file[at : at + size] for at in range(0, len(file), size)]
+    assert index["shards"] == [
+        [
+            digest(shard),
+            b"".join(digest(shard[at : at + cut]) for at in range(0, len(shard), cut)),
+        ]
+        for shard in shards
+    ]
+
+
+# Streams
+
+
+def said(word: str) -> list[tuple[str, Reader]]:
+    """Return who wrote what in the exchange of a stream protocol, in turns."""
+    exchange = VECTORS["streams"][word]
+    row = next(row for row in TABLES["13. Streams"][0] if row["protocol"] == word)
+    assert exchange["name"] == row["name"].replace("{run}", RUN_ID.hex()[:16])
+    assert exchange["spoken"][0][0] == row["speaks first"]
+    return [(side, Reader(bytes.fromhex(data))) for side, data in exchange["spoken"]]
+
+
+def test_every_stream_protocol_is_captured():
+    words = {row["protocol"] for row in TABLES["13. Streams"][0]}
+    assert set(VECTORS["streams"]) == words - {"gossip"}
+
+
+def test_the_manifest_stream():
+    ((side, reader),) = said("manifest")
+    assert side == "acceptor"
+    assert reader.frame(4) == bytes.fromhex(VECTORS["manifest"])
+    assert reader.ended
+
+
+def test_the_message_stream():
+    (_, asked), (side, answered) = said("message")
+    assert asked.frame(4) == envelope("verdict")
+    assert (side, answered.data) == ("acceptor", b"\x06")
+    assert asked.ended
+
+
+def test_the_sync_stream():
+    (_, ask), (_, page), (_, choice), (_, sent) = said("sync")
+    request = canonical(ask.frame(4))
+    assert request == {"skip": 0, "version": 0}
+    ids = canonical(page.frame(4))
+    assert list(ids) == ["ids"]
+    wanted = canonical(choice.frame(4))["ids"]
+    assert wanted == ids["ids"]
+    kinds = []
+    for name in wanted:
+        kind, _, found, _ = opened(sent.frame(4), RUN_ID)
+        assert found == name
+        kinds.append(kind)
+    order = ["node-record", "checkpoint-manifest", "rollout-commit", "certificate"]
+    assert list(dict.fromkeys(kinds)) == order
+    assert all(reader.ended for reader in (ask, page, choice, sent))
+
+
+def test_the_blobs_stream():
+    (_, asked), (_, answered) = said("blobs")
+    request, header = canonical(asked.frame(2)), canonical(answered.frame(2))
+    request_rows, header_rows = TABLES["blobs"]
+    assert list(request) == [row["key"] for row in request_rows]
+    assert list(header) == [row["key"] for row in header_rows]
+    body = bytes.fromhex(VECTORS["body"])
+    assert request["digest"] == digest(body)
+    assert header == {"status": "ok", "total_bytes": len(body)}
+    assert answered.data[answered.at :] == body[request["offset"] :][: request["length"]]
+
+
+# Gossip
+
+
+def test_gossip():
+    """Both say hello; a GRAFT, a lost message, its IHAVE and IWANT, the message, and a PRUNE."""
+    topic = VECTORS["gossip"]["topic"]
+    names = [row["name on the wire"] for row in TABLES["12. Gossip"][0]]
+    assert topic in [name.replace("<run id in hexadecimal>", RUN_ID.hex()) for name in names]
+    heard = [
+        (side, protobuf(rpc))
+        for side, data in VECTORS["gossip"]["spoken"]
+        for rpc in rpcs(bytes.fromhex(data))
+    ]
+    one, other = "opener", "acceptor"
+    assert [side for side, _ in heard] == [one, other, one, one, one, other, one, other]
+    hello, hello_back, graft, lost, ihave, iwant, served, leave = (fields for _, fields in heard)
+    for fields in (hello, hello_back):
+        assert protobuf(fields[1][0]) == {1: [1], 2: [topic.encode()]}
+    assert control(graft, 3) == {1: [topic.encode()]}
+    assert lost == served
+    message = read_message(served[2][0], topic)
+    name = message[1][0] + message[3][0]
+    assert control(ihave, 1) == {1: [topic.encode()], 2: [name]}
+    assert control(iwant, 2) == {1: [name]}
+    assert protobuf(leave[1][0]) == {1: [0], 2: [topic.encode()]}
+    assert control(leave, 4) == {1: [topic.encode()], 3: [10]}
+
+
+def control(fields: dict, number: int) -> dict:
+    """Return the one entry of a control message."""
+    ((found, entries),) = protobuf(fields[3][0]).items()
+    assert found == number
+    return protobuf(entries[0])
+
+
+def read_message(data: bytes, topic: str) -> dict:
+    """Return the fields of a gossiped message after checking that it is one."""
+    message = protobuf(data)
+    assert list(message) == [1, 2, 3, 4, 5]
+    assert message[4] == [topic.encode()]
+    assert len(message[3][0]) == 8
+    source, signature = message[1][0], message[5][0]
+    unsigned = data[: -len(signature) - 2]
+    assert source.startswith(PEER_ID_PREFIX)
+    assert len(source) == 38
+    verify(base58_of(source), b"libp2p-pubsub:" + unsigned, signature)
+    assert message[2] == [envelope("rollout-commit")]
+    return message
+
+
+def base58_of(raw: bytes) -> str:
+    alphabet = "123456789ABCDEFGHJKLMNPQRSTUVWXYZabcdefghijkmnopqrstuvwxyz"
+    number, text = int.from_bytes(raw, "big"), ""
+    while number:
+        number, digit = divmod(number, 58)
+        text = alphabet[digit] + text
+    return "1" * (len(raw) - len(raw.lstrip(b"\0"))) + text
+
+
+# Directory
+
+
+def test_a_directory_record_is_signed_by_its_owner():
+    found = VECTORS["directory"]
+    assert found["key"] == f"{RUN_ID.hex()}/members/0"
+    subkey, value = bytes.fromhex(found["subkey"]), bytes.fromhex(found["value"])
+    value, signature = value[:-64], value[-64:]
+    owner = canonical(subkey)
+    key = found["key"].encode()
+    key_id = hashlib.sha1(b"\xd9" + bytes([len(key)]) + key).digest()
+    expiry = struct.pack(">d", found["expires_at"])
+    payload = b"".join(
+        (b"\x94", b"\xc4\x14", key_id, b"\xc4", bytes([len(subkey)]), subkey)
+        + (b"\xc5", len(value).to_bytes(2, "big"), value, b"\xcb", expiry)
+    )
+    verify(owner, domain("directory-record", RUN_ID) + payload, signature)
+    kind, signer, _, _ = opened(canonical(value), RUN_ID)
+    assert (kind, signer) == ("node-record", owner)
+
+
+# Canonical encoding
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [
+        "cc7f",  # 127 in two bytes
+        "cd00ff",
+        "d0e0",  # -32 in two bytes
+        "d10001",  # a positive number as a signed one
+        "ca3f800000",  # binary32
+        "cb7ff8000000000000",  # NaN
+        "cb7ff0000000000000",  # infinity
+        "d90161",  # one character with a length byte
+        "a1ff",  # not UTF-8
+        "c50001aa",
+        "dc0000",
+        "de0000",
+        "82a16201a16102",  # b before a
+        "82a16101a16101",  # a twice
+        "8101c0",  # a key that is a number
+        "81c40161c0",  # a key that is bytes
+        "c1",
+        "d40000",  # an extension
+        "d6ff00000000",  # a time
+        "01" + "02",  # two values
+        "91",
+        "",
+        "91" * 16 + "c0",  # 16 levels
+        "91" * 16 + "90",
+    ],
+)
+def test_another_spelling_is_refused(spelling):
+    with pytest.raises(Refused):
+        canonical(bytes.fromhex(spelling))
+
+
+def test_as_deep_as_the_page_allows_is_read():
+    assert canonical(bytes.fromhex("91" * 15 + "c0"))
+    assert canonical(bytes.fromhex("91" * 15 + "90"))
