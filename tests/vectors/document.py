@@ -47,3 +47,64 @@ def plain(text: str) -> str:
 def number(text: str) -> int:
     """Return a number as the page writes it: ``-2^53``, ``1000``."""
     return int(plain(text))
+
+
+SIZE = re.compile(r"(?:at most (\d+)|(\d+) (to|or) (\d+)|(\d+)) (?:items|bytes|characters)")
+
+PARTS = {"hardware": "hardware", "margins": "margin"}
+"""Fields whose maps have a table of their own."""
+
+
+def require_row(value, kind: str, bounds: str) -> None:
+    """Check a value against the cells of its row."""
+    item_kind = kind.removeprefix("array of ")
+    if item_kind != kind:
+        own, _, each = plain(bounds).partition("each ")
+        assert isinstance(value, list)
+        require_size(len(value), own)
+        for item in value:
+            require_row(item, item_kind, each)
+        return
+    python = {"int": int, "float": float, "bool": bool, "text": str, "bytes": bytes, "map": dict}
+    assert type(value) is python[item_kind]
+    if item_kind in ("int", "float"):
+        require_interval(value, plain(bounds))
+    elif item_kind in ("text", "bytes"):
+        require_size(len(value), bounds)
+        pattern = re.search(r"\^.*\$", bounds)
+        assert pattern is None or re.fullmatch(pattern[0], value)
+        if item_kind == "text" and " or " in bounds:
+            assert value in bounds.split(" or ")
+
+
+def require_interval(value: float, bounds: str) -> None:
+    opening, least, most = re.fullmatch(r"([\[(])(-?\d+), (\d+)\]", bounds).groups()
+    assert int(least) <= value <= int(most)
+    assert opening == "[" or value != int(least)
+
+
+def require_size(size: int, bounds: str) -> None:
+    """Check a size against a text like ``0 or 32 bytes`` or ``at most 8 items``."""
+    found = SIZE.match(bounds)
+    if found is None:
+        return
+    most, start, word, end, exactly = found.groups()
+    if most:
+        assert size <= int(most)
+    elif exactly:
+        assert size == int(exactly)
+    elif word == "to":
+        assert int(start) <= size <= int(end)
+    else:
+        assert size in (int(start), int(end))
+
+
+def require_table(values: dict, heading: str) -> None:
+    """Check that a map has the fields of a table, in order, and each its type and bounds."""
+    rows = fields_of(heading)
+    assert list(values) == sorted(rows)
+    for name, value in values.items():
+        require_row(value, rows[name]["type"], rows[name]["bounds"])
+        for part in value if isinstance(value, list) else [value]:
+            if name in PARTS:
+                require_table(part, PARTS[name])

@@ -1,4 +1,4 @@
-"""Captured bytes are what ``docs/protocol.md`` says: read by ``by_hand``, which imports none of ours.
+"""Captured bytes are what ``docs/protocol.md`` says; what reads them imports nothing of ours.
 
 ``messages.json`` was captured from the code by ``python -m tests.vectors.capture``.
 """
@@ -24,14 +24,11 @@ from tests.vectors.by_hand import (
     rpcs,
     verify,
 )
-from tests.vectors.document import PAGE, TABLES, fields_of, plain
+from tests.vectors.document import PAGE, PARTS, TABLES, require_table
 
 VECTORS = json.loads(Path(__file__).with_name("messages.json").read_text())
 MESSAGES = VECTORS["messages"]
 RUN_ID = bytes.fromhex(VECTORS["run_id"])
-
-PARTS = {"hardware": "hardware", "margins": "margin"}
-"""Fields whose maps have a table of their own."""
 
 every_kind = pytest.mark.parametrize("kind", MESSAGES)
 
@@ -55,64 +52,6 @@ def in_hex(value):
     if isinstance(value, list):
         return [in_hex(item) for item in value]
     return value.hex() if isinstance(value, bytes) else value
-
-
-# Tables
-
-
-def require_row(value, kind: str, bounds: str) -> None:
-    """Check a value against the cells of its row."""
-    item_kind = kind.removeprefix("array of ")
-    if item_kind != kind:
-        own, _, each = plain(bounds).partition("each ")
-        assert isinstance(value, list)
-        require_size(len(value), own)
-        for item in value:
-            require_row(item, item_kind, each)
-        return
-    python = {"int": int, "float": float, "bool": bool, "text": str, "bytes": bytes, "map": dict}
-    assert type(value) is python[item_kind]
-    if item_kind in ("int", "float"):
-        require_interval(value, plain(bounds))
-    elif item_kind in ("text", "bytes"):
-        require_size(len(value), bounds)
-        pattern = re.search(r"\^.*\$", bounds)
-        assert pattern is None or re.fullmatch(pattern[0], value)
-        if item_kind == "text" and " or " in bounds:
-            assert value in bounds.split(" or ")
-
-
-def require_interval(value: float, bounds: str) -> None:
-    opening, least, most = re.fullmatch(r"([\[(])(-?\d+), (\d+)\]", bounds).groups()
-    assert int(least) <= value <= int(most)
-    assert opening == "[" or value != int(least)
-
-
-def require_size(size: int, bounds: str) -> None:
-    """Check a size against ``32 bytes``, ``0 or 32 bytes``, ``1 to 64 items``, ``at most 8 items``."""
-    found = re.match(r"(?:at most (\d+)|(\d+) (to|or) (\d+)|(\d+)) (?:items|bytes|characters)", bounds)
-    if found is None:
-        return
-    most, start, word, end, exactly = found.groups()
-    if most:
-        assert size <= int(most)
-    elif exactly:
-        assert size == int(exactly)
-    elif word == "to":
-        assert int(start) <= size <= int(end)
-    else:
-        assert size in (int(start), int(end))
-
-
-def require_table(values: dict, heading: str) -> None:
-    """Check that a map has the fields of a table, in order, and each its type and bounds."""
-    rows = fields_of(heading)
-    assert list(values) == sorted(rows)
-    for name, value in values.items():
-        require_row(value, rows[name]["type"], rows[name]["bounds"])
-        for part in value if isinstance(value, list) else [value]:
-            if name in PARTS:
-                require_table(part, PARTS[name])
 
 
 # Messages
@@ -170,6 +109,17 @@ def test_a_certificate_holds_verdicts_of_the_committee_that_one_draws_by_hand():
         assert (kind, verdict["commit"], verdict["accept"]) == ("verdict", commit_id, True)
         signers.append(signer)
     assert signers == ranking[: rules["size"]]
+
+
+def test_evidence_holds_a_commit_and_two_verdicts_that_contradict_each_other():
+    fields = read("evidence")
+    kind, _, commit_id, _ = opened(fields["commit"], RUN_ID)
+    assert kind == "rollout-commit"
+    found = [opened(fields[name], RUN_ID, 1024) for name in ("accepting", "rejecting")]
+    assert {kind for kind, *_ in found} == {"verdict"}
+    assert len({signer for _, signer, *_ in found}) == 1
+    assert [verdict["commit"] for *_, verdict in found] == [commit_id, commit_id]
+    assert [verdict["accept"] for *_, verdict in found] == [True, False]
 
 
 # The manifest
@@ -286,7 +236,7 @@ def test_the_sync_stream():
         kind, _, found, _ = opened(sent.frame(4), RUN_ID)
         assert found == name
         kinds.append(kind)
-    order = ["node-record", "checkpoint-manifest", "rollout-commit", "certificate"]
+    order = ["node-record", "evidence", "checkpoint-manifest", "rollout-commit", "certificate"]
     assert list(dict.fromkeys(kinds)) == order
     assert all(reader.ended for reader in (ask, page, choice, sent))
 
@@ -367,17 +317,15 @@ def base58_of(raw: bytes) -> str:
 
 def test_a_directory_record_is_signed_by_its_owner():
     found = VECTORS["directory"]
-    assert found["key"] == f"{RUN_ID.hex()}/members/0"
+    assert found["key"] == f"{RUN_ID.hex()}/members"
     subkey, value = bytes.fromhex(found["subkey"]), bytes.fromhex(found["value"])
     value, signature = value[:-64], value[-64:]
     owner = canonical(subkey)
     key = found["key"].encode()
     key_id = hashlib.sha1(b"\xd9" + bytes([len(key)]) + key).digest()
     expiry = struct.pack(">d", found["expires_at"])
-    payload = b"".join(
-        (b"\x94", b"\xc4\x14", key_id, b"\xc4", bytes([len(subkey)]), subkey)
-        + (b"\xc5", len(value).to_bytes(2, "big"), value, b"\xcb", expiry)
-    )
+    payload = b"\x94\xc4\x14" + key_id + b"\xc4" + bytes([len(subkey)]) + subkey
+    payload += b"\xc5" + len(value).to_bytes(2, "big") + value + b"\xcb" + expiry
     verify(owner, domain("directory-record", RUN_ID) + payload, signature)
     kind, signer, _, _ = opened(canonical(value), RUN_ID)
     assert (kind, signer) == ("node-record", owner)

@@ -135,7 +135,7 @@ def test_every_stream_protocol_is_documented_with_its_limits():
             str(protocol.streams_per_peer),
             str(protocol.streams_total),
             f"{protocol.stall_seconds:g}",
-            "–" if seconds is None else f"{seconds:g}",
+            "none" if seconds is None else f"{seconds:g}",
         ]
         assert f"### `{protocol.word}`" in PAGE.read_text() or protocol.word == "gossip"
 

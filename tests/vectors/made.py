@@ -1,0 +1,180 @@
+"""One message of each kind and the files that they name, made by the code with fixed keys."""
+
+from typing import Any
+
+from protocol.codec import encode
+from protocol.crypto import Identity, digest, verify
+from protocol.manifest import RunManifest, decode_manifest, sign_manifest
+from protocol.messages import (
+    Certificate,
+    CheckpointManifest,
+    Evidence,
+    Hardware,
+    Margin,
+    Message,
+    NodeRecord,
+    RolloutCommit,
+    Signed,
+    Verdict,
+    seal,
+)
+from protocol.replica import Replica
+from protocol.rollout import RolloutSequence, encode_body
+from protocol.shardcast import index as shard_index
+from protocol.shardcast.index import Shard, ShardIndex, chunk_digests
+from protocol.types import ValidationResult
+from tests.vectors import core_reference
+
+CREATOR, *VALIDATORS = (Identity(seed) for seed in core_reference.SEEDS)
+TRAINER = WORKER = CREATOR
+
+MANIFEST = decode_manifest(encode(core_reference.manifest()))
+assert isinstance(MANIFEST, RunManifest)
+SIGNED_MANIFEST = sign_manifest(MANIFEST, CREATOR)
+
+FILE = bytes(range(256)) * 1200
+"""A weights file of two shards."""
+
+BODY = encode_body(
+    [
+        RolloutSequence((2 + n, 3, 1), (-0.5, -0.25 * n, 0.0), 1_000_000 * (n % 2), (bytes(258),))
+        for n in range(4)
+    ]
+)
+
+
+def now(epoch: int) -> float:
+    """Return a time within an epoch."""
+    return MANIFEST.epoch_start(epoch) + 1
+
+
+def sealed(message: Message, signer: Identity) -> Signed[Any]:
+    return seal(message, MANIFEST.run_id, signer)
+
+
+# One message of each kind
+
+
+def record(signer: Identity, role: str) -> Signed[NodeRecord]:
+    message = NodeRecord(
+        sequence=round(now(0) * 1000),
+        joined_at=round(MANIFEST.epoch_start(0) * 1000),
+        roles=(role, "relay"),
+        addresses=(f"/ip4/192.0.2.1/tcp/4001/p2p/{signer.peer_id}",),
+        hardware=Hardware(gpu="none", cores=2, memory_bytes=2**34),
+        upload_bytes_per_second=1_250_000,
+        reachable=True,
+        software="prime-node 0.1.0",
+        protocol_version=1,
+        policy_version=0,
+    )
+    return sealed(message, signer)
+
+
+def index() -> ShardIndex:
+    rules = MANIFEST.shardcast
+    shards = []
+    for start in range(0, len(FILE), rules.shard_bytes):
+        data = FILE[start : start + rules.shard_bytes]
+        shards.append(Shard(digest(data), len(data), chunk_digests([data], rules.chunk_bytes)))
+    return ShardIndex(len(FILE), rules.shard_bytes, rules.chunk_bytes, tuple(shards))
+
+
+INDEX = shard_index.encode(index())
+
+GENESIS = sealed(
+    CheckpointManifest(
+        version=0,
+        term=0,
+        parent=b"",
+        policy=MANIFEST.genesis_policy,
+        index=digest(INDEX),
+        index_bytes=len(INDEX),
+        total_bytes=len(FILE),
+        created_at=round(now(0) * 1000),
+    ),
+    TRAINER,
+)
+
+COMMIT = sealed(
+    RolloutCommit(
+        epoch=0,
+        version=0,
+        checkpoint=GENESIS.digest,
+        slot=0,
+        previous=b"",
+        body=digest(BODY),
+        body_bytes=len(BODY),
+        sequences=4,
+        tokens=12,
+    ),
+    WORKER,
+)
+
+
+def replica() -> Replica:
+    """Return what a node has concluded once the commit is checked."""
+    state = Replica(MANIFEST, verify)
+    for signed in (*(record(one, "validator") for one in VALIDATORS), GENESIS, COMMIT):
+        assert state.receive(signed.envelope, now(0)).result is ValidationResult.ACCEPT
+    return state
+
+
+def verdicts() -> list[Signed[Verdict]]:
+    """Return the verdicts of the first committee, by rank."""
+    committee = replica().committee(COMMIT)
+    assert committee is not None
+    signers = {one.peer_id: one for one in VALIDATORS}
+    margin = Margin(name="logprob-error-max", value=3, limit=1000)
+    verdict = Verdict(commit=COMMIT.digest, accept=True, reason="accepted", margins=(margin,))
+    return [sealed(verdict, signers[peer]) for peer in committee.first]
+
+
+def evidence() -> Signed[Evidence]:
+    """Return the proof that the last validator of the genesis equivocated."""
+    equivocator = VALIDATORS[-1]
+    accepting, rejecting = (
+        Verdict(commit=COMMIT.digest, accept=accept, reason="accepted" if accept else "reward")
+        for accept in (True, False)
+    )
+    message = Evidence(
+        commit=COMMIT.envelope,
+        accepting=sealed(accepting, equivocator).envelope,
+        rejecting=sealed(rejecting, equivocator).envelope,
+    )
+    return sealed(message, VALIDATORS[0])
+
+
+def messages() -> dict[str, Signed[Any]]:
+    """Return the messages by kind, in an order in which a node can take them in."""
+    agreeing = verdicts()
+    certificate = Certificate(
+        commit=COMMIT.digest,
+        escalated=False,
+        accepted=True,
+        verdicts=tuple(verdict.envelope for verdict in agreeing),
+    )
+    first = next(one for one in VALIDATORS if one.peer_id == agreeing[0].signer)
+    every = [
+        record(VALIDATORS[0], "validator"),
+        COMMIT,
+        agreeing[0],
+        sealed(certificate, first),
+        evidence(),
+        sealed(
+            CheckpointManifest(
+                version=1,
+                term=0,
+                parent=GENESIS.digest,
+                policy=digest(b"policy 1"),
+                index=digest(INDEX),
+                index_bytes=len(INDEX),
+                total_bytes=len(FILE),
+                batch=(COMMIT.digest,),
+                reward_mean=500_000,
+                created_at=round(now(2) * 1000),
+            ),
+            TRAINER,
+        ),
+    ]
+    return {signed.message.kind: signed for signed in every}

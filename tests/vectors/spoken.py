@@ -1,0 +1,265 @@
+"""What two nodes say to each other: stream protocols between their real ends, gossip."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any
+
+from hivemind.dht.validation import DHTRecord
+from hivemind.utils.serializer import MSGPackSerializer
+
+from node.blobs.exchange import BlobExchange
+from node.live.records import RecordValidator, key_id
+from node.membership.announcer import directory_key
+from node.replication.anti_entropy import AntiEntropy
+from node.replication.manifest_exchange import ManifestServer, fetch_manifest
+from node.replication.network import SwarmNetwork
+from node.streams.protocols import BLOBS, topic_name
+from protocol.crypto import Identity, verify
+from protocol.gossip.events import (
+    Heartbeat,
+    PeerConnected,
+    Publish,
+    RpcReceived,
+    Send,
+    Subscribe,
+    Unsubscribe,
+    Validate,
+    Validated,
+)
+from protocol.gossip.frames import frame
+from protocol.gossip.params import Params
+from protocol.gossip.router import Router
+from protocol.replica import Received, Replica
+from protocol.rng import Rng
+from protocol.types import Topic, ValidationResult
+from roles.ports.transport import TransportError
+from tests.vectors.made import (
+    BODY,
+    COMMIT,
+    MANIFEST,
+    SIGNED_MANIFEST,
+    VALIDATORS,
+    messages,
+    now,
+    record,
+    replica,
+    verdicts,
+)
+
+OPENER, ACCEPTOR = VALIDATORS[1], VALIDATORS[0]
+
+
+class Exchange:
+    """Streams between two nodes; what each side writes is noted, in order."""
+
+    def __init__(self) -> None:
+        self.handlers: dict[str, Any] = {}
+        self.name = ""
+        self.spoken: list[tuple[str, bytearray]] = []
+        self.tasks: list[asyncio.Task[None]] = []
+
+    def note(self, side: str, data: bytes) -> None:
+        if not self.spoken or self.spoken[-1][0] != side:
+            self.spoken.append((side, bytearray()))
+        self.spoken[-1][1].extend(data)
+
+
+class Streams:
+    """One of the two as its services see its peers."""
+
+    def __init__(self, exchange: Exchange, peer: Identity, other: Identity) -> None:
+        self.exchange, self.peer_id, self.other = exchange, peer.peer_id, other.peer_id
+
+    async def handle(self, protocol, handler) -> None:
+        self.exchange.handlers[protocol] = handler
+
+    def follow(self, follower) -> None:
+        pass
+
+    async def open_stream(self, peer, protocol) -> "End":
+        assert peer == self.other
+        here, there = asyncio.StreamReader(), asyncio.StreamReader()
+        self.exchange.name = protocol
+        theirs = End(self.exchange, "acceptor", self.peer_id, there, here)
+        serving = self.exchange.handlers[protocol](theirs)
+        self.exchange.tasks.append(asyncio.create_task(serving))
+        return End(self.exchange, "opener", peer, here, there)
+
+
+class End:
+    """The ``Stream`` port on two buffers."""
+
+    def __init__(self, exchange, side, peer, incoming, outgoing) -> None:
+        self.exchange, self.side, self.peer = exchange, side, peer
+        self.incoming, self.outgoing = incoming, outgoing
+
+    async def read(self, bytes_max: int) -> bytes:
+        return await self.incoming.read(bytes_max)
+
+    async def read_exactly(self, count: int) -> bytes:
+        try:
+            return await self.incoming.readexactly(count)
+        except asyncio.IncompleteReadError as error:
+            raise TransportError("the stream ended early") from error
+
+    async def write(self, data: bytes) -> None:
+        self.offer(data)
+
+    def offer(self, data: bytes) -> bool:
+        self.exchange.note(self.side, data)
+        self.outgoing.feed_data(data)
+        return True
+
+    async def close(self) -> None:
+        self.outgoing.feed_eof()
+
+
+async def manifest_exchange(opener: Streams, acceptor: Streams) -> None:
+    await ManifestServer(acceptor, SIGNED_MANIFEST).start()
+    assert await fetch_manifest(opener, ACCEPTOR.peer_id, verify) == SIGNED_MANIFEST
+
+
+class Held:
+    """The part of the ``Blobs`` port that serves, and holds the body."""
+
+    async def get(self, digest):
+        return None
+
+    def size(self, digest):
+        return len(BODY) if digest == COMMIT.message.body else None
+
+    def has(self, digest):
+        return digest == COMMIT.message.body
+
+    async def stream(self, digest, offset, length):
+        yield BODY[offset : offset + length]
+
+
+class Fixed:
+    """The ``Clock`` port, standing still."""
+
+    def now(self) -> float:
+        return now(0)
+
+
+async def blobs_exchange(opener: Streams, acceptor: Streams) -> None:
+    """Ask for a part of the body."""
+    protocol = BLOBS.on(MANIFEST.run_id)
+    await BlobExchange(acceptor, Held(), Fixed(), protocol=protocol).start()
+    asking = BlobExchange(opener, Held(), Fixed(), protocol=protocol)
+    pieces = asking.fetch_range(
+        ACCEPTOR.peer_id, COMMIT.message.body, 100, 200, piece_bytes=64, wait=False
+    )
+    assert b"".join([piece async for piece in pieces]) == BODY[100:300]
+
+
+class Door:
+    """Stands for the inbox: what is handed in goes to a replica."""
+
+    def __init__(self, state: Replica) -> None:
+        self.state = state
+
+    def take(self, envelope, source, **_) -> Received:
+        return self.state.receive(envelope, now(2))
+
+
+def context(signer: Identity, streams: Streams, state: Replica) -> Any:
+    ports = SimpleNamespace(clock=Fixed())
+    return SimpleNamespace(signer=signer, peers=streams, replica=state, ports=ports)
+
+
+async def message_exchange(opener: Streams, acceptor: Streams) -> None:
+    """Hand over a verdict."""
+    gossip = SimpleNamespace(subscribe=lambda *_, **__: None)
+    asking, serving = (
+        SwarmNetwork(context(one, streams, state), Door(state), gossip, None, None, None)
+        for one, streams, state in ((OPENER, opener, replica()), (ACCEPTOR, acceptor, replica()))
+    )
+    await serving.start()
+    assert await asking.send(ACCEPTOR.peer_id, verdicts()[0].envelope)
+
+
+async def sync_exchange(opener: Streams, acceptor: Streams) -> None:
+    """Tell a newcomer all that there is."""
+    here, there = Replica(MANIFEST, verify), replica()
+    for kind in ("certificate", "evidence"):
+        assert there.receive(messages()[kind].envelope, now(2)).result is ValidationResult.ACCEPT
+    await AntiEntropy(context(ACCEPTOR, acceptor, there), Door(there)).start()
+    assert await AntiEntropy(context(OPENER, opener, here), Door(here)).pull(ACCEPTOR.peer_id)
+    assert here.ledger.entries[COMMIT.digest].certificate is not None
+
+
+EXCHANGES = {
+    "manifest": manifest_exchange,
+    "message": message_exchange,
+    "sync": sync_exchange,
+    "blobs": blobs_exchange,
+}
+
+
+async def exchanges() -> dict[str, Any]:
+    return {word: await exchanged(talk) for word, talk in EXCHANGES.items()}
+
+
+async def exchanged(talk: Callable[[Streams, Streams], Awaitable[None]]) -> dict[str, Any]:
+    exchange = Exchange()
+    await talk(Streams(exchange, OPENER, ACCEPTOR), Streams(exchange, ACCEPTOR, OPENER))
+    await asyncio.gather(*exchange.tasks)
+    return {
+        "name": exchange.name,
+        "spoken": [[side, data.hex()] for side, data in exchange.spoken],
+    }
+
+
+# What two routers say to each other
+
+
+class Pair:
+    """Two gossip routers; ``spoken`` is what each wrote on the stream that it opened."""
+
+    def __init__(self) -> None:
+        self.routers = {
+            one.peer_id: Router(one, Params(), Rng(one.public_key)) for one in (OPENER, ACCEPTOR)
+        }
+        self.spoken: list[tuple[str, str]] = []
+
+    def apply(self, peer, event, *, lose: bool = False) -> None:
+        """Give an event to a router, and what it sends to the other one unless it is lost."""
+        for effect in self.routers[peer].handle(event, now(0)):
+            if isinstance(effect, Send):
+                side = "opener" if peer == OPENER.peer_id else "acceptor"
+                self.spoken.append((side, frame(effect.rpc).hex()))
+                if not lose:
+                    self.apply(effect.peer, RpcReceived(peer, effect.rpc))
+            elif isinstance(effect, Validate):
+                self.apply(peer, Validated(effect.message_id, ValidationResult.ACCEPT))
+
+
+def gossip() -> dict[str, Any]:
+    """Return a hello, GRAFT, a lost message, IHAVE, IWANT, the message, and PRUNE."""
+    pair, (one, other) = Pair(), (OPENER.peer_id, ACCEPTOR.peer_id)
+    topic = topic_name(Topic.COMMITS, MANIFEST.run_id)
+    for peer in (one, other):
+        pair.apply(peer, Subscribe(topic))
+    pair.apply(one, PeerConnected(other), lose=True)
+    pair.apply(other, PeerConnected(one))
+    pair.apply(other, RpcReceived(one, bytes.fromhex(pair.spoken[0][1])[1:]))
+    pair.apply(one, Heartbeat())
+    pair.apply(one, Publish(topic, COMMIT.envelope), lose=True)
+    pair.apply(one, Heartbeat())
+    pair.apply(other, Unsubscribe(topic))
+    return {"topic": topic, "spoken": [list(item) for item in pair.spoken]}
+
+
+# A directory record
+
+
+def directory() -> dict[str, Any]:
+    key, signed = directory_key(MANIFEST.run_id), record(ACCEPTOR, "validator")
+    validator = RecordValidator(ACCEPTOR, MANIFEST.run_id, [key], lambda: now(0))
+    subkey, expires_at = MSGPackSerializer.dumps(ACCEPTOR.peer_id), now(0) + 60.0
+    unsigned = DHTRecord(key_id(key), subkey, MSGPackSerializer.dumps(signed.envelope), expires_at)
+    value = validator.sign_value(unsigned)
+    assert validator.validate(DHTRecord(unsigned.key, subkey, value, expires_at))
+    return {"key": key, "subkey": subkey.hex(), "value": value.hex(), "expires_at": expires_at}
