@@ -207,3 +207,35 @@ def protobuf(data: bytes) -> dict[int, list[Any]]:
         else:
             fields.setdefault(tag >> 3, []).append(value)
     return fields
+
+
+# Section 14: the forest
+
+Member = tuple[str, int, bool]
+"""Peer id, upload in bytes a second, whether it can be reached."""
+
+
+def parents(
+    members: list[Member], root: str, version: bytes, stripe: int, stripes: int, fanout: int
+) -> dict[str, str]:
+    """Return child -> parent of one stripe."""
+    others = {peer: (upload, there) for peer, upload, there in members if peer != root}
+    count, salt = len(others), version + stripe.to_bytes(4, "big")
+    reachable = sorted(
+        (peer for peer, (_, there) in others.items() if there),
+        key=lambda peer: (-others[peer][0], digest(version, peer.encode())),
+    )
+    needed = max(1, math.ceil((count - 1) / fanout))
+    inner = reachable[stripe % len(reachable) :: stripes][:needed] if reachable else []
+    rest = sorted(set(others) - set(inner), key=lambda peer: digest(salt, peer.encode()))
+    degrees = dict.fromkeys(inner, 0)
+    most = max(2 * max(fanout, stripes), math.ceil(count / (len(inner) + 1)))
+    for _ in range(count - 1):
+        free = [peer for peer in inner if degrees[peer] < most]
+        if free:
+            loads = [(degrees[peer] + 1) / max(1, others[peer][0]) for peer in free]
+            degrees[free[loads.index(min(loads))]] += 1
+    feeders = [root] * max(1, count - sum(degrees.values()))
+    for peer in inner:
+        feeders += [peer] * degrees[peer]
+    return dict(zip([*inner, *rest], feeders, strict=False))

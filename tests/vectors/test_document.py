@@ -16,9 +16,10 @@ from protocol.gossip.params import Params
 from protocol.manifest import RunManifest
 from protocol.messages import Message
 from protocol.replica import TOPIC_KINDS
+from protocol.shardcast.forest import ForestMember, tree
 from protocol.types import Role, RunId, Topic
 from roles.environments.base import ENVIRONMENTS, environment
-from tests.vectors.by_hand import Refused, canonical
+from tests.vectors.by_hand import Refused, canonical, parents
 from tests.vectors.capture import PATH, capture
 from tests.vectors.document import PAGE, TABLES, fields_of, number, plain
 
@@ -209,3 +210,20 @@ def test_what_ours_refuses_is_refused_by_hand_and_nothing_else(data, place, spli
     else:
         assert not isinstance(ours, Fault)
         assert repr(listed(ours)) == repr(by_hand)
+
+
+# The forest
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=24),
+    st.binary(min_size=32, max_size=32),
+    st.integers(1, 5),
+    st.integers(2, 4),
+)
+def test_the_forest_is_the_one_that_the_page_describes(members, version, stripes, fanout):
+    named = [(f"peer {n}", upload, there) for n, (upload, there) in enumerate(members)]
+    ours = [ForestMember(*member) for member in named]
+    for stripe in range(stripes):
+        place = version, stripe, stripes, fanout
+        assert tree(ours, "peer 0", *place) == parents(named, "peer 0", *place)
