@@ -19,6 +19,7 @@ from simulations.checkers.limits import Limits
 from simulations.checkers.progress import Progress
 from simulations.checkers.quorum import Quorum
 from simulations.checkers.slots import Slots
+from simulations.checkers.storage import Storage
 from simulations.checkers.verdicts import Verdicts
 from simulations.checkers.versions import Versions
 from simulations.checkers.watch import Watch
@@ -44,6 +45,7 @@ def attach_checkers(watch: Watch, patience: Patience) -> Certificates:
     Versions(watch)
     Weights(watch)
     Durability(watch)
+    Storage(watch)
     Convergence(watch, patience.converge_epochs)
     Progress(watch, patience.progress_epochs)
     Limits(watch)

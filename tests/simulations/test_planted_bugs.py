@@ -13,6 +13,7 @@ import pytest
 
 from node.cli import loading
 from node.cli.main import main
+from node.replication.rollout_bodies import RolloutBodies
 from protocol.committee import Outcome, Tally
 from protocol.gossip.mesh import Mesh
 from protocol.ledger.ledger import Ledger
@@ -182,6 +183,18 @@ def test_a_fetch_that_does_not_check_digests_is_seen(monkeypatch, simulate, repe
     assert outcome.violation.rule == "right-weights"
     assert not outcome.violation.node.startswith("relay")
     assert simulate(text, outcome.plan.seed).violation is None
+
+
+# Storage
+
+
+def test_a_node_that_gives_up_a_body_too_early_is_seen(monkeypatch, simulate, repeat):
+    assert simulate(SMALL).violation is None
+    monkeypatch.setattr(RolloutBodies, "_is_done_with", lambda *_: True)
+    outcome = simulate(SMALL)
+    assert outcome.violation.rule == "stored-is-kept"
+    assert "released the body" in outcome.violation.what
+    repeat(outcome)
 
 
 # Back-off

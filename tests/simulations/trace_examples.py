@@ -184,7 +184,17 @@ class TraceExample:
             verdicts=verdicts,
         )
 
-    def checkpoint(self, version, parent=None, batch=(), *, term=0, author="trainer", policy=None):
+    def checkpoint(
+        self,
+        version,
+        parent=None,
+        batch=(),
+        *,
+        term=0,
+        author="trainer",
+        policy=None,
+        index=bytes(32),
+    ):
         return self.envelope(
             "checkpoint-manifest",
             author,
@@ -192,7 +202,7 @@ class TraceExample:
             term=term,
             parent=b"" if parent is None else self.digest(parent),
             policy=policy or (bytes(31) + bytes([version]) if version else GENESIS),
-            index=bytes(32),
+            index=index,
             index_bytes=100,
             total_bytes=4_000_000,
             batch=[self.digest(commit) for commit in batch],

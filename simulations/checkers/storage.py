@@ -1,0 +1,148 @@
+"""What a node stored stays until what it was stored for has ended, whoever names it meanwhile.
+
+Two rules. A blob goes only when everything that this node stored it for is released: else whoever
+makes a node drop one thing deletes another. And nothing is released that the run still needs, as
+far as that is certain from the messages that nodes have stored: the body of a commit without an
+outcome, or certified and young enough to be learned from; the weights of the newest versions; the
+optimiser state of the newest one.
+
+A node that restarts may have lost the last messages it heard, and with them the reason to keep
+something: what it stored before its present start is judged by the first rule alone.
+"""
+
+from dataclasses import dataclass, field
+
+from simulations.checkers.history import Subject
+from simulations.checkers.swarm import TracedNode
+from simulations.checkers.watch import Watch
+from simulations.checkers.wire import Opened, short
+from simulations.runtime.trace import Event
+
+RULE = "stored-is-kept"
+
+EXPIRY_MARGIN_EPOCHS = 2
+"""Clocks of machines differ by seconds, and an outcome takes a moment to be stored."""
+
+_Owner = tuple[str, bytes]
+"""Purpose and subject, as events tell them."""
+
+
+@dataclass(slots=True)
+class _Stored:
+    """What one node has stored for one owner, and since when."""
+
+    since: float
+    digests: dict[bytes, None] = field(default_factory=dict)
+
+
+class Storage:
+    """Follows what every honest node stores, and for what."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._nodes: dict[str, dict[_Owner, _Stored]] = {}
+        self._settled: dict[bytes, bool] = {}
+        """Commits that have a certificate, and whether it accepts them."""
+        self._learned: dict[bytes, None] = {}
+        self._versions: dict[int, dict[bytes, Opened]] = {}
+        """Manifests of honest trainers by version; more than one when a later term supersedes."""
+        watch.on("blob-owned", self._on_owned)
+        watch.on("blobs-released", self._on_released)
+        watch.on("blob-deleted", self._on_deleted)
+        watch.on("node-down", self._on_down)
+        watch.on_message("certificate", self._on_certificate)
+        watch.on_message("checkpoint-manifest", self._on_manifest)
+        watch.on_forget(self._forget)
+
+    # What is stored
+
+    def _on_owned(self, event: Event) -> None:
+        owners = self._nodes.setdefault(event.node, {})
+        stored = owners.setdefault(_owner(event), _Stored(event.at))
+        stored.digests[_bytes(event, "digest")] = None
+
+    def _on_released(self, event: Event) -> None:
+        owner = _owner(event)
+        stored = self._nodes.get(event.node, {}).pop(owner, None)
+        member = self._watch.swarm.members.get(event.node)
+        if stored is None or member is None or not member.honest:
+            return
+        if not member.steady_since(stored.since, event.at):
+            return
+        if (need := self._need(owner, event.at)) is not None:
+            what, subject = need
+            self._watch.report(RULE, event.node, f"released {what}", (subject,))
+
+    def _on_deleted(self, event: Event) -> None:
+        digest = _bytes(event, "digest")
+        for (purpose, subject), stored in self._nodes.get(event.node, {}).items():
+            if digest in stored.digests:
+                what = f"deleted {short(digest)}, which it stores for {purpose} {short(subject)}"
+                self._watch.report(RULE, event.node, what, (subject,))
+
+    def _on_down(self, event: Event) -> None:
+        if event.facts.get("how") == "lost":
+            self._nodes.pop(event.node, None)
+
+    # What is needed
+
+    def _need(self, owner: _Owner, at: float) -> tuple[str, Subject] | None:
+        """Return what an owner is needed for, and what that is about; None when that is over."""
+        purpose, subject = owner
+        if purpose == "rollout-body":
+            reason = self._need_of_body(subject, at)
+            return None if reason is None else (f"the body of {short(subject)}, {reason}", subject)
+        newest = max(self._versions, default=-1)
+        oldest = newest if purpose == "optimiser-state" else newest - self._watch.rules.async_level
+        for version in range(max(0, oldest), newest + 1):
+            if self._is_contested(version):
+                continue
+            for manifest in self._versions.get(version, {}).values():
+                if manifest.fields["index"] == subject:
+                    return f"the {purpose} of version {version}, the newest is {newest}", version
+        return None
+
+    def _need_of_body(self, digest: bytes, at: float) -> str | None:
+        commit = self._watch.wire.message(digest)
+        if commit is None or digest in self._learned:
+            return None
+        accepted, rules = self._settled.get(digest), self._watch.rules
+        if accepted is None:
+            expires = commit.fields["epoch"] + rules.expire_epochs - EXPIRY_MARGIN_EPOCHS
+            return "which has no outcome" if rules.epoch_at(at) <= expires else None
+        young = commit.fields["version"] >= max(self._versions, default=0) - rules.async_level
+        return "which may be learned from" if accepted and young else None
+
+    def _is_contested(self, version: int) -> bool:
+        """Tell whether terms disagree about a version or the one before it."""
+        return any(len(self._versions.get(near, {})) > 1 for near in (version - 1, version))
+
+    # What is known
+
+    def _on_certificate(self, event: Event, member: TracedNode, certificate: Opened) -> None:
+        del event, member
+        self._settled[certificate.fields["commit"]] = certificate.fields["accepted"]
+
+    def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
+        del event, member
+        self._learned.update(dict.fromkeys(manifest.fields["batch"]))
+        if self._watch.swarm.honest(manifest.signer) and manifest.well_signed:
+            versions = self._versions.setdefault(manifest.fields["version"], {})
+            versions[manifest.digest] = manifest
+
+    def _forget(self, oldest: float) -> None:
+        del oldest  # the wire has forgotten already what is older
+        wire = self._watch.wire
+        self._settled = {key: how for key, how in self._settled.items() if wire.message(key)}
+        self._learned = {key: None for key in self._learned if wire.message(key)}
+
+
+def _owner(event: Event) -> _Owner:
+    return str(event.facts["purpose"]), _bytes(event, "subject")
+
+
+def _bytes(event: Event, fact: str) -> bytes:
+    value = event.facts[fact]
+    if not isinstance(value, bytes):
+        raise TypeError(f"{fact} of {event.kind} is a digest")
+    return value
