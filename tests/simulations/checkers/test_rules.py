@@ -223,6 +223,15 @@ def test_version_0_is_the_genesis_policy_and_has_no_past(wrong):
     assert run.violations[0].rule == ("certified-only" if "batch" in wrong else "one-chain")
 
 
+def test_two_nodes_do_not_hold_two_versions_of_one_number_and_term():
+    run = small_run()
+    first, second = (run.checkpoint(1, run.genesis, policy=policy) for policy in (NEW, OTHER))
+    run.stored(first, "trainer", "relay")
+    run.stored(second, "trainer", "validator-0")
+    assert run.rules_broken == ["one-chain"]
+    assert "version 1 of term 0 exists twice" in run.violations[0].what
+
+
 def test_a_batch_holds_no_rollout_twice():
     run = small_run()
     commit = run.certified("worker-0")

@@ -4,11 +4,7 @@ import asyncio
 from collections.abc import Callable
 
 from protocol.rng import Rng
-from simulations.network.connections import (
-    KEEPALIVE_SECONDS,
-    RETRANSMISSION_SECONDS_MIN,
-    LinkConditions,
-)
+from simulations.network.connections import LinkConditions
 from simulations.network.links import SMALL_BYTES
 from simulations.network.network import (
     CONNECTIONS_HIGH,
@@ -38,6 +34,10 @@ __all__ = [
 ]
 
 MEGABYTE = 1_000_000
+KEEPALIVE_SECONDS = 30.0
+"""yamux."""
+RETRANSMISSION_SECONDS_MIN = 0.2
+"""Linux."""
 PROTOCOL = "/test"
 
 
