@@ -208,19 +208,16 @@ def test_a_version_is_signed_by_its_trainer():
     assert "not signed by a trainer" in run.violations[0].what
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"parent": b"\1" * 32}, {"batch": [b"\1" * 32]}, {"policy": NEW}]
-)
+@pytest.mark.parametrize("wrong", ["parent", "batch", "policy"])
 def test_version_0_is_the_genesis_policy_and_has_no_past(wrong):
     run = small_run()
-    run.watch.swarm.members["trainer"].behaviour = "x"
-    fields = {"parent": b"", "policy": GENESIS, "batch": []} | wrong
+    commit = run.certified("worker-0")
+    fields = {"parent": b"", "policy": GENESIS, "batch": []}
+    fields |= {wrong: {"parent": NEW, "batch": [run.digest(commit)], "policy": NEW}[wrong]}
     run.now += 1
-    manifest = run.envelope(
-        "checkpoint-manifest", "trainer", version=0, term=1, reward_mean=0, **fields
-    )
-    run.stored(manifest, "relay")
-    assert run.violations[0].rule == ("certified-only" if "batch" in wrong else "one-chain")
+    run.spread(run.envelope("checkpoint-manifest", "trainer", version=0, term=1, **fields))
+    assert run.rules_broken == ["one-chain"]
+    assert "version 0 is not the genesis policy" in run.violations[0].what
 
 
 def test_two_nodes_do_not_hold_two_versions_of_one_number_and_term():
@@ -268,6 +265,18 @@ def test_a_node_that_lost_its_disk_may_take_the_earlier_term_first():
     run.up("relay")
     run.stored(early, "relay")
     assert run.violations == []
+
+
+def test_a_disk_that_was_lost_before_is_no_excuse():
+    run = small_run()
+    early, late = (run.checkpoint(1, run.genesis, term=term) for term in (0, 1))
+    run.stored(early, "trainer")
+    run.down("relay", "lost")
+    run.up("relay")
+    run.now += 1
+    run.stored(late, "trainer", "relay")
+    run.stored(early, "relay")
+    assert run.rules_broken == ["one-chain"]
 
 
 def test_a_node_that_only_restarts_does_not_go_back_to_an_earlier_term():

@@ -161,6 +161,26 @@ def test_the_other_way_stays_open():
     run_virtual(scenario())
 
 
+@pytest.mark.parametrize("dialler", ["a", "b"])
+def test_a_way_is_the_same_whoever_dialled_and_whoever_opened_the_stream(dialler):
+    async def scenario():
+        machines = Machines()
+        await machines.add("a", "b")
+        await machines.connect(*("ab" if dialler == "a" else "ba"))
+        a, b = await machines.stream("a", "b")
+        other_b, other_a = await machines.stream("b", "a")
+        machines.network.one_way(["a"], ["b"])
+        for end in (a, b, other_a, other_b):
+            await end.write(b"1")
+        for end in (a, other_a):
+            assert await asyncio.wait_for(end.read(1), 1) == b"1"
+        for end in (b, other_b):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(end.read(1), 5)
+
+    run_virtual(scenario())
+
+
 def test_a_cut_both_ways_holds_both():
     async def scenario():
         machines, ours, theirs = await two()
@@ -356,6 +376,19 @@ def test_who_has_closed_writes_no_more_and_the_reader_comes_to_the_end():
         assert await theirs.read(1) == b""
         with pytest.raises(TransportError):
             await theirs.read_exactly(1)
+
+    run_virtual(scenario())
+
+
+def test_a_connection_forgets_its_streams_when_they_are_over():
+    async def scenario():
+        machines, ours, theirs = await two()
+        (connection,) = machines.network.hosts["a"].connections.values()
+        for one, other in ((ours, theirs), reversed(await machines.stream("b", "a"))):
+            assert connection.streams
+            await one.close()
+            assert await everything(other) == b""
+        assert not connection.streams
 
     run_virtual(scenario())
 

@@ -91,14 +91,16 @@ def test_a_flow_that_is_held_up_elsewhere_leaves_its_share_to_the_other():
     run_virtual(scenario())
 
 
+@pytest.mark.parametrize("dialler", ["a", "b"])
 @pytest.mark.parametrize(("up", "down"), [(SLOW, SLOW), (SLOW, FAST), (FAST, SLOW)])
-def test_a_large_write_takes_the_time_of_the_slower_line_and_the_way(up, down):
+def test_a_large_write_takes_the_time_of_the_slower_line_and_the_way(up, down, dialler):
     """It passes the second line while it still comes out of the first one."""
 
     async def scenario():
         machines = Machines()
         await machines.add("a", up=up)
         await machines.add("b", down=down)
+        await machines.connect(*("ab" if dialler == "a" else "ba"))
         ours, theirs = await machines.stream("a", "b")
         began = now()
         await ours.write(bytes(500_000))
