@@ -175,6 +175,34 @@ def test_no_room_for_a_state_is_told_and_waited_for(tmp_path):
     run_virtual(scenario())
 
 
+@pytest.mark.parametrize(
+    "lie",
+    [
+        {"reward_mean": -(2**53)},
+        {"total_bytes": 2**53, "index_bytes": 2**53},
+        {"created_at": 2**53},
+    ],
+    ids=str,
+)
+def test_nothing_that_another_trainer_signs_ends_an_honest_one(tmp_path, lie):
+    async def scenario():
+        world = World(tmp_path, trainers=3)
+        world.start()
+        claim = {"trainer": 1, "term": 1} | lie
+        head = world.replica.ledger.head
+        signed = world.world.checkpoint(head, claim.pop("trainer"), batch=(), **claim)
+        world.replica.receive(signed.envelope, world.now())
+        world.hold(1, b"policy 1")
+        world.changes.notify()
+        await world.rest(5)
+        world.batch()
+        await world.rest(5)
+        assert world.published, str(world.conditions)
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 LIFE_EPOCHS = 12
 
 
