@@ -5,7 +5,7 @@ first line of a behaviour's docstring says what; ``simulations.scenario.plans`` 
 it is.
 """
 
-from simulations.adversaries import flooding, modelled, relays, validators
+from simulations.adversaries import flooding, modelled, relays, strangers, trainers, validators
 from simulations.adversaries.workers import WORKER_BEHAVIOURS
 from simulations.ports.parts import Behaviour
 
@@ -18,7 +18,13 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "reject-everything": validators.reject_everything,
     "silent": validators.silent,
     "two-verdicts": validators.two_verdicts,
+    "two-certificates": validators.two_certificates,
+    "invented-batch": trainers.invented_batch,
+    "rolled-back": trainers.rolled_back,
+    "term-jump": trainers.term_jump,
+    "poisoned-state": trainers.poisoned_state,
     "bad-bytes": relays.bad_bytes,
     "stall": relays.stall,
+    "weights-as-bodies": strangers.weights_as_bodies,
     "flood": flooding.flood,
 }

@@ -13,23 +13,22 @@ from dataclasses import asdict, replace
 from typing_extensions import override
 
 from node.blobs.wire import Kind, Request
-from node.gossip.links import Tasks
 from node.streams.deadline import within
 from node.streams.protocols import GOSSIP
 from protocol.codec import encode
+from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.types import DIGEST_BYTES, Digest, PeerId
 from roles.ports.transport import Stream, StreamHandler, TransportError
+from simulations.adversaries.gossiping import WRITE_SECONDS, GossipingTransport
 from simulations.adversaries.junk import Junk
-from simulations.adversaries.passthrough import PassingStream, PassingTransport, word_of
+from simulations.adversaries.passthrough import PassingStream, word_of
 from simulations.ports.parts import Parts
 
-PAUSE_SECONDS = 0.5
 VICTIMS = 2
 """Peers that get a burst after each pause, chosen anew each time."""
 
 REQUESTS_PER_BURST = 8
-WRITE_SECONDS = 5.0
 HOLD_SECONDS = 20.0
 """A request that is held open: longer than any deadline for the rest of one."""
 
@@ -38,52 +37,34 @@ REPEATED = 4
 """Writes of our own gossip that are said again with each burst."""
 
 
-class FloodingTransport(PassingTransport):
+class FloodingTransport(GossipingTransport):
     """Opens the streams of a daemon, and writes to them and to others of its own."""
 
     def __init__(self, parts: Parts, rng: Rng) -> None:
-        super().__init__(parts.ports.transport)
-        self._parts = parts
+        super().__init__(parts)
         self._rng = rng
-        self._tasks = Tasks()
         self._protocols: dict[str, None] = {}
-        self._gossip: dict[PeerId, Stream] = {}
         self._said: deque[bytes] = deque(maxlen=REPEATED)
+        self._junk: Junk | None = None
 
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
         await super().handle(protocol, handler)
-        if protocol == GOSSIP.name:
-            self._tasks.spawn(self._flood())
-        else:
+        if protocol != GOSSIP.name:
             self._protocols[protocol] = None
 
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         stream = await super().open_stream(peer, protocol)
-        if protocol != GOSSIP.name:
-            return stream
-        self._gossip[peer] = stream
-        return _OverheardStream(stream, self._said)
+        return _OverheardStream(stream, self._said) if protocol == GOSSIP.name else stream
 
-    async def _flood(self) -> None:
-        junk: Junk | None = None
-        while self._parts.life.alive:
-            await asyncio.sleep(PAUSE_SECONDS)
-            replica = self._parts.replica()
-            if replica is None or not self._parts.life.alive:
-                continue
-            junk = junk or Junk(replica, self._parts.signer, self._rng.child("junk"))
-            for peer in self._rng.sample(await self.peers(), VICTIMS):
-                self._tasks.spawn(self._gossip_to(peer, b"".join((*self._said, junk.burst()))))
-                for _ in range(REQUESTS_PER_BURST):
-                    self._tasks.spawn(self._ask(peer))
-
-    async def _gossip_to(self, peer: PeerId, frames: bytes) -> None:
-        stream = self._gossip.get(peer)
-        if stream is not None:
-            with suppress(TransportError):
-                await within(WRITE_SECONDS, stream.write(frames))
+    @override
+    async def act(self, replica: Replica) -> None:
+        junk = self._junk = self._junk or Junk(replica, self.parts.signer, self._rng.child("junk"))
+        for peer in self._rng.sample(await self.peers(), VICTIMS):
+            self.tasks.spawn(self.write(peer, b"".join((*self._said, junk.burst()))))
+            for _ in range(REQUESTS_PER_BURST):
+                self.tasks.spawn(self._ask(peer))
 
     async def _ask(self, peer: PeerId) -> None:
         """Ask for something and do not take the answer."""
@@ -107,7 +88,7 @@ class FloodingTransport(PassingTransport):
         return len(request).to_bytes(4, "big") + request
 
     def _blob_request(self, *, known: bool) -> bytes:
-        held = list(self._parts.disk.blobs) if known else []
+        held = list(self.parts.disk.blobs) if known else []
         digest = self._rng.sample(held, 1)[0] if held else Digest(self._rng.bytes(DIGEST_BYTES))
         request = encode(asdict(Request(digest, 0, RANGE_BYTES, wait=True, kind=Kind.WEIGHTS)))
         return len(request).to_bytes(2, "big") + request

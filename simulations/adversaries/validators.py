@@ -6,12 +6,17 @@ from dataclasses import replace
 
 from typing_extensions import override
 
+from node.streams.protocols import GOSSIP
 from protocol.assignment import SequenceAssignment, assign
 from protocol.audit import ACCEPTED, Measurement
 from protocol.crypto import Signer, digest
 from protocol.faults import Fault
+from protocol.gossip.frames import Deframer, frame
+from protocol.gossip.message import decode_message, encode_message, sign_message
+from protocol.gossip.rpc import decode_rpc, encode_rpc
 from protocol.manifest import RunManifest
-from protocol.messages import Verdict, open_envelope, seal
+from protocol.messages import Certificate, Verdict, open_envelope, seal
+from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.rollout import REWARD_SCALE, RolloutSequence, decode_body
 from protocol.toploc.proof import ChunkResult
@@ -193,6 +198,76 @@ def _opposite(verdict: Verdict, run_id: RunId, signer: Signer) -> bytes:
     return seal(other, run_id, signer).envelope
 
 
+class ContradictingTransport(PassingTransport):
+    """Gossips to half of its peers the opposite of what its larger committees reject."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts.ports.transport)
+        self._parts = parts
+
+    @override
+    async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
+        stream = await super().open_stream(peer, protocol)
+        contradicts = protocol == GOSSIP.name and digest(peer.encode())[0] % 2
+        return _ContradictingStream(stream, self._parts) if contradicts else stream
+
+
+class _ContradictingStream(PassingStream):
+    """Carries gossip, with accepting certificates in place of rejecting ones of our own.
+
+    That is possible where the first committee consists of accomplices, who sign for each other.
+    """
+
+    def __init__(self, honest: Stream, parts: Parts) -> None:
+        super().__init__(honest)
+        self._parts = parts
+
+    @override
+    async def write(self, data: bytes) -> None:
+        await super().write(self._contradicting(data))
+
+    @override
+    def offer(self, data: bytes) -> bool:
+        return super().offer(self._contradicting(data))
+
+    def _contradicting(self, data: bytes) -> bytes:
+        rpcs, replica = Deframer().feed(data), self._parts.replica()
+        if isinstance(rpcs, Fault) or replica is None:
+            return data
+        return b"".join(frame(self._changed(rpc, replica)) for rpc in rpcs)
+
+    def _changed(self, data: bytes, replica: Replica) -> bytes:
+        rpc = decode_rpc(data)
+        if isinstance(rpc, Fault) or not rpc.publish:
+            return data
+        published = tuple(self._opposite(message, replica) for message in rpc.publish)
+        return encode_rpc(replace(rpc, publish=published))
+
+    def _opposite(self, encoded: bytes, replica: Replica) -> bytes:
+        message, signer = decode_message(encoded), self._parts.signer
+        if isinstance(message, Fault) or message.author != signer.peer_id:
+            return encoded
+        rejecting = open_envelope(message.data, Certificate, replica.run_id, _trusting)
+        if isinstance(rejecting, Fault) or rejecting.message.accepted:
+            return encoded
+        commit = Digest(rejecting.message.commit)
+        committee = replica.committee(replica.ledger.entries[commit].commit)
+        signers = self._parts.accomplices
+        if committee is None or not signers.keys() >= set(committee.first):
+            return encoded
+        verdict = Verdict(commit=commit, accept=True, reason=ACCEPTED)
+        verdicts = (seal(verdict, replica.run_id, signers[peer]) for peer in committee.first)
+        accepting = Certificate(
+            commit=commit,
+            escalated=False,
+            accepted=True,
+            verdicts=tuple(signed.envelope for signed in verdicts),
+        )
+        envelope = seal(accepting, replica.run_id, signer).envelope
+        seqno = int.from_bytes(message.seqno, "big") + 1
+        return encode_message(sign_message(signer, message.topic, envelope, seqno))
+
+
 def accept_everything(parts: Parts, _rng: Rng) -> Parts:
     """Call every rollout that can be read good."""
 
@@ -231,4 +306,11 @@ def silent(parts: Parts, _rng: Rng) -> Parts:
 def two_verdicts(parts: Parts, _rng: Rng) -> Parts:
     """Sign an accept and a reject of every rollout, for different peers."""
     transport = EquivocatingTransport(parts)
+    return replace(parts, ports=replace(parts.ports, transport=transport))
+
+
+def two_certificates(parts: Parts, _rng: Rng) -> Parts:
+    """Certify for half of its peers what the larger committee has rejected."""
+    parts.accomplices[parts.signer.peer_id] = parts.signer
+    transport = ContradictingTransport(parts)
     return replace(parts, ports=replace(parts.ports, transport=transport))

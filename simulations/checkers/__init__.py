@@ -14,6 +14,7 @@ from simulations.checkers.backoff import Backoff
 from simulations.checkers.certificates import Certificates
 from simulations.checkers.convergence import Convergence
 from simulations.checkers.durability import Durability
+from simulations.checkers.excluded import Excluded
 from simulations.checkers.history import Violation
 from simulations.checkers.limits import Limits
 from simulations.checkers.progress import Progress
@@ -41,6 +42,7 @@ def attach_checkers(watch: Watch, patience: Patience) -> Certificates:
     quorum = Quorum(watch)
     certificates = Certificates(watch, quorum)
     Verdicts(watch, quorum)
+    Excluded(watch, quorum, patience.converge_epochs)
     Slots(watch)
     Versions(watch)
     Weights(watch)

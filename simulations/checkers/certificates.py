@@ -1,6 +1,8 @@
 """No rollout is learned from without a valid certificate, and no certificate is wrong.
 
-Two that disagree are wrong, one that accepts a false rollout, and one that rejects an honest one.
+One that accepts a false rollout is wrong, one that rejects an honest one, and two of larger
+committees that disagree. A first committee that consists of dishonest validators alone may accept
+anything; what it accepts must then be rejected by a larger one, whose outcome counts.
 """
 
 from simulations.checkers.quorum import Quorum
@@ -32,6 +34,10 @@ class Certificates:
         self._quorum = quorum
         self.outcomes: dict[bytes, dict[bool, Opened]] = {}
         """Commit digest to its valid certificates by outcome."""
+        self._escalated: dict[bytes, bool] = {}
+        """Commit digest to what its larger committee said."""
+        self._doubtful: dict[bytes, Opened] = {}
+        """False rollouts that only dishonest validators have accepted so far, with the commit."""
         self.certified = 0
         """Commits with a valid certificate that accepts them."""
         self.certified_false = 0
@@ -45,6 +51,7 @@ class Certificates:
         watch.on_message("certificate", self._on_certificate)
         watch.on_message("checkpoint-manifest", self._on_checkpoint)
         watch.on("trained", self._on_trained)
+        watch.on_tick(self._on_tick)
 
     def _on_generated(self, event: Event) -> None:
         self._made[event.node] = shown(event.facts["rollout"])
@@ -71,21 +78,42 @@ class Certificates:
         if accepted not in outcomes:
             outcomes[accepted] = certificate
             self.certified += accepted
-            self._judge(event, commit, accepted=accepted)
+            self.contradictory += len(outcomes) > 1
+            self._judge(event, certificate)
+        if certificate.fields["escalated"]:
+            if self._escalated.setdefault(commit, accepted) is not accepted:
+                what = f"larger committees accept and reject {short(commit)}"
+                self._watch.report("one-outcome", event.node, what, (commit,))
+            if accepted and commit in self._doubtful:
+                self._report_false(event.node, commit)
 
-    def _judge(self, event: Event, commit: bytes, *, accepted: bool) -> None:
-        if len(self.outcomes[commit]) > 1:
-            self.contradictory += 1
-            what = f"{short(commit)} has a certificate that accepts it and one that rejects it"
-            self._watch.report("one-outcome", event.node, what, (commit,))
+    def _judge(self, event: Event, certificate: Opened) -> None:
+        commit: bytes = certificate.fields["commit"]
         true = self._is_true(commit)
-        if accepted and true is False:
-            self.certified_false += 1
-            what = f"{short(commit)} is certified, and the world knows that it is false"
-            self._watch.report("no-lie-certified", event.node, what, (commit,))
-        if not accepted and true:
-            what = f"{short(commit)} is rejected, and the world knows that it is honest"
-            self._watch.report("no-honest-rejected", event.node, what, (commit,))
+        if not certificate.fields["accepted"]:
+            self._doubtful.pop(commit, None)
+            if true:
+                what = f"{short(commit)} is rejected, and the world knows that it is honest"
+                self._watch.report("no-honest-rejected", event.node, what, (commit,))
+        elif true is False and False not in self.outcomes[commit]:
+            honest = map(self._watch.swarm.honest, self._quorum.signers(certificate))
+            message = self._watch.wire.message(commit)
+            if message is None or certificate.fields["escalated"] or any(honest):
+                self._report_false(event.node, commit)
+            else:
+                self._doubtful[commit] = message
+
+    def _on_tick(self, now: float) -> None:
+        rules = self._watch.rules
+        for commit, message in list(self._doubtful.items()):
+            if rules.epoch_at(now) > message.fields["epoch"] + rules.expire_epochs:
+                self._report_false("world", commit)
+
+    def _report_false(self, node: str, commit: bytes) -> None:
+        self._doubtful.pop(commit, None)
+        self.certified_false += 1
+        what = f"{short(commit)} is certified, and the world knows that it is false"
+        self._watch.report("no-lie-certified", node, what, (commit,))
 
     def _is_true(self, commit: bytes) -> bool | None:
         """Tell whether a rollout is honest; None when nobody knows its author."""

@@ -1,4 +1,7 @@
-"""After the faults have ended, every node that stays reaches the same outcome of every commit."""
+"""After the faults have ended, every node that stays reaches the same outcome of every commit.
+
+Of two certificates that contradict each other that of the larger committee counts.
+"""
 
 from dataclasses import dataclass
 
@@ -21,6 +24,8 @@ class _OpenCertificate:
 
     epoch: int
     first_at: float
+    accepted: bool
+    escalated: bool
     holders: int = 0
 
 
@@ -44,12 +49,17 @@ class Convergence:
         commit = self._watch.wire.message(digest)
         if commit is None or commit.kind != "rollout-commit":
             return
-        outcome = self._open.get(digest)
-        if outcome is None:
-            if certificate.stores > 1:
+        outcome, fields = self._open.get(digest), certificate.fields
+        outranks = outcome is not None and fields["escalated"] and not outcome.escalated
+        if outcome is None or (outranks and fields["accepted"] is not outcome.accepted):
+            if outcome is None and certificate.stores > 1:
                 return  # judged before; somebody has just come and learned of it
-            outcome = self._open[digest] = _OpenCertificate(commit.fields["epoch"], event.at)
-        outcome.holders |= 1 << member.number
+            outcome = self._open[digest] = _OpenCertificate(
+                commit.fields["epoch"], event.at, fields["accepted"], fields["escalated"]
+            )
+        if fields["accepted"] is outcome.accepted:
+            outcome.escalated |= fields["escalated"]
+            outcome.holders |= 1 << member.number
 
     def _on_down(self, event: Event) -> None:
         member = self._watch.swarm.members.get(event.node)

@@ -36,6 +36,10 @@ class Quorum:
         opened = [self._watch.wire.open(envelope, self._watch.now) for envelope in envelopes]
         return [item for item in opened if item is not None and item.kind == "verdict"]
 
+    def signers(self, certificate: Opened) -> list[str]:
+        """Return who signed the verdicts inside a certificate."""
+        return [verdict.signer for verdict in self.verdicts(certificate)]
+
     def _flaw(self, certificate: Opened) -> str:
         rules, fields = self._watch.rules, certificate.fields
         commit = self._watch.wire.message(fields["commit"])

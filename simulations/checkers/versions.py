@@ -1,4 +1,8 @@
-"""Version numbers are never reused within one term, and each term is one chain."""
+"""Version numbers are never reused within one term, each term is one chain, and chains only grow.
+
+Almost: a node gives up its newest version for one of a later term. It gives up more than that only
+for a branch that it was cut off from, and then other validators hold that branch already.
+"""
 
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
@@ -20,10 +24,18 @@ class Versions:
         self._watch = watch
         self._by_term: dict[tuple[int, int], Opened] = {}
         self._taken: dict[tuple[int, int], tuple[float, int, bytes]] = {}
+        self._heads: dict[int, int] = {}
+        """Member number to its newest version."""
+        self._validators_with: dict[bytes, dict[int, None]] = {}
+        """Manifest to the honest validators, by number, that have stored it."""
         watch.on_message("checkpoint-manifest", self._on_manifest)
+        watch.on("node-down", self._on_down)
 
     def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
-        if manifest.signer == member.peer or not member.honest:
+        if not member.honest:
+            return
+        self._follow(event, member, manifest)
+        if manifest.signer == member.peer:
             return
         fields = manifest.fields
         version, term = fields["version"], fields["term"]
@@ -34,6 +46,26 @@ class Versions:
         if first is manifest:
             self._check_place(event, manifest)
         self._check_order(event, member, manifest)
+
+    def _follow(self, event: Event, member: TracedNode, manifest: Opened) -> None:
+        """Follow the chain of a node, and check how much of it one version replaces."""
+        version, number = manifest.fields["version"], member.number
+        holders = self._validators_with.setdefault(manifest.digest, {})
+        known = self._taken.get((number, version), (0.0, -1, b""))[2]
+        head = self._heads.get(number, -1)
+        if known != manifest.digest:
+            self._heads[number] = version
+            others = any(holder != number for holder in holders)
+            if head > version and not others and manifest.signer != member.peer:
+                what = f"gave up versions {version} to {head} for a version that no validator holds"
+                self._report(event, version, what)
+        if member.role == "validator":
+            holders[number] = None
+
+    def _on_down(self, event: Event) -> None:
+        member = self._watch.swarm.members.get(event.node)
+        if member is not None and event.facts.get("how") == "lost":
+            self._heads.pop(member.number, None)
 
     def _check_place(self, event: Event, manifest: Opened) -> None:
         rules, fields = self._watch.rules, manifest.fields

@@ -12,11 +12,12 @@ from typing import Any
 from node.context import Ports
 from node.daemon import Daemon
 from node.membership.announcer import About
+from protocol.crypto import Signer
 from protocol.gossip.message import DECODED_MAX, Decoded
 from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
 from protocol.messages import OPENED_MAX, Hardware, Opened
 from protocol.rng import Rng
-from protocol.types import Role
+from protocol.types import PeerId, Role
 from simulations.cluster.machine import Machine
 from simulations.cluster.placement import Placement, bytes_per_second
 from simulations.cluster.recorder import Recorder
@@ -81,10 +82,11 @@ class World:
         self.machines: dict[str, Machine] = {}
         """By name, in the order they were added."""
         self._behaviours = behaviours
+        self._accomplices: dict[str, dict[PeerId, Signer]] = {}
         self._scheme = Scheme(scenario.signatures, self.rng.child("secret").bytes(32))
         self._placement = Placement(scenario)
         conditions = LinkConditions(
-            self.rng.child("weather"), scenario.network.jitter, scenario.network.loss
+            self.rng.child("conditions"), scenario.network.jitter, scenario.network.loss
         )
         self.network = SimNetwork(
             loop, self.rng.child("paths"), conditions, scenario.network.round_trip_seconds
@@ -155,7 +157,9 @@ class World:
             there = [machine for machine in self.machines.values() if machine.role == plan.role]
             honest = [machine for machine in there if not machine.behaviour]
             count = plan.count if plan.count is not None else round((plan.share or 0) * len(there))
-            for machine in self.rng.child(f"adversaries/{number}").sample(honest, count):
+            drawn = self.rng.child(f"adversaries/{number}").sample(honest, count)
+            named = [machine for machine in honest if machine.name in plan.names]
+            for machine in named if plan.names else drawn:
                 machine.behaviour = plan.behaviour
 
     def _found_run(self) -> SignedManifest:
@@ -275,9 +279,10 @@ class World:
             machine.disk,
             life,
             machine.replica,
+            self._accomplices.setdefault(machine.behaviour, {}),
         )
         if machine.behaviour:
-            parts = self._behaviours[machine.behaviour](parts, rng.child("twist"))
+            parts = self._behaviours[machine.behaviour](parts, rng.child("behaviour"))
         upload = machine.host.up.bytes_per_second
         return Daemon(
             self.manifest,

@@ -1,12 +1,13 @@
 """What a simulated daemon is made of, and where a dishonest one differs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from node.context import Ports
 from protocol.crypto import Signer
 from protocol.replica import Replica
 from protocol.rng import Rng
+from protocol.types import PeerId
 from roles.ports.engines import Engines
 from simulations.ports.storage import Disk, Life
 
@@ -22,6 +23,8 @@ class Parts:
     life: Life
     replica: Callable[[], Replica | None]
     """What the daemon has concluded; None before it is made and after its end."""
+    accomplices: dict[PeerId, Signer] = field(default_factory=dict)
+    """Shared by the nodes of one behaviour: what they tell each other outside of the protocol."""
 
 
 Behaviour = Callable[[Parts, Rng], Parts]

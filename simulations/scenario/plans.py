@@ -234,8 +234,14 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "reject-everything": ("validator",),
     "silent": ("validator",),
     "two-verdicts": ("validator",),
+    "two-certificates": ("validator",),
+    "invented-batch": ("trainer",),
+    "rolled-back": ("trainer",),
+    "term-jump": ("trainer",),
+    "poisoned-state": ("trainer",),
     "bad-bytes": ("relay",),
     "stall": ("relay",),
+    "weights-as-bodies": ALL_ROLES,
     "flood": ALL_ROLES,
 }
 """What dishonest nodes do, and for which roles it is; ``simulations.adversaries`` does it."""
@@ -246,6 +252,8 @@ class Adversaries(Section):
 
     behaviour: str
     role: RoleName
+    names: tuple[str, ...] = ()
+    """Which nodes; without names they are drawn."""
     share: Share | None = None
     count: Annotated[int, Field(ge=1)] | None = None
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
@@ -12,7 +13,8 @@ from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
 from protocol.types import Digest
 from roles.flow import reward
 from roles.ports.storage import Owner, Purpose
-from simulations.adversaries import BEHAVIOURS
+from simulations.adversaries import BEHAVIOURS, validators
+from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.relays import WrongBytes
 from simulations.adversaries.validators import CredulousEnvironment
 from simulations.ports.engines import SumTask
@@ -293,3 +295,60 @@ def test_dishonest_nodes_do_the_same_with_the_same_seed(play):
     }
     one, other = (play(dishonest, minutes=0.6) for _ in range(2))
     assert one.outcome.result.trace_digest == other.outcome.result.trace_digest
+
+
+# Whole scenarios
+
+
+@pytest.fixture
+def published(monkeypatch):
+    """Collect what dishonest nodes gossip beside their daemons, by kind of node and of message."""
+    said = Counter()
+    honest_publish = GossipingTransport.publish
+
+    async def publish(self, replica, topic, message, to=None):
+        said[type(self).__name__, type(message).__name__] += 1
+        return await honest_publish(self, replica, topic, message, to)
+
+    monkeypatch.setattr(GossipingTransport, "publish", publish)
+    return said
+
+
+@pytest.fixture
+def contradicted(monkeypatch):
+    """Collect the commits of which a validator says one thing to some peers and one to others."""
+    commits = {}
+    honest_opposite = validators._ContradictingStream._opposite
+
+    def opposite(self, encoded, replica):
+        other = honest_opposite(self, encoded, replica)
+        if other != encoded:
+            commits[encoded] = self.peer
+        return other
+
+    monkeypatch.setattr(validators._ContradictingStream, "_opposite", opposite)
+    return commits
+
+
+def run_scenario(name, minutes):
+    outcome = run_plan(Plan(name, seed=3, minutes=minutes), clock=time.perf_counter)
+    assert outcome.violation is None, str(outcome.violation)
+    assert outcome.result.versions_published > 3
+    return outcome.result
+
+
+def test_strangers_that_commit_to_the_weights_of_others_delete_nothing(published):
+    run_scenario("byzantine-strangers", 4)
+    assert published["NamingTransport", "RolloutCommit"] > 20
+
+
+def test_standby_trainers_turn_nobody_from_the_chain_of_the_leader(published):
+    run_scenario("byzantine-trainers", 6)
+    assert published["PublishingTransport", "CheckpointManifest"] > 20
+
+
+def test_what_was_rejected_stays_so_when_half_of_the_swarm_hears_that_it_is_certified(contradicted):
+    result = run_scenario("byzantine-committees", 4)
+    assert len(contradicted) > 1
+    assert result.contradictory_certificates > 0
+    assert result.certified_false == 0

@@ -217,14 +217,16 @@ def test_an_author_that_is_refused_by_its_own_replica_harms_nobody():
     assert run.violations == []
 
 
-def test_two_certificates_that_disagree_are_seen():
+def test_two_larger_committees_that_disagree_are_seen():
     run = small_run()
-    commit = run.commit("worker-0")
-    run.stored(commit, "worker-0", *VALIDATORS)
-    run.stored(run.certificate(VALIDATORS[:2], commit), "validator-0", "relay")
+    commit = run.commit("liar")
+    run.stored(commit, "liar", *VALIDATORS)
+    first = run.certificate(VALIDATORS[1:], commit, accepted=False, escalated=True)
+    run.stored(first, "validator-1", "relay")
     run.watch.swarm.members["validator-1"].behaviour = "two-verdicts"
-    second = run.certificate(VALIDATORS[1:], commit, accepted=False, escalated=True)
-    run.stored(second, "validator-1", "trainer")
+    second = run.certificate(VALIDATORS[:2], commit, escalated=True)
+    assert run.violations == []
+    run.stored(second, "validator-0", "trainer")
     assert run.rules_broken == ["one-outcome"]
     assert run.certificates.contradictory == 1
 

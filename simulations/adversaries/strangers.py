@@ -1,0 +1,74 @@
+"""A key without any standing that commits to rollouts whose bodies are other nodes' weights."""
+
+from dataclasses import replace
+
+from typing_extensions import override
+
+from protocol.faults import Fault
+from protocol.messages import RolloutCommit
+from protocol.replica import Replica
+from protocol.rng import Rng
+from protocol.shardcast import index as shard_index
+from protocol.types import Digest, Topic, Version
+from simulations.adversaries.gossiping import GossipingTransport
+from simulations.ports.parts import Parts
+
+COMMITS_OPEN_MAX = 12
+"""A node takes no more than 16 of one key; the daemon's own worker, if any, needs some."""
+
+
+class NamingTransport(GossipingTransport):
+    """Commits, for every version, to "rollouts" that are its index, its state and its shards.
+
+    Dated as honest commits are. Nobody can check them, so they expire, and a node that then deletes
+    what a commit named deletes weights.
+    """
+
+    pause_seconds = 2.0
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._named: dict[Digest, None] = {}
+        self._last: dict[Version, tuple[int, Digest]] = {}
+
+    @override
+    async def act(self, replica: Replica) -> None:
+        room = COMMITS_OPEN_MAX - replica.ledger.in_flight(self.parts.signer.peer_id)
+        blobs = [blob for blob in self._weights(replica) if blob not in self._named]
+        for blob in blobs[:room]:
+            self._named[blob] = None
+            await self._commit(replica, blob)
+
+    def _weights(self, replica: Replica) -> list[Digest]:
+        """Return the blobs of the newest version, as far as they are known here."""
+        head = replica.ledger.head
+        if head is None:
+            return []
+        index, state = Digest(head.message.index), Digest(head.message.state)
+        decoded = shard_index.decode(self.parts.disk.blobs.get(index, b""))
+        shards = () if isinstance(decoded, Fault) else decoded.shards
+        return [index, *([state] if state else []), *(shard.digest for shard in shards)]
+
+    async def _commit(self, replica: Replica, body: Digest) -> None:
+        head = replica.ledger.head
+        if head is None:
+            return
+        sampling, version = replica.manifest.sampling, Version(head.message.version)
+        slot, previous = self._last.get(version, (-1, Digest(b"")))
+        commit = RolloutCommit(
+            epoch=replica.manifest.epoch_at(self.parts.ports.clock.now()),
+            version=version,
+            checkpoint=head.digest,
+            slot=slot + 1,
+            previous=previous,
+            body=body,
+            body_bytes=len(self.parts.disk.blobs.get(body, b"?")),
+            sequences=sampling.group_size * sampling.prompts_per_rollout,
+            tokens=1,
+        )
+        self._last = {version: (slot + 1, await self.publish(replica, Topic.COMMITS, commit))}
+
+
+def weights_as_bodies(parts: Parts, _rng: Rng) -> Parts:
+    """Commit to rollouts whose bodies are the weights of the newest version."""
+    return replace(parts, ports=replace(parts.ports, transport=NamingTransport(parts)))
