@@ -1,10 +1,12 @@
 """Whole swarms of real daemons in virtual time: what must go on when parts of it do not."""
 
 import asyncio
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pytest
 
+from node.streams.protocols import STREAM_PROTOCOLS
 from protocol.types import Role
 from tests.worlds.memory_transport import eventually, run_virtual
 from tests.worlds.swarm_world import SwarmWorld, ToyEngine, ToyEngines, ToyTask
@@ -210,3 +212,79 @@ def test_a_dishonest_worker_is_found_out_slashed_and_never_learned_from(tmp_path
     assert status.rollouts.rejected == counts.rejected
     assert why["slashed"]
     assert why["rollouts"][0]["verdicts"][0]["reason"] == reason
+
+
+# One daemon
+
+
+@contextmanager
+def alone(tmp_path):
+    """Yield a world with one relay, which runs."""
+    world = SwarmWorld(tmp_path, SMALL)
+    world.start("relay")
+    yield world.machines["relay"]
+
+
+def test_a_daemon_serves_the_stream_protocols_of_the_table_and_no_others(tmp_path):
+    async def scenario():
+        with alone(tmp_path) as machine:
+            await asyncio.sleep(1)
+            run_id = machine.daemon.replica.run_id
+            names = {protocol.on(run_id) for protocol in STREAM_PROTOCOLS}
+            assert set(machine.transport._handlers) == names
+            machine.daemon.stop()
+            await machine.task
+
+    run_virtual(scenario())
+
+
+def test_who_leaves_says_so(tmp_path):
+    async def scenario():
+        world = SwarmWorld(tmp_path, SMALL)
+        for name in ("relay", "worker-0"):
+            world.start(name)
+        await asyncio.sleep(6)
+        relay, worker = (world.machines[name] for name in ("relay", "worker-0"))
+        roster = relay.daemon.replica.roster
+        assert not roster.get(worker.identity.peer_id).record.message.leaving
+        worker.daemon.stop()
+        await worker.task
+        await asyncio.sleep(2)
+        assert roster.get(worker.identity.peer_id).record.message.leaving
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_what_others_said_last_is_stored_at_the_end(tmp_path):
+    async def scenario():
+        with alone(tmp_path) as machine:
+            await asyncio.sleep(1)
+            machine.daemon.stop()
+            machine.daemon._message_log.later(b"the last message")
+            await machine.task
+            assert b"the last message" in machine.store.tables["messages"].values()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("how", ["returns", "is cancelled", "fails"])
+def test_a_service_that_ends_ends_the_node(tmp_path, how):
+    async def scenario():
+        with alone(tmp_path) as machine:
+
+            async def run():
+                await asyncio.sleep(1)
+                if how == "is cancelled":
+                    raise asyncio.CancelledError
+                if how == "fails":
+                    raise KeyError("a defect")
+
+            machine.daemon._policies.run = run
+            with pytest.raises(ExceptionGroup) as caught:
+                await machine.task
+            (error,) = caught.value.exceptions
+            assert isinstance(error, KeyError if how == "fails" else RuntimeError)
+            assert "policies" in str(error) or how == "fails"
+
+    run_virtual(scenario())
