@@ -6,6 +6,7 @@
 import json
 import shutil
 import tempfile
+import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +30,8 @@ class CopiedFiles(PolicyCopies):
     """Safetensors files in a folder of their own, which goes with the process."""
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="prime-node-behaviour-")
+        self._folder = Path(tempfile.mkdtemp(prefix="prime-node-behaviour-"))
+        weakref.finalize(self, shutil.rmtree, self._folder)
 
     @override
     def keep(self, policy: Policy) -> Policy:
@@ -48,7 +50,7 @@ class CopiedFiles(PolicyCopies):
         policy.path.unlink()
 
     def _path(self, name: str) -> Path:
-        return Path(self._folder.name) / f"{name}.safetensors"
+        return self._folder / f"{name}.safetensors"
 
 
 def _on_files(name: str) -> Callable[[Engines], Engines]:

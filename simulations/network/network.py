@@ -124,12 +124,19 @@ class SimNetwork(Network):
         await asyncio.sleep(2 * latency * DIAL_ROUND_TRIPS)
         if peer not in self._transports or self._cut_either_way(opener, acceptor):
             raise TransportError(f"{acceptor.name} refuses the connection")
-        if peer not in opener.connections and opener.peer_id in self._transports:
-            connection = Connection(self._loop, self._conditions, opener, acceptor, latency)
-            opener.connections[acceptor.peer_id] = connection
-            acceptor.connections[opener.peer_id] = connection
-            for host in (opener, acceptor):
-                _trim(host)
+        if opener.peer_id in self._transports:
+            self.connect(opener, acceptor)
+
+    def connect(self, opener: Host, acceptor: Host) -> None:
+        """Connect two machines at once, whatever is between them; no effect when they are."""
+        if acceptor.peer_id in opener.connections:
+            return
+        latency = self._latency(opener, acceptor)
+        connection = Connection(self._loop, self._conditions, opener, acceptor, latency)
+        opener.connections[acceptor.peer_id] = connection
+        acceptor.connections[opener.peer_id] = connection
+        for host in (opener, acceptor):
+            _trim(host)
 
     def _latency(self, one: Host, other: Host) -> float:
         """Return the one-way delay between two machines in seconds, the same in every call."""

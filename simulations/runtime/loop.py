@@ -247,9 +247,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     subprocess_shell = _refuse("a process")
 
 
-def run_virtual(main: Coroutine[Any, Any, T]) -> T:
+def run_virtual(
+    main: Coroutine[Any, Any, T], make_loop: Callable[[], VirtualLoop] = VirtualLoop
+) -> T:
     """Run ``main`` to its end in virtual time, then cancel whatever it left running."""
-    loop = VirtualLoop()
+    loop = make_loop()
     try:
         return loop.run_until_complete(loop.create_task(main))
     finally:

@@ -2,8 +2,8 @@ import asyncio
 
 from protocol.assignment import SequenceAssignment
 from roles.flow import ChangeSignal, Conditions, reward
-from tests.worlds.memory_transport import LoopClock, run_virtual
 from tests.worlds.messages import run_manifest
+from tests.worlds.network import LoopClock, run_virtual
 
 
 def test_a_beat_between_looking_and_waiting_is_not_lost():

@@ -14,9 +14,9 @@ from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.ports.engines import Generation, Policy, StepMetrics
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError, Release
-from tests.worlds.memory_transport import LoopClock
+from tests.worlds.disks import MemoryBlobs, MemoryFiles, MemoryStore
 from tests.worlds.messages import World, identity, run_manifest
-from tests.worlds.swarm_world import MemoryBlobs, MemoryFiles, MemoryStore
+from tests.worlds.network import LoopClock
 
 ANSWER = 5
 END = 1

@@ -172,17 +172,23 @@ def test_a_daemon_that_died_left_its_port_behind(datadir):
 async def answering(datadir, answer):
     """Serve ``answer`` to whoever connects, and return what ``fetch_status`` raises."""
 
+    served = asyncio.Event()
+
     async def handle(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(answer)
-        await writer.drain()
-        writer.close()
+        with contextlib.suppress(ConnectionError):  # who has heard enough hangs up
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(answer)
+            await writer.drain()
+            writer.close()
+            await writer.wait_closed()
+        served.set()
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     store_api_endpoint(datadir, server.sockets[0].getsockname()[1])
     try:
         with pytest.raises(NodeError) as caught:
             await asyncio.to_thread(fetch_status, datadir)
+        await served.wait()
     finally:
         server.close()
     return caught.value

@@ -15,7 +15,8 @@ from protocol.shardcast.index import chunk_digests
 from protocol.types import PeerId, RunId
 from roles.ports.storage import Owner, Purpose
 from roles.ports.transport import Stream, TransportError
-from tests.worlds.memory_transport import Hub, LoopClock
+from simulations.network import streams
+from tests.worlds.network import Hub, LoopClock
 
 DATA = bytes(range(256)) * 1200
 DIGEST = crypto.digest(DATA)
@@ -279,30 +280,35 @@ async def test_an_oversize_request_is_a_fault_and_a_silent_one_is_dropped(tmp_pa
     assert len(two.exchange._bounded._serving) == 0
 
 
-async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(tmp_path: Path) -> None:
+async def test_a_reader_that_stalls_is_dropped_and_blocks_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "WINDOW_BYTES", len(DATA) // 4)
     limits = ExchangeLimits(stall_seconds=0.3, streams_per_peer=2)
-    hub, (one, two, three) = await network(tmp_path, "one", "two", "three", limits=limits)
+    _, (one, two, three) = await network(tmp_path, "one", "two", "three", limits=limits)
     await two.blobs.put(DATA, OWNER)
-    hub.stall(one.peer)
-    stalled = [asyncio.create_task(pull(one, two.peer, 0, len(DATA))) for _ in range(2)]
-    await asyncio.sleep(0.05)
+    stalled = [
+        one.exchange.fetch_range(two.peer, DIGEST, 0, len(DATA), piece_bytes=100) for _ in range(2)
+    ]
+    for pieces in stalled:
+        await anext(pieces)
     assert b"".join(await pull(three, two.peer, 0, len(DATA))) == DATA
     assert two.exchange._bounded._serving[one.peer] == 2
-    hub.resume(one.peer)
-    hub.stall(one.peer)
     await asyncio.sleep(0.5)
     assert two.exchange._bounded._serving[one.peer] == 0
-    assert all(
-        isinstance(result, TransportError)
-        for result in await asyncio.gather(*stalled, return_exceptions=True)
-    )
+    for pieces in stalled:
+        with pytest.raises(TransportError):
+            [piece async for piece in pieces]
 
 
 @pytest.mark.parametrize(
     "limits",
     [ExchangeLimits(streams_per_peer=1), ExchangeLimits(streams_total=1)],
 )
-async def test_too_many_streams_are_told_busy(tmp_path: Path, limits: ExchangeLimits) -> None:
+async def test_too_many_streams_are_told_busy(
+    tmp_path: Path, limits: ExchangeLimits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "WINDOW_BYTES", len(DATA) // 4)
     _, (one, two) = await network(tmp_path, "one", "two", limits=limits)
     await two.blobs.put(DATA, OWNER)
     pieces = one.exchange.fetch_range(two.peer, DIGEST, 0, len(DATA), piece_bytes=100)

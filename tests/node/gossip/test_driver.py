@@ -18,7 +18,8 @@ from protocol.gossip.rpc import Rpc, Subscription, decode_rpc, encode_rpc
 from protocol.rng import Rng
 from protocol.types import ValidationResult
 from roles.ports.transport import TransportError
-from tests.worlds.memory_transport import WINDOW_BYTES, Hub, LoopClock, eventually, run_virtual
+from simulations.network import streams
+from tests.worlds.network import Hub, LoopClock, eventually, run_virtual
 
 TOPIC = "run/commits"
 
@@ -324,7 +325,7 @@ def test_a_stalled_peer_delays_nobody_drops_visibly_and_is_cut():
             author, healthy, stalled = nodes[1], nodes[0], nodes[2]
             hub.stall(stalled.peer_id)
             size = 4000
-            count = WINDOW_BYTES // size + 80
+            count = streams.WINDOW_BYTES // size + 80
             for number in range(count):
                 await author.gossip.publish(TOPIC, number.to_bytes(4, "big") * (size // 4))
                 await asyncio.sleep(0.001)
@@ -377,7 +378,9 @@ def test_publishing_slows_down_instead_of_dropping():
     run_virtual(scenario())
 
 
-def test_a_busy_publisher_does_not_take_the_room_of_the_others():
+def test_a_busy_publisher_does_not_take_the_room_of_the_others(monkeypatch):
+    monkeypatch.setattr(streams, "WINDOW_BYTES", 1 << 16)
+
     async def scenario():
         limits = GossipLimits(outbox_frames_max=20)
         async with swarm(2, limits=limits) as (_, nodes):

@@ -15,9 +15,9 @@ from roles.flow import ChangeSignal, Conditions
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.ports.transport import TransportError
-from tests.worlds.memory_transport import Hub, LoopClock, run_virtual
+from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, identity, run_manifest
-from tests.worlds.swarm_world import MemoryDirectory, MemoryStore
+from tests.worlds.network import Hub, LoopClock, run_virtual
 
 OWN = identity("validator 0")
 LIFETIME_SECONDS = 50
@@ -60,9 +60,14 @@ class Node:
     def __init__(self, store=None, directory=None):
         self.world = World(manifest())
         self.replica = Replica(self.world.manifest, lambda *_: True)
-        self.transport = Hub().transport(OWN.peer_id)
+        hub = Hub()
+        self.transport = hub.transport(OWN.peer_id)
         self.store = MemoryStore() if store is None else store
-        self.directory = MemoryDirectory({}, OWN.peer_id) if directory is None else directory
+        self.directory = (
+            hub.directory.directory(OWN.peer_id, Rng(b"directory"))
+            if directory is None
+            else directory
+        )
         self.clock = Clock()
         self.synchronised = asyncio.Event()
         self.synchronised.set()

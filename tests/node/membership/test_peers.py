@@ -14,8 +14,8 @@ from protocol.membership import Roster
 from protocol.rng import Rng
 from protocol.types import Role
 from roles.ports.transport import TransportError
-from tests.worlds.memory_transport import Hub, LoopClock, eventually, run_virtual
 from tests.worlds.messages import World, identity, run_manifest
+from tests.worlds.network import Hub, LoopClock, eventually, run_virtual
 
 WORLD = World(run_manifest())
 

@@ -18,9 +18,9 @@ from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.types import PeerId, ValidationResult
 from roles.flow import ChangeSignal, Conditions
-from tests.worlds.memory_transport import Hub, LoopClock, run_virtual
+from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, fingerprint, identity, run_manifest
-from tests.worlds.swarm_world import MemoryStore
+from tests.worlds.network import Hub, LoopClock, run_virtual
 
 WORLD = World(run_manifest(trainers=2))
 WORKER = WORLD.workers[0]

@@ -10,9 +10,9 @@ from protocol.faults import Fault
 from protocol.manifest import sign_manifest
 from protocol.types import PeerId
 from roles.ports.transport import TransportError
-from tests.worlds import memory_transport
-from tests.worlds.memory_transport import Hub, run_virtual
+from simulations.network import streams
 from tests.worlds.messages import identity, run_manifest
+from tests.worlds.network import Hub, run_virtual
 
 SIGNED = sign_manifest(run_manifest(), identity("creator"))
 HERE, THERE = PeerId("here"), PeerId("there")
@@ -65,7 +65,7 @@ def test_who_does_not_answer_in_time_is_not_reachable(serve):
 
 
 def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch):
-    monkeypatch.setattr(memory_transport, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr(streams, "WINDOW_BYTES", 0)  # whoever reads nothing lets nobody write
 
     async def scenario():
         hub = Hub()
@@ -75,16 +75,16 @@ def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch):
         await ManifestServer(there, large).start()
         stream = await here.open_stream(THERE, MANIFEST.name)
         await asyncio.sleep(1)
-        assert len(there._tasks) == 1
+        assert len(there._serving) == 1
         await asyncio.sleep(20)
-        assert there._tasks == {}
+        assert there._serving == {}
         await stream.close()
 
     run_virtual(scenario())
 
 
 def test_only_so_many_newcomers_are_served_at_once_each_of_them_once(monkeypatch):
-    monkeypatch.setattr(memory_transport, "WINDOW_BYTES", 4096)
+    monkeypatch.setattr(streams, "WINDOW_BYTES", 0)  # whoever reads nothing lets nobody write
 
     async def scenario():
         hub = Hub()
@@ -97,8 +97,9 @@ def test_only_so_many_newcomers_are_served_at_once_each_of_them_once(monkeypatch
             hub.connect(peer, THERE)
             await here.open_stream(THERE, MANIFEST.name)
             await asyncio.sleep(0.01)
-            assert len(there._tasks) == min(number + 1, MANIFEST.streams_total)
+            assert len(there._serving) == min(number + 1, MANIFEST.streams_total)
         await asyncio.sleep(20)
+        monkeypatch.undo()
         here = hub.transport(HERE)
         hub.connect(HERE, THERE)
         assert await fetch_manifest(here, THERE, verify) == large

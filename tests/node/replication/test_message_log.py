@@ -4,9 +4,9 @@ import pytest
 
 from node.replication.message_log import MessageLog
 from roles.ports.storage import Delete, StorageFullError
-from tests.worlds.memory_transport import run_virtual
+from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, fingerprint, run_manifest
-from tests.worlds.swarm_world import MemoryStore
+from tests.worlds.network import run_virtual
 
 WORLD = World(run_manifest())
 WORKER, OTHER = WORLD.workers[:2]

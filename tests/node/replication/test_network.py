@@ -20,9 +20,9 @@ from protocol.types import Role, Topic, ValidationResult
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
-from tests.worlds.memory_transport import Hub, LoopClock, run_virtual
+from tests.worlds.disks import MemoryBlobs, MemoryStore
 from tests.worlds.messages import World, run_manifest
-from tests.worlds.swarm_world import MemoryBlobs, MemoryStore
+from tests.worlds.network import Hub, LoopClock, run_virtual
 
 WORLD = World(run_manifest())
 WORKER, OTHER = WORLD.workers[:2]

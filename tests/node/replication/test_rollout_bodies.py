@@ -7,9 +7,9 @@ from node.replication.rollout_bodies import RolloutBodies
 from protocol.crypto import digest
 from protocol.ledger.commits import CommitState
 from roles.ports.storage import Owner, Purpose, StorageFullError
-from tests.worlds.memory_transport import Hub, LoopClock, run_virtual
+from tests.worlds.disks import MemoryBlobs
 from tests.worlds.messages import World, run_manifest
-from tests.worlds.swarm_world import MemoryBlobs
+from tests.worlds.network import Hub, LoopClock, run_virtual
 
 WORLD = World(run_manifest())
 WORKER, OTHER = WORLD.workers[:2]

@@ -4,7 +4,7 @@ import pytest
 
 from node.streams.deadline import within
 from roles.ports.transport import TransportError
-from tests.worlds.memory_transport import run_virtual
+from tests.worlds.network import run_virtual
 
 
 def test_what_takes_too_long_is_a_broken_stream_and_is_cancelled():

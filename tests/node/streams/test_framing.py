@@ -6,7 +6,7 @@ from node.streams.framing import read_frame, write_frame
 from protocol.faults import Fault
 from protocol.types import PeerId
 from roles.ports.transport import TransportError
-from tests.worlds.memory_transport import Hub, run_virtual
+from tests.worlds.network import Hub, run_virtual
 
 
 async def pair():

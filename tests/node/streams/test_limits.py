@@ -6,7 +6,7 @@ import pytest
 from node.streams.limits import Bounded
 from node.streams.protocols import MESSAGE
 from protocol.types import PeerId
-from tests.worlds.memory_transport import Hub, run_virtual
+from tests.worlds.network import Hub, run_virtual
 
 SERVER = PeerId("server")
 

@@ -1,9 +1,9 @@
 from node.weights.retention import STATES_KEPT, WeightsRetention
 from protocol.crypto import digest
 from roles.ports.storage import Owner, Purpose
-from tests.worlds.memory_transport import run_virtual
+from tests.worlds.disks import MemoryBlobs
 from tests.worlds.messages import World, run_manifest
-from tests.worlds.swarm_world import MemoryBlobs
+from tests.worlds.network import run_virtual
 
 WORLD = World(run_manifest(trainers=2))
 

@@ -11,7 +11,7 @@ from roles.inference.flow import (
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from tests.worlds.flow_world import Engine, FlowWorld, Task
-from tests.worlds.memory_transport import run_virtual
+from tests.worlds.network import run_virtual
 
 EPOCH_SECONDS = 10.0
 

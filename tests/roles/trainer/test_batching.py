@@ -7,7 +7,7 @@ from protocol.rollout import RolloutSequence, encode_body
 from roles.trainer.batching import Batching
 from tests.roles.trainer.trainer_world import World
 from tests.worlds.flow_world import END, Task
-from tests.worlds.memory_transport import run_virtual
+from tests.worlds.network import run_virtual
 
 
 def test_a_few_lost_bodies_hold_nothing_up(tmp_path):

@@ -1,8 +1,8 @@
 import asyncio
 
 from tests.roles.trainer.trainer_world import World, fresh, led
-from tests.worlds.memory_transport import run_virtual
 from tests.worlds.messages import identity
+from tests.worlds.network import run_virtual
 
 
 def test_it_begins_learns_and_publishes(tmp_path):

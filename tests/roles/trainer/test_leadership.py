@@ -3,7 +3,7 @@ import pytest
 from protocol.crypto import digest
 from roles.ports.storage import StorageFullError
 from tests.roles.trainer.trainer_world import EPOCH_SECONDS, World
-from tests.worlds.memory_transport import run_virtual
+from tests.worlds.network import run_virtual
 
 # Whose turn it is
 

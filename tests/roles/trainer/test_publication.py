@@ -5,7 +5,7 @@ import pytest
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from tests.roles.trainer.trainer_world import EPOCH_SECONDS, World
-from tests.worlds.memory_transport import run_virtual
+from tests.worlds.network import run_virtual
 
 
 def test_a_full_disk_delays_a_version_at_every_write(tmp_path):

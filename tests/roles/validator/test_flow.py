@@ -13,7 +13,7 @@ from roles.validator import examination
 from roles.validator import flow as module
 from roles.validator.flow import CHECKS_PER_WORKER, ValidatorFlow
 from tests.worlds.flow_world import ANSWER, END, Engine, FlowWorld, Task
-from tests.worlds.memory_transport import run_virtual
+from tests.worlds.network import run_virtual
 
 EPOCH_SECONDS = 10.0
 COMMITTEE = {"committee": {"size": 2, "escalated_size": 3, "roster_min": 2}}
