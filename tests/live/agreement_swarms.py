@@ -80,7 +80,7 @@ LIARS = {"worker-2": forged_rewards, "worker-3": edited_tokens}
 WORKLOAD = Workload(20_000, 12, 0.5, 0.03)
 COMPUTE = Compute(400, 4000, 4000, load_seconds=0.05)
 ROLES = {short: Role(role) for role, short in SHORT_NAMES.items()}
-SETTLE_SECONDS = 70.0
+SETTLE_SECONDS = 240.0
 SINCE = ("incarnation",)
 """Tables in which a node keeps since when it has been there; a validator judges nothing older."""
 

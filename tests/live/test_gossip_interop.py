@@ -168,10 +168,11 @@ class RawPeer:
             assert not isinstance(frames, Fault)
             self.rpcs += [decode_rpc(each) for each in frames]
 
-    async def attach(self, address: str) -> None:
+    async def attach(self, stack: AsyncExitStack, address: str) -> None:
         await self.transport.handle(GOSSIP.name, self.serve)
         peer = await self.transport.connect(address)
         self.stream = await self.transport.open_stream(peer, GOSSIP.name)
+        stack.push_async_callback(self.stream.close)
         await self.send(Rpc(subscriptions=(Subscription(True, TOPIC),)))
 
     async def send(self, rpc: Rpc) -> None:
@@ -188,8 +189,8 @@ async def test_tampered_messages_are_dropped_on_both_sides():
         ours = await start_ours(stack, path, 5)
         raw = RawPeer(await start_transport(stack, path, 6), 6)
         raw_to_ours = RawPeer(await start_transport(stack, path, 7), 7)
-        await raw.attach(go.addresses[0])
-        await raw_to_ours.attach((await ours.transport.addresses())[0])
+        await raw.attach(stack, go.addresses[0])
+        await raw_to_ours.attach(stack, (await ours.transport.addresses())[0])
         for peer in (raw, raw_to_ours):
             good, bad = peer.message(b"good", 1), peer.message(b"evil", 2)
             await peer.send(Rpc(publish=(bad.replace(b"evil", b"EVIL"), bad[:-1] + b"\x00")))
@@ -205,7 +206,7 @@ async def test_gos_control_messages_are_ours():
     async with directory() as path, AsyncExitStack() as stack:
         go, pipe = await start_go(stack, path)
         raw = RawPeer(await start_transport(stack, path, 8), 8)
-        await raw.attach(go.addresses[0])
+        await raw.attach(stack, go.addresses[0])
         await eventually(lambda: any(rpc.graft == (TOPIC,) for rpc in raw.rpcs))
         hello = [entry for rpc in raw.rpcs for entry in rpc.subscriptions]
         assert hello == [Subscription(True, TOPIC)]
@@ -220,7 +221,7 @@ async def test_gos_control_messages_are_ours():
         await raw.send(Rpc(prune=(Prune(TOPIC, 60),)))
         # Go flood-publishes its own messages, so only a relayed one comes by IHAVE.
         relay = RawPeer(await start_transport(stack, path, 9), 9)
-        await relay.attach(go.addresses[0])
+        await relay.attach(stack, go.addresses[0])
         relayed = sign_message(relay.identity, TOPIC, b"relayed", 1)
         await relay.send(Rpc(publish=(encode_message(relayed),)))
         await eventually(lambda: any(relayed.message_id in each for each in advertised(raw.rpcs)))

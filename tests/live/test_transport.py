@@ -263,8 +263,12 @@ async def test_a_killed_p2pd_comes_back_as_it_was(pair):
     os.kill(pid, signal.SIGKILL)
     with pytest.raises(TransportError):
         await asyncio.wait_for(broken_stream.read_exactly(1), PATIENCE_SECONDS)
-    calls = [left.peers(), left.open_stream(right.peer_id, ECHO), left.addresses()]
-    await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), PATIENCE_SECONDS)
+    await broken_stream.close()
+    calls = [left.open_stream(right.peer_id, ECHO), left.peers(), left.addresses()]
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        opened, *_ = await asyncio.gather(*calls, return_exceptions=True)
+    if not isinstance(opened, BaseException):  # in time: before the kill was noticed
+        await opened.close()
     await asyncio.wait_for(restarted.wait(), PATIENCE_SECONDS)
     assert left.p2pd_pid != pid
     assert await left.addresses() == addresses
@@ -287,10 +291,15 @@ async def test_handlers_added_while_p2pd_is_down_are_served_after(pair):
     async def answers() -> bool:
         try:
             stream = await left.open_stream(right.peer_id, "/prime-test/late")
+        except TransportError:
+            return False
+        try:
             await stream.write(b"x")
             return await stream.read_exactly(1) == b"x"
         except TransportError:
             return False
+        finally:
+            await stream.close()
 
     await eventually(answers)
 
