@@ -10,9 +10,9 @@ from protocol.replica import Replica
 from protocol.rng import Rng
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.storage import StorageFullError
-from tests.worlds.memory_transport import LoopClock, run_virtual
+from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, run_manifest
-from tests.worlds.swarm_world import MemoryStore
+from tests.worlds.network import LoopClock, run_virtual
 
 EPOCH_SECONDS = 10.0
 LISTENS_SECONDS = CAREFUL_EPOCHS * EPOCH_SECONDS

@@ -15,9 +15,9 @@ from protocol.rng import Rng
 from protocol.types import PeerId, Role, Topic, ValidationResult
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.storage import StorageFullError
-from tests.worlds.memory_transport import run_virtual
+from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, fingerprint, identity, run_manifest
-from tests.worlds.swarm_world import MemoryStore
+from tests.worlds.network import run_virtual
 
 WORLD = World(run_manifest())
 WORKER, OTHER = WORLD.workers[:2]
