@@ -28,6 +28,7 @@ class FaultCode(StrEnum):
         member.blame = blame
         return member
 
+    AFTER_LAST_VERSION = "after-last-version", Blame.SENDER
     BAD_BLOB = "bad-blob", Blame.SENDER
     BAD_CERTIFICATE = "bad-certificate", Blame.SENDER
     BAD_CHUNK = "bad-chunk", Blame.SENDER
@@ -71,6 +72,7 @@ class FaultCode(StrEnum):
     RPC_MALFORMED = "rpc-malformed", Blame.SENDER
     RPC_OVERSIZE = "rpc-oversize", Blame.SENDER
     SLOT_ORDER = "slot-order", Blame.SENDER
+    TERM_JUMP = "term-jump", Blame.NOBODY
     TOO_MANY_TOPICS = "too-many-topics", Blame.SENDER
     TRAINED_TWICE = "trained-twice", Blame.SENDER
     UNDECODABLE = "undecodable", Blame.SENDER
@@ -79,7 +81,7 @@ class FaultCode(StrEnum):
     WRONG_CHECKPOINT = "wrong-checkpoint", Blame.NOBODY
     WRONG_GENESIS = "wrong-genesis", Blame.SENDER
     WRONG_KIND = "wrong-kind", Blame.SENDER
-    WRONG_PARENT = "wrong-parent", Blame.NOBODY
+    WRONG_PARENT = "wrong-parent", Blame.SENDER
     WRONG_TOPIC = "wrong-topic", Blame.SENDER
 
 

@@ -26,6 +26,9 @@ from protocol.types import Digest, Epoch, PeerId, RunId
 
 MANIFEST_BYTES_MAX = 256 * 1024
 
+VERSIONS_MAX = 4096
+"""Steps of a run: a newcomer must hold all its manifests before it can take the first one."""
+
 _Model = TypeVar("_Model", bound=BaseModel)
 
 Count = Annotated[int, Field(ge=1, le=2**31)]
@@ -102,7 +105,7 @@ class GrpoSection(_Section):
     rollouts_ahead: Count
     """Batches that may wait, certified or in flight, before workers pause (back-pressure)."""
     async_level: Annotated[int, Field(ge=0, le=64)]
-    steps: Count
+    steps: Annotated[int, Field(ge=1, le=VERSIONS_MAX)]
 
 
 class ToplocSection(_Section):

@@ -94,6 +94,8 @@ class NodeRecord(Message):
     protocol_version: UInt
     policy_version: Annotated[int, Field(ge=-1, le=2**53)]
     """Newest policy held, -1 before the first."""
+    checkpoint: OptionalDigest = b""
+    """Digest of the manifest of the newest version taken; empty before the first."""
     leaving: bool = False
 
     @property

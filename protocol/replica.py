@@ -3,13 +3,12 @@
 ``receive`` is the one door for every message, whether it came by gossip, by stream, by
 synchronisation or from our own roles: it opens the envelope, checks signature, limits and place,
 and only then changes the roster, the ledger or a tally. What cannot be decided yet (a certificate
-before its commit, a version before its parent) waits in bounded tables and is tried again in
-``advance``.
+before its commit, a version before its parent or the outcomes of its batch) waits in bounded tables
+and is tried again in ``advance``, versions also when a certificate or another version is accepted.
 """
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 from protocol.committee import Committee, Tally, check_certificate, draw
@@ -36,6 +35,7 @@ from protocol.messages import (
     open_envelope,
 )
 from protocol.types import Digest, PeerId, Role, RunId, Topic, ValidationResult
+from protocol.waiting import Waiting
 
 WAITING_MAX = 1024
 """Messages of one kind that may wait for another one."""
@@ -48,40 +48,21 @@ TOPIC_KINDS: dict[Topic, type[Message]] = {
     Topic.EVIDENCE: Evidence,
 }
 
+_OPENS_VERSIONS = (Certificate.kind, CheckpointManifest.kind)
+"""Kinds of messages that a version may have waited for."""
+
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What became of a message: whether to relay it, the fault if any, and the opened message."""
+    """What became of a message: whether to relay it, the fault if any, and the opened message.
+
+    ``settled`` are versions that had waited for it and are accepted with it.
+    """
 
     result: ValidationResult
     signed: Signed[Any] | None = None
     fault: Fault | None = None
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A bounded table of messages that cannot be decided yet, with their arrival, oldest first."""
-
-    entries: dict[Digest, tuple[Signed[Any], float]] = field(default_factory=dict)
-
-    def add(self, signed: Signed[Any], arrived_at: float) -> None:
-        self.entries.setdefault(signed.digest, (signed, arrived_at))
-        if len(self.entries) > WAITING_MAX:
-            self._evict()
-
-    def _evict(self) -> None:
-        """Drop the oldest message of whoever has most of them: a flood displaces itself alone."""
-        counts = Counter(signed.signer for signed, _ in self.entries.values())
-        greediest = max(counts, key=counts.__getitem__)
-        del self.entries[
-            next(key for key, (signed, _) in self.entries.items() if signed.signer == greediest)
-        ]
-
-    def take(self, oldest: float) -> list[tuple[Signed[Any], float]]:
-        """Empty the table; return what arrived at ``oldest`` or later, in an order to try it."""
-        waited = [item for item in self.entries.values() if item[1] >= oldest]
-        self.entries.clear()
-        return sorted(waited, key=_waiting_order)
+    settled: tuple[Signed[CheckpointManifest], ...] = ()
 
 
 class Replica:
@@ -100,9 +81,8 @@ class Replica:
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
         self._tallies: dict[Digest, Tally] = {}
         self._evidence_due: dict[PeerId, Evidence] = {}
-        self._early_certificates = _Waiting()
-        self._early_checkpoints = _Waiting()
-        self._early_verdicts = _Waiting()
+        self._early_certificates = Waiting(WAITING_MAX)
+        self._early_verdicts = Waiting(WAITING_MAX)
         self._handlers: dict[str, tuple[type[Message], Callable[[Any, float], Received]]] = {
             NodeRecord.kind: (NodeRecord, self._record),
             RolloutCommit.kind: (RolloutCommit, self._commit),
@@ -115,7 +95,7 @@ class Replica:
             RolloutCommit.kind: (RolloutCommit, self.ledger.restore_commit),
             Verdict.kind: (Verdict, self._restore_verdict),
             Certificate.kind: (Certificate, self._restore_certificate),
-            CheckpointManifest.kind: (CheckpointManifest, self.ledger.offer_checkpoint),
+            CheckpointManifest.kind: (CheckpointManifest, self.ledger.restore_checkpoint),
             Evidence.kind: (Evidence, self._equivocators.offer),
         }
 
@@ -131,7 +111,10 @@ class Replica:
         signed = self._open(envelope, kind)
         if isinstance(signed, Fault):
             return Received(ValidationResult.REJECT, fault=signed)
-        return handle(signed, now)
+        received = handle(signed, now)
+        if received.result is ValidationResult.ACCEPT and name in _OPENS_VERSIONS:
+            return replace(received, settled=tuple(self._settle_versions(now)))
+        return received
 
     def receive_topic(self, topic: Topic, envelope: bytes, now: float) -> Received:
         """Take a gossiped message, which must be of its topic's kind."""
@@ -164,41 +147,70 @@ class Replica:
         self.ledger.advance(self.manifest.epoch_at(now))
         for commit in [key for key in self._tallies if key not in self.ledger.entries]:
             del self._tallies[commit]
-        return self._settle_waiting(now)
-
-    def _settle_waiting(self, now: float) -> list[Signed[Any]]:
-        settled: list[Signed[Any]] = []
         # What was waited for would have come, or expired, by then.
         waits_seconds = self.manifest.committee.expire_after_epochs * self.manifest.epochs.seconds
+        settled: list[Signed[Any]] = []
         for waiting, handle in (
             (self._early_verdicts, self._verdict),
             (self._early_certificates, self._certificate),
-            (self._early_checkpoints, self._checkpoint),
         ):
-            for signed, arrived_at in waiting.take(now - waits_seconds):
+            waiting.expire(now - waits_seconds)
+            for signed, arrived_at in waiting.take():
                 handler: Callable[[Any, float], Received] = handle
                 if handler(signed, arrived_at).result is ValidationResult.ACCEPT:
                     settled.append(signed)
+        self.ledger.branches.expire(now - waits_seconds)
+        return [*settled, *self._settle_versions(now), *self._follow_validators(now)]
+
+    def _settle_versions(self, now: float) -> list[Signed[CheckpointManifest]]:
+        """Take the versions that have waited and need not wait any longer."""
+        settled: list[Signed[CheckpointManifest]] = []
+        waiting = self.ledger.branches.candidates()
+        while waiting:
+            manifest = waiting.pop(0)
+            received = self._checkpoint(manifest, now)
+            if received.result is ValidationResult.ACCEPT:
+                settled.append(manifest)
+                waiting = self.ledger.branches.candidates()
         return settled
+
+    def _follow_validators(self, now: float) -> list[Signed[CheckpointManifest]]:
+        """Take the branch that the validators vouch for, if it is not ours."""
+        ledger, branches = self.ledger, self.ledger.branches
+        if not len(branches):
+            return []
+        excluded = self._equivocators.excluded(self.manifest.epoch_at(now))
+        live = self.roster.live(now, Role.VALIDATOR)
+        records = [member.record for member in live if member.peer not in excluded]
+        branch = branches.vouched(records, self.manifest.committee.roster_min)
+        for manifest in branch:
+            branches.remove(manifest.digest)
+        if not branch or ledger.adopt(branch, now) is not None:
+            return []
+        return [*branch, *self._settle_versions(now)]
 
     def sizes(self) -> dict[str, int]:
         """Return how full the bounded tables are, the fullest of a kind, by name."""
-        early = (self._early_certificates, self._early_checkpoints, self._early_verdicts)
         return {
             "in_flight": self.ledger.in_flight_max,
             "roster": len(self.roster),
-            "waiting": max(len(waiting.entries) for waiting in early),
+            "versions_waiting": len(self.ledger.branches),
+            "waiting": max(len(self._early_certificates), len(self._early_verdicts)),
         }
 
     @property
     def behind(self) -> bool:
         """Whether something has come whose predecessor has not: a peer should be asked."""
-        return bool(self._early_checkpoints.entries or self._early_certificates.entries)
+        return self.ledger.branches.behind or bool(self._early_certificates)
+
+    def is_waiting(self, digest: Digest) -> bool:
+        """Tell whether a message is here that cannot be decided yet: it need not come again."""
+        return digest in self.ledger.branches or digest in self._early_certificates
 
     @property
     def forked(self) -> bool:
         """Whether a version has come whose parent we lack: perhaps one that supersedes ours."""
-        return bool(self._early_checkpoints.entries)
+        return self.ledger.branches.forked
 
     def envelopes(self) -> list[bytes]:
         """Return what a restart needs, in an order in which it can be taken back."""
@@ -316,11 +328,16 @@ class Replica:
         return _received(certificate, self.ledger.offer_certificate(certificate, _reason(verdicts)))
 
     def _checkpoint(self, manifest: Signed[CheckpointManifest], now: float) -> Received:
-        result = self.ledger.offer_checkpoint(manifest)
-        known = self.ledger.checkpoint(manifest.message.version)
-        if result is False and (known is None or known.digest != manifest.digest):
-            self._early_checkpoints.add(manifest, now)
-        return _received(manifest, result)
+        def is_live(trainer: PeerId) -> bool:
+            return self.roster.is_live(trainer, now)
+
+        received = _received(manifest, self.ledger.offer_checkpoint(manifest, now, is_live))
+        waits = received.result is ValidationResult.IGNORE
+        if waits and not self.ledger.is_taken(manifest.digest):
+            self.ledger.branches.add(manifest, now)
+        else:
+            self.ledger.branches.remove(manifest.digest)
+        return received
 
     def _open(self, envelope: bytes, kind: type[MessageT]) -> Signed[MessageT] | Fault:
         return open_envelope(envelope, kind, self.run_id, self._verify, self._opened)
@@ -350,8 +367,3 @@ def _reason(verdicts: list[Signed[Verdict]]) -> str:
     """Return what most verdicts give as reason; ties by the alphabet."""
     reasons = sorted(verdict.message.reason for verdict in verdicts)
     return max(reasons, key=reasons.count, default="")
-
-
-def _waiting_order(waiting: tuple[Signed[Any], float]) -> int:
-    message = waiting[0].message
-    return message.version if isinstance(message, CheckpointManifest) else 0

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from node.api.status import (
@@ -23,18 +23,9 @@ from node.weights.library import PolicyLibrary
 from protocol.faults import Fault
 from protocol.ledger.commits import CommitState, Entry
 from protocol.ledger.counts import Counts
-from protocol.messages import (
-    PROTOCOL_VERSION,
-    Certificate,
-    CheckpointManifest,
-    Verdict,
-    open_envelope,
-)
+from protocol.messages import PROTOCOL_VERSION, Certificate, Verdict, open_envelope
 from protocol.replica import Received
-from protocol.types import Digest, Role, ValidationResult
-
-JUDGED_MAX = 4096
-"""Versions remembered as news; a trainer may announce any number that never find their parents."""
+from protocol.types import Role, ValidationResult
 
 
 @dataclass(slots=True)
@@ -54,27 +45,15 @@ class Observer:
     started_at: float
     first_certificate_at: float | None = None
     draining: bool = False
-    judged: dict[Digest, None] = field(default_factory=dict)
-    """The versions that came as news. What was published before we came cannot be judged from what
-    we hold, and its date is only its author's word."""
     _counted_in: int = -1
     _members_live: int = 0
 
-    def note(self, received: Received, source: Source) -> None:
-        """Note when the first certificate came, and which versions came as news."""
-        signed, accepted = received.signed, received.result is ValidationResult.ACCEPT
-        message = None if signed is None else signed.message
-        if signed is None or received.fault is not None:
-            return
-        if isinstance(message, Certificate) and accepted and self.first_certificate_at is None:
-            self.first_certificate_at = self.context.ports.clock.now()
-        if isinstance(message, CheckpointManifest) and source is Source.GOSSIP:
-            known = self.context.replica.ledger.checkpoint(message.version)
-            waits = known is None or known.digest != signed.digest
-            if self.synchronised() and (waits or accepted):
-                self.judged[signed.digest] = None
-                if len(self.judged) > JUDGED_MAX:
-                    del self.judged[next(iter(self.judged))]
+    def note(self, received: Received, _source: Source) -> None:
+        """Note when the first certificate came."""
+        if self.first_certificate_at is None and received.result is ValidationResult.ACCEPT:
+            signed = received.signed
+            if signed is not None and isinstance(signed.message, Certificate):
+                self.first_certificate_at = self.context.ports.clock.now()
 
     def status(self) -> NodeStatus:
         """Return the snapshot."""
@@ -184,17 +163,18 @@ class Observer:
         )
 
     def _checkpoints(self) -> tuple[CheckpointStatus, ...]:
+        ledger = self.context.replica.ledger
+        # What has no outcome here is in no version that this node has checked itself.
+        rejected = Counter(entry.trained_in for entry in ledger.trained_on_rejected)
         return tuple(
             CheckpointStatus(
                 version=entry.manifest.message.version,
                 reward_mean=entry.manifest.message.reward_mean / 1e6,
                 created_at=entry.manifest.message.created_at / 1000,
                 commits=len(entry.manifest.message.batch),
-                trained_without_certificate=len(entry.uncertified)
-                if entry.manifest.digest in self.judged
-                else 0,
+                trained_without_certificate=rejected[entry.manifest.message.version],
             )
-            for entry in self.context.replica.ledger.checkpoints
+            for entry in ledger.checkpoints
         )
 
     def _traffic(self) -> TrafficStatus:

@@ -124,6 +124,7 @@ class Announcer:
     async def _record(self, *, leaving: bool) -> NodeRecord:
         addresses = await within(CALL_SECONDS, self._context.ports.transport.addresses())
         short = [item for item in addresses if len(item) <= ADDRESS_CHARACTERS_MAX]
+        head = self._context.replica.ledger.head
         await self._incarnation.advance(leaving=leaving)
         return NodeRecord(
             sequence=self._incarnation.sequence,
@@ -136,6 +137,7 @@ class Announcer:
             software=self._about.software,
             protocol_version=PROTOCOL_VERSION,
             policy_version=self._policy_version(),
+            checkpoint=b"" if head is None else head.digest,
             leaving=leaving,
         )
 

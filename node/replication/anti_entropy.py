@@ -135,7 +135,12 @@ class AntiEntropy:
             await write_frame(stream, encode(request))
             ids = self._sound(stream, _ids(await self._read(stream, PAGE_BYTES_MAX)))
             known = {signed.digest: None for signed in _current(self._replica, 0)}
-            new = (item for item in dict.fromkeys(ids) if item not in known and item not in asked)
+            here = self._replica.is_waiting
+            new = (
+                item
+                for item in dict.fromkeys(ids)
+                if item not in known and item not in asked and not here(item)
+            )
             wanted = list(islice(new, ENVELOPES_MAX))
             await write_frame(stream, encode({"ids": wanted}))
             for _ in wanted:

@@ -159,6 +159,8 @@ class Inbox:
                 self._accept(signed, source)
         for listener in self._listeners:
             listener(received, source)
+        for settled in received.settled:
+            self._follow_up(Received(ValidationResult.ACCEPT, settled), Source.WAITED)
 
     def _accept(self, signed: Signed[Any], source: Source) -> None:
         message = signed.message

@@ -1,23 +1,32 @@
 """The versions that this node has taken, and which one may come next.
 
-A version number belongs to the first trainer that published it, unless a later term claims it from
-the same parent: then the earlier trainer had been replaced and did not know yet.
+A version number belongs to the first trainer that published it. A trainer's word alone replaces the
+newest version only, in a later term, and only when the leader that published it is gone: then that
+leader had published something that the next one never heard of, or that nobody can load. Terms rise
+by at most the number of trainers at a time, so nobody can use them up. What goes beyond that, a
+branch on which another part of the swarm has gone on, is the validators' to decide (``branches``).
 """
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protocol.faults import Fault, FaultCode
 from protocol.manifest import RunManifest
 from protocol.messages import CheckpointManifest, Signed
-from protocol.types import Digest
+from protocol.types import Digest, PeerId
+
+TERM_MAX = 2**52
+"""Whatever the trainers do, a later term still fits into a message."""
+
+IsLive = Callable[[PeerId], bool]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class CheckpointEntry:
-    """A published version, and which of its commits are not certified as far as we know."""
+    """A version that was taken, and when that was, in unix seconds."""
 
     manifest: Signed[CheckpointManifest]
-    uncertified: dict[Digest, None]
+    taken_at: float = float("-inf")
 
 
 class Chain:
@@ -25,9 +34,12 @@ class Chain:
 
     def __init__(self, manifest: RunManifest) -> None:
         self._manifest = manifest
+        self._trainers = len(manifest.genesis.trainers)
         self.checkpoints: list[CheckpointEntry] = []
         self.learned: dict[Digest, int] = {}
         """Commit to the version that learned from it."""
+        self._places: dict[bytes, int] = {b"": -1}
+        """Digest of a manifest to its version; what version 0 names as its parent is before it."""
 
     @property
     def head(self) -> Signed[CheckpointManifest] | None:
@@ -44,55 +56,78 @@ class Chain:
         known = 0 <= version < len(self.checkpoints)
         return self.checkpoints[version].manifest if known else None
 
+    def place(self, digest: bytes) -> int | None:
+        """Return the version whose manifest has this digest; -1 stands for "before the first"."""
+        return self._places.get(digest)
+
     def append(self, entry: CheckpointEntry) -> None:
         """Add the next version."""
-        self.checkpoints.append(entry)
         message = entry.manifest.message
+        assert message.version == len(self.checkpoints)
+        self.checkpoints.append(entry)
+        self._places[entry.manifest.digest] = message.version
         self.learned.update((Digest(commit), message.version) for commit in message.batch)
 
-    def cut(self, version: int) -> list[CheckpointEntry]:
+    def cut(self, version: int) -> list[Signed[CheckpointManifest]]:
         """Take back ``version`` and what came after it; their commits are learned from no more."""
-        gone = self.checkpoints[version:]
-        for entry in gone:
-            for commit in entry.manifest.message.batch:
+        gone = [entry.manifest for entry in self.checkpoints[version:]]
+        for manifest in gone:
+            del self._places[manifest.digest]
+            for commit in manifest.message.batch:
                 self.learned.pop(Digest(commit), None)
         del self.checkpoints[version:]
         return gone
 
-    def parent_awaited(self, message: CheckpointManifest) -> bool:
-        """Tell whether the parent may still come: we have none yet, or it would supersede ours."""
-        if message.version > len(self.checkpoints):
-            return True
-        parent = self.get(message.version - 1)
-        if parent is None or parent.digest == message.parent:
-            return False
-        return parent.message.term < message.term
-
-    def author_fault(self, manifest: Signed[CheckpointManifest]) -> Fault | None:
-        """Check whether its signer may publish in its term."""
+    def form_fault(self, manifest: Signed[CheckpointManifest]) -> Fault | None:
+        """Check what can be told without knowing any other version."""
         message = manifest.message
         if not self._manifest.is_trainer(manifest.signer):
             return Fault(FaultCode.NOT_A_TRAINER)
-        if message.term != self._manifest.term_of(manifest.signer, message.term):
-            return Fault(FaultCode.OTHER_TERM, f"term {message.term} is another trainer's")
+        own_term = self._manifest.term_of(manifest.signer, message.term)
+        if message.term != own_term or message.term > TERM_MAX:
+            return Fault(FaultCode.OTHER_TERM, f"term {message.term} is not its author's")
+        if message.version > self._manifest.grpo.steps:
+            return Fault(FaultCode.AFTER_LAST_VERSION)
+        if (message.version == 0) != (message.parent == b""):
+            return Fault(FaultCode.WRONG_PARENT)
+        genesis = message.policy == self._manifest.genesis_policy and not message.batch
+        if message.version == 0 and not genesis:
+            return Fault(FaultCode.WRONG_GENESIS)
         return None
 
-    def successor_fault(self, message: CheckpointManifest) -> Fault | None:
-        """Check a version against its parent, and against the one that it would supersede."""
-        known = self.get(message.version)
-        if known is not None and message.term <= known.message.term:
-            return Fault(FaultCode.VERSION_REUSED, f"version {message.version}")
-        if message.version == 0:
-            genesis = message.policy == self._manifest.genesis_policy and not message.batch
-            return None if genesis and message.parent == b"" else Fault(FaultCode.WRONG_GENESIS)
-        parent = self.checkpoints[message.version - 1].manifest
-        if message.parent != parent.digest:
-            return Fault(FaultCode.WRONG_PARENT)
-        if message.term < parent.message.term:
-            return Fault(FaultCode.OLD_TERM, f"term {message.term} after {parent.message.term}")
-        if len(set(message.batch)) != len(message.batch):
-            return Fault(FaultCode.TRAINED_TWICE)
-        for commit in message.batch:
-            if self.learned.get(Digest(commit), message.version) < message.version:
-                return Fault(FaultCode.TRAINED_TWICE)
+    def branch_fault(self, branch: Sequence[Signed[CheckpointManifest]]) -> Fault | None:
+        """Check consecutive versions whose first one has its parent in this chain."""
+        start = branch[0].message.version
+        if self._places[branch[0].message.parent] != start - 1:
+            return Fault(FaultCode.WRONG_PARENT, "it is not of the version before")
+        parent = self.get(start - 1)
+        term = 0 if parent is None else parent.message.term
+        learned: dict[bytes, None] = {}
+        for version, manifest in enumerate(branch, start):
+            message = manifest.message
+            if message.version != version:
+                return Fault(FaultCode.WRONG_PARENT, "it is not of the version before")
+            if message.term < term:
+                return Fault(FaultCode.OLD_TERM, f"term {message.term} after {term}")
+            term = message.term
+            for commit in message.batch:
+                if commit in learned or self.learned.get(Digest(commit), start) < start:
+                    return Fault(FaultCode.TRAINED_TWICE)
+                learned[commit] = None
         return None
+
+    def takes_word_for(self, manifest: Signed[CheckpointManifest], is_live: IsLive) -> Fault | bool:
+        """Tell whether its trainer's word makes this the newest version; its parent is here."""
+        message = manifest.message
+        known, parent = self.get(message.version), self.get(message.version - 1)
+        before = known or parent
+        term = 0 if before is None else before.message.term
+        if known is not None and message.term == term:
+            return Fault(FaultCode.VERSION_REUSED, f"version {message.version}")
+        if message.term > term + self._trainers:
+            # Or we have missed what is between them: the validators will tell.
+            return Fault(FaultCode.TERM_JUMP, f"term {message.term} after {term}")
+        if known is None:
+            return True
+        led_by_another = known.signer != manifest.signer and is_live(known.signer)
+        return known is self.head and message.term > term and not led_by_another

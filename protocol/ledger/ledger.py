@@ -6,8 +6,11 @@ in has been checked (``replica``). Of two certificates that contradict each othe
 (``Entry.is_outranked_by``); a version that learned from what is rejected later stays a version.
 """
 
+from collections.abc import Sequence
+
 from protocol.faults import Fault
-from protocol.ledger.chain import Chain, CheckpointEntry
+from protocol.ledger.branches import Branches
+from protocol.ledger.chain import Chain, CheckpointEntry, IsLive
 from protocol.ledger.commits import CommitRules, CommitState, Entry
 from protocol.ledger.counts import Counts
 from protocol.ledger.demand import Demand
@@ -31,6 +34,7 @@ class Ledger:
         self._manifest = manifest
         self._rules = CommitRules(manifest)
         self._chain = Chain(manifest)
+        self.branches = Branches(self._chain)
         self._demand = Demand(manifest, self._chain)
         self.entries: dict[Digest, Entry] = {}
         self.totals = Counts()
@@ -62,6 +66,10 @@ class Ledger:
     def version(self) -> int:
         """The newest version, -1 before the first."""
         return self._chain.version
+
+    def is_taken(self, checkpoint: bytes) -> bool:
+        """Tell whether the version with this manifest is one of ours."""
+        return self._chain.place(checkpoint) is not None
 
     def checkpoint(self, version: int) -> Signed[CheckpointManifest] | None:
         """Return the signed manifest of ``version`` if it is known."""
@@ -161,34 +169,63 @@ class Ledger:
         self._change(entry, CommitState.CERTIFIED if accepted else CommitState.REJECTED, reason)
         if not accepted:
             self._rejected.setdefault(entry.commit.signer, entry.commit.digest)
-        version = self._chain.learned.get(entry.commit.digest)
-        if accepted and version is not None:
-            self.checkpoints[version].uncertified.pop(entry.commit.digest, None)
         return True
 
-    def offer_checkpoint(self, manifest: Signed[CheckpointManifest]) -> Fault | bool:
-        """Append a version; False when it is known or its parent is not here yet."""
-        message = manifest.message
-        fault = self._chain.author_fault(manifest)
+    def offer_checkpoint(
+        self, manifest: Signed[CheckpointManifest], now: float, is_live: IsLive
+    ) -> Fault | bool:
+        """Take a version on its trainer's word; False when it is known or has to wait.
+
+        It has to wait for its parent and for the outcomes of all commits that it learned from.
+        ``is_live`` tells whether a trainer is here: nobody else replaces what a leader published.
+        """
+        fault = self._chain.form_fault(manifest)
         if fault is not None:
             return fault
-        known = self.checkpoint(message.version)
-        same = known is not None and known.digest == manifest.digest
-        if same or self._chain.parent_awaited(message):
+        known = self._chain.place(manifest.digest) is not None
+        if known or self._chain.place(manifest.message.parent) is None:
             return False
-        fault = self._chain.successor_fault(message)
+        fault = self._chain.branch_fault([manifest])
         if fault is not None:
             return fault
-        batch = [Digest(commit) for commit in message.batch]
-        self._supersede(message.version)
-        self._chain.append(
-            CheckpointEntry(manifest, {commit: None for commit in batch if not self._ok(commit)})
-        )
-        for commit in batch:
-            entry = self.entries.get(commit)
-            if entry is not None:
-                self._learn(entry, message.version)
+        taken = self._chain.takes_word_for(manifest, is_live)
+        if taken is not True:
+            return taken
+        if not all(self._has_outcome(Digest(commit)) for commit in manifest.message.batch):
+            return False
+        self._take_versions([manifest], now)
         return True
+
+    def adopt(self, branch: Sequence[Signed[CheckpointManifest]], now: float) -> Fault | None:
+        """Take a branch that the validators vouch for, and leave our own one if there is one."""
+        fault = self._chain.branch_fault(branch)
+        if fault is None:
+            self._take_versions(branch, now)
+        return fault
+
+    def restore_checkpoint(self, manifest: Signed[CheckpointManifest]) -> None:
+        """Take back a version that was taken before a restart: by then nobody doubted it."""
+        parent_known = self._chain.place(manifest.message.parent) is not None
+        new = parent_known and self._chain.place(manifest.digest) is None
+        if (
+            new
+            and self._chain.form_fault(manifest) is None
+            and self._chain.branch_fault([manifest]) is None
+        ):
+            self._take_versions([manifest], float("-inf"))
+
+    def _has_outcome(self, commit: Digest) -> bool:
+        entry = self.entries.get(commit) or self.kept.get(commit)
+        return entry is not None and entry.certificate is not None
+
+    def _take_versions(self, branch: Sequence[Signed[CheckpointManifest]], now: float) -> None:
+        self._supersede(branch[0].message.version)
+        for manifest in branch:
+            self._chain.append(CheckpointEntry(manifest, now))
+            for commit in manifest.message.batch:
+                entry = self.entries.get(Digest(commit))
+                if entry is not None:
+                    self._learn(entry, manifest.message.version)
 
     @property
     def trained_on_rejected(self) -> list[Entry]:
@@ -212,12 +249,13 @@ class Ledger:
 
     def _supersede(self, version: int) -> None:
         """Take back ``version`` and what came after it; their commits may be learned from again."""
-        gone = [superseded.manifest for superseded in self.checkpoints[version:]]
+        if version > self.version:
+            return
+        gone = self._chain.cut(version)
         digests = {manifest.digest for manifest in gone}
         for stranded in self.entries.values():
             if stranded.commit.message.checkpoint in digests:
                 self._expire(stranded)  # nobody can check it any more
-        self._chain.cut(version)
         for manifest in gone:
             for commit in manifest.message.batch:
                 entry = self.entries.get(Digest(commit))
@@ -226,10 +264,6 @@ class Ledger:
                     self._demand.file(entry)
                     for counts in self._counts(entry.commit.signer):
                         counts.trained -= 1
-
-    def _ok(self, commit: Digest) -> bool:
-        entry = self.entries.get(commit)
-        return entry is not None and entry.state is CommitState.CERTIFIED
 
     # Time and demand
 

@@ -22,10 +22,10 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """The version that the engine holds, and what the next one is published with."""
+    """Where training goes on from, and what the next version is published with."""
 
     version: int
-    """-1 when version 0 is to be published."""
+    """The version that the next one follows, -1 when version 0 is to be published."""
     term: int
     parent: bytes
     """Digest of the manifest of ``version``; empty before version 0."""
@@ -122,7 +122,9 @@ class Leadership:
         """Load the newest version that we hold once the head is lost with all who had it.
 
         A trainer may die between announcing a version and serving its first byte. Our next version
-        then takes the number of a lost one, in a later term and from the same parent.
+        then takes the number of the lost one, in a later term and from the same parent: nodes
+        replace no more than that on a trainer's word. What it learned from is older where several
+        versions are lost.
         """
         context, now = self._context, asyncio.get_running_loop().time()
         if self._awaited is None or self._awaited[0] != head.digest:
@@ -138,7 +140,7 @@ class Leadership:
                 continue
             if await self._take_over(checkpoint):
                 log.warning("versions are lost", newest=head.message.version, left=version)
-                return checkpoint
+                return context.replica.ledger.checkpoint(head.message.version - 1)
         return None
 
     def _is_held(self, version: int) -> bool:

@@ -9,6 +9,7 @@ import pytest
 from node.streams.protocols import STREAM_PROTOCOLS
 from protocol.types import Role
 from tests.worlds.memory_transport import eventually, run_virtual
+from tests.worlds.messages import all_certified
 from tests.worlds.swarm_world import SwarmWorld, ToyEngine, ToyEngines, ToyTask
 
 SMALL = [
@@ -32,7 +33,7 @@ async def reach(world, version, name="relay"):
 
 
 def trained_on_certified_only(world, name="relay"):
-    return all(not entry.uncertified for entry in ledger(world, name).checkpoints)
+    return all_certified(ledger(world, name))
 
 
 def test_a_swarm_trains_on_certified_rollouts_only(tmp_path):

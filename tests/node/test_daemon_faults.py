@@ -10,13 +10,14 @@ from protocol.types import Role, Topic
 from roles.inference.flow import InferenceFlow
 from tests.worlds.fault_world import TINY, FaultWorld, ShiftedClock, StrictEngine, outage
 from tests.worlds.memory_transport import eventually, run_virtual
+from tests.worlds.messages import all_certified
 from tests.worlds.swarm_world import ToyTask
 
 THREE = [*TINY, ("validator-2", Role.VALIDATOR)]
 
 
 def certified_only(world, name="trainer"):
-    return all(not entry.uncertified for entry in world.replica(name).ledger.checkpoints)
+    return all_certified(world.replica(name).ledger)
 
 
 # Crashes

@@ -26,6 +26,7 @@ from hypothesis.stateful import (
 
 from protocol import replica as replica_module
 from protocol.crypto import digest, verify
+from protocol.ledger import branches as branches_module
 from protocol.ledger.commits import CommitState
 from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
 from protocol.messages import Certificate
@@ -88,6 +89,7 @@ class ReplicaMachine(RuleBasedStateMachine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(replica_module, "WAITING_MAX", WAITING_MAX)
+        self.patch.setattr(branches_module, "VERSIONS_WAITING_MAX", WAITING_MAX)
         self.replica = WORLD.replica()
         self.epoch = 0
         self.chains: dict = {}
@@ -273,9 +275,9 @@ class ReplicaMachine(RuleBasedStateMachine):
         for table in (
             self.replica._early_verdicts,
             self.replica._early_certificates,
-            self.replica._early_checkpoints,
         ):
-            assert len(table.entries) <= WAITING_MAX
+            assert len(table) <= WAITING_MAX
+        assert len(self.replica.ledger.branches) <= WAITING_MAX
 
     @invariant()
     def outcomes_are_proven(self):
@@ -308,6 +310,13 @@ class ReplicaMachine(RuleBasedStateMachine):
             assert versions == ([] if entry.trained_in is None else [entry.trained_in])
 
     @invariant()
+    def all_that_was_learned_from_has_an_outcome(self):
+        entries = self.replica.ledger.entries
+        for version in self.replica.ledger.checkpoints:
+            for commit in version.manifest.message.batch:
+                assert entries[commit].certificate is not None
+
+    @invariant()
     def a_slot_has_one_commit_or_ended_its_workers_standing(self):
         commits = [entry.commit for entry in self.replica.ledger.entries.values()]
         slots = Counter(
@@ -338,7 +347,7 @@ def everything_said(world, bad, fork) -> list:
     """Return all messages of a run with an honest majority, and what one liar adds.
 
     ``bad`` holds which of each worker's commits are dishonest, ``fork`` the version from which a
-    second trainer takes over with a later term.
+    second trainer has gone on with a later term and most validators.
     """
     said = [world.record(one, ("validator",)) for one in world.validators]
     chains = [world.chain(worker, len(bad[0])) for worker in world.workers]
@@ -356,6 +365,10 @@ def everything_said(world, bad, fork) -> list:
         batch = tuple(certified[2 * (fork + number) + 1 : 2 * (fork + number) + 3])
         second.append(world.checkpoint(parent, 1, term=1, batch=batch))
         parent = second[-1]
+    said += [
+        world.record(one, ("validator",), 1, checkpoint=version.digest)
+        for one, version in zip(world.validators, (*[parent] * 4, *[first[-1]] * 2), strict=True)
+    ]
     return said + first + second
 
 

@@ -8,7 +8,7 @@ from protocol.faults import Fault, FaultCode
 from protocol.ledger.commits import CommitState
 from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
 from protocol.messages import Margin
-from protocol.replica import TOPIC_KINDS, Replica
+from protocol.replica import TOPIC_KINDS, Received, Replica
 from protocol.types import Topic, ValidationResult
 from tests.worlds.messages import World, fingerprint, forged, run_manifest
 
@@ -121,7 +121,7 @@ def test_only_what_is_wrong_for_everyone_is_blamed_on_its_carrier():
         "clock-skew": WORLD.record(OTHER, ("relay",), 9),
         "protocol-version": WORLD.record(OTHER, ("relay",), protocol_version=2),
         "unknown-role": WORLD.record(OTHER, ("muse",)),
-        "wrong-parent": WORLD.checkpoint(WORLD.genesis(index_bytes=99)),
+        "term-jump": WORLD.checkpoint(GENESIS, term=4),
         "version-reused": WORLD.genesis(index_bytes=99),
     }
     for reason, signed in views.items():
@@ -387,9 +387,10 @@ def test_verdicts_and_versions_wait_for_what_comes_before():
     for signed in (verdict, third, second):
         assert take(target, signed) is ValidationResult.IGNORE
     assert target.behind
-    for signed in (COMMIT, first):
-        assert take(target, signed) is ValidationResult.ACCEPT
-    assert target.advance(NOW) == [verdict, second, third]
+    assert take(target, COMMIT) is ValidationResult.ACCEPT
+    received = target.receive(first.envelope, NOW)
+    assert received == Received(ValidationResult.ACCEPT, first, settled=(second, third))
+    assert target.advance(NOW) == [verdict]
     assert (target.ledger.version, target.behind) == (3, False)
     assert take(target, verdict) is ValidationResult.IGNORE
 
@@ -400,9 +401,9 @@ def test_a_version_of_a_later_term_waits_for_its_parent():
     child = WORLD.checkpoint(parent, trainer=1)
     assert take(target, child) is ValidationResult.IGNORE
     assert target.behind
-    assert take(target, parent) is ValidationResult.ACCEPT
-    assert target.advance(NOW) == [child]
+    assert target.receive(parent.envelope, NOW).settled == (child,)
     assert target.ledger.head == child
+    assert not target.behind
 
 
 def unknown(name: str):

@@ -7,6 +7,7 @@ import msgpack
 
 from protocol.codec import encode
 from protocol.crypto import Identity, digest, verify
+from protocol.ledger.commits import CommitState
 from protocol.manifest import Genesis, RunManifest, load_recipe
 from protocol.messages import (
     PROTOCOL_VERSION,
@@ -196,6 +197,13 @@ def forged(signed, **fields) -> bytes:
     return encode(msgpack.unpackb(signed.envelope) | fields)
 
 
+def all_certified(ledger) -> bool:
+    """Tell whether all that versions learned from is certified, where it is not forgotten."""
+    learned = [commit for entry in ledger.checkpoints for commit in entry.manifest.message.batch]
+    known = [ledger.entries[commit] for commit in learned if commit in ledger.entries]
+    return all(entry.state is CommitState.CERTIFIED for entry in known)
+
+
 def fingerprint(replica) -> tuple:
     """Return all that a replica has concluded, as a value to compare."""
     ledger = replica.ledger
@@ -205,10 +213,7 @@ def fingerprint(replica) -> tuple:
             (key, entry.state, entry.reason, entry.trained_in, entry.certificate)
             for key, entry in sorted(ledger.entries.items())
         ),
-        tuple(
-            (entry.manifest.digest, tuple(sorted(entry.uncertified)))
-            for entry in ledger.checkpoints
-        ),
+        tuple(entry.manifest.digest for entry in ledger.checkpoints),
         repr(ledger.totals),
         tuple(sorted((peer, repr(counts)) for peer, counts in ledger.workers.items())),
         tuple(

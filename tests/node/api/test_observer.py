@@ -2,11 +2,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from node.api import observer as module
 from node.api.observer import Observer
 from node.context import NodeContext
 from node.replication.inbox import Source
-from protocol.faults import Fault, FaultCode
 from protocol.replica import Received
 from protocol.types import Role, ValidationResult
 from roles.flow import ChangeSignal, Conditions
@@ -145,36 +143,15 @@ def test_a_member_is_never_younger_than_now():
     assert ages[ahead.signer] == 0.0
 
 
-def test_only_what_came_as_news_is_judged_and_its_date_does_not_matter():
-    """A trainer could date its versions before our start; what we slept through proves nothing."""
+def test_a_version_shows_how_much_of_what_it_learned_from_was_rejected():
     node = observer()
-    unseen = WORLD.commit(WORKER, tokens=9)
-    before = WORLD.checkpoint(WORLD.genesis(), batch=(unseen.digest,))
-    after = WORLD.checkpoint(before, batch=(WORLD.commit(OTHER, tokens=9).digest,), created_at=0)
-    take(node, before, after)
-    accepted = ValidationResult.ACCEPT
-    node.note(Received(accepted, before), Source.ANTI_ENTROPY)
-    node.note(Received(accepted, after), Source.GOSSIP)
-    refused = WORLD.checkpoint(after, term=99)
-    node.note(
-        Received(ValidationResult.REJECT, refused, Fault(FaultCode.OTHER_TERM)), Source.GOSSIP
-    )
-    assert list(node.judged) == [after.digest]
+    good, bad = WORLD.commit(WORKER, tokens=9), WORLD.commit(OTHER, tokens=9)
+    rejection = WORLD.certificate(bad, accepted=False, escalated=True)
+    take(node, good, bad, WORLD.certificate(good), rejection)
+    honest = WORLD.checkpoint(WORLD.genesis(), batch=(good.digest,))
+    take(node, honest, WORLD.checkpoint(honest, batch=(bad.digest,)))
     points = node.status().checkpoints
     assert [point.trained_without_certificate for point in points] == [0, 0, 1]
-
-
-def test_a_version_waits_for_its_parent_as_news_and_those_who_wait_are_bounded(monkeypatch):
-    monkeypatch.setattr(module, "JUDGED_MAX", 3)
-    node = observer()
-    head = WORLD.checkpoint(WORLD.genesis())
-    orphans = [WORLD.checkpoint(head, index_bytes=number) for number in range(5)]
-    for signed in orphans:
-        node.note(Received(ValidationResult.IGNORE, signed), Source.GOSSIP)
-    assert list(node.judged) == [signed.digest for signed in orphans[2:]]
-    node.synchronised = lambda: False
-    node.note(Received(ValidationResult.IGNORE, head), Source.GOSSIP)
-    assert head.digest not in node.judged
 
 
 def test_the_first_certificate_is_dated_once():

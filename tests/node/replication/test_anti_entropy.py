@@ -164,14 +164,18 @@ def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch, batch):
 
 @pytest.mark.parametrize("depth", [2, 30])
 def test_another_chain_of_the_same_length_is_found_and_followed(depth):
-    """What a partition leaves: both sides went on from one version, one of them by right."""
+    """What a partition leaves: both sides went on from one version, one with more validators."""
 
     async def scenario():
         pair = Pair()
         common = chain(2)
         pair.ours.take(*common, *chain(depth, first=common[-1])[1:])
         theirs = chain(depth, trainer=1, first=common[-1], term=1)[1:]
-        pair.theirs.take(*common, *theirs)
+        names = (
+            WORLD.record(one, ("validator",), 1, checkpoint=theirs[-1].digest)
+            for one in WORLD.validators
+        )
+        pair.theirs.take(*common, *theirs, *names)
         for _ in range(4):
             assert await pair.pull()
             pair.ours.replica.advance(NOW)

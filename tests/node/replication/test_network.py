@@ -106,7 +106,7 @@ async def pair():
     return hub, ours, theirs
 
 
-def test_what_we_publish_is_stored_applied_and_heard():
+def test_what_we_publish_is_stored_applied_and_accepted_elsewhere():
     async def scenario():
         _, ours, theirs = await pair()
         seen = ours.changes.count

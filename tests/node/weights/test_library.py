@@ -280,6 +280,7 @@ def test_a_version_that_a_later_term_replaces_is_given_up_and_forgotten(tmp_path
         swarm.tell(old)
         await asyncio.sleep(3)
         assert one.library._arriving
+        swarm.introduce(trainer, leaving=True)
         new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
         swarm.tell(new)
         await eventually(
@@ -520,6 +521,8 @@ def test_a_crash_between_file_and_note_leaves_nothing_wrong(tmp_path):
         one, genesis = swarm.followers[0], swarm.followers[0].replica.ledger.checkpoint(0)
         new = await swarm.publish(trainer=1, parent=genesis, content=weights("new"), term=1)
         one.ports.files.weights(1).write_bytes(weights("new"))
+        await asyncio.sleep(1)
+        swarm.introduce(swarm.trainers[0], leaving=True)
         swarm.tell(new)
         await one.restart()
         assert one.library.newest_version() == 0

@@ -19,10 +19,16 @@ GENESIS = WORLD.genesis()
 def ledger(*commits, epoch=0, world=WORLD) -> Ledger:
     """Return a ledger that holds version 0 and ``commits``."""
     result = Ledger(world.manifest)
-    assert result.offer_checkpoint(world.genesis()) is True
+    assert offer(result, world.genesis()) is True
     for commit in commits:
         assert result.offer_commit(commit, epoch) is True
     return result
+
+
+def offer(result, version, *live):
+    """Offer a version while the trainers ``live`` are here."""
+    peers = [trainer.peer_id for trainer in live]
+    return result.offer_checkpoint(version, 0.0, peers.__contains__)
 
 
 def settle(result, commit, *, accepted=True, reason="reward") -> None:
@@ -39,7 +45,7 @@ def trained(result, *batch, parent=None, **changes) -> object:
     parent = result.head if parent is None else parent
     digests = tuple(commit.digest for commit in batch)
     version = WORLD.checkpoint(parent, batch=digests, **changes)
-    return result.offer_checkpoint(version)
+    return offer(result, version)
 
 
 def reason(result) -> str:
@@ -252,10 +258,10 @@ def test_versions_form_one_chain():
     result = Ledger(WORLD.manifest)
     first = WORLD.checkpoint(GENESIS)
     assert (result.head, result.version, result.checkpoint(0)) == (None, -1, None)
-    assert result.offer_checkpoint(first) is False, "its parent is not here"
-    assert result.offer_checkpoint(GENESIS) is True
-    assert result.offer_checkpoint(GENESIS) is False
-    assert result.offer_checkpoint(first) is True
+    assert offer(result, first) is False, "its parent is not here"
+    assert offer(result, GENESIS) is True
+    assert offer(result, GENESIS) is False
+    assert offer(result, first) is True
     assert (result.head, result.version) == (first, 1)
     assert result.checkpoint(0) == GENESIS
     assert result.checkpoint(-1) is None
@@ -264,17 +270,27 @@ def test_versions_form_one_chain():
 
 @pytest.mark.parametrize(
     "changes",
-    [{"policy": bytes(32)}, {"parent": bytes(32)}, {"batch": (bytes(32),)}],
+    [{"policy": bytes(32)}, {"batch": (bytes(32),)}],
 )
 def test_a_wrong_version_0_is_refused(changes):
     wrong = WORLD.sealed(GENESIS.message.model_copy(update=changes), WORLD.trainers[0])
-    assert reason(Ledger(WORLD.manifest).offer_checkpoint(wrong)) == "wrong-genesis"
+    assert reason(offer(Ledger(WORLD.manifest), wrong)) == "wrong-genesis"
 
 
 def test_only_trainers_publish():
     message = WORLD.checkpoint(GENESIS).message
     imposter = WORLD.sealed(message, WORLD.validators[0])
-    assert reason(ledger().offer_checkpoint(imposter)) == "not-a-trainer"
+    assert reason(offer(ledger(), imposter)) == "not-a-trainer"
+
+
+def test_a_version_comes_after_its_parent_and_no_later_than_the_last():
+    result = ledger()
+    right = WORLD.checkpoint(GENESIS)
+    for changes in ({"version": 2}, {"version": 0}, {"parent": b""}):
+        wrong = WORLD.sealed(right.message.model_copy(update=changes), WORLD.trainers[0])
+        assert reason(offer(result, wrong)) == "wrong-parent"
+    after_last = WORLD.manifest.grpo.steps + 1
+    assert reason(trained(result, version=after_last)) == "after-last-version"
 
 
 def test_a_version_number_is_used_once_in_a_term():
@@ -282,15 +298,29 @@ def test_a_version_number_is_used_once_in_a_term():
     assert trained(result) is True
     assert reason(trained(result, parent=GENESIS, index_bytes=98)) == "version-reused"
     unknown = WORLD.checkpoint(GENESIS, index_bytes=99)
-    assert reason(trained(result, parent=unknown)) == "wrong-parent"
+    assert trained(result, parent=unknown) is False, "its parent may come"
     assert result.version == 1
 
 
 def test_terms_never_fall():
     result = ledger()
-    assert trained(result, term=4) is True
-    assert reason(trained(result, term=2)) == "old-term"
-    assert trained(result, term=4) is True
+    assert trained(result, term=2) is True
+    assert reason(trained(result, term=0)) == "old-term"
+    assert trained(result, term=2) is True
+
+
+def test_terms_rise_by_no_more_than_the_number_of_trainers():
+    """Else one message could use up all terms, and nobody could ever take over."""
+    result = ledger()
+    assert trained(result, trainer=1, term=1) is True
+    assert reason(trained(result, trainer=1, term=5)) == "term-jump"
+    assert trained(result, trainer=1, term=3) is True
+    parent = result.checkpoint(1)
+    assert reason(trained(result, parent=parent, term=6)) == "term-jump"
+    assert trained(result, parent=parent, term=4) is True
+    assert trained(result, parent=parent, trainer=1, term=5) is True, "it replaces term 4"
+    for term in (2**52 + 2, 2**53):
+        assert reason(trained(result, term=term)) == "other-term"
 
 
 def test_a_term_is_one_trainers():
@@ -298,7 +328,7 @@ def test_a_term_is_one_trainers():
     result = ledger()
     assert reason(trained(result, trainer=1)) == "other-term"
     assert reason(trained(result, trainer=1, term=2)) == "other-term"
-    assert trained(result, trainer=1, term=3) is True
+    assert trained(result, trainer=1, term=1) is True
     for place, trainer in enumerate(WORLD.trainers):
         terms = [WORLD.manifest.term_of(trainer.peer_id, least) for least in range(5)]
         assert terms == [[0, 2, 2, 4, 4], [1, 1, 3, 3, 5]][place]
@@ -309,8 +339,7 @@ def test_a_later_term_supersedes_and_frees_what_was_learned():
     result = ledger(*commits)
     for commit in commits:
         settle(result, commit)
-    assert trained(result, commits[0]) is True
-    assert trained(result, commits[1]) is True
+    assert trained(result, *commits) is True
     assert result.totals.trained == 2
     assert result.usable() == []
     assert trained(result, commits[1], parent=GENESIS, trainer=1, term=1) is True
@@ -321,16 +350,34 @@ def test_a_later_term_supersedes_and_frees_what_was_learned():
     assert (result.totals.trained, result.workers[WORKER.peer_id].trained) == (1, 0)
 
 
-def test_a_version_waits_for_the_parent_that_will_supersede_ours():
+def test_a_trainers_word_replaces_the_newest_version_and_no_other():
+    result = ledger()
+    chain = [GENESIS]
+    for _ in range(3):
+        assert trained(result) is True
+        chain.append(result.head)
+    for depth in (3, 2):
+        assert trained(result, parent=chain[-1 - depth], trainer=1, term=1) is False
+    assert result.head == chain[3]
+    assert trained(result, parent=chain[2], trainer=1, term=1) is True
+    assert result.version == 3
+
+
+def test_a_trainers_word_replaces_nothing_of_a_leader_that_is_here():
+    first, second = WORLD.trainers
     result = ledger()
     assert trained(result) is True
-    new_parent = WORLD.checkpoint(GENESIS, trainer=1, term=1)
-    child = WORLD.checkpoint(new_parent, trainer=1)
-    assert result.offer_checkpoint(child) is False
-    assert result.version == 1
-    assert result.offer_checkpoint(new_parent) is True
-    assert result.offer_checkpoint(child) is True
-    assert (result.version, result.head) == (2, child)
+    usurper = WORLD.checkpoint(GENESIS, trainer=1, term=1)
+    assert offer(result, usurper, first) is False
+    assert offer(result, usurper, second) is True
+    assert offer(result, WORLD.checkpoint(GENESIS, term=2), first, second) is False
+
+
+def test_a_leader_that_lost_its_disk_replaces_its_own_newest_version():
+    first = WORLD.trainers[0]
+    result = ledger()
+    assert trained(result) is True
+    assert offer(result, WORLD.checkpoint(GENESIS, term=2), first) is True
 
 
 def test_a_commit_is_learned_from_once():
@@ -352,41 +399,107 @@ def test_a_trainer_that_learns_from_a_rejected_commit_is_found_out_and_ends_noth
     assert [entry.commit for entry in result.trained_on_rejected] == [commit]
 
 
-def test_superseded_commits_of_unknown_workers_are_freed_too():
+def test_superseded_commits_that_are_not_here_are_freed_too():
     commit = WORLD.commit(WORKER)
     result = ledger()
-    assert trained(result, commit) is True
+    assert result.adopt([WORLD.checkpoint(GENESIS, batch=(commit.digest,))], 0.0) is None
     assert trained(result, parent=GENESIS, trainer=1, term=1) is True
     assert result.offer_commit(commit, 0) is True
     assert result.entries[commit.digest].trained_in is None
     assert result.totals.trained == 0
 
 
-@pytest.mark.parametrize("order", ["commit", "certificate", "version"])
+def test_a_version_waits_for_the_outcomes_of_all_that_it_learned_from():
+    """Whoever published it may have made them up."""
+    chain = WORLD.chain(WORKER, 2)
+    result = ledger(chain[0])
+    assert trained(result, *chain) is False
+    settle(result, chain[0])
+    assert trained(result, *chain) is False
+    assert result.offer_commit(chain[1], 0) is True
+    assert trained(result, *chain) is False
+    assert (result.version, result.totals.trained) == (0, 0)
+    settle(result, chain[1])
+    assert trained(result, *chain) is True
+    assert result.totals.trained == 2
+
+
+@pytest.mark.parametrize("order", ["commit", "version"])
 def test_totals_do_not_depend_on_what_came_first(order):
     commit = WORLD.commit(WORKER)
     result = ledger()
-    if order != "version":
-        result.offer_commit(commit, 0)
-    if order == "certificate":
-        settle(result, commit)
-    assert trained(result, commit) is True
-    entry = result.checkpoints[1]
-    assert list(entry.uncertified) == ([] if order == "certificate" else [commit.digest])
+    version = WORLD.checkpoint(GENESIS, batch=(commit.digest,))
     if order == "version":
-        result.offer_commit(commit, 0)
-    if order != "certificate":
-        settle(result, commit)
-    assert list(entry.uncertified) == []
+        assert result.adopt([version], 0.0) is None
+    result.offer_commit(commit, 0)
+    settle(result, commit)
+    if order == "commit":
+        assert offer(result, version) is True
     assert (result.totals.trained, result.totals.certified) == (1, 1)
 
 
-def test_a_rejected_commit_that_a_version_had_learned_from_stays_uncertified():
+# Branches that validators vouch for, and restarts
+
+
+def branch(*parents, batches=((), (), ()), **changes) -> list:
+    """Return versions after ``parents`` that a second trainer made."""
+    result = [*parents]
+    for batch in batches:
+        digests = tuple(commit.digest for commit in batch)
+        result.append(WORLD.checkpoint(result[-1], 1, batch=digests, **changes))
+    return result[len(parents) :]
+
+
+def test_a_branch_is_adopted_as_a_whole_in_place_of_ours():
     commit = WORLD.commit(WORKER)
     result = ledger(commit)
+    settle(result, commit)
+    for _ in range(3):
+        assert trained(result) is True
+    first = result.checkpoint(1)
+    adopted = branch(first, batches=((commit,), ()), term=1)
+    assert result.adopt(adopted, 7.0) is None
+    assert [entry.manifest for entry in result.checkpoints] == [GENESIS, first, *adopted]
+    assert [entry.taken_at for entry in result.checkpoints] == [0.0, 0.0, 7.0, 7.0]
+    assert result.entries[commit.digest].trained_in == 2
+    assert not result.is_taken(WORLD.checkpoint(first).digest)
+
+
+def test_a_branch_with_a_flaw_changes_nothing():
+    commit = WORLD.commit(WORKER)
+    result = ledger(commit)
+    settle(result, commit)
     assert trained(result, commit) is True
-    settle(result, commit, accepted=False)
-    assert list(result.checkpoints[1].uncertified) == [commit.digest]
+    head = result.head
+    twice = branch(GENESIS, batches=((commit,), (commit,)), term=1)
+    falling = [*branch(GENESIS, batches=((),), term=3), *branch(head, batches=((),), term=1)]
+    for flawed, fault in (
+        (branch(head, batches=((commit,),), term=1), "trained-twice"),
+        (twice, "trained-twice"),
+        (falling, "old-term"),
+        (branch(GENESIS, batches=((), ()), term=1)[::2] * 2, "wrong-parent"),
+        ([WORLD.checkpoint(GENESIS, version=2)], "wrong-parent"),
+    ):
+        assert reason(result.adopt(flawed, 0.0)) == fault
+    assert (result.head, result.entries[commit.digest].trained_in) == (head, 1)
+
+
+def test_a_restart_takes_back_whatever_had_been_taken():
+    """Old outcomes are gone by then, and who was live is not known yet."""
+    commit = WORLD.commit(WORKER)
+    ours = [GENESIS, *branch(GENESIS, batches=((commit,), (), ()), term=1)]
+    later = branch(GENESIS, term=3)
+    result = Ledger(WORLD.manifest)
+    for version in (*ours, *ours, *later):
+        result.restore_checkpoint(version)
+    assert [entry.manifest for entry in result.checkpoints] == [GENESIS, *later]
+    for flawed in (
+        WORLD.checkpoint(later[-1], term=2),
+        WORLD.checkpoint(WORLD.checkpoint(later[-1], 1), 1),
+        WORLD.sealed(later[-1].message, WORLD.validators[0]),
+    ):
+        result.restore_checkpoint(flawed)
+    assert result.head == later[-1]
 
 
 def test_the_largest_lag_is_kept():
@@ -503,10 +616,10 @@ def test_slots_belong_to_a_checkpoint():
     result = ledger(world=world)
     old = world.checkpoint(world.genesis())
     new = world.checkpoint(world.genesis(), trainer=1, term=1, policy=digest(b"another"))
-    assert result.offer_checkpoint(old) is True
+    assert offer(result, old) is True
     before = world.commit(WORKER, version=1, checkpoint=old.digest)
     assert result.offer_commit(before, 0) is True
-    assert result.offer_checkpoint(new) is True
+    assert offer(result, new) is True
     assert result.entries[before.digest].state is CommitState.EXPIRED, "nobody can check it now"
     assert result.in_flight(WORKER.peer_id) == 0
     assert result.next_slot(WORKER.peer_id, 1) == (0, b"")
@@ -557,7 +670,7 @@ def test_a_complete_run_wants_nothing_more():
     world = World(run_manifest(grpo={"steps": 1}))
     result = ledger(world=world)
     assert result.demand()
-    assert result.offer_checkpoint(world.checkpoint(world.genesis())) is True
+    assert offer(result, world.checkpoint(world.genesis())) is True
     assert not result.demand()
 
 

@@ -1,0 +1,50 @@
+"""A bounded table of signed messages that cannot be decided yet."""
+
+from collections import Counter
+from typing import Any
+
+from protocol.messages import Signed
+from protocol.types import Digest
+
+
+class Waiting:
+    """Messages with the time of their arrival, oldest first, and never more than ``limit``."""
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self.entries: dict[Digest, tuple[Signed[Any], float]] = {}
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __contains__(self, digest: object) -> bool:
+        return digest in self.entries
+
+    def add(self, signed: Signed[Any], now: float) -> None:
+        """Let a message wait; one that waits already waits no longer for it."""
+        self.entries.setdefault(signed.digest, (signed, now))
+        if len(self.entries) > self._limit:
+            self._evict()
+
+    def remove(self, digest: Digest) -> None:
+        """Let a message wait no more."""
+        self.entries.pop(digest, None)
+
+    def expire(self, oldest: float) -> None:
+        """Drop what arrived before ``oldest``."""
+        for digest in [key for key, (_, at) in self.entries.items() if at < oldest]:
+            del self.entries[digest]
+
+    def take(self) -> list[tuple[Signed[Any], float]]:
+        """Empty the table and return what was in it, the oldest first."""
+        waited = list(self.entries.values())
+        self.entries.clear()
+        return waited
+
+    def _evict(self) -> None:
+        """Drop the oldest message of whoever has most of them: a flood displaces itself alone."""
+        counts = Counter(signed.signer for signed, _ in self.entries.values())
+        greediest = max(counts, key=counts.__getitem__)
+        self.remove(
+            next(key for key, (signed, _) in self.entries.items() if signed.signer == greediest)
+        )
