@@ -53,8 +53,8 @@ def fetch(datadir: DataDir, path: str) -> dict[str, Any]:
     connection = http.client.HTTPConnection(HOST, endpoint.port, timeout=REQUEST_SECONDS)
     try:
         connection.request("GET", path)
-        answer = connection.getresponse()
-        values = json.loads(answer.read(ANSWER_BYTES_MAX))
+        with connection.getresponse() as answer:
+            values = json.loads(answer.read(ANSWER_BYTES_MAX))
     except TimeoutError:
         raise NodeError(
             f"the daemon of {datadir.root} (process {endpoint.pid}) did not answer within "
