@@ -124,10 +124,13 @@ class TrainingEngine(Protocol):
         """
 
     async def write_policy(self, path: Path) -> Digest:
-        """Write the weights as safetensors atomically; return the policy digest."""
+        """Write the weights as safetensors atomically; return the policy digest.
+
+        Raises ``StorageFullError``.
+        """
 
     async def save_state(self, path: Path) -> None:
-        """Write model, optimiser and progress atomically."""
+        """Write model, optimiser and progress atomically; raises ``StorageFullError``."""
 
     async def load_state(self, path: Path, policy: Digest) -> None:
         """Restore what a ``save_state`` wrote, perhaps another trainer's, whose word is not taken.

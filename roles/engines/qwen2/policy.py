@@ -5,7 +5,6 @@ policy. A tied output layer is stored once, under the name of the embedding.
 """
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from protocol.policy import policy_digest
 from protocol.types import Digest
+from roles.engines.files import replacing
 from roles.engines.tensors import read_tensors
 
 ModelConfig = Mapping[str, int | float | str | bool]
@@ -98,27 +98,14 @@ def read_policy(
 
 
 def write_policy(tensors: Mapping[str, Tensor], path: Path) -> Digest:
-    """Write tensors as safetensors so that ``path`` is old or complete; return their digest."""
+    """Write tensors as safetensors so that ``path`` is old or complete; return their digest.
+
+    Raises ``StorageFullError``.
+    """
     on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
-    partial = path.with_name(path.name + ".partial")
-    save_file(on_cpu, partial)
-    make_durable(partial, path)
+    with replacing(path) as partial:
+        save_file(on_cpu, partial)
     return digest_of(on_cpu)
-
-
-def make_durable(partial: Path, path: Path) -> None:
-    """Rename ``partial`` to ``path`` so that after a power cut ``path`` is old or complete."""
-    _fsync(partial)
-    partial.replace(path)
-    _fsync(path.parent)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _dtype_name(tensor: Tensor) -> str:

@@ -13,7 +13,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from roles.engines.qwen2.policy import digest_of, make_durable
+from roles.engines.files import replacing
+from roles.engines.qwen2.policy import digest_of
 from roles.engines.tensors import Shapes, file_bytes_max, read_tensors
 
 _FORMAT = "2"
@@ -46,7 +47,10 @@ def checkpoint_bytes_max(shapes: Shapes) -> int:
 
 
 def save_checkpoint(state: TrainingState, path: Path) -> None:
-    """Write ``state`` so that ``path`` is old or complete, also after a power cut."""
+    """Write ``state`` so that ``path`` is old or complete, also after a power loss.
+
+    Raises ``StorageFullError``.
+    """
     groups = (state.weights, state.first_moments, state.second_moments)
     tensors = {
         f"{kind}/{name}": tensor.cpu().contiguous()
@@ -58,9 +62,8 @@ def save_checkpoint(state: TrainingState, path: Path) -> None:
         "steps": str(state.steps),
         "digest": digest_of(tensors).hex(),
     }
-    partial = path.with_name(path.name + ".partial")
-    save_file(tensors, partial, metadata)
-    make_durable(partial, path)
+    with replacing(path) as partial:
+        save_file(tensors, partial, metadata)
 
 
 def load_checkpoint(path: Path, shapes: Shapes) -> TrainingState:

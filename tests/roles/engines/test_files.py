@@ -1,0 +1,166 @@
+"""Files of engines: whole or as before, on full disks too, with the libraries that write them."""
+
+import errno
+
+import pytest
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from roles.engines import files
+from roles.engines.files import replacing
+from roles.engines.qwen2 import policy
+from roles.engines.qwen2.policy import (
+    build_model,
+    configuration,
+    digest_of,
+    read_policy,
+    shapes_of,
+    tensors_of,
+    write_policy,
+)
+from roles.engines.training import checkpoint
+from roles.engines.training.engine import TorchTrainingEngine
+from roles.ports.storage import StorageFullError
+from tests.roles.engines.tiny import CONFIG, grpo, model, sampling
+from tests.roles.engines.training.batches import batch_of
+from tests.worlds.small_disk import small_disk
+
+LEFT_BYTES = [0, 4096, 100_000]
+"""Room for nothing, for a header, and for a part of the tensors."""
+
+
+@pytest.fixture
+def disk(tmp_path):
+    with small_disk(tmp_path / "disk", 6_000_000) as disk:
+        yield disk
+
+
+@pytest.fixture
+async def engine(policies):
+    made = TorchTrainingEngine(model(), sampling(), grpo())
+    await made.load_policy(policies[0])
+    yield made
+    made.close()
+
+
+# On a disk that is really full
+
+
+@pytest.mark.parametrize("left_bytes", LEFT_BYTES)
+async def test_a_trainer_is_told_that_its_weights_do_not_fit(disk, engine, policies, left_bytes):
+    path = disk.path / "v1.safetensors"
+    before = await engine.write_policy(path)
+    await engine.step(batch_of())
+    disk.fill(left_bytes)
+    with pytest.raises(StorageFullError):
+        await engine.write_policy(path)
+    assert disk.names() == [path.name]
+    assert digest_of(load_file(path)) == before == policies[0].digest
+    disk.empty()
+    after = await engine.write_policy(path)
+    assert digest_of(load_file(path)) == after != before
+
+
+@pytest.mark.parametrize("left_bytes", LEFT_BYTES)
+async def test_a_trainer_is_told_that_its_state_does_not_fit(disk, engine, left_bytes):
+    path = disk.path / "v1.state"
+    await engine.step(batch_of())
+    digest = await engine.write_policy(disk.path / "v1.safetensors")
+    await engine.save_state(path)
+    await engine.step(batch_of(1))
+    disk.fill(left_bytes)
+    with pytest.raises(StorageFullError):
+        await engine.save_state(path)
+    assert disk.names() == ["v1.safetensors", path.name]
+    await engine.load_state(path, digest)
+    disk.empty()
+    await engine.step(batch_of(1))
+    await engine.save_state(path)
+    await engine.load_state(path, await engine.write_policy(disk.path / "v2.safetensors"))
+
+
+@pytest.mark.parametrize("left_bytes", LEFT_BYTES)
+def test_a_policy_that_does_not_fit_leaves_nothing(disk, left_bytes):
+    torch.manual_seed(0)
+    tensors = tensors_of(build_model(configuration(CONFIG), torch.float32, "cpu"))
+    path = disk.path / "policy"
+    disk.fill(left_bytes)
+    with pytest.raises(StorageFullError):
+        write_policy(tensors, path)
+    assert disk.names() == []
+    disk.empty()
+    assert read_policy(path, write_policy(tensors, path), shapes_of(configuration(CONFIG)))
+
+
+def test_torch_too_is_understood_when_it_is_given_an_open_file(disk):
+    """It hides the error behind one of its own, as anything that writes for an engine may."""
+    disk.fill(100_000)
+    path = disk.path / "state"
+    with (
+        pytest.raises(StorageFullError),
+        replacing(path) as partial,
+        partial.open("wb") as file,
+    ):
+        torch.save({"x": torch.zeros(500_000)}, file)
+    assert disk.names() == []
+
+
+# Anywhere
+
+
+@pytest.mark.parametrize("write", ["weights", "state"])
+async def test_what_safetensors_says_of_a_full_disk_is_understood(
+    tmp_path, engine, monkeypatch, write
+):
+    """As it said it on a full tmpfs, for where none can be mounted."""
+
+    def full(_tensors, path, *_metadata):
+        path.write_bytes(b"half")
+        said = "Error while serializing: I/O error: No space left on device (os error 28)"
+        raise SafetensorError(said)
+
+    for module in (policy, checkpoint):
+        monkeypatch.setattr(module, "save_file", full)
+    path = tmp_path / "file"
+    with pytest.raises(StorageFullError):
+        await (engine.write_policy(path) if write == "weights" else engine.save_state(path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_replaced_at_the_end(tmp_path):
+    path = tmp_path / "file"
+    path.write_text("before")
+    with replacing(path) as partial:
+        partial.write_text("after")
+        assert path.read_text() == "before"
+    assert path.read_text() == "after"
+    assert [item.name for item in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
+def test_other_errors_pass_as_they_are(tmp_path, error):
+    path = tmp_path / "file"
+    path.write_text("before")
+
+    def fail():
+        with replacing(path) as partial:
+            partial.write_text("half")
+            raise error
+
+    with pytest.raises(error):
+        fail()
+    assert [item.name for item in tmp_path.iterdir()] == ["file"]
+    assert path.read_text() == "before"
+
+
+def test_a_disk_that_is_full_at_the_end_is_full_too(tmp_path, monkeypatch):
+    """Some file systems notice when the data is written back."""
+
+    def full(_path):
+        raise OSError(errno.EDQUOT, "over quota")
+
+    monkeypatch.setattr(files, "_sync", full)
+    with pytest.raises(StorageFullError), replacing(tmp_path / "file") as partial:
+        partial.write_text("all")
+    assert list(tmp_path.iterdir()) == []
