@@ -4,10 +4,21 @@ import pytest
 
 from protocol.gossip.params import Params
 from simulations.checkers.limits import LIMITS
-from tests.simulations.trace_examples import GENESIS, SMALL, forged, small_run
+from tests.simulations.trace_examples import GENESIS, SMALL, TraceExample, forged, packed, small_run
 
 VALIDATORS = ("validator-0", "validator-1", "validator-2")
 NEW, OTHER = b"\1" * 32, b"\2" * 32
+
+
+# Reading
+
+
+@pytest.mark.parametrize("payload", [b"\xc1", packed([1]), b""])
+def test_a_message_whose_payload_cannot_be_read_is_a_violation(payload):
+    run = small_run()
+    fields = {"kind": "verdict", "signature": bytes(64), "signer": run.peers["relay"]}
+    run.stored(packed({**fields, "payload": payload}), "relay")
+    assert run.rules_broken == ["readable"]
 
 
 # Certificates
@@ -315,6 +326,13 @@ def test_weights_of_one_version_are_not_those_of_its_other_term():
     loaded(run, 1, NEW, OTHER)
     assert run.rules_broken == ["right-weights"]
     assert "which is " + NEW.hex() in run.violations[0].what
+
+
+def test_the_genesis_policy_needs_no_manifest():
+    run = TraceExample(SMALL)
+    run.up()
+    loaded(run, 0, GENESIS, GENESIS)
+    assert run.violations == []
 
 
 @pytest.mark.parametrize(("version", "policy"), [(2, NEW), (1, GENESIS), (0, NEW)])
