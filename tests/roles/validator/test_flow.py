@@ -451,14 +451,14 @@ def test_what_was_tried_least_comes_first_even_when_all_may_be_tried_again(tmp_p
     async def scenario():
         monkeypatch.setattr(module, "CHECKS_AT_ONCE", 1)
         world = World(tmp_path)
-        fetch = world.network.fetch
+        fetch = world.network.fetch_body
 
-        async def stall(wanted, bytes_max, sources):
-            if wanted not in world.network.bodies:
+        async def stall(commit, sources):
+            if commit.message.body not in world.network.bodies:
                 await asyncio.sleep(2 * EPOCH_SECONDS)
-            return await fetch(wanted, bytes_max, sources)
+            return await fetch(commit, sources)
 
-        world.network.fetch = stall
+        world.network.fetch_body = stall
         lost = [world.commit(f"lost {n}".encode(), signer=world.world.workers[n]) for n in range(2)]
         for commit in lost:
             del world.network.bodies[commit.message.body]
@@ -542,7 +542,7 @@ def test_it_ends_when_its_checks_have_ended(tmp_path):
                 await asyncio.sleep(1)
                 ended.append(True)
 
-        world.network.fetch = slow_to_end
+        world.network.fetch_body = slow_to_end
         world.run(world.flow)
         world.commit()
         await world.rest(EPOCH_SECONDS + 2)
