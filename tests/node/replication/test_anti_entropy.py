@@ -18,6 +18,7 @@ from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.types import PeerId, ValidationResult
 from roles.flow import ChangeSignal, Conditions
+from simulations.network import streams
 from tests.worlds.disks import MemoryStore
 from tests.worlds.messages import World, fingerprint, identity, run_manifest
 from tests.worlds.network import Hub, LoopClock, run_virtual
@@ -302,16 +303,17 @@ def test_a_malformed_request_is_not_answered(request_):
     run_virtual(scenario())
 
 
-def test_who_does_not_read_its_answer_costs_a_deadline():
+def test_who_does_not_read_its_answer_costs_a_deadline(monkeypatch):
+    monkeypatch.setattr(streams, "WINDOW_BYTES", 1 << 14)
+
     async def scenario():
         pair = Pair()
-        pair.theirs.take(*records(200))  # more than the pipe holds
+        pair.theirs.take(*records(200))  # more than the window
         await pair.theirs.anti_entropy.start()
         stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
         await write_frame(stream, encode({"skip": 0, "version": 0}))
         ids = decode(await read_frame(stream, 1 << 20), bytes_max=1 << 20)["ids"]
         assert len(ids) == 200
-        pair.hub.stall(OURS)
         await write_frame(stream, encode({"ids": ids}))
         await asyncio.sleep(STALL_SECONDS - 1)
         assert list(pair.theirs.anti_entropy._bounded._serving) == [OURS]
