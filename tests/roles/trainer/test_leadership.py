@@ -178,6 +178,8 @@ def test_no_room_for_a_state_is_told_and_waited_for(tmp_path):
 @pytest.mark.parametrize(
     "lie",
     [
+        {"trainer": 2, "term": 2**53},  # the last one that a message can hold
+        {"term": 2**53 - 1},
         {"reward_mean": -(2**53)},
         {"total_bytes": 2**53, "index_bytes": 2**53},
         {"created_at": 2**53},
