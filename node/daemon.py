@@ -102,7 +102,6 @@ class Daemon:
         self._exchange = BlobExchange(
             self._peers,
             ports.blobs,
-            ports.clock,
             protocol=BLOBS.on(replica.run_id),
             limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
             on_fault=self._peers.blame,

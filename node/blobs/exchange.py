@@ -18,7 +18,6 @@ from node.streams.protocols import BLOBS
 from protocol import crypto
 from protocol.faults import Fault, FaultCode
 from protocol.types import Digest, PeerId
-from roles.ports.clock import Clock
 from roles.ports.storage import Blobs
 from roles.ports.transport import Stream, Streams, TransportError
 
@@ -56,20 +55,20 @@ class _Assembly:
         self.total_bytes = None
 
 
-class _UploadCap:
+class UploadCap:
     """A token bucket: ``take`` returns when the bytes may be sent."""
 
-    def __init__(self, clock: Clock, bytes_per_second: int | None) -> None:
-        self._clock = clock
+    def __init__(self, bytes_per_second: int | None) -> None:
         self._rate = bytes_per_second
         self._allowance_bytes = 0.0
-        self._refilled_at = clock.now()
+        self._refilled_at: float | None = None
 
     async def take(self, count: int) -> None:
+        """Wait for room for ``count`` bytes, which may be more than a burst."""
         if self._rate is None:
             return
-        now = self._clock.now()
-        elapsed = max(0.0, now - self._refilled_at)  # a wall clock may step back
+        now = asyncio.get_running_loop().time()  # a wall clock may be set
+        elapsed = 0.0 if self._refilled_at is None else now - self._refilled_at
         self._refilled_at = now
         burst = self._rate * BURST_SECONDS
         self._allowance_bytes = min(burst, self._allowance_bytes + elapsed * self._rate) - count
@@ -87,7 +86,6 @@ class BlobExchange:
         self,
         transport: Streams,
         blobs: Blobs,
-        clock: Clock,
         *,
         protocol: str = BLOBS.name,
         limits: ExchangeLimits | None = None,
@@ -98,7 +96,7 @@ class BlobExchange:
         self._limits = limits or ExchangeLimits()
         self._protocol = protocol
         self.on_fault = on_fault
-        self._cap = _UploadCap(clock, self._limits.upload_bytes_per_second)
+        self._cap = UploadCap(self._limits.upload_bytes_per_second)
         self._bounded = Bounded(self._serve, self._limits, self._refuse)
         self._sent: Counter[Kind] = Counter()
         self._received: Counter[Kind] = Counter()

@@ -146,8 +146,8 @@ class Fixed:
 async def blobs_exchange(opener: Streams, acceptor: Streams) -> None:
     """Ask for a part of the body."""
     protocol = BLOBS.on(MANIFEST.run_id)
-    await BlobExchange(acceptor, Held(), Fixed(), protocol=protocol).start()
-    asking = BlobExchange(opener, Held(), Fixed(), protocol=protocol)
+    await BlobExchange(acceptor, Held(), protocol=protocol).start()
+    asking = BlobExchange(opener, Held(), protocol=protocol)
     pieces = asking.fetch_range(
         ACCEPTOR.peer_id, COMMIT.message.body, 100, 200, piece_bytes=64, wait=False
     )

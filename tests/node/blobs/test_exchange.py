@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.exchange import BURST_SECONDS, BlobExchange, ExchangeLimits, UploadCap
 from node.blobs.wire import BlobRefusedError, Kind, Status
 from node.storage.blobs import FileBlobs
 from node.streams.protocols import BLOBS
@@ -16,7 +16,7 @@ from protocol.types import PeerId, RunId
 from roles.ports.storage import Owner, Purpose
 from roles.ports.transport import Stream, TransportError
 from simulations.network import streams
-from tests.worlds.network import Hub, LoopClock
+from tests.worlds.network import Hub
 
 DATA = bytes(range(256)) * 1200
 DIGEST = crypto.digest(DATA)
@@ -36,7 +36,6 @@ class Node:
         self.exchange = BlobExchange(
             self.transport,
             self.blobs,
-            LoopClock(),
             protocol=PROTOCOL,
             limits=limits,
             on_fault=lambda peer, fault: self.faults.append((peer, fault.code)),
@@ -330,3 +329,81 @@ async def test_upload_stays_under_its_cap(tmp_path: Path) -> None:
     took = asyncio.get_running_loop().time() - began
     expected = 2 * len(DATA) / 500_000
     assert expected - 0.3 < took < expected + 1.0
+
+
+class Noted:
+    """A stream that notes that it was closed."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.closed = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def close(self) -> None:
+        self.closed = True
+        await self._stream.close()
+
+
+class Noting:
+    """A transport that notes its streams."""
+
+    def __init__(self, transport: Any) -> None:
+        self._transport = transport
+        self.opened: list[Noted] = []
+
+    async def open_stream(self, peer: PeerId, protocol: str) -> Noted:
+        self.opened.append(Noted(await self._transport.open_stream(peer, protocol)))
+        return self.opened[-1]
+
+
+@pytest.mark.parametrize("answer", [header("busy", 0), header("ok", -1), b"\x00\x02hi"])
+async def test_every_stream_that_was_opened_is_closed(tmp_path: Path, answer: bytes) -> None:
+    _, (one, two) = await network(tmp_path, "one", "two")
+    await two.transport.handle(PROTOCOL, impostor(answer, then_hang=True))
+    noting = Noting(one.transport)
+    exchange = BlobExchange(noting, one.blobs, protocol=PROTOCOL, limits=LIMITS)
+    pieces = exchange.fetch_range(two.peer, DIGEST, 0, 10, piece_bytes=10)
+    with pytest.raises(TransportError):
+        await anext(pieces)
+    assert [stream.closed for stream in noting.opened] == [True]
+
+
+async def test_a_blob_larger_than_was_promised_is_not_read(tmp_path: Path) -> None:
+    _, (one, two) = await network(tmp_path, "one", "two")
+    await two.transport.handle(PROTOCOL, impostor(header("ok", len(DATA)) + DATA))
+    assert await one.exchange.fetch(DIGEST, len(DATA) - 1, [two.peer], 5) is None
+    assert one.exchange.bytes_received == 0
+    assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer], 5) == DATA
+
+
+async def test_who_asks_and_does_not_read_costs_one_deadline(tmp_path: Path) -> None:
+    """Nothing is cut and nothing ends: the stream takes no more until its other end reads."""
+    _, (one, two) = await network(tmp_path, "one", "two")
+    large = bytes(8 * streams.WINDOW_BYTES)
+    digest = await two.blobs.put(large, OWNER)
+    stream = await one.transport.open_stream(two.peer, PROTOCOL)
+    wanted = {"digest": digest, "offset": 0, "length": len(large), "wait": True, "kind": "body"}
+    data = codec.encode(wanted)
+    await stream.write(len(data).to_bytes(2, "big") + data)
+    await asyncio.sleep(LIMITS.stall_seconds / 2)
+    assert two.exchange._bounded._serving[one.peer] == 1
+    await asyncio.sleep(3 * LIMITS.stall_seconds)
+    assert two.exchange._bounded._serving[one.peer] == 0
+    await stream.close()
+
+
+async def seconds_to_take(cap: UploadCap, count: int) -> float:
+    began = asyncio.get_running_loop().time()
+    await cap.take(count)
+    return asyncio.get_running_loop().time() - began
+
+
+async def test_an_idle_uplink_saves_up_for_a_moment_only() -> None:
+    cap = UploadCap(1000)
+    assert await seconds_to_take(cap, 1000) == pytest.approx(1.0)
+    await asyncio.sleep(3600)
+    allowed = round(1000 * BURST_SECONDS)
+    assert await seconds_to_take(cap, allowed) == 0
+    assert await seconds_to_take(cap, 1000) == pytest.approx(1.0)

@@ -60,7 +60,7 @@ class Node:
         ports = Ports(Fixed(), Rng(b"2"), self.transport, None, self.blobs, self.store, None)
         context = NodeContext(signer, self.replica, ports, self.peers, self.changes, Conditions())
         self.gossip = Gossip(self.peers, signer, LoopClock(), Rng(signer.public_key))
-        self.exchange = BlobExchange(self.peers, self.blobs, LoopClock())
+        self.exchange = BlobExchange(self.peers, self.blobs)
         incarnation = Incarnation(context)
         self.inbox = Inbox(
             context, MessageLog(self.store), incarnation, (Role.VALIDATOR,), ChangeSignal()

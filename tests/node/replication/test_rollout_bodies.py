@@ -9,7 +9,7 @@ from protocol.ledger.commits import CommitState
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from tests.worlds.disks import MemoryBlobs
 from tests.worlds.messages import World, run_manifest
-from tests.worlds.network import Hub, LoopClock, run_virtual
+from tests.worlds.network import Hub, run_virtual
 
 WORLD = World(run_manifest())
 WORKER, OTHER = WORLD.workers[:2]
@@ -24,7 +24,7 @@ class Machine:
         self.replica = WORLD.replica()
         self.blobs = MemoryBlobs()
         transport = (hub or Hub()).transport(self.peer)
-        self.exchange = BlobExchange(transport, self.blobs, LoopClock())
+        self.exchange = BlobExchange(transport, self.blobs)
         self.bodies = RolloutBodies(self.replica, self.blobs, self.exchange)
         self.epoch = 0
 

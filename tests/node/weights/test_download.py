@@ -22,7 +22,7 @@ from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.source_history import SourceHistory
 from protocol.types import Digest, PeerId
 from roles.ports.storage import Owner, Purpose, StorageFullError
-from tests.worlds.network import Hub, LoopClock
+from tests.worlds.network import Hub
 
 SHARD_BYTES, CHUNK_BYTES = 262_144, 65_536
 ROOT = PeerId("root")
@@ -84,7 +84,7 @@ class Swarm:
         peer = PeerId(name)
         blobs = store(self.directory / name, quota_bytes)
         transport = self.hub.transport(peer)
-        exchange = BlobExchange(transport, blobs, LoopClock(), limits=limits)
+        exchange = BlobExchange(transport, blobs, limits=limits)
         await exchange.start()
         for other in self.nodes:
             if other != peer:
@@ -276,7 +276,7 @@ async def test_what_came_before_a_crash_is_not_fetched_again(tmp_path: Path) -> 
     node = await world.add("n0")
     slow = ExchangeLimits(upload_bytes_per_second=4_000_000)
     world.nodes[ROOT].exchange = BlobExchange(
-        world.hub.transports[ROOT], world.nodes[ROOT].blobs, LoopClock(), limits=slow
+        world.hub.transports[ROOT], world.nodes[ROOT].blobs, limits=slow
     )
     await world.nodes[ROOT].exchange.start()
     weights, _ = await world.publish()

@@ -40,7 +40,7 @@ class Node:
         self.store, self.blobs = FateStore(self.fate), FateBlobs(self.fate)
         self.replica = Replica(swarm.world.manifest, lambda *_: True)
         self.peers = PeerTable(self.transport, LoopClock(), Rng(b"1"), [], self.replica.roster)
-        self.exchange = BlobExchange(self.peers, self.blobs, LoopClock())
+        self.exchange = BlobExchange(self.peers, self.blobs)
         self.ports = Ports(
             clock=LoopClock(),
             rng=Rng(b"2"),
