@@ -22,7 +22,7 @@ from protocol.types import DIGEST_BYTES, Digest, PeerId
 from roles.ports.transport import Stream, StreamHandler, TransportError
 from simulations.adversaries.gossiping import WRITE_SECONDS, GossipingTransport
 from simulations.adversaries.junk import Junk
-from simulations.adversaries.passthrough import PassingStream, word_of
+from simulations.adversaries.passthrough import RewritingStream, word_of
 from simulations.ports.parts import Parts
 
 VICTIMS = 2
@@ -56,7 +56,12 @@ class FloodingTransport(GossipingTransport):
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         stream = await super().open_stream(peer, protocol)
-        return _OverheardStream(stream, self._said) if protocol == GOSSIP.name else stream
+        return RewritingStream(stream, self._overheard) if protocol == GOSSIP.name else stream
+
+    def _overheard(self, frames: bytes) -> bytes:
+        """Remember what our daemon gossips, to say it again."""
+        self._said.append(frames)
+        return frames
 
     @override
     async def act(self, replica: Replica) -> None:
@@ -92,24 +97,6 @@ class FloodingTransport(GossipingTransport):
         digest = self._rng.sample(held, 1)[0] if held else Digest(self._rng.bytes(DIGEST_BYTES))
         request = encode(asdict(Request(digest, 0, RANGE_BYTES, wait=True, kind=Kind.WEIGHTS)))
         return len(request).to_bytes(2, "big") + request
-
-
-class _OverheardStream(PassingStream):
-    """Carries gossip and remembers the last of it."""
-
-    def __init__(self, honest: Stream, said: deque[bytes]) -> None:
-        super().__init__(honest)
-        self._said = said
-
-    @override
-    async def write(self, data: bytes) -> None:
-        self._said.append(data)
-        await super().write(data)
-
-    @override
-    def offer(self, data: bytes) -> bool:
-        self._said.append(data)
-        return super().offer(data)
 
 
 def flood(parts: Parts, rng: Rng) -> Parts:

@@ -1,12 +1,11 @@
 """Ports that pass everything on: a behaviour overrides the one thing that it does differently."""
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 from typing_extensions import override
 
 from protocol.manifest import RunManifest
-from protocol.types import Digest, PeerId
+from protocol.types import PeerId
 from roles.ports.engines import (
     Engines,
     Environment,
@@ -14,9 +13,7 @@ from roles.ports.engines import (
     GenerationEngine,
     GenerationRequest,
     Policy,
-    StepMetrics,
     TrainingEngine,
-    TrainingSequence,
     VerificationEngine,
 )
 from roles.ports.transport import Stream, StreamHandler, Transport
@@ -52,6 +49,22 @@ class PassingStream(Stream):
     @override
     async def close(self) -> None:
         await self._honest.close()
+
+
+class RewritingStream(PassingStream):
+    """A stream that writes what ``rewrite`` makes of each write."""
+
+    def __init__(self, honest: Stream, rewrite: Callable[[bytes], bytes]) -> None:
+        super().__init__(honest)
+        self._rewrite = rewrite
+
+    @override
+    async def write(self, data: bytes) -> None:
+        await super().write(self._rewrite(data))
+
+    @override
+    def offer(self, data: bytes) -> bool:
+        return super().offer(self._rewrite(data))
 
 
 class PassingTransport(Transport):
@@ -107,44 +120,6 @@ class PassingGeneration(GenerationEngine):
         return await self._honest.generate(requests, temperature)
 
 
-class PassingTraining(TrainingEngine):
-    """The ``TrainingEngine`` port."""
-
-    def __init__(self, honest: TrainingEngine) -> None:
-        self._honest = honest
-
-    @property
-    @override
-    def state_bytes_max(self) -> int:
-        return self._honest.state_bytes_max
-
-    @override
-    async def load_policy(self, policy: Policy) -> None:
-        await self._honest.load_policy(policy)
-
-    @override
-    async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        return await self._honest.step(batch)
-
-    @override
-    async def write_policy(self, path: Path) -> Digest:
-        return await self._honest.write_policy(path)
-
-    @override
-    async def save_state(self, path: Path) -> None:
-        await self._honest.save_state(path)
-
-    @override
-    async def load_state(self, path: Path, policy: Digest) -> None:
-        await self._honest.load_state(path, policy)
-
-    @override
-    async def evaluate(
-        self, prompts: Sequence[tuple[int, ...]], tokens_max: int
-    ) -> list[tuple[int, ...]]:
-        return await self._honest.evaluate(prompts, tokens_max)
-
-
 class PassingEnvironment(Environment):
     """The ``Environment`` port."""
 
@@ -180,13 +155,11 @@ class OtherEngines(Engines):
         environment: Callable[[Environment, RunManifest], Environment] | None = None,
         generation: Callable[[GenerationEngine, RunManifest], GenerationEngine] | None = None,
         verification: Callable[[VerificationEngine], VerificationEngine] | None = None,
-        training: Callable[[TrainingEngine], TrainingEngine] | None = None,
     ) -> None:
         self._honest = honest
         self._environment = environment
         self._generation = generation
         self._verification = verification
-        self._training = training
 
     @override
     def environment(self, manifest: RunManifest) -> Environment:
@@ -205,8 +178,7 @@ class OtherEngines(Engines):
 
     @override
     def training(self, manifest: RunManifest) -> TrainingEngine:
-        honest = self._honest.training(manifest)
-        return honest if self._training is None else self._training(honest)
+        return self._honest.training(manifest)
 
 
 def word_of(protocol: str) -> str:

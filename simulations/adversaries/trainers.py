@@ -9,12 +9,11 @@ from typing_extensions import override
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica import Replica
 from protocol.rng import Rng
-from protocol.types import DIGEST_BYTES, Topic
-from roles.ports.engines import TrainingEngine
+from protocol.types import DIGEST_BYTES, Digest, Topic
+from roles.ports.storage import Owner, Purpose
 from simulations.adversaries.gossiping import GossipingTransport
-from simulations.adversaries.passthrough import OtherEngines, PassingTraining
 from simulations.ports.parts import Behaviour, Parts
-from simulations.ports.storage import Disk
+from simulations.ports.storage import SimBlobs
 
 TERM_MAX = 2**53
 """The largest integer that a message carries."""
@@ -95,24 +94,18 @@ rolled_back = _publishes(_rolled_back)
 term_jump = _publishes(_far_term)
 
 
-class PoisonedTraining(PassingTraining):
-    """Trains honestly, and hands other weights to the trainer that comes after it."""
-
-    def __init__(self, honest: TrainingEngine, disk: Disk, rng: Rng) -> None:
-        super().__init__(honest)
-        self._disk = disk
-        self._rng = rng
+class PoisonedStates(SimBlobs):
+    """Publishes, with weights as they should be, a state that holds others."""
 
     @override
-    async def save_state(self, path: Path) -> None:
-        await super().save_state(path)
-        self._disk.files[path] = self._rng.bytes(len(self._disk.files[path]))
+    async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
+        if owner.purpose is not Purpose.OPTIMISER_STATE:
+            return await super().put_file(path, offset, length, owner)
+        state = bytes(self._disk.files[path][offset : offset + length])
+        return await self.put(state[::-1], owner)
 
 
-def poisoned_state(parts: Parts, rng: Rng) -> Parts:
+def poisoned_state(parts: Parts, _rng: Rng) -> Parts:
     """Publish an optimiser state that is not that of the version."""
-
-    def poisoned(honest: TrainingEngine) -> TrainingEngine:
-        return PoisonedTraining(honest, parts.disk, rng.child("state"))
-
-    return replace(parts, engines=OtherEngines(parts.engines, training=poisoned))
+    blobs = PoisonedStates(parts.disk, parts.life)
+    return replace(parts, ports=replace(parts.ports, blobs=blobs))

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from typing_extensions import override
 
@@ -26,8 +27,8 @@ from roles.ports.transport import Stream, StreamHandler, TransportError
 from simulations.adversaries.passthrough import (
     OtherEngines,
     PassingEnvironment,
-    PassingStream,
     PassingTransport,
+    RewritingStream,
     word_of,
 )
 from simulations.ports.parts import Parts
@@ -160,29 +161,16 @@ class EquivocatingTransport(PassingTransport):
         replica = self._parts.replica()
         if word_of(protocol) != DIRECT_MESSAGES or replica is None:
             return stream
-        return _EquivocatingStream(stream, self._parts.signer, replica.run_id)
+        return RewritingStream(stream, partial(self._for_peer, peer, replica.run_id))
 
-
-class _EquivocatingStream(PassingStream):
-    """Carries one verdict, or its opposite."""
-
-    def __init__(self, honest: Stream, signer: Signer, run_id: RunId) -> None:
-        super().__init__(honest)
-        self._signer = signer
-        self._run_id = run_id
-
-    @override
-    async def write(self, data: bytes) -> None:
-        await super().write(self._for_this_peer(data))
-
-    def _for_this_peer(self, data: bytes) -> bytes:
-        verdict = open_envelope(data[_LENGTH_BYTES:], Verdict, self._run_id, _trusting)
-        if isinstance(verdict, Fault) or verdict.signer != self._signer.peer_id:
+    def _for_peer(self, peer: PeerId, run_id: RunId, data: bytes) -> bytes:
+        signer = self._parts.signer
+        verdict = open_envelope(data[_LENGTH_BYTES:], Verdict, run_id, _trusting)
+        if isinstance(verdict, Fault) or verdict.signer != signer.peer_id:
             return data
-        commit = verdict.message.commit
-        if digest(commit + self.peer.encode())[0] % 2:
+        if digest(verdict.message.commit + peer.encode())[0] % 2:
             return data
-        other = _opposite(verdict.message, self._run_id, self._signer)
+        other = _opposite(verdict.message, run_id, signer)
         return len(other).to_bytes(_LENGTH_BYTES, "big") + other
 
 
@@ -199,7 +187,10 @@ def _opposite(verdict: Verdict, run_id: RunId, signer: Signer) -> bytes:
 
 
 class ContradictingTransport(PassingTransport):
-    """Gossips to half of its peers the opposite of what its larger committees reject."""
+    """Gossips to half of its peers the opposite of what its larger committees reject.
+
+    That is possible where the first committee consists of accomplices, who sign for each other.
+    """
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts.ports.transport)
@@ -209,26 +200,7 @@ class ContradictingTransport(PassingTransport):
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         stream = await super().open_stream(peer, protocol)
         contradicts = protocol == GOSSIP.name and digest(peer.encode())[0] % 2
-        return _ContradictingStream(stream, self._parts) if contradicts else stream
-
-
-class _ContradictingStream(PassingStream):
-    """Carries gossip, with accepting certificates in place of rejecting ones of our own.
-
-    That is possible where the first committee consists of accomplices, who sign for each other.
-    """
-
-    def __init__(self, honest: Stream, parts: Parts) -> None:
-        super().__init__(honest)
-        self._parts = parts
-
-    @override
-    async def write(self, data: bytes) -> None:
-        await super().write(self._contradicting(data))
-
-    @override
-    def offer(self, data: bytes) -> bool:
-        return super().offer(self._contradicting(data))
+        return RewritingStream(stream, self._contradicting) if contradicts else stream
 
     def _contradicting(self, data: bytes) -> bytes:
         rpcs, replica = Deframer().feed(data), self._parts.replica()
@@ -240,10 +212,10 @@ class _ContradictingStream(PassingStream):
         rpc = decode_rpc(data)
         if isinstance(rpc, Fault) or not rpc.publish:
             return data
-        published = tuple(self._opposite(message, replica) for message in rpc.publish)
+        published = tuple(self._accepting(message, replica) for message in rpc.publish)
         return encode_rpc(replace(rpc, publish=published))
 
-    def _opposite(self, encoded: bytes, replica: Replica) -> bytes:
+    def _accepting(self, encoded: bytes, replica: Replica) -> bytes:
         message, signer = decode_message(encoded), self._parts.signer
         if isinstance(message, Fault) or message.author != signer.peer_id:
             return encoded

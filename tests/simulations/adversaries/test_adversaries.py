@@ -308,18 +308,18 @@ def published(monkeypatch):
 
 @pytest.fixture
 def contradicted(monkeypatch):
-    """Collect the commits of which a validator says one thing to some peers and one to others."""
-    commits = {}
-    honest_opposite = validators._ContradictingStream._opposite
+    """Collect the certificates that a validator shows to some peers otherwise than to others."""
+    certificates = set()
+    honest_accepting = validators.ContradictingTransport._accepting
 
-    def opposite(self, encoded, replica):
-        other = honest_opposite(self, encoded, replica)
+    def accepting(self, encoded, replica):
+        other = honest_accepting(self, encoded, replica)
         if other != encoded:
-            commits[encoded] = self.peer
+            certificates.add(encoded)
         return other
 
-    monkeypatch.setattr(validators._ContradictingStream, "_opposite", opposite)
-    return commits
+    monkeypatch.setattr(validators.ContradictingTransport, "_accepting", accepting)
+    return certificates
 
 
 def run_scenario(name, minutes):
