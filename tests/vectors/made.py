@@ -67,6 +67,7 @@ def record(signer: Identity, role: str) -> Signed[NodeRecord]:
         software="prime-node 0.1.0",
         protocol_version=1,
         policy_version=0,
+        checkpoint=GENESIS.digest,
     )
     return sealed(message, signer)
 
