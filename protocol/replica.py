@@ -182,7 +182,9 @@ class Replica:
         excluded = self._equivocators.excluded(self.manifest.epoch_at(now))
         live = self.roster.live(now, Role.VALIDATOR)
         records = [member.record for member in live if member.peer not in excluded]
-        branch = branches.vouched(records, self.manifest.committee.roster_min)
+        rules = self.manifest.committee
+        patience_seconds = rules.expire_after_epochs * self.manifest.epochs.seconds / 2
+        branch = branches.vouched(records, rules.roster_min, now - patience_seconds)
         for manifest in branch:
             branches.remove(manifest.digest)
         if not branch or ledger.adopt(branch, now) is not None:

@@ -1,16 +1,20 @@
 """Versions that this node cannot take by itself: what waits, and what the validators vouch for.
 
 A version waits here while its parent or the outcome of a commit that it learned from has not come,
-or while it would replace versions that its trainer's word alone does not replace. Whoever has just
-come, or was cut off for long, never gets the outcomes of old batches: everyone has forgotten them.
-Such a node leans on the validators: each one's record names the newest version that it has taken
-itself. A version that more than half of the live ones have taken, and at least as many of them as a
-committee needs, is taken with all that comes before it. So are two parts of a healed swarm united,
-each of which had gone on alone: the part with more validators wins, and of two halves the one whose
-first own version has the later term.
+or while it would replace versions that its trainer's word alone does not replace. Outcomes of old
+batches never come: everyone has forgotten them. Whoever has just come, or was cut off for long,
+leans on the validators then: each one's record names the newest version that it has taken itself. A
+version that more than half of the live ones have taken, and at least as many of them as a committee
+needs, is taken with all that comes before it.
 
-A validator's record says nothing between two branches when it is older than our own one, since its
-author may not have heard of ours then.
+So are two parts of a healed swarm united, each of which had gone on alone. Where neither has more
+than half of the validators, because some were cut off from both, what counts after some patience is
+which of the two more have taken, and then which one's first own version has the later term. What
+replaces nothing of ours is taken after the same patience when fewer contradict it than have taken
+it: or validators that come back together would wait for each other for ever.
+
+A record says nothing between two branches when it is older than our own one: its author may not
+have heard of ours then.
 """
 
 from collections import Counter
@@ -75,18 +79,23 @@ class Branches:
         newest = self._chain.version
         return any(item.message.version > newest for item in self._manifests()) or self.forked
 
-    def vouched(self, records: Sequence[Signed[NodeRecord]], names_min: int) -> Branch:
+    def vouched(
+        self, records: Sequence[Signed[NodeRecord]], names_min: int, waiting_since: float
+    ) -> Branch:
         """Return the branch to take as a whole, empty when there is none.
 
-        ``records`` are those of all live validators, of which at least ``names_min`` must name it.
+        ``records`` are those of all live validators, of which at least ``names_min`` must name it;
+        a branch that has waited since ``waiting_since`` needs fewer.
         """
         support = self._support(records)
-        enough = {digest: names for digest, names in support.items() if names >= names_min}
-        for decided in (self._by_majority, self._by_halves):
-            digests = decided(enough, records)
-            if digests:
-                return self._branch(max(digests, key=self._version))
-        return []
+        majority = max(names_min, len(records) // 2 + 1)
+        by_most = [digest for digest, names in support.items() if names >= majority]
+        if by_most:
+            return self._branch(max(by_most, key=self._version))
+        newest = max(support, key=lambda item: (support[item], self._version(item)), default=None)
+        branch = [] if newest is None else self._branch(newest)
+        waited = bool(branch) and self._waiting.entries[branch[0].digest][1] <= waiting_since
+        return branch if waited and self._prevails(branch, support, records, names_min) else []
 
     def _support(self, records: Sequence[Signed[NodeRecord]]) -> Counter[Digest]:
         """Count for each version that waits who names it or one that comes after it."""
@@ -103,24 +112,26 @@ class Branches:
             support.update({manifest.digest: count for manifest in branches[digest]})
         return support
 
-    def _by_majority(
-        self, support: Mapping[Digest, int], records: Sequence[Signed[NodeRecord]]
-    ) -> list[Digest]:
-        return [digest for digest, names in support.items() if 2 * names > len(records)]
+    def _prevails(
+        self,
+        branch: Branch,
+        support: Mapping[Digest, int],
+        records: Sequence[Signed[NodeRecord]],
+        names_min: int,
+    ) -> bool:
+        """Tell whether fewer validators name our own branch, or what nobody has shown us yet."""
+        first, names = branch[0], support[branch[-1].digest]
+        against = sum(self._is_against(record, first.message.version) for record in records)
+        rival = self._chain.get(first.message.version)
+        if rival is None:
+            return names > against
+        ours = (against, rival.message.term, rival.digest)
+        return names >= names_min and (names, first.message.term, first.digest) > ours
 
-    def _by_halves(
-        self, support: Mapping[Digest, int], records: Sequence[Signed[NodeRecord]]
-    ) -> list[Digest]:
-        """Return what half of the validators name while the other half names our own branch."""
-        half = [digest for digest, names in support.items() if 2 * names == len(records)]
-        first = self._branch(min(half, key=self._version))[0] if half else None
-        rival = None if first is None else self._chain.get(first.message.version)
-        if first is None or rival is None:
-            return []
-        places = [self._chain.place(record.message.checkpoint) for record in records]
-        ours = sum(place is not None and place >= first.message.version for place in places)
-        later = (first.message.term, first.digest) > (rival.message.term, rival.digest)
-        return half if later and 2 * ours == len(records) else []
+    def _is_against(self, record: Signed[NodeRecord], version: int) -> bool:
+        named = Digest(record.message.checkpoint)
+        place = self._chain.place(named)
+        return place >= version if place is not None else named not in self._waiting
 
     def _version(self, digest: Digest) -> int:
         version: int = self._waiting.entries[digest][0].message.version

@@ -254,23 +254,62 @@ def test_the_part_with_more_validators_goes_on_after_a_partition(sizes, winner):
         assert target.advance(WORLD.at(3)) == []
 
 
-def test_of_two_halves_the_one_that_began_with_the_later_term_goes_on():
-    *parts, said = apart(3, 3)
-    assert parts[1][1][0].message.term > parts[0][1][0].message.term
-    for target, _ in parts:
-        take(target, *parts[0][1], *parts[1][1], *said[:6], now=WORLD.at(2))
-        target.advance(WORLD.at(2))
-        assert target.ledger.head == parts[1][1][-1]
-        assert target.advance(WORLD.at(3)) == []
+PATIENCE = EXPIRE / 2
+"""In epochs: for as long a branch waits that less than a majority names."""
 
 
-def test_half_of_the_validators_prevail_over_nothing_but_the_other_half():
-    """Or as many dishonest ones could choose for whoever does not know the others' choice yet."""
-    *parts, said = apart(3, 2)
+@pytest.mark.parametrize(("sizes", "winner"), [((3, 3), 1), ((3, 2), 0), ((2, 3), 1)])
+def test_without_a_majority_the_part_with_more_goes_on_and_of_two_equal_ones_the_later_term(
+    sizes, winner
+):
+    *parts, said = apart(*sizes)
+    if sum(sizes) == 6:
+        said.pop()  # two halves, and nobody else
     for target, branch in parts:
-        take(target, *parts[0][1], *parts[1][1], *said[:5], said[-1], now=WORLD.at(2))
-        assert target.advance(WORLD.at(2)) == []
+        take(target, *parts[0][1], *parts[1][1], now=WORLD.at(0))
+        refreshed = [replaced(one, WORLD.at(4)) for one in said]
+        take(target, *refreshed, now=WORLD.at(4))
+        assert target.advance(WORLD.at(0) + PATIENCE * 10 - 1) == []
         assert target.ledger.head == branch[-1]
+        target.advance(WORLD.at(0) + PATIENCE * 10)
+        assert target.ledger.head == parts[winner][1][-1]
+        assert target.advance(WORLD.at(7)) == []
+
+
+def replaced(record, now):
+    """Return a later record of the same member."""
+    message = record.message.model_copy(update={"sequence": round(now * 1000)})
+    return WORLD.sealed(message, WORLD.by_peer[record.signer])
+
+
+def test_a_few_validators_never_outvote_the_others():
+    """Neither by patience, nor when what the others name has not been shown to us yet."""
+    versions, junk = chain(3), chain(5, policy=digest(b"junk"), batches=OLD)
+    honest = [*names(WORLD.validators[:3], versions[-1], 4)]
+    evil = names(WORLD.validators[3:5], junk[-1], 4)
+    ours = WORLD.replica(roster_at=None)
+    take(ours, *versions)
+    fresh = newcomer(GENESIS)
+    late = WORLD.at(1) + PATIENCE * 10 + 1
+    for target in (ours, fresh):
+        take(target, *junk)
+        take(target, *honest, *evil, now=WORLD.at(4))
+        target.advance(late)
+    assert ours.ledger.head == versions[-1]
+    assert fresh.ledger.head == GENESIS
+
+
+def test_validators_that_come_back_together_do_not_wait_for_each_other_for_ever():
+    """One of two has gone on with what both had certified, and the other has missed it."""
+    versions = chain(2, batches=OLD)
+    back = newcomer(GENESIS, *versions)
+    said = [
+        *names(WORLD.validators[:1], versions[-1], 4),
+        *names(WORLD.validators[1:3], GENESIS, 4),
+    ]
+    take(back, *said, now=WORLD.at(4))
+    assert back.advance(WORLD.at(4)) == []
+    assert back.advance(WORLD.at(1) + PATIENCE * 10) == versions
 
 
 def test_a_validator_says_nothing_of_a_version_that_it_could_not_know_of():

@@ -240,6 +240,30 @@ def test_a_version_that_died_with_its_trainer_is_made_again(tmp_path):
     run_virtual(scenario())
 
 
+def test_several_lost_versions_cost_one_number_and_the_rest_of_the_chain_stays(tmp_path):
+    """Nodes replace the newest version and no other on a trainer's word."""
+
+    async def scenario():
+        world, _ = orphaned(tmp_path)
+        parent = world.replica.ledger.head
+        lost = world.version(trainer=1, term=1)
+        world.start()
+        await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
+        world.live(world.signer, policy_version=0)
+        await world.rest(30)
+        assert world.engine.loaded == ["v0.safetensors"], "the newest that is here"
+        for worker in range(2):
+            world.rollout(worker=worker, version=0)
+        await world.rest(5)
+        (made,) = world.published
+        assert (made.version, made.parent) == (2, parent.digest)
+        assert made.term > lost.message.term
+        assert world.replica.ledger.head.message == made
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 def test_it_does_not_go_back_to_a_version_that_it_does_not_hold(tmp_path):
     """Others could not get the weights of such a version from it, whatever its state says."""
 
