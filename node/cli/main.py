@@ -68,7 +68,6 @@ def node(
     data_dir: options.DataDir = None,
     identity_path: options.IdentityPath = None,
     device: options.Device = None,
-    engine: options.Engine = None,
     blob_quota: options.BlobQuota = None,
     api_port: options.ApiPort = None,
     log_format: options.LogFormat = None,

@@ -58,7 +58,6 @@ IdentityPath = Annotated[
     Path | None, _node(metavar="FILE", help="The node's key; default identity.key in the data dir.")
 ]
 Device = Annotated[str | None, _node(metavar="DEVICE", help="auto (default), cpu, cuda or cuda:N.")]
-Engine = Annotated[str | None, _node(metavar="ENGINE", help="transformers (default).")]
 BlobQuota = Annotated[
     str | None, _node(metavar="SIZE", help="Most to keep of weights and rollouts: 200GB.")
 ]

@@ -26,7 +26,6 @@ from protocol.types import Role
 ENVIRONMENT_PREFIX = "PRIME_NODE_"
 CONFIG_VARIABLE = "PRIME_NODE_CONFIG"
 ANY_HOST = "0.0.0.0"  # noqa: S104 - a node is there to be reached; its control API is local
-ENGINES = ("transformers",)
 
 _CONFIG_BYTES_MAX = 64 * 1024
 _PATH_KEYS = ("data_dir", "identity_path", "run")
@@ -57,12 +56,6 @@ def _roles(value: object) -> tuple[Role, ...]:
 
 def _peers(value: object) -> tuple[str, ...]:
     return tuple(check_peer_address(address) for address in _items(value))
-
-
-def _engine(value: object) -> object:
-    if value not in ENGINES:
-        raise ValueError(f"engine {value!r} is not installed; this node has {', '.join(ENGINES)}")
-    return value
 
 
 def _device(value: object) -> object:
@@ -138,8 +131,6 @@ class NodeConfig(LocalPaths):
     """Port of 127.0.0.1 for status, health and metrics; 0 takes a free one."""
     device: Annotated[str, BeforeValidator(_device)] = "auto"
     """Where engines compute: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
-    engine: Annotated[Literal["transformers"], BeforeValidator(_engine)] = "transformers"
-    """What generates and verifies."""
     upload_limit: Annotated[int, Field(ge=1), _number(parse_rate)] | None = None
     """Bytes per second of blobs sent; None sends as fast as the line takes."""
     blob_quota: Annotated[int, Field(ge=1), _number(parse_bytes)] | None = None

@@ -7,7 +7,6 @@
 ``state.sqlite``   messages and progress
 ``blobs/``         content-addressed bytes
 ``weights/``       policies ready to load
-``journal/``       event log
 ``peers.json``     addresses that answered (``node.local.addresses``)
 ``api.json``       port and process id of the running daemon
 ``LOCK``           held by the running daemon (``flock``)
@@ -70,11 +69,6 @@ class DataDir:
     def weights(self) -> Path:
         """Policies ready to load."""
         return self.root / "weights"
-
-    @property
-    def journal(self) -> Path:
-        """The event log."""
-        return self.root / "journal"
 
     @property
     def peers(self) -> Path:

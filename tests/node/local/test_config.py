@@ -81,7 +81,6 @@ def test_peers_are_checked_and_kept_in_order(environment):
         ),
         ({"announce_maddrs": ["1.2.3.4"]}, "--announce-maddrs: '1.2.3.4' is not a multiaddress"),
         ({"new_swarm": True, "initial_peers": PEER}, "--new-swarm and --initial-peers exclude"),
-        ({"engine": "vllm"}, "--engine: engine 'vllm' is not installed; this node has transformer"),
         ({"device": "tpu"}, "--device: 'tpu' is not a device; use auto, cpu, cuda or cuda:N"),
         ({"upload_limit": "fast"}, "--upload-limit: 'fast' is not a rate such as 20MB/s"),
         ({"blob_quota": "10 apples"}, "--blob-quota: '10 apples' is not a size such as 500MB"),

@@ -202,6 +202,6 @@ def test_an_address_is_stripped():
 
 def test_names_lie_in_the_directory(tmp_path):
     datadir = DataDir(tmp_path)
-    names = ("version", "lock", "identity", "run", "state", "blobs", "weights", "journal")
+    names = ("version", "lock", "identity", "run", "state", "blobs", "weights")
     assert len({getattr(datadir, name) for name in names}) == len(names)
     assert all(getattr(datadir, name).parent == tmp_path for name in names)
