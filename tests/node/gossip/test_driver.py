@@ -5,12 +5,13 @@ from contextlib import asynccontextmanager
 import pytest
 
 from node.gossip.driver import Gossip
-from node.gossip.links import GossipLimits
+from node.gossip.links import GossipLimits, Tasks
 from node.membership.bans import BAN_SECONDS, FAULTS_MAX
 from node.membership.peers import POLL_SECONDS, PeerTable
 from node.streams.protocols import GOSSIP
 from protocol.crypto import Identity
 from protocol.faults import Fault
+from protocol.gossip.events import Priority, Send
 from protocol.gossip.frames import Deframer, frame
 from protocol.gossip.message import encode_message, sign_message
 from protocol.gossip.params import Params
@@ -301,6 +302,110 @@ def test_a_peer_without_gossip_costs_nothing_and_is_found_when_it_starts():
             late.subscribe()
             await eventually(lambda: late.peer_id in nodes[0].gossip.mesh_peers(TOPIC), 5)
             await late.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_peer_without_gossip_is_asked_ever_less_often():
+    async def scenario():
+        async with swarm(1) as (hub, (node,)):
+            raw, asked = RawPeer(hub), []
+            open_stream = node.transport.open_stream
+
+            async def counted(peer, protocol):
+                asked.append(protocol)
+                return await open_stream(peer, protocol)
+
+            node.transport.open_stream = counted
+            hub.connect(raw.identity.peer_id, node.peer_id)
+            await asyncio.sleep(200)
+            assert 5 <= len(asked) <= 10, "after 1, 2, 4 ... 60 seconds"
+
+    run_virtual(scenario())
+
+
+def test_a_stream_that_the_peer_closes_is_opened_again_and_begins_with_a_hello():
+    async def scenario():
+        async with swarm(1) as (hub, (node,)):
+            raw = RawPeer(hub)
+
+            async def serve_one(stream):
+                raw.rpcs.append(decode_rpc(Deframer().feed(await stream.read(4096))[0]))
+
+            await raw.transport.handle(GOSSIP.name, serve_one)
+            hub.connect(raw.identity.peer_id, node.peer_id)
+            hello = Rpc(subscriptions=(Subscription(True, TOPIC),))
+            await eventually(lambda: raw.rpcs == [hello] * 3)
+
+    run_virtual(scenario())
+
+
+def test_a_peer_whose_stream_is_open_stays_although_a_look_misses_it():
+    async def scenario():
+        async with swarm(1) as (hub, (node,)):
+            raw = RawPeer(hub)
+            await raw.listen()
+            hub.connect(raw.identity.peer_id, node.peer_id)
+            stream = await raw.stream_to(node)
+
+            async def nobody():
+                return []
+
+            node.transport.peers = nobody
+            await asyncio.sleep(3 * POLL_SECONDS)
+            assert node.peers.connected == []
+            await stream.write(raw.published(b"still here", 1))
+            await eventually(lambda: len(node.inbox) == 1)
+            await stream.close()
+            await asyncio.sleep(3 * POLL_SECONDS)
+            assert node.gossip._links._links == {}
+
+    run_virtual(scenario())
+
+
+class Pipe:
+    """A stream that has no room at first, and then it has."""
+
+    def __init__(self):
+        self.offered = []
+
+    def offer(self, data):
+        self.offered.append(data)
+        return len(self.offered) > 1
+
+
+def test_nothing_overtakes_what_waits():
+    async def scenario():
+        async with swarm(2) as (_, nodes):
+            await eventually(lambda: meshed(*nodes))
+            links, peer = nodes[0].gossip._links, nodes[1].peer_id
+            link, pipe = links._links[peer], Pipe()
+            link.idle = pipe
+            rpcs = [encode_rpc(Rpc(publish=(bytes([number]),))) for number in range(3)]
+            for rpc in rpcs:
+                links.send(Send(peer, rpc, Priority.RELAY))
+            assert pipe.offered == [frame(rpcs[0])]
+            assert link.outbox.take(10**6) == rpcs
+
+    run_virtual(scenario())
+
+
+def test_a_task_that_fails_is_told_at_once():
+    async def scenario():
+        told, tasks = [], Tasks()
+        loop = asyncio.get_running_loop()
+        loop.set_exception_handler(lambda _loop, context: told.append(context["exception"]))
+
+        async def fail():
+            raise KeyError("a defect")
+
+        tasks.spawn(fail())
+        waiting = tasks.spawn(asyncio.sleep(3600))
+        await asyncio.sleep(1)
+        assert [type(error) for error in told] == [KeyError]
+        await tasks.cancel()
+        assert waiting.cancelled()
+        assert len(told) == 1
 
     run_virtual(scenario())
 

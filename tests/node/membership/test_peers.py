@@ -189,6 +189,74 @@ def test_one_good_address_among_dead_ones_is_enough():
     run_virtual(scenario())
 
 
+def test_when_one_address_has_answered_the_other_dials_end():
+    async def scenario():
+        net = Net()
+        net.add("member")
+        ours = net.table()
+        peer = net.tell("member", at=(dead(net.peer("member")), address(net.peer("member"))))
+        before = len(asyncio.all_tasks())
+        assert await ours.ensure(peer)
+        await asyncio.sleep(1)
+        assert len(net.dials) == 2
+        assert len(asyncio.all_tasks()) == before
+
+    run_virtual(scenario())
+
+
+def test_a_member_that_did_not_answer_is_left_alone_for_a_while():
+    async def scenario():
+        net = Net()
+        net.add("boot")
+        ours = net.table("boot")
+        await ours.reach()
+        peer = net.peer("gone")
+        net.tell("gone", at=(dead(peer),))
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(RETRY_SECONDS_MAX - 1)
+        assert net.dials.count(dead(peer)) == 1
+        await asyncio.sleep(3 * RETRY_SECONDS_MAX)
+        assert 2 <= net.dials.count(dead(peer)) <= 4
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_members_that_have_fallen_silent_are_not_dialled():
+    async def scenario():
+        net = Net()
+        net.add("boot", "silent")
+        ours = net.table("boot")
+        await ours.reach()
+        net.tell("silent")
+        await asyncio.sleep(WORLD.manifest.epochs.record_epochs * WORLD.manifest.epochs.seconds + 1)
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(30)
+        assert net.roster.get(net.peer("silent")) is not None
+        assert not connected(net, "silent")
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_after_a_long_search_the_next_one_begins_quickly_again():
+    async def scenario():
+        net = Net()
+        ours = net.table("boot")
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(300)
+        net.add("boot")
+        await eventually(lambda: connected(net, "boot"), 2 * RETRY_SECONDS_MAX)
+        await asyncio.sleep(5)
+        net.hub.remove(net.peer("boot"))
+        net.dials.clear()
+        await asyncio.sleep(12)
+        assert len(net.dials) >= 3
+        running.cancel()
+
+    run_virtual(scenario())
+
+
 def test_an_address_of_somebody_else_is_not_dialled():
     async def scenario():
         net = Net()
