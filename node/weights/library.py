@@ -116,9 +116,7 @@ class PolicyLibrary:
         refusals = self._refusals.get(checkpoint.digest, 0) + 1
         self._refusals[checkpoint.digest] = refusals
         log.error("an engine refused a policy", version=version, times=refusals)
-        if refusals == REFUSALS_MAX:
-            self._refuse(checkpoint, "its weights are not what its trainer signed")
-        elif refusals > 1:
+        if refusals > 1:  # after the last one, too: nobody needs them
             others = {*self._held, *self._wanted()} - {version}
             await self._retention.drop(Digest(checkpoint.message.index), others)
         self._changes.notify()

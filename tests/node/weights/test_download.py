@@ -2,6 +2,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,12 @@ from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.streams.protocols import BLOBS
-from node.weights.download import Weights, WeightsDownload, publish_file
+from node.weights.download import TICK_SECONDS, Weights, WeightsDownload, publish_file
 from protocol import codec, crypto
 from protocol.faults import Fault
 from protocol.shardcast import forest
 from protocol.shardcast import index as shard_index
-from protocol.shardcast.events import TransferLimits
+from protocol.shardcast.events import ChunkBad, Tick, TransferLimits
 from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.source_history import SourceHistory
@@ -228,6 +229,37 @@ async def test_a_source_has_as_long_to_begin_as_those_of_the_version_before(
         with pytest.raises(AttributeError):
             await again.run(node.path)
     assert [limit.late_seconds_initial for limit in begun] == [experience.begin_seconds(60.0)]
+
+
+async def test_who_was_late_and_delivered_in_the_end_is_not_doubted(tmp_path: Path) -> None:
+    world = await swarm(tmp_path, 600_000)
+    node = await world.add("node")
+    weights, _ = await world.publish()
+    history = SourceHistory()
+    download = world.download(node, weights, source_history=history)
+    slow, silent = PeerId("slow"), PeerId("silent")
+    download._late.update({slow: None, silent: None})
+    download._delivered[slow] = None
+    download._learn()
+    assert not history.is_doubted(slow)
+    assert history.is_doubted(silent)
+
+
+async def test_a_deadline_is_noticed_in_time_however_much_happens(tmp_path: Path) -> None:
+    world = await swarm(tmp_path, 600_000)
+    node = await world.add("node")
+    weights, _ = await world.publish()
+    download = world.download(node, weights)
+    now = asyncio.get_running_loop().time
+    ticks = []
+    while now() < 10 * TICK_SECONDS:
+        download._events.put_nowait(ChunkBad(0, 0))  # there is always something
+        event = await download._next_event()
+        if isinstance(event, Tick):
+            ticks.append(now())
+        await asyncio.sleep(TICK_SECONDS / 10)
+    assert len(ticks) >= 9
+    assert max(later - at for at, later in pairwise(ticks)) <= 1.2 * TICK_SECONDS
 
 
 async def test_a_parent_that_trickles_the_index_is_passed_over(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from node.weights.library import PolicyLibrary
 from protocol.crypto import digest
 from protocol.replica import Replica
 from protocol.rng import Rng
+from protocol.shardcast import index as shard_index
 from protocol.types import PeerId, Role, ValidationResult, Version
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.engines import Policy
@@ -84,6 +85,10 @@ class Node:
     def holds(self, version):
         policy = self.library.get(version)
         return policy is not None and policy.path.read_bytes() == weights(version)
+
+
+def now_ms():
+    return LoopClock().now() * 1000
 
 
 def stored_for(node, purpose):
@@ -430,6 +435,94 @@ def test_a_refused_policy_is_made_again_then_fetched_again_then_given_up(tmp_pat
         swarm.tell(await swarm.publish())
         await asyncio.sleep(12)
         assert str(one.conditions) == "", "nobody needs it any more"
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+async def slow_swarm(tmp_path, versions):
+    """Return a swarm with so many versions more, of which the trainer withholds the shards."""
+    swarm = await begun(tmp_path)
+    trainer, one = swarm.trainers[0], swarm.followers[0]
+    one.running.cancel()
+    await asyncio.wait([one.running])
+    for _ in range(versions):
+        signed = await swarm.publish()
+        index = shard_index.decode(await trainer.blobs.get(signed.message.index))
+        trainer.blobs.withheld.update((shard.digest, None) for shard in index.shards)
+        swarm.tell(signed)
+    await one.restart()
+    return swarm
+
+
+def test_a_version_is_held_when_its_name_is_stored_and_not_before(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path)
+        one = swarm.followers[0]
+        commit, may_store = one.store.commit, asyncio.Event()
+
+        async def slowly(changes):
+            await may_store.wait()
+            await commit(changes)
+
+        one.store.commit = slowly
+        swarm.tell(await swarm.publish())
+        await eventually(one.ports.files.weights(1).exists, 30)
+        await asyncio.sleep(2)
+        assert one.library.get(1) is None
+        may_store.set()
+        await eventually(lambda: one.holds(1), 2)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_the_newest_version_is_fetched_first(tmp_path):
+    async def scenario():
+        swarm = await slow_swarm(tmp_path, 3)
+        one = swarm.followers[0]
+        begun_with = []
+        for _ in range(3):
+            await asyncio.sleep(0.1)
+            begun_with.append(list(one.library._arriving))
+            one.library.news.notify()
+        assert begun_with == [[3], [3, 2], [3, 2, 1]]
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_downloads_end_with_the_library(tmp_path):
+    async def scenario():
+        swarm = await slow_swarm(tmp_path, 1)
+        one = swarm.followers[0]
+        await asyncio.sleep(1)
+        (arriving,) = one.library._arriving.values()
+        assert not arriving.task.done()
+        await swarm.stop()
+        assert arriving.task.cancelled()
+
+    run_virtual(scenario())
+
+
+def test_a_download_under_way_is_told_who_comes_and_goes(tmp_path):
+    async def scenario():
+        swarm = await slow_swarm(tmp_path, 1)
+        one = swarm.followers[0]
+        await asyncio.sleep(1)
+        (arriving,) = one.library._arriving.values()
+        told = []
+        arriving.weights.change_members = lambda members: told.append(len(members))
+        one.library.news.notify()
+        await asyncio.sleep(1)
+        assert told == [], "nothing has changed"
+        newcomer = swarm.world.workers[0]
+        record = swarm.world.record(newcomer, ("inference",), sequence=round(now_ms()))
+        one.replica.receive(record.envelope, LoopClock().now())
+        one.library.news.notify()
+        await asyncio.sleep(1)
+        assert told == [len(swarm.nodes) + 1]
+        assert newcomer.peer_id in [member.peer for member in arriving.members]
         await swarm.stop()
 
     run_virtual(scenario())

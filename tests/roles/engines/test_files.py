@@ -24,6 +24,7 @@ from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.storage import StorageFullError
 from tests.roles.engines.tiny import CONFIG, grpo, model, sampling
 from tests.roles.engines.training.batches import batch_of
+from tests.worlds.power_loss import power_loss
 from tests.worlds.small_disk import small_disk
 
 LEFT_BYTES = [0, 4096, 100_000]
@@ -164,3 +165,53 @@ def test_a_disk_that_is_full_at_the_end_is_full_too(tmp_path, monkeypatch):
     with pytest.raises(StorageFullError), replacing(tmp_path / "file") as partial:
         partial.write_text("all")
     assert list(tmp_path.iterdir()) == []
+
+
+# When the power fails
+
+
+@pytest.mark.parametrize("write", ["weights", "state"])
+async def test_a_file_survives_a_power_loss_and_is_old_or_new_before(tmp_path, engine, write):
+    root = tmp_path / "disk"
+    root.mkdir()
+    path = root / "file"
+    save = engine.write_policy if write == "weights" else engine.save_state
+    with power_loss(root) as power:
+        await engine.step(batch_of())
+        await save(path)
+        before = path.read_bytes()
+        assert power.files() == {"file": before}
+        power.on_sync.clear()
+        await engine.step(batch_of(1))
+        await save(path)
+        after = path.read_bytes()
+        assert after != before
+        assert {files["file"] for files in power.on_sync} == {before, after}
+        assert power.files()["file"] == after
+
+
+@pytest.mark.parametrize("write", ["weights", "state"])
+async def test_a_crash_while_it_is_written_leaves_the_old_file(
+    tmp_path, engine, monkeypatch, write
+):
+    path = tmp_path / "file"
+    save = engine.write_policy if write == "weights" else engine.save_state
+    await engine.step(batch_of())
+    await save(path)
+    before = path.read_bytes()
+
+    def crash(_tensors, path, *_metadata):
+        path.write_bytes(b"half")
+        assert (tmp_path / "file").read_bytes() == before
+        raise KeyboardInterrupt
+
+    for module in (policy, checkpoint):
+        monkeypatch.setattr(module, "save_file", crash)
+    engine._thread.run = inline
+    with pytest.raises(KeyboardInterrupt):
+        await save(path)
+    assert path.read_bytes() == before
+
+
+async def inline(function, *arguments):
+    return function(*arguments)
