@@ -46,7 +46,9 @@ class Excluded:
 
     def _on_certificate(self, event: Event, member: TracedNode, certificate: Opened) -> None:
         commit = self._watch.wire.message(certificate.fields["commit"])
-        if commit is None or not member.honest or not self._excluded_from:
+        if commit is None or commit.kind != "rollout-commit":
+            return
+        if not member.honest or not self._excluded_from:
             return
         epoch = commit.fields["epoch"] + 1
         for signer in self._quorum.signers(certificate):

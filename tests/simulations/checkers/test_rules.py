@@ -517,6 +517,17 @@ def test_a_version_that_replaces_an_older_one_is_no_progress():
     assert run.rules_broken == ["progress"]
 
 
+def test_the_end_of_a_run_is_judged_too_and_what_was_found_first_stays():
+    run = small_run()
+    run.emit("world", "calm")
+    run.watch.finish(run.now + 100)
+    assert run.rules_broken == ["progress"]
+    run.watch.note_failure("trainer: an error that came of it")
+    run.watch.finish(run.now + 200)
+    assert run.rules_broken == ["progress"]
+    assert run.watch.violation.rule == "progress"
+
+
 @pytest.mark.parametrize(("steps", "broken"), [(2, []), (3, ["progress"])])
 def test_a_run_that_has_reached_its_end_need_not_go_on(steps, broken):
     run = small_run(steps=steps)
