@@ -109,7 +109,8 @@ class World:
         self._counts = dict.fromkeys(ALL_ROLES, 0)
         self._opened = Opened(max(OPENED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
         self._decoded = Decoded(max(DECODED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
-        self._ended = loop.create_future()
+        self.ended: asyncio.Future[None] = loop.create_future()
+        """Raises what ended the simulation early."""
         self._tasks: dict[asyncio.Task[None], None] = {}
         for role in ("relay", "trainer", "validator", "inference"):
             for _ in range(scenario.nodes.count(role)):
@@ -275,7 +276,9 @@ class World:
                 store=SimStore(machine.disk, life, self._recorder.on_put(emit)),
                 files=SimPolicyFiles(machine.disk, life, machine.weights, machine.genesis),
             ),
-            SimEngines(machine.disk, machine.compute, self._workload, rng.child("engines"), emit),
+            SimEngines(
+                machine.disk, machine.compute, self._workload, rng.child("engines"), emit, life
+            ),
             machine.disk,
             life,
             machine.replica,
@@ -307,14 +310,7 @@ class World:
 
     async def run(self, actors: Iterable[Actor] = ()) -> None:
         """Run the scenario to its end; raises what a listener or a daemon raised before."""
-        self.loop.set_exception_handler(self._loop_failed)
-        self._recorder.emit(
-            "world",
-            "run",
-            name=self.scenario.name,
-            manifest=self.manifest.manifest.encoded(),
-            signatures=self.scenario.signatures,
-        )
+        self.begin()
         for work in (
             self._start_all(),
             self._recorder.sample(self.machines),
@@ -323,11 +319,22 @@ class World:
             self.spawn(work)
         try:
             async with asyncio.timeout(self.scenario.seconds):
-                await self._ended
+                await self.ended
         except TimeoutError:
             pass
         finally:
             await self._stop_all()
+
+    def begin(self) -> None:
+        """Record which run this is; nothing may have happened before."""
+        self.loop.set_exception_handler(self._loop_failed)
+        self._recorder.emit(
+            "world",
+            "run",
+            name=self.scenario.name,
+            manifest=self.manifest.manifest.encoded(),
+            signatures=self.scenario.signatures,
+        )
 
     async def _start_all(self) -> None:
         rng = self.rng.child("start")
@@ -353,9 +360,9 @@ class World:
 
     def halt(self, error: BaseException, cause: BaseException | None = None) -> None:
         """End the simulation: ``run`` raises ``error``; only the first one counts."""
-        if not self._ended.done():
+        if not self.ended.done():
             error.__cause__ = cause or error.__cause__
-            self._ended.set_exception(error)
+            self.ended.set_exception(error)
 
     def _handler_failed(self, error: BaseException) -> None:
         self.halt(NodeFailedError(f"a stream handler failed: {error!r}"), error)

@@ -106,7 +106,8 @@ class SimNetwork(Network):
 
     def running(self, peer: PeerId) -> SimTransport | None:
         """Return the transport of a peer whose daemon runs."""
-        return self._transports.get(peer)
+        transport = self._transports.get(peer)
+        return None if transport is None or transport.down else transport
 
     # Connections
 
@@ -122,7 +123,7 @@ class SimNetwork(Network):
             await asyncio.sleep(DIAL_SECONDS_MAX)
             raise TransportError(f"{acceptor.name} does not answer")
         await asyncio.sleep(2 * latency * DIAL_ROUND_TRIPS)
-        if peer not in self._transports or self._cut_either_way(opener, acceptor):
+        if self.running(peer) is None or self._cut_either_way(opener, acceptor):
             raise TransportError(f"{acceptor.name} refuses the connection")
         if opener.peer_id in self._transports:
             self.connect(opener, acceptor)
@@ -207,6 +208,15 @@ class SimNetwork(Network):
             return list(connections.values())
         connection = connections.get(self.hosts[other].peer_id)
         return [] if connection is None else [connection]
+
+    def take_down(self, name: str) -> None:
+        """Make every call of a daemon's transport fail, as while p2pd is restarted."""
+        self._transports[self.hosts[name].peer_id].down = True
+        self.break_connections(name)
+
+    def bring_up(self, name: str) -> None:
+        """End what ``take_down`` began."""
+        self._transports[self.hosts[name].peer_id].down = False
 
     def set_capacity(
         self, name: str, upload_bytes_per_second: float, download_bytes_per_second: float

@@ -47,6 +47,8 @@ class SimTransport(Transport):
         self._handlers: dict[str, StreamHandler] = {}
         self._serving: dict[asyncio.Task[None], None] = {}
         self._alive = True
+        self.down = False
+        """Whether its calls fail for now, as while p2pd is restarted."""
 
     @property
     @override
@@ -55,6 +57,7 @@ class SimTransport(Transport):
 
     @override
     async def addresses(self) -> list[str]:
+        self._require_alive()
         return [address_of(self._host)]
 
     @override
@@ -133,6 +136,8 @@ class SimTransport(Transport):
     def _require_alive(self) -> None:
         if not self._alive:
             raise TransportError("this daemon is dead")
+        if self.down:
+            raise TransportError("p2pd is being restarted")
 
 
 def address_of(host: Host) -> str:

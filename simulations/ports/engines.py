@@ -33,7 +33,7 @@ from roles.ports.engines import (
     VerificationEngine,
     VerificationRequest,
 )
-from simulations.ports.storage import Disk
+from simulations.ports.storage import Disk, Life
 from simulations.runtime.content import Extent
 from simulations.runtime.trace import Emit
 
@@ -137,8 +137,11 @@ def rollout_mark(sequences: Iterable[tuple[Sequence[int], Sequence[int]]]) -> st
 class _Machine:
     """What the engines of one node share."""
 
-    def __init__(self, disk: Disk, compute: Compute, workload: Workload, emit: Emit) -> None:
+    def __init__(
+        self, disk: Disk, compute: Compute, workload: Workload, emit: Emit, life: Life
+    ) -> None:
         self.disk = disk
+        self.life = life
         self.compute = compute
         self.workload = workload
         self.emit = emit
@@ -323,14 +326,20 @@ class SimTraining(TrainingEngine):
     @override
     async def write_policy(self, path: Path) -> Digest:
         content = Extent.of(self._seed, 0, self._machine.workload.weights_bytes)
-        self._machine.disk.files[path] = content
+        await self._write(path, content)
         made = policy_digest(content)
         self._machine.emit("policy-made", digest=made.hex(), skill=skill_of(self._seed))
         return made
 
     @override
     async def save_state(self, path: Path) -> None:
-        self._machine.disk.files[path] = self._seed
+        await self._write(path, self._seed)
+
+    async def _write(self, path: Path, content: bytes) -> None:
+        machine = self._machine
+        async with machine.life.writing(seconds=0):  # is in the time of a step
+            machine.disk.require_room()
+            machine.disk.files[path] = content
 
     @override
     async def load_state(self, path: Path, policy: Digest) -> None:
@@ -351,9 +360,15 @@ class SimEngines(Engines):
     """The ``Engines`` of one node."""
 
     def __init__(
-        self, disk: Disk, compute: Compute, workload: Workload, rng: Rng, emit: Emit
+        self,
+        disk: Disk,
+        compute: Compute,
+        workload: Workload,
+        rng: Rng,
+        emit: Emit,
+        life: Life | None = None,
     ) -> None:
-        self._machine = _Machine(disk, compute, workload, emit)
+        self._machine = _Machine(disk, compute, workload, emit, life or Life())
         self._rng = rng
 
     @override

@@ -1,12 +1,13 @@
 """A machine's disk, and the ``Store`` and ``Blobs`` ports of one life of a daemon on it.
 
-The disk outlives the daemon. A commit takes ``COMMIT_SECONDS``; a daemon that dies meanwhile has
-committed nothing of it. The ports of a dead daemon change nothing any more, whatever still runs of
+The disk outlives the daemon. A write takes ``COMMIT_SECONDS``; a daemon that dies meanwhile has
+written nothing of it. The ports of a dead daemon change nothing any more, whatever still runs of
 it.
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -54,6 +55,11 @@ class Disk:
             raise StorageFullError(f"no room for {count} bytes")
         self.used_bytes += count
 
+    def require_room(self) -> None:
+        """Check that a little more fits; raises ``StorageFullError``."""
+        if self.quota_bytes is not None and self.used_bytes >= self.quota_bytes:
+            raise StorageFullError("the quota is used up")
+
     def wipe(self) -> None:
         """Lose everything."""
         self.tables.clear()
@@ -66,9 +72,22 @@ class Disk:
 
 @dataclass(slots=True)
 class Life:
-    """Whether the daemon that holds a port still lives."""
+    """Whether the daemon that holds a port still lives, and what happens when it writes."""
 
     alive: bool = True
+    at_write: Callable[[], Awaitable[None]] | None = None
+    """Awaited before and after every durable write: where a fault may end this life."""
+
+    @asynccontextmanager
+    async def writing(self, seconds: float = COMMIT_SECONDS) -> AsyncGenerator[None, None]:
+        """Take the time that a durable write takes, which is made inside."""
+        if self.at_write is not None and self.alive:
+            await self.at_write()
+        if seconds:
+            await asyncio.sleep(seconds)
+        yield
+        if self.at_write is not None and self.alive:
+            await self.at_write()
 
 
 OnPut = Callable[[Put], None]
@@ -84,12 +103,13 @@ class SimStore(Store):
 
     @override
     async def commit(self, changes: Sequence[Put | Delete]) -> None:
-        await asyncio.sleep(COMMIT_SECONDS)
+        async with self._life.writing():
+            self._apply(changes)
+
+    def _apply(self, changes: Sequence[Put | Delete]) -> None:
         if not self._life.alive:
             return
-        quota = self._disk.quota_bytes
-        if quota is not None and self._disk.used_bytes >= quota:
-            raise StorageFullError("no room for a commit")
+        self._disk.require_room()
         for change in changes:
             table = self._disk.tables.setdefault(change.table, {})
             if isinstance(change, Put):
@@ -192,16 +212,15 @@ class SimBlobs(Blobs):
 
     @override
     async def put(self, data: bytes, owner: Owner) -> Digest:
-        await asyncio.sleep(COMMIT_SECONDS)
-        return self._keep(data, owner)
+        async with self._life.writing():
+            return self._keep(data, owner)
 
     @override
     async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
-        await asyncio.sleep(COMMIT_SECONDS)
         content = self._disk.files.get(path, b"")
         if offset + length > len(content):
             raise ValueError(f"{path} ends before its slice")
-        return self._keep(content[offset : offset + length], owner)
+        return await self.put(content[offset : offset + length], owner)
 
     def _keep(self, data: bytes, owner: Owner) -> Digest:
         digest = digest_of(data)
@@ -365,12 +384,12 @@ class SimPolicyFiles(PolicyFiles):
 
     @override
     async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
-        await asyncio.sleep(COMMIT_SECONDS)
-        if not all(digest in self._disk.blobs for digest in digests):
-            raise LookupError("not every blob is here")
-        content = joined([self._disk.blobs[digest] for digest in digests])
-        if self._life.alive:
-            self._disk.files[path] = content
+        async with self._life.writing():
+            if not all(digest in self._disk.blobs for digest in digests):
+                raise LookupError("not every blob is here")
+            self._disk.require_room()
+            if self._life.alive:
+                self._disk.files[path] = joined([self._disk.blobs[digest] for digest in digests])
 
 
 def _chunk_digests(content: bytes, chunk_bytes: int) -> tuple[Digest, ...]:
