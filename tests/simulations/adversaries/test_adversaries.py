@@ -268,7 +268,6 @@ def test_peers_that_flood_are_cut_off_by_everybody_and_nobody_else_is(play):
         world.loop.call_later(20, world.crash, "relay-0")
         world.loop.call_later(25, world.start, "relay-0")
 
-    flooding = ("worker-0", "relay-0")
     quiet = play({}, burdens, workers=3)
     assert quiet.looked == [(0, 0)] * len(quiet.looked)
     flooded = play({"worker-0": "flood", "relay-0": "flood"}, burdens, restart_later, workers=2)
