@@ -11,9 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from protocol.crypto import digest
+from protocol.faults import Fault
 from protocol.manifest import RunManifest, ToplocSection
 from protocol.messages import Margin, RolloutCommit
-from protocol.rollout import RolloutSequence
+from protocol.rollout import RolloutSequence, decode_body
 from protocol.toploc.checks import Thresholds, computation_margins
 from protocol.toploc.proof import ChunkResult
 from protocol.types import Digest
@@ -64,6 +65,20 @@ def audited(beacon: Digest, commit: Digest, count: int, share: float) -> list[in
         range(count), key=lambda index: digest(beacon + commit + index.to_bytes(4, "big"))
     )
     return sorted(ranked[: max(1, math.ceil(count * share))])
+
+
+def read_body(
+    manifest: RunManifest, commit: RolloutCommit, body: bytes
+) -> list[RolloutSequence] | Finding:
+    """Return what a body claims, or why it is none of what its commit promised.
+
+    ``body_bytes`` is the exact length: a number that a worker could choose would let it look for a
+    commit whose committee and audit it likes.
+    """
+    if len(body) != commit.body_bytes:
+        return Finding("format", f"{len(body)} bytes, its commit says {commit.body_bytes}")
+    sequences = decode_body(body, manifest)
+    return Finding("format", str(sequences)[:200]) if isinstance(sequences, Fault) else sequences
 
 
 def check_claims(

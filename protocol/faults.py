@@ -64,6 +64,7 @@ class FaultCode(StrEnum):
     NOT_A_VALIDATOR = "not-a-validator", Blame.SENDER
     NOT_ADMITTED = "not-admitted", Blame.SENDER
     NOT_CANONICAL = "not-canonical", Blame.SENDER
+    OLD_DATE = "old-date", Blame.AUTHOR
     OLD_TERM = "old-term", Blame.SENDER
     OTHER_COMMITTEE = "other-committee", Blame.NOBODY
     OTHER_TERM = "other-term", Blame.SENDER

@@ -56,13 +56,16 @@ _OPENS_VERSIONS = (Certificate.kind, CheckpointManifest.kind)
 class Received:
     """What became of a message: whether to relay it, the fault if any, and the opened message.
 
-    ``settled`` are versions that had waited for it and are accepted with it.
+    ``settled`` are versions that had waited for it and are accepted with it. ``lasting`` is False
+    for what is of use only while it is not known what becomes of it: it need not survive a restart,
+    and must not, since then nobody would know that it had come too late.
     """
 
     result: ValidationResult
     signed: Signed[Any] | None = None
     fault: Fault | None = None
     settled: tuple[Signed[CheckpointManifest], ...] = ()
+    lasting: bool = True
 
 
 class Replica:
@@ -99,11 +102,17 @@ class Replica:
             Evidence.kind: (Evidence, self._equivocators.offer),
         }
 
-    def receive(self, envelope: bytes, now: float) -> Received:
-        """Take one message from anywhere; a rejected one leaves the state untouched."""
-        return self._receive(envelope_kind(envelope), envelope, now)
+    def receive(self, envelope: bytes, now: float, *, anti_entropy: bool = False) -> Received:
+        """Take one message from anywhere; a rejected one leaves the state untouched.
 
-    def _receive(self, name: str | None, envelope: bytes, now: float) -> Received:
+        ``anti_entropy`` says that a peer gave it when asked for what we had missed: then a commit
+        may be older than one that is announced.
+        """
+        return self._receive(envelope_kind(envelope), envelope, now, anti_entropy=anti_entropy)
+
+    def _receive(
+        self, name: str | None, envelope: bytes, now: float, *, anti_entropy: bool = False
+    ) -> Received:
         handler = self._handlers.get(name or "")
         if handler is None:
             return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_KIND))
@@ -111,6 +120,9 @@ class Replica:
         signed = self._open(envelope, kind)
         if isinstance(signed, Fault):
             return Received(ValidationResult.REJECT, fault=signed)
+        if anti_entropy and kind is RolloutCommit:
+            commit: Signed[Any] = signed
+            return self._commit(commit, now, anti_entropy=True)
         received = handle(signed, now)
         if received.result is ValidationResult.ACCEPT and name in _OPENS_VERSIONS:
             return replace(received, settled=tuple(self._settle_versions(now)))
@@ -216,7 +228,8 @@ class Replica:
 
     def envelopes(self) -> list[bytes]:
         """Return what a restart needs, in an order in which it can be taken back."""
-        commits = [*self.ledger.kept.values(), *self.ledger.entries.values()]
+        entries = (*self.ledger.kept.values(), *self.ledger.entries.values())
+        commits = [entry for entry in entries if entry.timely or entry.certificate is not None]
         return [
             *(evidence.envelope for evidence in self.evidence),
             *(entry.commit.envelope for entry in commits),
@@ -268,8 +281,13 @@ class Replica:
     def _record(self, record: Signed[NodeRecord], now: float) -> Received:
         return _received(record, self.roster.offer(record, now))
 
-    def _commit(self, commit: Signed[RolloutCommit], now: float) -> Received:
-        return _received(commit, self.ledger.offer_commit(commit, self.manifest.epoch_at(now)))
+    def _commit(
+        self, commit: Signed[RolloutCommit], now: float, *, anti_entropy: bool = False
+    ) -> Received:
+        epoch = self.manifest.epoch_at(now)
+        result = self.ledger.offer_commit(commit, epoch, anti_entropy=anti_entropy)
+        entry = self.ledger.entries.get(commit.digest)
+        return replace(_received(commit, result), lasting=entry is None or entry.timely)
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
         if not self.manifest.is_validator(verdict.signer):

@@ -103,7 +103,8 @@ class Inbox:
             self._replica.restore(envelope)
             return Received(ValidationResult.IGNORE)
         if topic is None:
-            received = self._replica.receive(envelope, now)
+            missed = source is Source.ANTI_ENTROPY
+            received = self._replica.receive(envelope, now, anti_entropy=missed)
         else:
             received = self._replica.receive_topic(topic, envelope, now)
         self._note_fault(received, source, sender)
@@ -156,17 +157,21 @@ class Inbox:
             if signed.signer == self._context.signer.peer_id and source is not Source.OWN:
                 self._incarnation.shown(signed, is_news=is_news)
             if is_news:
-                self._accept(signed, source)
+                self._accept(signed, source, lasting=received.lasting)
         for listener in self._listeners:
             listener(received, source)
         for settled in received.settled:
             self._follow_up(Received(ValidationResult.ACCEPT, settled), Source.WAITED)
 
-    def _accept(self, signed: Signed[Any], source: Source) -> None:
+    def _accept(self, signed: Signed[Any], source: Source, *, lasting: bool) -> None:
         message = signed.message
         if isinstance(message, NodeRecord):
             return  # it comes again soon, and elections look at the clock anyway
-        if source is not Source.OWN:
+        if source is not Source.OWN and lasting:
+            if isinstance(message, Certificate):  # a commit that came late is kept from now on
+                self._log.later(
+                    self._replica.ledger.entries[Digest(message.commit)].commit.envelope
+                )
             self._log.later(signed.envelope)
         if isinstance(message, CheckpointManifest):
             self._versions.notify()

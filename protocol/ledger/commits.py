@@ -1,10 +1,12 @@
 """A commit with its outcome, and what a commit must look like to be taken."""
 
+import math
 from dataclasses import dataclass
 from enum import StrEnum
 
 from protocol.faults import Fault, FaultCode
 from protocol.manifest import RunManifest
+from protocol.membership import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed
 from protocol.rollout import body_bytes_max
 
@@ -30,6 +32,8 @@ class Entry:
     certificate: Signed[Certificate] | None = None
     reason: str = ""
     trained_in: int | None = None
+    timely: bool = True
+    """Whether it came while its author could not know yet who would check it, and what of it."""
 
     def is_outranked_by(self, certificate: Certificate) -> bool:
         """Tell whether a checked certificate takes the place of the outcome that is here.
@@ -46,6 +50,16 @@ def _rank(certificate: Certificate) -> tuple[bool, bool]:
     return certificate.escalated, not certificate.accepted
 
 
+def window_epochs(manifest: RunManifest) -> int:
+    """Return for how many epochs after its own a commit may be announced.
+
+    The committee is drawn, and what is audited picked, with the randomness of the epoch after it:
+    whoever may date a commit back waits for a draw that it likes. One epoch is for the way, the
+    rest for clocks that differ.
+    """
+    return 1 + math.ceil(CLOCK_SKEW_SECONDS_MAX / manifest.epochs.seconds)
+
+
 class CommitRules:
     """The limits that a run's manifest sets to its commits."""
 
@@ -55,6 +69,11 @@ class CommitRules:
         self._sequences = sampling.group_size * sampling.prompts_per_rollout
         self._tokens_max = self._sequences * sampling.tokens_max
         self._body_bytes_max = body_bytes_max(manifest)
+        self._window_epochs = window_epochs(manifest)
+
+    def is_timely(self, commit: Signed[RolloutCommit], epoch: int) -> bool:
+        """Tell whether a commit may still be announced in our ``epoch``."""
+        return epoch <= commit.message.epoch + self._window_epochs
 
     def fault(
         self,

@@ -23,8 +23,8 @@ class Demand:
 
     def file(self, entry: Entry) -> None:
         """Follow a change of state or training of a commit that the ledger holds."""
-        hopeful = entry.state in (CommitState.COMMITTED, CommitState.CERTIFIED)
-        if hopeful and entry.trained_in is None:
+        awaited = entry.state is CommitState.COMMITTED and entry.timely
+        if (awaited or entry.state is CommitState.CERTIFIED) and entry.trained_in is None:
             self._unlearned[entry.commit.digest] = entry
         else:
             self.forget(entry.commit.digest)

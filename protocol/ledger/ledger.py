@@ -8,7 +8,7 @@ in has been checked (``replica``). Of two certificates that contradict each othe
 
 from collections.abc import Sequence
 
-from protocol.faults import Fault
+from protocol.faults import Fault, FaultCode
 from protocol.ledger.branches import Branches
 from protocol.ledger.chain import Chain, CheckpointEntry, IsLive
 from protocol.ledger.commits import CommitRules, CommitState, Entry
@@ -75,17 +75,26 @@ class Ledger:
         """Return the signed manifest of ``version`` if it is known."""
         return self._chain.get(version)
 
-    def offer_commit(self, commit: Signed[RolloutCommit], epoch: int) -> Fault | bool:
-        """Take a commit in our ``epoch``; False when it is known or no longer news."""
+    def offer_commit(
+        self, commit: Signed[RolloutCommit], epoch: int, *, anti_entropy: bool = False
+    ) -> Fault | bool:
+        """Take a commit in our ``epoch``; False when it is known or no longer news.
+
+        One that comes late is taken by ``anti_entropy`` only, and not judged: an outcome that it
+        has elsewhere can be attached to it then.
+        """
         if commit.digest in self.entries:
             return False
         fault = self._rules.fault(commit, epoch, self.checkpoint(commit.message.version))
         if fault is not None:
             return fault
-        late = commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch
-        if late or self.in_flight(commit.signer) >= COMMITS_IN_FLIGHT_MAX:
+        timely = self._rules.is_timely(commit, epoch)
+        if not timely and not anti_entropy:
+            return Fault(FaultCode.OLD_DATE, f"of epoch {commit.message.epoch}, now it is {epoch}")
+        expired = commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch
+        if expired or self.in_flight(commit.signer) >= COMMITS_IN_FLIGHT_MAX:
             return False
-        self._take_commit(commit)
+        self._take_commit(commit, timely=timely)
         return True
 
     def restore_commit(self, commit: Signed[RolloutCommit]) -> None:
@@ -96,9 +105,10 @@ class Ledger:
         if fault is None and commit.digest not in self.entries:
             self._take_commit(commit)
 
-    def _take_commit(self, commit: Signed[RolloutCommit]) -> None:
+    def _take_commit(self, commit: Signed[RolloutCommit], *, timely: bool = True) -> None:
         worker = commit.signer
-        entry = Entry(commit, trained_in=self._chain.learned.get(commit.digest))
+        learned = self._chain.learned.get(commit.digest)
+        entry = Entry(commit, trained_in=learned, timely=timely)
         self.entries[commit.digest] = entry
         if (first := self._slots.take(commit)) is not None:
             # Both are kept, and both travel: every node must come to the same outcomes.

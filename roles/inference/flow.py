@@ -7,6 +7,7 @@ import structlog
 
 from protocol import crypto
 from protocol.assignment import assign
+from protocol.ledger.commits import window_epochs
 from protocol.messages import RolloutCommit, message_id
 from protocol.rollout import RolloutSequence, encode_body
 from protocol.types import Digest, Topic
@@ -26,8 +27,9 @@ log = structlog.get_logger()
 OWN_COMMITS_IN_FLIGHT_MAX = 2
 """One being checked while the next one is generated; more only makes rollouts older."""
 
-REPEAT_EPOCHS = 4.0
-"""A commit that has no outcome by then may have been announced to nobody: it is told again."""
+REPEAT_EPOCHS = 1.0
+"""A commit that has no outcome by then may have been announced to nobody: it is told again, for as
+long as anybody judges it."""
 
 
 class InferenceFlow:
@@ -74,9 +76,11 @@ class InferenceFlow:
             for entry in context.replica.ledger.open_entries(context.peer_id)
         }
         self._announced_at = {key: at for key, at in self._announced_at.items() if key in unsettled}
+        oldest = context.epoch() - window_epochs(context.manifest)
         for digest, commit in unsettled.items():
             announced_at = self._announced_at.get(digest, -math.inf)
-            if now >= announced_at + REPEAT_EPOCHS * context.epoch_seconds:
+            due = now >= announced_at + REPEAT_EPOCHS * context.epoch_seconds
+            if due and commit.message.epoch >= oldest:
                 self._announced_at[digest] = now
                 await context.network.announce(Topic.COMMITS, commit.envelope)
 

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from itertools import islice
 
 from protocol.assignment import assign
-from protocol.audit import check_claims
-from protocol.faults import Fault
+from protocol.audit import Finding, check_claims, read_body
 from protocol.ledger.commits import Entry
-from protocol.rollout import REWARD_SCALE, decode_body
+from protocol.rollout import REWARD_SCALE
 from protocol.types import Digest
 from roles.flow import RoleContext, reward
 from roles.ports.engines import Environment, TrainingSequence
@@ -104,8 +103,8 @@ class Batching:
         checkpoint = context.replica.ledger.checkpoint(message.version)
         if body is None or checkpoint is None or checkpoint.digest != message.checkpoint:
             return None
-        sequences = decode_body(body, context.manifest)
-        if isinstance(sequences, Fault):
+        sequences = read_body(context.manifest, message, body)
+        if isinstance(sequences, Finding):
             return None
         assignments = assign(context.manifest, checkpoint.digest, entry.commit.signer, message.slot)
         own = [item.reward for item in sequences]

@@ -3,10 +3,9 @@
 import structlog
 
 from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import Finding, audited, check_claims, decide
-from protocol.faults import Fault
+from protocol.audit import Finding, audited, check_claims, decide, read_body
 from protocol.messages import RolloutCommit, Signed
-from protocol.rollout import RolloutSequence, decode_body
+from protocol.rollout import RolloutSequence
 from protocol.types import Digest, Version
 from roles.flow import RoleContext, reward
 from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
@@ -36,9 +35,9 @@ class Examination:
     async def examine(self, commit: Signed[RolloutCommit], body: bytes) -> Finding | None:
         """Judge a body; None when it cannot be judged here and now, which is no fault of it."""
         manifest = self._context.manifest
-        sequences = decode_body(body, manifest)
-        if isinstance(sequences, Fault):
-            return Finding("format", str(sequences)[:200])
+        sequences = read_body(manifest, commit.message, body)
+        if isinstance(sequences, Finding):
+            return sequences
         assignments = assign(
             manifest, Digest(commit.message.checkpoint), commit.signer, commit.message.slot
         )

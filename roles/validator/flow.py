@@ -95,9 +95,9 @@ class ValidatorFlow:
     async def _attend(self, entry: Entry) -> None:
         """Do what is due for one commit without an outcome."""
         context = self._context
-        settled = entry.state is not CommitState.COMMITTED
+        done = entry.state is not CommitState.COMMITTED or not entry.timely
         epoch = entry.commit.message.epoch
-        if settled or context.epoch() <= epoch:
+        if done or context.epoch() <= epoch:
             return  # the beacon that draws its committee is of the next epoch
         digest, validators = entry.commit.digest, context.replica.electorate.validators(epoch + 1)
         if self._for_others.get(digest) is validators:

@@ -198,3 +198,8 @@ def test_two_signatures_are_still_one_run():
     assert SIGNED.manifest.run_id == SignedManifest(MANIFEST, bytes(64)).manifest.run_id
     assert isinstance(MANIFEST, RunManifest)
     assert MANIFEST.genesis_policy == digest(b"policy 0")
+
+
+def test_everything_is_audited_while_the_beacon_can_be_predicted():
+    with pytest.raises(ManifestError, match=r"audit_share must be 1 while everyone can predict"):
+        load_recipe(RECIPE.read_text().replace("audit_share = 1.0", "audit_share = 0.25"))

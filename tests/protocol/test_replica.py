@@ -138,6 +138,30 @@ def test_the_outcome_of_a_commit_that_comes_after_its_worker_is_slashed_is_taken
     assert target.ledger.entries[successor.digest].state is CommitState.REJECTED
 
 
+def test_a_commit_with_an_old_date_is_neither_taken_nor_passed_on():
+    target = replica()
+    late = WORLD.at(10)
+    old = WORLD.commit(WORKER)
+    assert refused(target, old.envelope, ValidationResult.IGNORE, late) == "old-date"
+    received = target.receive_topic(Topic.COMMITS, old.envelope, late)
+    assert (received.result, received.fault.code) == (ValidationResult.IGNORE, "old-date")
+    assert old.digest not in target.ledger.entries
+
+
+def test_a_late_commit_survives_a_restart_only_with_its_outcome():
+    """Nobody would know then that it had come too late to be judged."""
+    target = replica()
+    late = WORLD.at(10)
+    received = target.receive(COMMIT.envelope, late, anti_entropy=True)
+    assert (received.result, received.lasting) == (ValidationResult.ACCEPT, False)
+    assert COMMIT.digest not in restarted(target).ledger.entries
+    assert target.receive(CERTIFICATE.envelope, late, anti_entropy=True).lasting
+    again = restarted(target)
+    assert again.ledger.entries[COMMIT.digest].state is CommitState.CERTIFIED
+    in_time = replica().receive(COMMIT.envelope, NOW, anti_entropy=True)
+    assert (in_time.result, in_time.lasting) == (ValidationResult.ACCEPT, True)
+
+
 def test_two_commits_for_one_slot_end_the_same_everywhere():
     fork = WORLD.commit(WORKER, tokens=11)
     one, other = replica(COMMIT), replica(fork)

@@ -191,8 +191,8 @@ class Witness:
         receive = daemon.replica.receive
         own = self.machines[name].identity.peer_id
 
-        def hear(envelope: bytes, now: float):
-            received = receive(envelope, now)
+        def hear(envelope: bytes, now: float, **options):
+            received = receive(envelope, now, **options)
             if received.signed is not None and received.signed.signer != own:
                 self.hear(envelope)
             return received

@@ -78,6 +78,20 @@ def test_what_was_accepted_is_written_and_told():
     run_virtual(scenario())
 
 
+def test_a_commit_that_came_too_late_is_written_with_its_outcome_and_not_before():
+    async def scenario():
+        node = Node()
+        node.clock.at = WORLD.at(5)
+        certificate = WORLD.certificate(COMMIT)
+        assert node.take(COMMIT, Source.GOSSIP) is IGNORE
+        assert node.take(COMMIT, Source.ANTI_ENTROPY) is ACCEPT
+        assert await node.stored() == []
+        assert node.take(certificate, Source.ANTI_ENTROPY) is ACCEPT
+        assert await node.stored() == [COMMIT.envelope, certificate.envelope]
+
+    run_virtual(scenario())
+
+
 def test_records_come_again_soon_and_are_neither_written_nor_told():
     async def scenario():
         node = Node()

@@ -4,7 +4,7 @@ import pytest
 
 from protocol.crypto import digest
 from protocol.faults import Fault
-from protocol.ledger.commits import EPOCHS_AHEAD_MAX, CommitState
+from protocol.ledger.commits import EPOCHS_AHEAD_MAX, CommitState, window_epochs
 from protocol.ledger.counts import CREDIT_MAX
 from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, Ledger
 from protocol.messages import Certificate
@@ -14,6 +14,7 @@ WORLD = World(run_manifest(trainers=2))
 WORKER, OTHER = WORLD.workers[:2]
 EXPIRE = WORLD.manifest.committee.expire_after_epochs
 GENESIS = WORLD.genesis()
+WINDOW = window_epochs(WORLD.manifest)
 
 
 def ledger(*commits, epoch=0, world=WORLD) -> Ledger:
@@ -145,8 +146,42 @@ def test_what_waits_for_an_outcome_is_bounded_per_worker():
 
 def test_an_expired_commit_is_no_news():
     commit = WORLD.commit(WORKER)
-    assert ledger().offer_commit(commit, EXPIRE + 1) is False
-    assert ledger().offer_commit(commit, EXPIRE) is True
+    assert ledger().offer_commit(commit, EXPIRE + 1, anti_entropy=True) is False
+    assert ledger().offer_commit(commit, EXPIRE, anti_entropy=True) is True
+
+
+def test_a_commit_is_announced_in_its_epoch_or_the_next_and_while_clocks_may_differ():
+    """Else its author waits for a committee, and for an audit, that it likes."""
+    assert WINDOW == 2
+    assert window_epochs(run_manifest(epochs={"seconds": 1.0})) == 4
+    commit = WORLD.commit(WORKER, epoch=20)
+    for epoch in range(20 - EPOCHS_AHEAD_MAX, 20 + WINDOW + 1):
+        result = ledger()
+        assert result.offer_commit(commit, epoch) is True
+        assert result.entries[commit.digest].timely
+    result = ledger()
+    for epoch in (20 + WINDOW + 1, 30, 40):
+        assert reason(result.offer_commit(commit, epoch)) == "old-date"
+    assert (result.entries, result.workers) == ({}, {})
+
+
+def test_a_late_commit_is_here_for_the_outcome_that_it_has_elsewhere():
+    first, late = WORLD.chain(WORKER, 2)
+    result = ledger(first)
+    settle(result, first)
+    assert result.backlog() == 1
+    assert result.offer_commit(late, WINDOW + 1, anti_entropy=True) is True
+    assert not result.entries[late.digest].timely
+    assert result.backlog() == 1, "nobody here works on it"
+    assert result.predecessor_known(late)
+    settle(result, late)
+    assert [entry.commit for entry in result.usable()] == sorted(
+        (first, late), key=lambda one: one.digest
+    )
+    assert result.backlog() == 2
+    again = ledger(late)
+    assert again.offer_commit(late, WINDOW + 1, anti_entropy=True) is False
+    assert again.entries[late.digest].timely, "it had come in time"
 
 
 # Outcomes
@@ -526,7 +561,7 @@ def test_old_commits_are_forgotten_and_cannot_come_back():
     assert result.entries == {}
     assert result.next_slot(WORKER.peer_id, 0) == (1, commit.digest)
     again = WORLD.commit(OTHER)
-    assert result.offer_commit(again, 4 * EXPIRE + 1) is False
+    assert result.offer_commit(again, 4 * EXPIRE + 1, anti_entropy=True) is False
     assert result.totals.certified == 1, "what was earned is kept"
 
 

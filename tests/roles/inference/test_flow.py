@@ -1,6 +1,7 @@
 import asyncio
 
 from protocol.crypto import digest
+from protocol.ledger.commits import window_epochs
 from protocol.messages import RolloutCommit
 from protocol.rollout import decode_body
 from roles.inference.flow import (
@@ -217,15 +218,19 @@ def test_what_has_no_outcome_is_told_again(tmp_path):
         world.take(other)
         world.network.synchronised = False
         world.run(flow)
-        await world.rest(15)
+        await world.rest(5)
         assert world.network.announced == []
         world.network.synchronised = True
         await world.rest(6)
         assert world.network.announced == [own.envelope]
         published = world.network.published[0].envelope
-        await world.rest(REPEAT_EPOCHS * EPOCH_SECONDS + 6)
+        await world.rest(REPEAT_EPOCHS * EPOCH_SECONDS + 4)
         assert world.network.announced.count(own.envelope) == 2
         assert world.network.announced.count(published) == 1
+        await world.rest(5 * EPOCH_SECONDS)
+        window = window_epochs(world.manifest)
+        assert world.network.announced.count(own.envelope) == window, "nobody would judge it now"
+        assert world.network.announced.count(published) <= window
         await world.stop()
 
     run_virtual(scenario())

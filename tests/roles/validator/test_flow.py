@@ -658,3 +658,43 @@ def test_without_its_disk_a_validator_judges_only_what_is_drawn_later(tmp_path):
         await world.stop()
 
     run_virtual(scenario())
+
+
+def test_a_commit_that_came_too_late_is_not_judged(tmp_path):
+    """Its author may have waited for the two of us."""
+
+    async def scenario():
+        world = World(tmp_path)
+        world.run(world.flow)
+        await world.rest(5 * EPOCH_SECONDS)
+        taken, world.take = (
+            world.take,
+            lambda signed: world.replica.receive(signed.envelope, world.now(), anti_entropy=True),
+        )
+        late = world.commit(epoch=0)
+        world.take = taken
+        timely = world.commit(signer=world.world.workers[1])
+        await world.rest(3 * EPOCH_SECONDS)
+        assert [verdict.commit for verdict in world.verdicts] == [timely.digest]
+        assert not world.replica.ledger.entries[late.digest].timely
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_a_body_has_exactly_the_length_that_its_commit_says(tmp_path, difference):
+    """A worker that may choose the number may choose the committee and the audit with it."""
+
+    async def scenario():
+        world = World(tmp_path)
+        world.run(world.flow)
+        count = world.manifest.sampling.group_size * world.manifest.sampling.prompts_per_rollout
+        world.commit(body_bytes=len(encode_body([GOOD] * count)) + difference)
+        await world.rest(2 * EPOCH_SECONDS)
+        (verdict,) = world.verdicts
+        assert (verdict.accept, verdict.reason) == (False, "format")
+        assert "bytes, its commit says" in verdict.detail
+        await world.stop()
+
+    run_virtual(scenario())
