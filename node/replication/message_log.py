@@ -27,7 +27,6 @@ class MessageLog:
         self._next = 0
         self._pending: dict[bytes, bytes] = {}  # envelope -> key
         self._written: dict[bytes, bytes] = {}  # envelope -> key
-        self._keeping: dict[bytes, None] = {}
         self._writing = asyncio.Lock()
 
     def replay(self) -> Iterator[bytes]:
@@ -45,16 +44,14 @@ class MessageLog:
         another one, and a restart must not find both.
         """
         known = envelope in self._written or envelope in self._pending
-        self._keeping[envelope] = None
         try:
-            while envelope not in self._written:  # whoever keeps it too may have had to give it up
+            # Whoever keeps it too may have had to give it up, and ``compact`` may have deleted it.
+            while envelope not in self._written:
                 self.later(envelope)
                 await self.flush()
         except StorageFullError:
             self._pending.pop(envelope, None)
             raise
-        finally:
-            self._keeping.pop(envelope, None)
         return not known
 
     def later(self, envelope: bytes) -> None:
@@ -81,8 +78,7 @@ class MessageLog:
 
     async def compact(self, replica: Replica) -> None:
         """Delete what ``replica`` would not need after a restart, written or pending."""
-        # What is being kept is not in the replica yet.
-        needed = dict.fromkeys((*replica.envelopes(), *self._keeping))
+        needed = dict.fromkeys(replica.envelopes())
         for envelope in [item for item in self._pending if item not in needed]:
             del self._pending[envelope]
         await self._delete([item for item in self._written if item not in needed])

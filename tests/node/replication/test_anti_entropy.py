@@ -14,6 +14,7 @@ from node.streams.framing import read_frame, write_frame
 from node.streams.protocols import SYNC
 from protocol.codec import decode, encode
 from protocol.crypto import digest
+from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
 from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.types import PeerId, ValidationResult
@@ -149,16 +150,16 @@ def test_strangers_records_come_last(monkeypatch):
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch, batch):
-    """Two nodes may each hold one of two messages of a liar: it is asked for once in a pull."""
+    """Two nodes may hold different commits of a worker with too many: each is asked for once."""
     monkeypatch.setattr(synchronise, "ENVELOPES_MAX", batch)
 
     async def scenario():
         pair = Pair()
-        other = WORLD.checkpoint(GENESIS, index_bytes=99)
-        pair.ours.take(GENESIS, other)
-        pair.theirs.take(GENESIS, WORLD.checkpoint(GENESIS), *CHAIN)
+        greedy = WORLD.workers[1]
+        pair.ours.take(GENESIS, *WORLD.chain(greedy, COMMITS_IN_FLIGHT_MAX))
+        pair.theirs.take(GENESIS, *WORLD.chain(greedy, COMMITS_IN_FLIGHT_MAX, tokens=9), *CHAIN)
         assert await pair.pull()
-        assert len(pair.ours.replica.ledger.entries) == 3
+        assert pair.ours.replica.ledger.in_flight(WORKER.peer_id) == len(CHAIN)
 
     run_virtual(scenario())
 

@@ -177,16 +177,23 @@ def test_the_log_is_as_long_as_the_replica_is_large():
     run_virtual(scenario())
 
 
-def test_compaction_spares_what_is_being_kept():
-    """It is on the disk, and not in the replica yet."""
+def test_what_compaction_deletes_while_it_is_being_kept_is_written_again():
+    """It is not in the replica yet, and whoever keeps it waits until the disk is free."""
 
     async def scenario():
         store = Store()
         message_log, replica = opened(store)
-        keeping = asyncio.create_task(message_log.keep(CHAIN[0].envelope))
+
+        async def flush_and_compact():
+            await message_log.flush()
+            await message_log.compact(replica)
+
+        message_log.later(CHAIN[0].envelope)
+        compacting = asyncio.create_task(flush_and_compact())
         await asyncio.sleep(0.5)
-        await message_log.compact(replica)
-        await keeping
+        await message_log.keep(CHAIN[0].envelope)
+        assert store.envelopes == [CHAIN[0].envelope]
+        await compacting
         assert store.envelopes == [CHAIN[0].envelope]
 
     run_virtual(scenario())
