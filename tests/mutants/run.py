@@ -16,7 +16,7 @@ import tempfile
 import time
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -147,35 +147,43 @@ class Runner:
             shutil.copytree(root, copy, ignore=NOT_COPIED)
             self._copies.put(copy)
         self._pool = ThreadPoolExecutor(len(copies))
-        self._limits: dict[tuple[str, ...], float] = {}
+        self._seconds: dict[str, float] = {}
+        """That the tests of a file take."""
 
-    def unmutated(self, lists: list[tuple[str, ...]]) -> Iterator[str]:
+    def unmutated(self, tests: Iterable[str]) -> Iterator[str]:
         """Yield what is wrong with the tests: each must pass before it can notice anything."""
-        for tests, result in zip(lists, self._pool.map(self._run, lists), strict=True):
-            self._limits[tests] = max(HUNG_SECONDS_MIN, HUNG_FACTOR * result.seconds)
+        by_file: dict[str, tuple[str, ...]] = {}
+        for test in tests:
+            by_file[file_of(test)] = (*by_file.get(file_of(test), ()), test)
+        for file, result in zip(by_file, self._pool.map(self._run, by_file.values()), strict=True):
+            self._seconds[file] = result.seconds
             if result.word != "passed":
-                yield f"{result.word} without a mutation: {' '.join(tests)}\n{result.output}"
-            elif tests is lists[0] and self._broken(tests).word == "passed":
-                yield "the tests do not import the copy: they pass with broken packages in it"
+                yield f"{file}: {result.word} without a mutation\n{result.output}"
+        if by_file and self._broken(next(iter(by_file.values()))).word == "passed":
+            yield "the tests do not import the copy: they pass with broken packages in it"
 
     def attempts(self, mutants: list[Mutant]) -> Iterator[Result]:
         """Yield each entry's result, in their order."""
         return self._pool.map(self._attempt, mutants)
 
     def _attempt(self, mutant: Mutant) -> Result:
-        return self._run(mutant.tests, {mutant.file: mutant.applied(self._root)})
+        seconds = sum(self._seconds[file] for file in dict.fromkeys(map(file_of, mutant.tests)))
+        limit_seconds = max(HUNG_SECONDS_MIN, HUNG_FACTOR * seconds)
+        return self._run(mutant.tests, limit_seconds, {mutant.file: mutant.applied(self._root)})
 
     def _broken(self, tests: tuple[str, ...]) -> Result:
         files = [f"{package}/__init__.py" for package in PACKAGES]
-        wrong = "raise AssertionError"
-        return self._run(tests, {file: wrong for file in files if (self._root / file).exists()})
+        wrong = {file: "raise AssertionError" for file in files if (self._root / file).exists()}
+        return self._run(tests, wrong=wrong)
 
     def _run(
-        self, tests: tuple[str, ...], wrong: Mapping[str, str] = MappingProxyType({})
+        self,
+        tests: tuple[str, ...],
+        limit_seconds: float = UNMUTATED_SECONDS_MAX,
+        wrong: Mapping[str, str] = MappingProxyType({}),
     ) -> Result:
         """Run tests with other texts in some files."""
         copy = self._copies.get()
-        limit_seconds = self._limits.get(tests, UNMUTATED_SECONDS_MAX)
         try:
             with ExitStack() as stack:
                 for file, text in wrong.items():
@@ -185,6 +193,11 @@ class Runner:
             self._copies.put(copy)
 
 
+def file_of(test: str) -> str:
+    """Return the path in a node id."""
+    return test.partition("::")[0]
+
+
 def run(mutants: list[Mutant], root: Path = ROOT, jobs: int = 2) -> list[str]:
     """Try all entries and say how each went; return the ids of those that went unnoticed."""
     if not mutants:
@@ -192,12 +205,12 @@ def run(mutants: list[Mutant], root: Path = ROOT, jobs: int = 2) -> list[str]:
     for mutant in mutants:
         mutant.applied(root)
     tried = [mutant for mutant in mutants if not mutant.explained]
-    lists = list(dict.fromkeys(mutant.tests for mutant in tried))
+    tests = list(dict.fromkeys(test for mutant in tried for test in mutant.tests))
     missed: list[str] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         runner = Runner(root, [Path(folder) / str(number) for number in range(jobs)])
-        say(f"without a mutation: {len(lists)} lists of tests")
-        faults = list(runner.unmutated(lists))
+        say(f"the tests without a mutation: {len(tests)}")
+        faults = list(runner.unmutated(tests))
         if faults:
             raise UnfitError("\n".join(faults))
         for number, (mutant, result) in enumerate(zip(tried, runner.attempts(tried), strict=True)):

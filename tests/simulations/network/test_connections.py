@@ -380,6 +380,34 @@ def test_who_has_closed_writes_no_more_and_the_reader_comes_to_the_end():
     run_virtual(scenario())
 
 
+def test_a_read_takes_what_it_may_and_leaves_the_rest():
+    async def scenario():
+        _, ours, theirs = await two()
+        await ours.write(b"hello world")
+        await ours.write(b"!")
+        await asyncio.sleep(1)
+        assert await theirs.read(2) == b"he"
+        assert await theirs.read_exactly(3) == b"llo"
+        assert await theirs.read(100) == b" world"
+        assert await theirs.read_exactly(1) == b"!"
+
+    run_virtual(scenario())
+
+
+def test_a_writer_learns_that_its_reader_has_closed():
+    async def scenario():
+        _, ours, theirs = await two()
+        await ours.write(bytes(WINDOW_BYTES))
+        writing = asyncio.create_task(ours.write(b"more"))
+        await asyncio.sleep(1)
+        await theirs.close()
+        with pytest.raises(TransportError):
+            await asyncio.wait_for(writing, 1)
+        assert not ours.offer(b"more")
+
+    run_virtual(scenario())
+
+
 def test_a_connection_forgets_its_streams_when_they_are_over():
     async def scenario():
         machines, ours, theirs = await two()
