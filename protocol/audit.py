@@ -15,7 +15,6 @@ from protocol.faults import Fault
 from protocol.manifest import RunManifest, ToplocSection
 from protocol.messages import Margin, RolloutCommit
 from protocol.rollout import RolloutSequence, decode_body
-from protocol.toploc.checks import Thresholds, computation_margins
 from protocol.toploc.proof import ChunkResult
 from protocol.types import Digest
 
@@ -147,13 +146,18 @@ def decide(
 def _computation(
     rules: ToplocSection, measurements: Sequence[Measurement]
 ) -> list[tuple[str, float, float]]:
-    thresholds = Thresholds(
-        rules.exponent_mismatches_max,
-        rules.mantissa_error_mean_max,
-        rules.mantissa_error_median_max,
-    )
-    margins = computation_margins([item.chunks for item in measurements], thresholds)
-    return [(str(item.measure), item.measured, item.limit) for item in margins.worst]
+    """Return the name, the worst value over all chunks and the limit of each statistic."""
+    chunks = [chunk for item in measurements for chunk in item.chunks]
+    if not chunks:
+        raise ValueError("no chunk was measured")
+    mismatches = [float(chunk.exponent_mismatches) for chunk in chunks]
+    means = [chunk.mantissa_error_mean for chunk in chunks]
+    medians = [chunk.mantissa_error_median for chunk in chunks]
+    return [
+        ("exponent-mismatches", _worst(mismatches, max), rules.exponent_mismatches_max),
+        ("mantissa-error-mean", _worst(means, max), rules.mantissa_error_mean_max),
+        ("mantissa-error-median", _worst(medians, max), rules.mantissa_error_median_max),
+    ]
 
 
 def _worst(values: Sequence[float], worst: Callable[[Sequence[float]], float]) -> float:

@@ -73,10 +73,9 @@ class ModelSection(_Section):
 
 
 class EnvironmentSection(_Section):
-    """The task, and the digest of its data set (empty for environments made from a seed)."""
+    """The task."""
 
     name: Name
-    dataset: HexDigest | Literal[""] = ""
 
 
 class SamplingSection(_Section):
@@ -184,9 +183,8 @@ class AdmissionSection(_Section):
 
 
 class CreditSection(_Section):
-    """What a certified rollout earns, and whether a rejected one ends a worker's standing."""
+    """Whether a rejected rollout ends its worker's standing."""
 
-    per_certified_token: Annotated[int, Field(ge=0, le=1_000_000)]
     slash_on_reject: bool
 
 

@@ -6,14 +6,15 @@ generating them, and compares. Locality-sensitive means that small numerical dif
 machines give small errors, while another model, prompt or precision gives large ones.
 
 The idea is of Ong and others, arXiv 2501.16007; ``proof`` names where this differs and why. A proof
-says nothing about how tokens were chosen, about the last layer or the last token. ``checks`` holds
-the rules that close these gaps, ``sampling`` the noise that makes the choice of a token repeatable.
+says nothing about how tokens were chosen, about the last layer or the last token. ``sampling`` has
+the noise that makes the choice of a token repeatable; ``protocol.audit`` checks all of it, and
+decides what the statistics mean.
 
 Everything is exact integer arithmetic up to the final statistics: the same states give the same
 bytes on every machine.
 
 Read in this order: ``layout`` (the bytes), ``selection`` (which values), ``field`` (polynomials),
-``proof`` (build and verify), ``checks`` (decisions), ``sampling``.
+``proof`` (build and verify), ``sampling``.
 """
 
 from protocol.toploc.layout import CHUNK_TOKENS, TOP_K, FaultKind, ProofFault, Variant, proof_fault

@@ -186,3 +186,8 @@ def test_only_an_end_before_the_limit_needs_its_probability():
     ended_at_limit = RolloutSequence((*FULL.tokens[:-1], 1), FULL.logprobs, 0, ())
     assert decided(measurement(end_probability=0.0), sequences=[ended_at_limit]).accept
     assert not decided(measurement(end_probability=0.0), sequences=[ENDED]).accept
+
+
+def test_a_measurement_of_nothing_is_our_own_fault():
+    with pytest.raises(ValueError, match="no chunk was measured"):
+        decided(measurement(chunks=()))

@@ -1,6 +1,6 @@
 """The core vectors, computed from the words of the protocol and none of its code.
 
-``python tests/protocol/core_reference.py`` prints ``core.json``. A change of what it holds is
+``python tests/vectors/core_reference.py`` prints ``core.json``. A change of what it holds is
 a change of the protocol, and needs another protocol version.
 """
 
@@ -44,8 +44,8 @@ MANIFEST: dict[str, Any] = {
         "roster_min": 3,
         "size": 2,
     },
-    "credit": {"per_certified_token": 1, "slash_on_reject": True},
-    "environment": {"dataset": "", "name": "arithmetic"},
+    "credit": {"slash_on_reject": True},
+    "environment": {"name": "arithmetic"},
     "epochs": {"record_epochs": 5, "refresh_epochs": 1, "seconds": 10.0},
     "genesis": {"created_at": 1_700_000_000, "policy": "ab" * 32},
     "grpo": {

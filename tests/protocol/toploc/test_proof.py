@@ -1,5 +1,6 @@
 import json
 import tracemalloc
+from dataclasses import astuple
 from pathlib import Path
 
 import numpy as np
@@ -18,11 +19,23 @@ from protocol.toploc import (
     verify_proofs,
     verify_proofs_batch,
 )
-from protocol.toploc.checks import BF16_PUBLISHED, BF16_REPLAY, FP32_REPLAY, sequence_passes
 from tests.vectors import toploc_reference as reference
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "toploc.json").read_text())["proofs"]
 PERFECT = ChunkResult(0, 0.0, 0.0)
+
+BF16_PUBLISHED = ChunkResult(38, 10.0, 8.0)
+"""toploc-experiments, ``vllm_validate_poly.py``: made to tell models apart; 3 % noise passes."""
+BF16_REPLAY = ChunkResult(16, 4.0, 3.0)
+"""Honest maximum over all engines tried: 12, 1.54, 1 (measured on tiny models)."""
+FP32_REPLAY = ChunkResult(4, 32.0, 32.0)
+"""Honest maximum 0, 2.7, 1; a policy one step of rate 1e-7 away has a mean of 39 or more."""
+
+
+def sequence_passes(results, limits):
+    """Tell whether every statistic of every chunk keeps its limit."""
+    measured = np.array([astuple(result) for result in results])
+    return bool((measured <= np.array(astuple(limits))).all())
 
 
 def bf16(values):
