@@ -47,7 +47,7 @@ log = structlog.get_logger()
 STOP_SECONDS = 15.0
 """For each of the two things to do on leaving."""
 
-FAREWELL_SECONDS = 0.2
+LEAVING_SECONDS = 0.2
 """Lets our last record reach the outbound streams."""
 
 HEARTBEAT_EPOCHS = 0.2
@@ -252,7 +252,7 @@ class Daemon:
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await self._announcer.announce(leaving=True)
-                await asyncio.sleep(FAREWELL_SECONDS)
+                await asyncio.sleep(LEAVING_SECONDS)
         except (TimeoutError, TransportError) as error:
             log.warning("left without telling anybody", error=str(error))
         try:

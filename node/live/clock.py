@@ -2,10 +2,14 @@
 
 import time
 
+from typing_extensions import override
 
-class SystemClock:
-    """``roles.ports.Clock`` on the system's unix time."""
+from roles.ports.clock import Clock
 
+
+class SystemClock(Clock):
+    """The system's unix time."""
+
+    @override
     def now(self) -> float:
-        """Return unix seconds."""
         return time.time()

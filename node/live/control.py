@@ -18,11 +18,12 @@ from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
+from typing_extensions import override
 
 from node.live.p2pd import MESSAGE_BYTES_MAX
 from protocol.crypto import public_key_from_peer_id
 from protocol.types import PeerId
-from roles.ports.transport import TransportError
+from roles.ports.transport import Stream, TransportError
 
 # hivemind prints to stderr by itself; its warnings go through the daemon's own handlers instead.
 use_hivemind_log_handler("nowhere")
@@ -84,7 +85,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
         await super()._add_protobuf_unary_handler(name, bounded, request_type, balanced)
 
 
-class P2pStream:
+class P2pStream(Stream):
     """``roles.ports.Stream`` over a pipe to p2pd."""
 
     def __init__(
@@ -95,19 +96,19 @@ class P2pStream:
         self._writer = writer
 
     @property
+    @override
     def peer(self) -> PeerId:
-        """The remote end, authenticated by libp2p's handshake."""
         return self._peer
 
+    @override
     async def read(self, bytes_max: int) -> bytes:
-        """Return 1 to ``bytes_max`` bytes, or ``b""`` at the end; raises ``TransportError``."""
         try:
             return await self._reader.read(bytes_max)
         except OSError as error:
             raise TransportError(f"stream broke: {error}") from error
 
+    @override
     async def read_exactly(self, count: int) -> bytes:
-        """Return ``count`` bytes; raises ``TransportError`` when the stream ends before."""
         try:
             return await self._reader.readexactly(count)
         except asyncio.IncompleteReadError as error:
@@ -116,8 +117,8 @@ class P2pStream:
         except OSError as error:
             raise TransportError(f"stream broke: {error}") from error
 
+    @override
     async def write(self, data: bytes) -> None:
-        """Send ``data`` whole, waiting while the peer does not read; raises ``TransportError``."""
         if self._writer.is_closing():
             raise TransportError("stream is closed")
         try:
@@ -126,8 +127,8 @@ class P2pStream:
         except (OSError, RuntimeError) as error:  # uvloop: RuntimeError on a handle just closed
             raise TransportError(f"stream broke: {error}") from error
 
+    @override
     def offer(self, data: bytes) -> bool:
-        """Send ``data`` if nothing is buffered; False when it was not sent."""
         if self._writer.is_closing() or self._writer.transport.get_write_buffer_size():
             return False
         try:

@@ -13,13 +13,14 @@ from typing import Any
 
 from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
+from typing_extensions import override
 
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.records import BoundedStorage, RecordValidator, harden, node_id
 from protocol.crypto import Identity
 from protocol.types import PeerId, RunId
-from roles.ports.transport import TransportError
+from roles.ports.transport import Directory, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +31,7 @@ RPC_SECONDS = 3.0
 REPLICAS = 5
 
 
-class HivemindDirectory:
+class HivemindDirectory(Directory):
     """``roles.ports.Directory`` on hivemind's DHT; use ``create`` and ``close``."""
 
     def __init__(
@@ -82,11 +83,8 @@ class HivemindDirectory:
         reached = await asyncio.gather(*(self._dial(address) for address in addresses))
         return await self._join(peer for peer in reached if peer is not None)
 
+    @override
     async def publish(self, key: str, value: bytes, expires_at: float) -> bool:
-        """Store our ``value`` under ``key`` and our own peer id; False if nobody took it.
-
-        Newer expiry replaces older; a value that breaks a rule of ``records`` is not taken.
-        """
         self._require_key(key)
         with suppress(TimeoutError, TransportError):
             async with asyncio.timeout(CALL_SECONDS):
@@ -95,8 +93,8 @@ class HivemindDirectory:
                 return bool(await node.store(key, value, float(expires_at), subkey=subkey))
         return False
 
+    @override
     async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
-        """Return what each peer stored under ``key`` and has not expired; empty on failure."""
         self._require_key(key)
         found = None
         with suppress(TimeoutError, TransportError):

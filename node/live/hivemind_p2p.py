@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hivemind.p2p import P2PDaemonError
+from typing_extensions import override
 
 from node.live.control import (
     STREAM_BUFFER_BYTES,
@@ -27,7 +28,7 @@ from node.live.p2pd import P2pd, P2pdOptions
 from node.live.sockets import SocketDirectory
 from protocol.crypto import Identity, public_key_from_peer_id
 from protocol.types import PeerId
-from roles.ports.transport import Stream, StreamHandler, TransportError
+from roles.ports.transport import Stream, StreamHandler, Transport, TransportError
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +49,7 @@ STABLE_SECONDS = 60.0
 """A p2pd that lived this long starts again without a pause."""
 
 
-class HivemindTransport:
+class HivemindTransport(Transport):
     """``roles.ports.Transport`` over p2pd; use ``create`` and ``close``."""
 
     def __init__(self, identity: Identity, identity_path: Path, options: P2pdOptions) -> None:
@@ -103,8 +104,8 @@ class HivemindTransport:
         return transport
 
     @property
+    @override
     def peer_id(self) -> PeerId:
-        """Our own id."""
         return self._identity.peer_id
 
     @property
@@ -126,12 +127,12 @@ class HivemindTransport:
         """Have ``hook`` called after each restart, when handlers and connections are back."""
         self._hooks.append(hook)
 
+    @override
     async def addresses(self) -> list[str]:
-        """Return our dialable multiaddresses, each ending in ``/p2p/<peer id>``."""
         return [f"{address}/p2p/{self.peer_id}" for address in await self._control.addresses()]
 
+    @override
     async def connect(self, address: str) -> PeerId:
-        """Dial a multiaddress with ``/p2p/<peer id>``; raises ``TransportError``."""
         base, separator, name = address.rpartition("/p2p/")
         if not separator or not base or public_key_from_peer_id(name) is None:
             raise TransportError(f"not of the form /ip4/…/tcp/…/p2p/12D3KooW…: {address}")
@@ -143,22 +144,22 @@ class HivemindTransport:
             del self._dialled[next(iter(self._dialled))]
         return peer
 
+    @override
     async def disconnect(self, peer: PeerId) -> None:
-        """Drop every connection to ``peer``; idempotent."""
         self._dialled.pop(peer, None)
         if peer in await self._control.peers():
             await self._control.disconnect(peer)
 
+    @override
     async def peers(self) -> list[PeerId]:
-        """Return the peers that are connected now."""
         return await self._control.peers()
 
+    @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
-        """Open a stream for ``protocol``; raises ``TransportError``, also if not supported."""
         return await self._control.open_stream(peer, protocol)
 
+    @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        """Serve ``protocol``; each inbound stream runs ``handler`` and is closed after it."""
         async with self._registering:
             if protocol in self._handlers:
                 raise ValueError(f"{protocol} has a handler")

@@ -145,7 +145,7 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
 
 
 def harden(protocol: DHTProtocol, storage: BoundedStorage, validator: RecordValidator) -> None:
-    """Close the doors that hivemind leaves open to strangers.
+    """Bound what hivemind lets strangers store and ask.
 
     Its cache can hide the storage (one cached record hides a whole key), so both become one. One
     bad record made it drop the good ones beside it; now only the bad one goes. A peer could enter
