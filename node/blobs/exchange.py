@@ -2,7 +2,7 @@
 
 Who serves a blob that is still arriving sends each chunk as soon as it is verified. Bytes are
 checked by whoever asked: ``fetch`` against the digest of the blob, ``node.weights`` against the
-digest of every chunk. The words on the wire are in ``node.blobs.wire``.
+digest of every chunk. The messages are in ``node.blobs.wire``.
 """
 
 import asyncio
@@ -61,14 +61,14 @@ class UploadCap:
     def __init__(self, bytes_per_second: int | None) -> None:
         self._rate = bytes_per_second
         self._allowance_bytes = 0.0
-        self._refilled_at: float | None = None
+        self._refilled_at = 0.0
 
     async def take(self, count: int) -> None:
         """Wait for room for ``count`` bytes, which may be more than a burst."""
         if self._rate is None:
             return
         now = asyncio.get_running_loop().time()  # a wall clock may be set
-        elapsed = 0.0 if self._refilled_at is None else now - self._refilled_at
+        elapsed = now - self._refilled_at
         self._refilled_at = now
         burst = self._rate * BURST_SECONDS
         self._allowance_bytes = min(burst, self._allowance_bytes + elapsed * self._rate) - count
@@ -79,7 +79,7 @@ class UploadCap:
 class BlobExchange:
     """Serves our blobs to peers and fetches theirs, under the ``protocol`` of one run.
 
-    ``on_fault`` hears of peers that sent nonsense or a whole blob with another digest.
+    ``on_fault`` is told of peers that sent an invalid request, or a whole blob with another digest.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The words of the blob protocol: one request and one header per stream, both bounded.
+"""The messages of the blob protocol: one request and one header per stream, both bounded.
 
 Canonical msgpack behind a two-byte big-endian length. The request: ``digest``, ``offset``,
 ``length``, ``wait`` (may we be kept waiting for bytes that are still arriving?) and ``kind`` (for
@@ -20,7 +20,7 @@ from roles.ports.transport import Stream, TransportError
 _LENGTH_BYTES = 2
 
 RANGE_BYTES_MAX = 1 << 40
-"""Offsets and lengths beyond this are nonsense; the blob's own length is what binds."""
+"""Offsets and lengths beyond this are invalid; the blob's own length is what binds."""
 
 
 class Kind(StrEnum):

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from roles.ports.storage import Delete, Put, StorageFullError
+from typing_extensions import override
+
+from roles.ports.storage import Delete, Put, StorageFullError, Store
 
 SCHEMA_VERSION = 1
 
@@ -48,7 +50,7 @@ class _Commit:
             self.done.set_exception(error)
 
 
-class SqliteStore:
+class SqliteStore(Store):
     """Tables of bytes to bytes in the database at ``path``; raises ``ValueError`` if not ours.
 
     Reads belong to the thread that made the store.
@@ -63,11 +65,8 @@ class SqliteStore:
         self._thread.start()
         self._closed = False
 
+    @override
     async def commit(self, changes: Sequence[Put | Delete]) -> None:
-        """Apply all changes or none; when it returns they survive ``kill -9`` and power loss.
-
-        Raises ``StorageFullError``, and then nothing of it is applied. Cancelling does not undo.
-        """
         if self._closed:
             raise RuntimeError("the store is closed")
         loop = asyncio.get_running_loop()
@@ -75,17 +74,15 @@ class SqliteStore:
         self._queue.put(_Commit(tuple(changes), loop, done))
         await done
 
+    @override
     def get(self, table: str, key: bytes) -> bytes | None:
-        """Return the value, or None."""
         query = "SELECT value FROM entries WHERE name = ? AND key = ?"
         row = self._reader.execute(query, (table, key)).fetchone()
         return None if row is None else bytes(row[0])
 
+    @override
     def scan(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the entries of a table in key order, each as it is when its page is read.
-
-        Pages, because an open cursor would pin its snapshot, and ``get`` would see the past.
-        """
+        # Pages, because an open cursor would pin its snapshot, and ``get`` would see the past.
         query = "SELECT key, value FROM entries WHERE name = ? AND key {} ? ORDER BY key LIMIT ?"
         page = self._reader.execute(query.format(">="), (table, b"", PAGE_ENTRIES)).fetchall()
         while page:

@@ -11,6 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import structlog
+from typing_extensions import override
 
 from node.blobs.exchange import BlobExchange
 from node.context import Ports
@@ -26,7 +27,7 @@ from protocol.types import MEMBERS_MAX, Digest, PeerId, Role, Version
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.engines import Policy
 from roles.ports.storage import Delete, Owner, Purpose, Put, StorageFullError
-from roles.ports.swarm import Release
+from roles.ports.swarm import Policies, Release
 
 log = structlog.get_logger()
 
@@ -49,7 +50,7 @@ class _Arriving:
     task: asyncio.Task[None]
 
 
-class PolicyLibrary:
+class PolicyLibrary(Policies):
     """Downloads what the swarm uses, the newest version first."""
 
     def __init__(
@@ -65,7 +66,7 @@ class PolicyLibrary:
         self._exchange = exchange
         self._changes = changes
         self.news = ChangeSignal()
-        """Beats when a version has come or gone: most of what happens to a run is neither."""
+        """Tells when a version has come or gone, as few of the changes of a run do."""
         self._conditions = conditions
         self._retention = WeightsRetention(replica, ports.blobs)
         self._source_history = SourceHistory()
@@ -76,16 +77,16 @@ class PolicyLibrary:
 
     # What is here
 
+    @override
     def get(self, version: int) -> Policy | None:
-        """Return a version if it is here completely and still the one that the swarm means."""
         policy = self._held.get(version)
         checkpoint = self._replica.ledger.checkpoint(version)
         if policy is None or checkpoint is None or checkpoint.message.policy != policy.digest:
             return None
         return policy
 
+    @override
     def newest(self) -> Policy | None:
-        """Return the newest version that is here."""
         return next(filter(None, map(self.get, sorted(self._held, reverse=True))), None)
 
     def newest_version(self) -> int:
@@ -94,7 +95,7 @@ class PolicyLibrary:
         return -1 if policy is None else policy.version
 
     async def restore(self) -> None:
-        """Find what an earlier life of this node left."""
+        """Find the policies that were here before a restart."""
         for key, digest in self._ports.store.scan(_TABLE):
             version = int.from_bytes(key, "big")
             path = self._ports.files.weights(version)
@@ -102,6 +103,7 @@ class PolicyLibrary:
                 self._held[version] = Policy(Version(version), Digest(digest), path)
         self._states_from = min(self._held, default=0)
 
+    @override
     async def discard(self, policy: Policy) -> None:
         """Drop a policy that an engine refused, and get it another way.
 
@@ -129,8 +131,8 @@ class PolicyLibrary:
 
     # What is made here
 
+    @override
     async def release(self, policy: Policy) -> Release:
-        """Cut a finished version into blobs; raises ``StorageFullError``."""
         rules, blobs, files = self._replica.manifest.shardcast, self._ports.blobs, self._ports.files
         digest, index = await publish_file(
             policy.path, files, blobs, rules.shard_bytes, rules.chunk_bytes
@@ -146,11 +148,8 @@ class PolicyLibrary:
             digest, len(shard_index.encode(index)), index.total_bytes, state, state_bytes
         )
 
+    @override
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
-        """Return another trainer's published state, or None when it cannot be had.
-
-        Raises ``StorageFullError``.
-        """
         message = manifest.message
         digest = Digest(message.state)
         data = await self._exchange.fetch(

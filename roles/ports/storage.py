@@ -149,10 +149,13 @@ class Store(Protocol):
     """Durable small state: named tables of bytes to bytes."""
 
     async def commit(self, changes: Sequence[Put | Delete]) -> None:
-        """Apply all changes or none; when it returns they survive ``kill -9`` and power loss."""
+        """Apply all changes or none; when it returns they survive ``kill -9`` and power loss.
+
+        Raises ``StorageFullError``, and then nothing of it is applied. Cancelling does not undo.
+        """
 
     def get(self, table: str, key: bytes) -> bytes | None:
         """Return the value, or None."""
 
     def scan(self, table: str) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the entries of a table in key order."""
+        """Yield the entries of a table in key order, each as it is about when it is yielded."""

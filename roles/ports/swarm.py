@@ -64,7 +64,7 @@ class Policies(Protocol):
     """The policies whose weights are on this machine."""
 
     def get(self, version: int) -> Policy | None:
-        """Return a version if it is here completely."""
+        """Return a version if it is here completely and still the one that the swarm means."""
 
     def newest(self) -> Policy | None:
         """Return the newest version that is here."""

@@ -1,4 +1,4 @@
-"""A machine's disk, and the ``Store`` and ``Blobs`` ports of one life of a daemon on it.
+"""A machine's disk, and the ports of storage of one life of a daemon on it.
 
 The disk outlives the daemon. A write takes ``COMMIT_SECONDS``; a daemon that dies meanwhile has
 written nothing of it. The ports of a dead daemon change nothing any more, whatever still runs of

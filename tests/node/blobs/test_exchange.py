@@ -402,8 +402,9 @@ async def seconds_to_take(cap: UploadCap, count: int) -> float:
 
 async def test_an_idle_uplink_saves_up_for_a_moment_only() -> None:
     cap = UploadCap(1000)
-    assert await seconds_to_take(cap, 1000) == pytest.approx(1.0)
+    await cap.take(1000)
     await asyncio.sleep(3600)
     allowed = round(1000 * BURST_SECONDS)
     assert await seconds_to_take(cap, allowed) == 0
-    assert await seconds_to_take(cap, 1000) == pytest.approx(1.0)
+    for _ in range(3):
+        assert await seconds_to_take(cap, 1000) == pytest.approx(1.0)
