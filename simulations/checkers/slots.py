@@ -10,15 +10,15 @@ VERSIONS_KEPT = 64
 
 
 class Slots:
-    """The commits of each worker and version, by slot.
+    """The commits of each worker and version (there may be two of one number), by slot.
 
     An honest worker's rollouts are checked as it makes them, those of others when certified.
     """
 
     def __init__(self, watch: Watch) -> None:
         self._watch = watch
-        self._slots: dict[tuple[str, int], dict[int, Opened]] = {}
-        self._certified: dict[tuple[str, int, int], bytes] = {}
+        self._slots: dict[tuple[str, int, bytes], dict[int, Opened]] = {}
+        self._certified: dict[tuple[str, int, bytes, int], bytes] = {}
         self._newest = 0
         watch.on_message("rollout-commit", self._on_commit)
         watch.on_message("certificate", self._on_certificate)
@@ -26,7 +26,7 @@ class Slots:
 
     def _on_commit(self, event: Event, member: TracedNode, commit: Opened) -> None:
         fields = commit.fields
-        slots = self._slots.setdefault((commit.signer, fields["version"]), {})
+        slots = self._slots.setdefault(_chain(commit), {})
         if commit.stores > 1:
             return
         self._newest = max(self._newest, fields["version"])
@@ -58,11 +58,11 @@ class Slots:
         if own or not certificate.fields["accepted"] or not member.honest:
             return
         version, slot = commit.fields["version"], commit.fields["slot"]
-        first = self._certified.setdefault((commit.signer, version, slot), digest)
+        first = self._certified.setdefault((*_chain(commit), slot), digest)
         if first != digest:
             what = f"two rollouts are certified for slot {slot} of version {version}"
             self._watch.report("slots-in-order", event.node, what, (first, digest))
-        before = self._slots.get((commit.signer, version), {}).get(slot - 1)
+        before = self._slots.get(_chain(commit), {}).get(slot - 1)
         if slot and (before is None or before.digest != commit.fields["previous"]):
             what = f"{short(digest)} of slot {slot} is certified, its predecessor does not exist"
             self._watch.report("slots-in-order", event.node, what, (digest,))
@@ -74,3 +74,8 @@ class Slots:
         self._certified = {
             key: item for key, item in self._certified.items() if key[1] >= kept_from
         }
+
+
+def _chain(commit: Opened) -> tuple[str, int, bytes]:
+    """Return what the slots of a commit's chain have in common."""
+    return commit.signer, commit.fields["version"], commit.fields.get("checkpoint", b"")
