@@ -5,12 +5,13 @@ from pathlib import Path
 
 from node.storage.policy_files import PolicyDirectory
 from protocol.types import Digest
+from roles.ports.storage import Owner
 from simulations.ports.storage import Disk, Life, SimBlobs, SimStore
 
 
 class MemoryStore(SimStore):
-    def __init__(self) -> None:
-        self.disk = Disk()
+    def __init__(self, disk: Disk | None = None) -> None:
+        self.disk = disk or Disk()
         super().__init__(self.disk, Life())
 
     @property
@@ -19,13 +20,19 @@ class MemoryStore(SimStore):
 
 
 class MemoryBlobs(SimBlobs):
-    def __init__(self) -> None:
-        self.disk = Disk()
+    """Blobs in memory, cut from real files."""
+
+    def __init__(self, disk: Disk | None = None) -> None:
+        self.disk = disk or Disk()
         super().__init__(self.disk, Life())
+
+    async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
+        return await self.put(path.read_bytes()[offset : offset + length], owner)
 
 
 class MemoryFiles(PolicyDirectory):
-    """Files in a directory, assembled from blobs in memory."""
+    """Real files, assembled from blobs in memory."""
 
     async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
+        self._blobs.disk.require_room()
         path.write_bytes(b"".join([await self._blobs.get(key) or b"" for key in digests]))

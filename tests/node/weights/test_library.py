@@ -16,15 +16,26 @@ from protocol.types import PeerId, Role, ValidationResult, Version
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.engines import Policy
 from roles.ports.storage import Owner, Purpose
-from tests.worlds.fault_world import Fate, FateBlobs, FateFiles, FateStore
-from tests.worlds.memory_transport import Hub, LoopClock, eventually, run_virtual
+from simulations.ports.storage import Disk
+from tests.worlds.disks import MemoryBlobs, MemoryFiles, MemoryStore
 from tests.worlds.messages import World, run_manifest
+from tests.worlds.network import Hub, LoopClock, address, eventually, run_virtual
 
 SHARDS = {"shard_bytes": 8192, "chunk_bytes": 2048, "versions_kept": 4, "stripes": 2}
 
 
-async def never():
-    await asyncio.Event().wait()
+class Blobs(MemoryBlobs):
+    """Blobs of which some are ``withheld``: promised to whoever asks, and never delivered."""
+
+    def __init__(self, disk):
+        super().__init__(disk)
+        self.withheld = {}
+
+    async def stream(self, digest, offset, length):
+        if digest in self.withheld:
+            await asyncio.Event().wait()
+        async for piece in super().stream(digest, offset, length):
+            yield piece
 
 
 class Node:
@@ -37,8 +48,8 @@ class Node:
         self.directory = swarm.directory / identity.peer_id
         self.directory.mkdir()
         self.transport = swarm.hub.transport(identity.peer_id)
-        self.fate = Fate(never)
-        self.store, self.blobs = FateStore(self.fate), FateBlobs(self.fate)
+        self.disk = Disk()
+        self.store, self.blobs = MemoryStore(self.disk), Blobs(self.disk)
         self.replica = Replica(swarm.world.manifest, lambda *_: True)
         self.peers = PeerTable(self.transport, LoopClock(), Rng(b"1"), [], self.replica.roster)
         self.exchange = BlobExchange(self.peers, self.blobs)
@@ -49,7 +60,7 @@ class Node:
             directory=None,
             blobs=self.blobs,
             store=self.store,
-            files=FateFiles(self.directory, self.directory / "genesis", self.blobs),
+            files=MemoryFiles(self.directory, self.directory / "genesis", self.blobs),
         )
         self.conditions = Conditions()
         self.running = None
@@ -128,10 +139,9 @@ class Swarm:
         for node in nodes or self.nodes:
             if node.identity.peer_id not in self.hub.transports:
                 continue
-            address = f"/memory/{node.identity.peer_id}/p2p/{node.identity.peer_id}"
             fields = {
                 "sequence": round(now * 1000),
-                "addresses": (address,),
+                "addresses": (address(node.identity.peer_id),),
                 "policy_version": node.library.newest_version(),
             }
             record = self.world.record(node.identity, (str(node.role),), **fields | changes)
@@ -228,7 +238,7 @@ def test_before_the_first_version_there_is_nothing(tmp_path):
 def test_only_as_many_versions_are_kept_as_the_run_says(tmp_path):
     async def scenario():
         swarm = await begun(tmp_path, 3, trainers=2)
-        before = [len(node.blobs.complete) for node in swarm.nodes]
+        before = [len(node.disk.blobs) for node in swarm.nodes]
         for _ in range(9):
             swarm.tell(await swarm.publish())
             await asyncio.sleep(12)
@@ -239,8 +249,8 @@ def test_only_as_many_versions_are_kept_as_the_run_says(tmp_path):
             assert [file.name for file in sorted(node.directory.glob("v*.safetensors"))] == sorted(
                 f"v{version}.safetensors" for version in held
             )
-            assert len(node.blobs.complete) <= 4 * (count // 3 + 2)
-            assert len(node.store.tables["policies"]) == 4
+            assert len(node.disk.blobs) <= 4 * (count // 3 + 2)
+            assert len(node.disk.tables["policies"]) == 4
         trainer = swarm.trainers[0]
         assert {file.name for file in trainer.directory.glob("*.state")} == {
             "v10.state",
@@ -280,7 +290,7 @@ def test_a_version_that_a_later_term_replaces_is_given_up_and_forgotten(tmp_path
         one = swarm.followers[0]
         old = await swarm.publish()
         trainer = swarm.trainers[0]
-        largest = [d for d in trainer.blobs.complete if trainer.blobs.size(d) == 8192]
+        largest = [d for d in trainer.disk.blobs if trainer.blobs.size(d) == 8192]
         trainer.blobs.withheld.update(dict.fromkeys(largest))
         swarm.tell(old)
         await asyncio.sleep(3)
@@ -321,8 +331,8 @@ def test_a_version_passed_over_gives_its_room_back(tmp_path):
         swarm.introduce()
         await eventually(lambda: one.holds(5), 60)
         await asyncio.sleep(12)
-        assert first not in one.blobs.complete
-        assert not one.blobs.partial.keys() - one.blobs.complete.keys()
+        assert first not in one.disk.blobs
+        assert not one.disk.arrivals.keys() - one.disk.blobs.keys()
         assert trainer.holds(5)
         await swarm.stop()
 
@@ -336,8 +346,8 @@ def test_a_download_follows_the_roster(tmp_path):
         swarm = await begun(tmp_path)
         late = swarm.followers[1]
         late.ports.files.weights(0).unlink()
-        late.blobs.complete.clear()
-        late.store.tables.clear()
+        late.disk.blobs.clear()
+        late.disk.tables.clear()
         swarm.hub.remove(swarm.trainers[0].identity.peer_id)
         assert swarm.followers[0].holds(0)
         await late.restart_alone()
@@ -382,9 +392,10 @@ def test_a_trainer_that_lost_its_weights_gets_them_back(tmp_path):
         trainer = swarm.trainers[0]
         for version in range(2):
             trainer.ports.files.weights(version).unlink()
-        trainer.blobs.complete.clear()
-        trainer.store.tables.clear()
+        trainer.disk.blobs.clear()
+        trainer.disk.tables.clear()
         await trainer.restart()
+        await asyncio.sleep(12)  # so that new records are news
         swarm.introduce()
         await eventually(lambda: trainer.holds(0) and trainer.holds(1), 60)
         await swarm.stop()
@@ -397,7 +408,7 @@ def test_nobody_to_ask_is_no_error(tmp_path):
         swarm = await begun(tmp_path, followers=0)
         trainer = swarm.trainers[0]
         trainer.ports.files.weights(0).unlink()
-        trainer.blobs.complete.clear()
+        trainer.disk.blobs.clear()
         await trainer.restart_alone()
         await asyncio.sleep(20)
         assert trainer.library.newest() is None
@@ -575,11 +586,11 @@ def test_a_full_disk_is_told_and_waited_for(tmp_path):
     async def scenario():
         swarm = await begun(tmp_path)
         one = swarm.followers[0]
-        one.fate.full = True
+        one.disk.quota_bytes = 0
         swarm.tell(await swarm.publish())
         await asyncio.sleep(30)
         assert "version 1 is not stored" in str(one.conditions)
-        one.fate.full = False
+        one.disk.quota_bytes = None
         await eventually(lambda: one.holds(1), 60)
         assert str(one.conditions) == ""
         await swarm.stop()
@@ -591,11 +602,11 @@ def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
     async def scenario():
         swarm = await begun(tmp_path, 4)
         one = swarm.followers[0]
-        one.fate.full = True
+        one.disk.quota_bytes = 0
         for _ in range(4):
             swarm.tell(await swarm.publish())
         await asyncio.sleep(30)
-        one.fate.full = False
+        one.disk.quota_bytes = None
         swarm.introduce()
         await eventually(lambda: one.holds(7), 60)
         await asyncio.sleep(12)
@@ -652,7 +663,7 @@ def test_a_state_that_nobody_has_cannot_be_had(tmp_path):
     async def scenario():
         swarm = await begun(tmp_path, 2, trainers=2)
         heir, head = swarm.trainers[1], swarm.head
-        swarm.trainers[0].blobs.complete.pop(head.message.state)
+        swarm.trainers[0].disk.blobs.pop(head.message.state)
         assert await heir.library.fetch_state(head) is None
         await swarm.stop()
 
