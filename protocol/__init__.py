@@ -11,16 +11,20 @@ sampling noise and length targets follow from the checkpoint, its key and a slot
 its digest.
 
 The epoch after decides who checks it: validators ranked by a hash over the epoch's beacon and the
-commit (``electorate``, ``committee``). They read the body, recompute rewards, and repeat the
-computation by one prefill (``audit``, ``toploc``). The first few decide if they agree; otherwise
-more are asked and two thirds decide. Their signed verdicts together are a *certificate*.
+commit (``electorate``, ``committee``), and only commits that came in time are checked. They read
+the body, recompute rewards, and repeat the computation by one prefill (``audit``, ``toploc``). The
+first few decide if they agree; otherwise more are asked and two thirds decide. Their signed
+verdicts together are a *certificate*. A validator that signs two that contradict each other has
+signed the *evidence* that excludes it.
 
 The *trainer* learns from certified rollouts only and publishes the next policy as a signed
-checkpoint manifest, which names the commits that it learned from. The weights reach everyone over a
+checkpoint manifest, which names the commits that it learned from. A node takes it when each of them
+has an outcome there, or when most validators have taken it. The weights reach everyone over a
 forest that each node computes for itself (``shardcast``), the messages by ``gossip``.
 
-What became of every commit is a grow-only set of those messages (``ledger``). ``replica`` is the
-whole of it: the one door through which every message of a run comes in, and the state that follows.
+What became of every commit, and the chain of versions, follow from a grow-only set of those
+messages (``ledger``). ``replica`` is the whole of it: the one door through which every message of a
+run comes in, and the state that follows.
 
 Everything here is pure. Time, randomness and identity are arguments; effects are return values; a
 rejected message leaves the state untouched. What another node did wrong is a value (``Fault``),

@@ -524,6 +524,7 @@ def test_a_restart_brings_back_the_ledger_and_the_votes():
     )
     again = restarted(target)
     assert fingerprint(again)[1:] == fingerprint(target)[1:]
+    assert sorted(target.envelopes()) == sorted(set(target.envelopes())), "each once"
 
 
 def test_a_restart_keeps_more_commits_than_may_wait_at_once():

@@ -212,6 +212,15 @@ def outcomes(commit) -> list:
     ]
 
 
+def test_a_commit_expires_when_it_is_older_than_an_outcome_may_take_and_not_before():
+    commit = WORLD.commit(WORKER, epoch=3)
+    result = ledger(commit, epoch=3)
+    assert result.advance(3 + EXPIRE) == []
+    assert result.entries[commit.digest].state is CommitState.COMMITTED
+    assert [entry.commit for entry in result.advance(3 + EXPIRE + 1)] == [commit]
+    assert result.entries[commit.digest].state is CommitState.EXPIRED
+
+
 @pytest.mark.parametrize("order", list(permutations(range(3))))
 def test_of_contradicting_outcomes_one_wins_whichever_came_first(order):
     chain = WORLD.chain(WORKER, 2)

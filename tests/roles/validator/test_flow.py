@@ -627,6 +627,10 @@ def test_who_is_drawn_only_after_others_have_gone_checks_then(tmp_path):
         world = World(tmp_path, validators=6)
         world.run(world.flow)
         commits = [world.commit(signer=worker) for worker in world.world.workers]
+        commits += [
+            world.commit(None, worker, 1, one.digest)
+            for worker, one in zip(world.world.workers, commits, strict=True)
+        ]
         await world.rest(EPOCH_SECONDS + 2)
         committees = {
             commit.digest: world.replica.committee(commit).escalated for commit in commits
