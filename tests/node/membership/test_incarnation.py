@@ -213,6 +213,7 @@ def test_verdicts_are_left_to_others_for_commits_from_before_this_disk():
         await machine.begin()
         assert not machine.incarnation.may_have_judged(0)
         await asyncio.sleep(3 * EPOCH_SECONDS)
+        await machine.say()
         await machine.begin()
         assert not machine.incarnation.may_have_judged(0), "a restart loses nothing"
         machine.lose_disk()
