@@ -231,7 +231,8 @@ def test_a_service_that_ends_ends_the_node(how):
 
             machine.daemon._policies.run = run
             with pytest.raises(ExceptionGroup) as caught:
-                await machine.task
+                async with asyncio.timeout(60):
+                    await machine.task
             (error,) = caught.value.exceptions
             assert isinstance(error, KeyError if how == "fails" else RuntimeError)
             assert "policies" in str(error) or how == "fails"
