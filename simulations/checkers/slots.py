@@ -78,4 +78,4 @@ class Slots:
 
 def _chain(commit: Opened) -> tuple[str, int, bytes]:
     """Return what the slots of a commit's chain have in common."""
-    return commit.signer, commit.fields["version"], commit.fields.get("checkpoint", b"")
+    return commit.signer, commit.fields["version"], commit.fields["checkpoint"]

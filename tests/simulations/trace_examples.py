@@ -140,13 +140,13 @@ class TraceExample:
     def epoch(self):
         return int((self.now - START) // EPOCH_SECONDS)
 
-    def commit(self, worker, slot=0, previous=b"", version=0, body_bytes=10):
+    def commit(self, worker, slot=0, previous=b"", version=0, body_bytes=10, checkpoint=GENESIS):
         return self.envelope(
             "rollout-commit",
             worker,
             epoch=self.epoch(),
             version=version,
-            policy=GENESIS,
+            checkpoint=checkpoint,
             slot=slot,
             previous=previous,
             body=bytes(32),

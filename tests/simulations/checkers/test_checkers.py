@@ -308,19 +308,7 @@ def test_an_honest_worker_takes_its_slots_in_order(slot, previous):
     run.now += 0.1
     second = run.commit("worker-0", slot, run.digest(first) if previous is None else previous)
     if slot == 0:
-        second = run.envelope(
-            "rollout-commit",
-            "worker-0",
-            epoch=1,
-            version=0,
-            policy=GENESIS,
-            slot=0,
-            previous=b"",
-            body=bytes(32),
-            body_bytes=99,
-            sequences=4,
-            tokens=40,
-        )
+        second = run.commit("worker-0", body_bytes=99)
     run.stored(second, "worker-0")
     assert run.rules_broken == ["slots-in-order"]
 

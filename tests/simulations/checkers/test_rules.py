@@ -83,12 +83,14 @@ def test_one_rollout_may_have_several_certificates():
     assert run.violations == []
 
 
-@pytest.mark.parametrize("difference", ["worker", "version"])
+@pytest.mark.parametrize("difference", ["worker", "version", "checkpoint"])
 def test_slots_are_those_of_one_worker_and_version(difference):
     run = small_run()
     run.certified("worker-0")
     if difference == "worker":
         run.certified("validator-2")
+    elif difference == "checkpoint":  # another term's version of that number
+        run.certified("worker-0", checkpoint=bytes(32))
     else:
         run.published(1, run.genesis)
         run.certified("worker-0", version=1)

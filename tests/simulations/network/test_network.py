@@ -365,3 +365,24 @@ def test_a_machine_s_clock_may_be_wrong():
         assert clock.now() == START + 7
 
     run_virtual(scenario())
+
+
+def test_while_a_transport_is_down_its_calls_fail_and_nobody_reaches_it():
+    async def scenario():
+        machines = Machines()
+        await machines.add("ours", "theirs")
+        stream, _ = await machines.stream("ours", "theirs")
+        machines.network.take_down("theirs")
+        assert not machines.connected("ours", "theirs")
+        with pytest.raises(TransportError):
+            await stream.read(1)
+        transport = machines.transports["theirs"]
+        for call in (transport.addresses(), transport.peers(), machines.connect("theirs", "ours")):
+            with pytest.raises(TransportError, match="restarted"):
+                await call
+        with pytest.raises(TransportError, match="refuses"):
+            await machines.connect("ours", "theirs")
+        machines.network.bring_up("theirs")
+        await machines.stream("ours", "theirs")
+
+    run_virtual(scenario())
