@@ -105,7 +105,7 @@ def test_a_standby_trainer_replaces_one_version_of_a_leader_that_is_gone():
     successor = WORLD.checkpoint(versions[38], 1, term=1)
     assert take(target, successor, now=WORLD.at(2)) is ValidationResult.IGNORE
     assert target.advance(WORLD.at(8)) == [successor], "the leader's record is too old by then"
-    deeper = WORLD.checkpoint(versions[37], 1, term=3)
+    deeper = WORLD.checkpoint(versions[37], 1, term=1, index_bytes=11)
     assert take(target, deeper, now=WORLD.at(8)) is ValidationResult.IGNORE
     assert target.ledger.head == successor
 
