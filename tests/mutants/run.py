@@ -7,13 +7,14 @@ not run. The checkout is never touched.
 """
 
 import argparse
-import ast
+import io
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import tokenize
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -68,9 +69,17 @@ class Mutant:
         if count != 1:
             raise UnfitError(f"{self.id}: old occurs {count} times in {self.file}, not once")
         mutated = text.replace(self.old, self.new)
-        if ast.dump(ast.parse(mutated)) == ast.dump(ast.parse(text)):
+        compile(mutated, self.file, "exec")  # a wrong line, and no broken file
+        if _tokens(mutated) == _tokens(text):
             raise UnfitError(f"{self.id}: new says the same as old")
         return mutated
+
+
+def _tokens(text: str) -> list[str]:
+    """Return what a file says, without its comments and empty lines."""
+    silent = (tokenize.COMMENT, tokenize.NL)
+    tokens = tokenize.generate_tokens(io.StringIO(text).readline)
+    return [token.string for token in tokens if token.type not in silent]
 
 
 @dataclass(frozen=True)

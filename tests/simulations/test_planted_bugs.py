@@ -16,7 +16,7 @@ from node.cli.main import main
 from node.replication.rollout_bodies import RolloutBodies
 from protocol.committee import Outcome, Tally
 from protocol.gossip.mesh import Mesh
-from protocol.ledger.ledger import Ledger
+from protocol.ledger.demand import Demand
 from simulations.ports.storage import Arrival
 from simulations.runtime.content import joined
 from simulations.study.study import Plan, run_plan
@@ -114,12 +114,11 @@ def repeat(monkeypatch, capsys, tmp_path):
 def test_a_trainer_that_does_not_wait_for_certificates_is_seen(monkeypatch, simulate, repeat):
     """``usable`` is what the trainer, and nobody else, asks what it may learn from."""
 
-    def usable(ledger):
-        entries = ledger._unlearned.values()
-        return [entry for entry in entries if ledger._is_current(entry)]
+    def usable(demand):
+        return [entry for entry in demand._unlearned.values() if demand.is_current(entry)]
 
     assert simulate(SMALL).violation is None
-    monkeypatch.setattr(Ledger, "usable", usable)
+    monkeypatch.setattr(Demand, "usable", usable)
     outcome = simulate(SMALL)
     assert outcome.violation.rule == "certified-only"
     assert outcome.violation.node == "trainer-0"

@@ -35,7 +35,7 @@ def test_progress_is_told_and_ends_at_the_end():
 def test_a_daemon_that_fails_is_a_violation_and_no_traceback():
     async def break_one(world):
         daemon = world.machines["relay-0"].daemon
-        daemon._replica.advance = lambda _now: 1 / 0
+        daemon.replica.advance = lambda _now: 1 / 0
 
     async def later(world):
         world.loop.call_later(20, lambda: world.spawn(break_one(world)))
