@@ -229,13 +229,20 @@ class Ledger:
         return entry is not None and entry.certificate is not None
 
     def _take_versions(self, branch: Sequence[Signed[CheckpointManifest]], now: float) -> None:
-        self._supersede(branch[0].message.version)
+        gone = {manifest.digest for manifest in self._supersede(branch[0].message.version)}
+        taken = {manifest.message.version: manifest.digest for manifest in branch}
+        for entry in self.open_entries():
+            checkpoint = entry.commit.message.checkpoint
+            if checkpoint in gone or checkpoint != taken.get(
+                entry.commit.message.version, checkpoint
+            ):
+                self._expire(entry)  # nobody on this chain can check it
         for manifest in branch:
             self._chain.append(CheckpointEntry(manifest, now))
             for commit in manifest.message.batch:
-                entry = self.entries.get(Digest(commit))
-                if entry is not None:
-                    self._learn(entry, manifest.message.version)
+                learned = self.entries.get(Digest(commit))
+                if learned is not None:
+                    self._learn(learned, manifest.message.version)
 
     @property
     def trained_on_rejected(self) -> list[Entry]:
@@ -257,15 +264,9 @@ class Ledger:
         for counts in self._counts(entry.commit.signer):
             counts.trained += 1
 
-    def _supersede(self, version: int) -> None:
+    def _supersede(self, version: int) -> list[Signed[CheckpointManifest]]:
         """Take back ``version`` and what came after it; their commits may be learned from again."""
-        if version > self.version:
-            return
         gone = self._chain.cut(version)
-        digests = {manifest.digest for manifest in gone}
-        for stranded in self.entries.values():
-            if stranded.commit.message.checkpoint in digests:
-                self._expire(stranded)  # nobody can check it any more
         for manifest in gone:
             for commit in manifest.message.batch:
                 entry = self.entries.get(Digest(commit))
@@ -274,6 +275,7 @@ class Ledger:
                     self._demand.file(entry)
                     for counts in self._counts(entry.commit.signer):
                         counts.trained -= 1
+        return gone
 
     # Time and demand
 

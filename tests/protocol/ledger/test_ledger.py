@@ -675,6 +675,20 @@ def test_slots_belong_to_a_checkpoint():
     assert result.usable() == [], "its prompts were those of another checkpoint"
 
 
+def test_a_commit_to_another_version_of_a_number_than_the_one_taken_is_over():
+    """Whether it came before that version or is taken back before it after a restart."""
+    result = ledger(WORLD.commit(WORKER))
+    stranded = WORLD.commit(WORKER, version=1, checkpoint=digest(b"another"))
+    later = WORLD.commit(OTHER, version=2, checkpoint=digest(b"another"))
+    for commit in (stranded, later):
+        result.restore_commit(commit)
+    result.restore_checkpoint(WORLD.checkpoint(GENESIS))
+    states = {entry.commit: entry.state for entry in result.entries.values()}
+    assert states.pop(stranded) is CommitState.EXPIRED
+    assert set(states.values()) == {CommitState.COMMITTED}
+    assert (result.in_flight(WORKER.peer_id), result.in_flight(OTHER.peer_id)) == (1, 1)
+
+
 def test_what_proves_a_fault_or_ends_a_chain_of_slots_survives_restarts():
     chain = WORLD.chain(WORKER, 3)
     liar = WORLD.commit(OTHER)
