@@ -301,8 +301,10 @@ class Links:
         finally:
             for task in tasks:
                 task.cancel()
-            ends = await asyncio.gather(*tasks, return_exceptions=True)
-            await stream.close()
+            try:  # unlinked, and then stopped: a second cancellation comes here
+                ends = await asyncio.gather(*tasks, return_exceptions=True)
+            finally:
+                await stream.close()
         if link.stalled:
             self.counters.peers_cut += 1
             await self._peers.disconnect(link.peer)

@@ -263,6 +263,8 @@ class HivemindTransport(Transport):
         task = asyncio.create_task(self._serve(reader, writer))
         self._inbound[task] = None
         task.add_done_callback(self._inbound.pop)
+        # A task that is cancelled before its first step closes nothing.
+        task.add_done_callback(lambda _task: writer.transport.abort())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Run one inbound stream to its end."""

@@ -361,6 +361,16 @@ async def test_remembered_peers_are_bounded(pair, monkeypatch):
     left._dialled.pop("gone", None)
 
 
+async def test_a_stream_that_comes_while_the_transport_closes_is_closed(keys):
+    transport = await start(keys, 7)
+    ours, theirs = socket.socketpair()
+    transport._accept(*await asyncio.open_unix_connection(sock=ours))
+    await transport.close()
+    theirs.settimeout(5)
+    assert await asyncio.to_thread(theirs.recv, 1) == b""
+    theirs.close()
+
+
 async def test_a_port_in_use_is_named(pair, keys):
     left, _ = pair
     port = int((await left.addresses())[0].split("/")[4])

@@ -520,6 +520,31 @@ def test_a_disconnected_peer_leaves_no_task_behind():
     run_virtual(scenario())
 
 
+@pytest.mark.parametrize("turns", range(4))
+def test_a_link_that_is_ended_twice_closes_its_stream(turns):
+    """Its peer goes away, and before the writer has ended the node stops."""
+
+    async def scenario():
+        async with swarm(1) as (hub, (node,)):
+            raw, ended = RawPeer(hub), []
+
+            async def serve(stream):
+                await stream.read(4096)  # the hello
+                ended.append(False)
+                ended[:] = [not await stream.read(1)]
+
+            await raw.transport.handle(GOSSIP.name, serve)
+            hub.connect(raw.identity.peer_id, node.peer_id)
+            await eventually(lambda: ended == [False])
+            node.gossip._links._follow([])
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            await node.gossip.stop()
+            await eventually(lambda: ended == [True])
+
+    run_virtual(scenario())
+
+
 def test_a_second_inbound_stream_replaces_the_first_and_gets_a_new_hello():
     async def scenario():
         async with swarm(1) as (hub, (node,)):
