@@ -10,6 +10,7 @@ settings.register_profile("patient", deadline=None, suppress_health_check=[Healt
 settings.load_profile("patient")
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own
 def pytest_collection_modifyitems(items):
     """Keep the tests that start p2pd on one worker: they time out when they share the machine."""
     for item in items:

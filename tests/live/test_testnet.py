@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(420)]
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PRIME_NODE = str(Path(sys.executable).with_name("prime-node"))
 
@@ -35,7 +35,7 @@ class Testnet:
             "--steps",
             "1000",
             "--minutes",
-            "6",
+            "30",
             "--inference",
             "2",
             "--keep",
@@ -64,9 +64,9 @@ class Testnet:
     def version(self, name="validator-2"):
         return self.status(name)["policy_version_newest"]
 
-    def advances(self, versions=3, name="validator-2", seconds=90):
+    def advances(self, versions=3, name="validator-2"):
         goal = self.version(name) + versions
-        return wait_for(lambda: self.version(name) >= goal, seconds, f"version {goal}")
+        wait_for(lambda: self.version(name) >= goal, f"version {goal}")
 
 
 def status_at(data_dir):
@@ -75,26 +75,28 @@ def status_at(data_dir):
         return json.load(answer)
 
 
-def wait_for(condition, seconds, what):
+PATIENCE_SECONDS = 240.0
+"""For what takes seconds on an idle machine; nothing is measured by it."""
+
+
+def wait_for(condition, what):
     started = time.monotonic()
     error = None
-    while time.monotonic() - started < seconds:
+    while time.monotonic() - started < PATIENCE_SECONDS:
         try:
             if condition():
-                return time.monotonic() - started
+                return
         except OSError as failure:
             error = failure
         time.sleep(0.3)
-    raise AssertionError(f"no {what} within {seconds} s ({error})")
+    raise AssertionError(f"no {what} within {PATIENCE_SECONDS} s ({error})")
 
 
 @pytest.fixture(scope="module")
 def testnet(tmp_path_factory):
     swarm = Testnet(tmp_path_factory.mktemp("testnet") / "swarm")
     try:
-        wait_for(
-            lambda: swarm.status("validator-2")["rollouts"]["certified"] > 0, 120, "certificate"
-        )
+        wait_for(lambda: swarm.status("validator-2")["rollouts"]["certified"] > 0, "certificate")
         yield swarm
     finally:
         swarm.process.send_signal(signal.SIGINT)
@@ -114,7 +116,6 @@ def test_a_second_shell_joins_and_dies_without_harm(testnet, tmp_path):
     try:
         wait_for(
             lambda: status_at(tmp_path / "joined")["own_rollouts"]["certified"] > 0,
-            60,
             "certified rollout of the newcomer",
         )
     finally:
@@ -134,7 +135,6 @@ def test_training_goes_on_when_a_p2pd_is_killed(testnet):
     before = testnet.status("inference-1")["own_rollouts"]["certified"]
     wait_for(
         lambda: testnet.status("inference-1")["own_rollouts"]["certified"] > before,
-        60,
         "certified rollout after p2pd came back",
     )
 
@@ -155,7 +155,7 @@ def test_a_restarted_trainer_goes_on_from_the_last_version(testnet):
         stderr=subprocess.DEVNULL,
     )
     try:
-        testnet.advances(seconds=120)
+        testnet.advances()
         after = testnet.status("validator-2")["checkpoints"]
         assert after[: len(before)] == before, "a version was published twice"
         assert [point["version"] for point in after] == list(range(len(after)))
@@ -170,7 +170,7 @@ def test_a_restarted_trainer_goes_on_from_the_last_version(testnet):
                 counts["certified"] + counts["rejected"] + counts["expired"]
             )
 
-        wait_for(settled, 60, "outcome of the dead worker's rollouts")
+        wait_for(settled, "outcome of the dead worker's rollouts")
         testnet.advances()
     finally:
         trainer.terminate()
