@@ -154,21 +154,3 @@ class Layout:
             if faulty.any():
                 return ProofFault(kind, int(faulty.argmax()))
         return None
-
-
-def proof_fault(
-    proofs: Sequence[bytes],
-    tokens: int,
-    *,
-    hidden: int,
-    variant: Variant,
-    chunk_tokens: int = CHUNK_TOKENS,
-    top_k: int = TOP_K,
-) -> ProofFault | None:
-    """Return what is malformed in the proofs of ``tokens`` states of ``hidden`` values, or None.
-
-    Needs no states, so a validator calls it before its prefill. No content of ``proofs`` makes it
-    raise; ``ValueError`` means that the other arguments are impossible.
-    """
-    layout = Layout(variant, chunk_tokens, top_k)
-    return layout.fault(proofs, layout.chunk_sizes(tokens, hidden))

@@ -16,7 +16,8 @@ from typing_extensions import override
 
 from protocol.audit import Measurement
 from protocol.manifest import ModelSection, ToplocSection
-from protocol.toploc.proof import Variant, proof_fault, verify_proofs_batch
+from protocol.toploc.layout import Variant
+from protocol.toploc.proof import proof_fault, verify_proofs_batch
 from protocol.toploc.sampling import gumbel_noise_batch
 from protocol.types import Version
 from roles.engines.compute_thread import ComputeThread
