@@ -108,11 +108,7 @@ class Replica:
         ``anti_entropy`` says that a peer gave it when asked for what we had missed: then a commit
         may be older than one that is announced.
         """
-        return self._receive(envelope_kind(envelope), envelope, now, anti_entropy=anti_entropy)
-
-    def _receive(
-        self, name: str | None, envelope: bytes, now: float, *, anti_entropy: bool = False
-    ) -> Received:
+        name = envelope_kind(envelope)
         handler = self._handlers.get(name or "")
         if handler is None:
             return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_KIND))
@@ -130,10 +126,9 @@ class Replica:
 
     def receive_topic(self, topic: Topic, envelope: bytes, now: float) -> Received:
         """Take a gossiped message, which must be of its topic's kind."""
-        name = envelope_kind(envelope)
-        if name != TOPIC_KINDS[topic].kind:
+        if envelope_kind(envelope) != TOPIC_KINDS[topic].kind:
             return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_TOPIC))
-        return self._receive(name, envelope, now)
+        return self.receive(envelope, now)
 
     def restore(self, envelope: bytes) -> None:
         """Take back a message that this node had accepted and stored, in the order it did."""
@@ -291,10 +286,10 @@ class Replica:
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
         if not self.manifest.is_validator(verdict.signer):
-            return Received(ValidationResult.REJECT, verdict, Fault(FaultCode.NOT_A_VALIDATOR))
+            return _received(verdict, Fault(FaultCode.NOT_A_VALIDATOR))
         if verdict.message.commit not in self.ledger.entries:
             self._early_verdicts.add(verdict, now)
-            return Received(ValidationResult.IGNORE, verdict)
+            return _received(verdict, False)
         return _received(verdict, self._count(verdict))
 
     def _count(self, verdict: Signed[Verdict]) -> Fault | bool:
@@ -317,20 +312,16 @@ class Replica:
 
     def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
         if not self.manifest.is_validator(certificate.signer):
-            return Received(ValidationResult.REJECT, certificate, Fault(FaultCode.NOT_A_VALIDATOR))
+            return _received(certificate, Fault(FaultCode.NOT_A_VALIDATOR))
         entry = self.ledger.entries.get(Digest(certificate.message.commit))
         if entry is None:
             self._early_certificates.add(certificate, now)
-            return Received(ValidationResult.IGNORE, certificate)
+            return _received(certificate, False)
         if not entry.is_outranked_by(certificate.message):
-            return Received(ValidationResult.IGNORE, certificate)
+            return _received(certificate, False)
         verdicts = self._open_verdicts(certificate)
         if verdicts is None:
-            return Received(
-                ValidationResult.REJECT,
-                certificate,
-                Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"),
-            )
+            return _received(certificate, Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"))
         committee = self.committee(entry.commit)
         fault = (
             Fault(FaultCode.OTHER_COMMITTEE, "we can draw none yet")
@@ -340,9 +331,8 @@ class Replica:
         if fault is not None and fault.code is FaultCode.OTHER_COMMITTEE:
             # Our roster may lag behind its author's: nobody is blamed, and it is tried again.
             self._early_certificates.add(certificate, now)
-            return Received(ValidationResult.IGNORE, certificate, fault)
         if fault is not None:
-            return Received(ValidationResult.REJECT, certificate, fault)
+            return _received(certificate, fault)
         for verdict in verdicts:
             self._count(verdict)
         return _received(certificate, self.ledger.offer_certificate(certificate, _reason(verdicts)))
@@ -373,14 +363,12 @@ class Replica:
 
 
 def _received(signed: Signed[Any], result: Fault | bool) -> Received:
-    if isinstance(result, Fault):
-        relay = (
-            ValidationResult.REJECT
-            if result.code.blame is Blame.SENDER
-            else ValidationResult.IGNORE
-        )
-        return Received(relay, signed, result)
-    return Received(ValidationResult.ACCEPT if result else ValidationResult.IGNORE, signed)
+    if not isinstance(result, Fault):
+        return Received(ValidationResult.ACCEPT if result else ValidationResult.IGNORE, signed)
+    rejected = result.code.blame is Blame.SENDER
+    return Received(
+        ValidationResult.REJECT if rejected else ValidationResult.IGNORE, signed, result
+    )
 
 
 def _reason(verdicts: list[Signed[Verdict]]) -> str:

@@ -189,16 +189,9 @@ class Ledger:
         It has to wait for its parent and for the outcomes of all commits that it learned from.
         ``is_live`` tells whether a trainer is here: nobody else replaces what a leader published.
         """
-        fault = self._chain.form_fault(manifest)
-        if fault is not None:
-            return fault
-        known = self._chain.place(manifest.digest) is not None
-        if known or self._chain.place(manifest.message.parent) is None:
-            return False
-        fault = self._chain.branch_fault([manifest])
-        if fault is not None:
-            return fault
-        taken = self._chain.takes_word_for(manifest, is_live)
+        taken = self._fits(manifest)
+        if taken is True:
+            taken = self._chain.takes_word_for(manifest, is_live)
         if taken is not True:
             return taken
         if not all(self._has_outcome(Digest(commit)) for commit in manifest.message.batch):
@@ -215,14 +208,17 @@ class Ledger:
 
     def restore_checkpoint(self, manifest: Signed[CheckpointManifest]) -> None:
         """Take back a version that was taken before a restart: by then nobody doubted it."""
-        parent_known = self._chain.place(manifest.message.parent) is not None
-        new = parent_known and self._chain.place(manifest.digest) is None
-        if (
-            new
-            and self._chain.form_fault(manifest) is None
-            and self._chain.branch_fault([manifest]) is None
-        ):
+        if self._fits(manifest) is True:
             self._take_versions([manifest], float("-inf"))
+
+    def _fits(self, manifest: Signed[CheckpointManifest]) -> Fault | bool:
+        """Check a version and its place; False when it is known or its parent is not."""
+        fault = self._chain.form_fault(manifest)
+        if fault is not None:
+            return fault
+        if self.is_taken(manifest.digest) or not self.is_taken(manifest.message.parent):
+            return False
+        return self._chain.branch_fault([manifest]) or True
 
     def _has_outcome(self, commit: Digest) -> bool:
         entry = self.entries.get(commit) or self.kept.get(commit)
@@ -277,19 +273,19 @@ class Ledger:
 
     # Time and demand
 
-    def advance(self, epoch: int) -> list[Entry]:
-        """Expire commits that waited too long and forget old ones; return the expired."""
+    def advance(self, epoch: int) -> None:
+        """Expire commits that waited too long and forget old ones."""
         rules = self._manifest.committee
         self._epoch = epoch
         oldest = epoch - rules.expire_after_epochs
-        waiting = [entry for entry in self.open_entries() if entry.commit.message.epoch < oldest]
-        expired = [entry for entry in waiting if self._expire(entry)]
+        for entry in self.open_entries():
+            if entry.commit.message.epoch < oldest:
+                self._expire(entry)
         if self._tidied != (epoch, len(self.checkpoints)):
             self._forget_entries(epoch - 4 * rules.expire_after_epochs)
             self._forget_slots()
             self.kept = {key: entry for key, entry in self.kept.items() if self._is_needed(entry)}
             self._tidied = (epoch, len(self.checkpoints))
-        return expired
 
     def _forget_entries(self, oldest_epoch: int) -> None:
         entries = self.entries.items()
@@ -298,12 +294,10 @@ class Ledger:
             self.kept[digest] = self.entries.pop(digest)
             self._demand.forget(digest)
 
-    def _expire(self, entry: Entry) -> bool:
-        if entry.state is not CommitState.COMMITTED:
-            return False
-        self._settle(entry)
-        self._change(entry, CommitState.EXPIRED)
-        return True
+    def _expire(self, entry: Entry) -> None:
+        if entry.state is CommitState.COMMITTED:
+            self._settle(entry)
+            self._change(entry, CommitState.EXPIRED)
 
     def _change(self, entry: Entry, state: CommitState, reason: str = "") -> None:
         """Move a commit to another state, and everything that counts states with it."""
