@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from protocol.crypto import digest
-from protocol.electorate.view import Electorate
+from protocol.electorate.view import ViewElectorate
 from protocol.faults import Fault, FaultCode
 from protocol.manifest import CommitteeSection, RunManifest
 from protocol.messages import Certificate, RolloutCommit, Signed, Verdict
@@ -64,7 +64,7 @@ class Committee:
 
 
 def draw(
-    manifest: RunManifest, electorate: Electorate, commit: Signed[RolloutCommit]
+    manifest: RunManifest, electorate: ViewElectorate, commit: Signed[RolloutCommit]
 ) -> Committee | None:
     """Return the committee of a commit, or None while too few validators are live."""
     epoch = commit.message.epoch + 1

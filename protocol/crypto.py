@@ -99,12 +99,7 @@ class Identity:
         self.public_key = self._private_key.public_key().public_bytes(
             Encoding.Raw, PublicFormat.Raw
         )
-        self._peer_id = peer_id_from_public_key(self.public_key)
-
-    @property
-    def peer_id(self) -> PeerId:
-        """The ``12D3KooW…`` id of this key."""
-        return self._peer_id
+        self.peer_id = peer_id_from_public_key(self.public_key)
 
     def sign(self, message: bytes) -> bytes:
         """Return the 64-byte signature of ``message``."""

@@ -50,10 +50,6 @@ class Member:
         """
         return self.record.message.joined_at / 1000
 
-    def holds(self, role: Role) -> bool:
-        """Tell whether the record claims ``role``."""
-        return role in self.record.message.roles
-
 
 class Roster:
     """The records that a node holds."""

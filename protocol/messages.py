@@ -246,14 +246,7 @@ def open_envelope(
     """
     if opened is None:
         return _open(data, kind, run_id, verify)
-    key = (data, kind, run_id)
-    known = opened.get(key)
-    if known is not None:
-        return known
-    result = _open(data, kind, run_id, verify)
-    if isinstance(result, Signed):
-        opened.keep(key, result)
-    return result
+    return opened.recall((data, kind, run_id), lambda: _open(data, kind, run_id, verify))
 
 
 def _open(

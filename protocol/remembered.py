@@ -1,8 +1,10 @@
 """What a pure function found, kept for when the same argument comes again."""
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+
+from protocol.faults import Fault
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -19,18 +21,15 @@ class Remembered(Generic[Key, Value]):
         self._entries_max = entries_max
         self._entries: OrderedDict[Key, Value] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: Key) -> Value | None:
-        """Return the result for ``key`` while it is remembered."""
-        value = self._entries.get(key)
-        if value is not None:
+    def recall(self, key: Key, find: Callable[[], Value | Fault]) -> Value | Fault:
+        """Return what was found for ``key``, else what ``find`` finds, kept unless a fault."""
+        known = self._entries.get(key)
+        if known is not None:
             self._entries.move_to_end(key)
-        return value
-
-    def keep(self, key: Key, value: Value) -> None:
-        """Remember a result."""
-        self._entries[key] = value
-        if len(self._entries) > self._entries_max:
-            self._entries.popitem(last=False)
+            return known
+        found = find()
+        if not isinstance(found, Fault):
+            self._entries[key] = found
+            if len(self._entries) > self._entries_max:
+                self._entries.popitem(last=False)
+        return found

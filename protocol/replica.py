@@ -14,7 +14,7 @@ from typing import Any
 from protocol.committee import Committee, Tally, check_certificate, draw
 from protocol.crypto import Verifier
 from protocol.electorate.equivocators import Equivocators
-from protocol.electorate.view import Electorate, ViewElectorate
+from protocol.electorate.view import ViewElectorate
 from protocol.faults import Blame, Fault, FaultCode
 from protocol.ledger.ledger import Ledger
 from protocol.manifest import RunManifest
@@ -78,7 +78,7 @@ class Replica:
         self.run_id: RunId = manifest.run_id
         self.roster = Roster(manifest)
         self._equivocators = Equivocators(manifest, verify)
-        self.electorate: Electorate = ViewElectorate(manifest, self.roster, self._equivocators)
+        self.electorate = ViewElectorate(manifest, self.roster, self._equivocators)
         self.ledger = Ledger(manifest)
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)

@@ -6,8 +6,6 @@ member that has just come or gone, which ``committee.VIEW_SLACK`` absorbs. Its b
 run and epoch: agreed by everyone without a message, but predictable by everyone too.
 """
 
-from typing import Protocol
-
 from protocol.crypto import digest
 from protocol.electorate.equivocators import Equivocators
 from protocol.manifest import RunManifest
@@ -16,19 +14,6 @@ from protocol.types import Digest, PeerId, Role
 
 EPOCHS_KEPT = 256
 """Of which the answer is remembered: it is asked for with every message about a commit."""
-
-
-class Electorate(Protocol):
-    """What a committee is drawn from."""
-
-    def validators(self, epoch: int) -> tuple[PeerId, ...]:
-        """Return the validators that may be drawn in ``epoch``, by peer id."""
-
-    def excluded(self, epoch: int) -> tuple[PeerId, ...]:
-        """Return whose verdicts count for nothing on what is drawn in ``epoch``."""
-
-    def beacon(self, epoch: int) -> Digest:
-        """Return the randomness of ``epoch``."""
 
 
 class ViewElectorate:

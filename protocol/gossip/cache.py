@@ -55,18 +55,11 @@ class MessageCache:
     def __init__(self, history_windows: int, gossip_windows: int, bytes_max: int) -> None:
         self._gossip_windows = gossip_windows
         self._bytes_max = bytes_max
-        self._bytes = 0
+        self.size_bytes = 0
+        """Of the messages kept."""
         self._entries: dict[bytes, _Entry] = {}
         self._windows: list[list[bytes]] = [[] for _ in range(history_windows)]
         """Newest first; an id that was evicted for room stays until its window ends."""
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the messages kept."""
-        return self._bytes
 
     def put(self, message_id: bytes, topic: str, encoded: bytes) -> None:
         """Keep a message in the newest window, evicting the oldest when there is no room."""
@@ -74,8 +67,8 @@ class MessageCache:
             return
         self._entries[message_id] = _Entry(topic, encoded)
         self._windows[0].append(message_id)
-        self._bytes += len(encoded)
-        while self._bytes > self._bytes_max:
+        self.size_bytes += len(encoded)
+        while self.size_bytes > self._bytes_max:
             self._drop(next(iter(self._entries)))
 
     def serve(self, message_id: bytes, peer: PeerId, serves_max: int) -> bytes | None:
@@ -105,4 +98,4 @@ class MessageCache:
     def _drop(self, message_id: bytes) -> None:
         entry = self._entries.pop(message_id, None)
         if entry is not None:
-            self._bytes -= len(entry.encoded)
+            self.size_bytes -= len(entry.encoded)

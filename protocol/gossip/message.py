@@ -91,15 +91,7 @@ def decode_message(data: bytes, decoded: Decoded | None = None) -> Message | Fau
 
     What is in ``decoded`` is not decoded again, and what is found good is put there.
     """
-    if decoded is None:
-        return _decode(data)
-    known = decoded.get(data)
-    if known is not None:
-        return known
-    message = _decode(data)
-    if isinstance(message, Message):
-        decoded.keep(data, message)
-    return message
+    return _decode(data) if decoded is None else decoded.recall(data, lambda: _decode(data))
 
 
 def _decode(data: bytes) -> Message | Fault:

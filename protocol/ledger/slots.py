@@ -23,9 +23,6 @@ class Slots:
     def __init__(self) -> None:
         self._used: dict[_Key, dict[int, Digest]] = {}
 
-    def __len__(self) -> int:
-        return len(self._used)
-
     def take(self, commit: Signed[RolloutCommit]) -> Digest | None:
         """Note a commit; return the other one that had its slot before, if there is one."""
         slots = self._used.setdefault(_key(commit), {})

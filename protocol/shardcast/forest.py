@@ -26,7 +26,7 @@ FALLBACKS_MAX = 4
 five is alive with probability 0.99999; more would only delay the way to the root."""
 
 
-_LINES_MAX = 64
+_TREES_MAX = 64
 """Remembered: the stripes of a few versions over a few rosters; of a thousand members 0.2 MB."""
 
 
@@ -43,24 +43,9 @@ def stripe_of(shard: int, stripes: int) -> int:
     return shard % stripes
 
 
-def tree(
-    members: Sequence[ForestMember],
-    root: PeerId,
-    version_digest: Digest,
-    stripe: int,
-    stripes: int,
-    fanout: int,
-) -> dict[PeerId, PeerId]:
-    """Return child -> parent for one stripe, in line order; the root is no key.
-
-    Raises ``ValueError`` when ``fanout`` is below 2 or ``stripe`` is not one of ``stripes``.
-    """
-    return dict(_line(tuple(members), root, version_digest, stripe, stripes, fanout).parents)
-
-
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """One stripe: who feeds whom in line order, and what a member looks up in it."""
+class Tree:
+    """One stripe: child to parent in line order, without the root, and who can feed others."""
 
     parents: dict[PeerId, PeerId]
     reachable: tuple[PeerId, ...]
@@ -68,15 +53,16 @@ class _Line:
     """Of each member: how many of ``reachable``, from the first on, stand before it."""
 
 
-@lru_cache(maxsize=_LINES_MAX)
-def _line(
+@lru_cache(maxsize=_TREES_MAX)
+def tree(
     members: tuple[ForestMember, ...],
     root: PeerId,
     version_digest: Digest,
     stripe: int,
     stripes: int,
     fanout: int,
-) -> _Line:
+) -> Tree:
+    """Return the tree of one stripe; ``ValueError`` when ``fanout`` or ``stripe`` is impossible."""
     if fanout < 2 or not 0 <= stripe < stripes:
         raise ValueError(f"no forest with fanout {fanout}, stripe {stripe} of {stripes}")
     by_peer = {member.peer: member for member in members if member.peer != root}
@@ -96,7 +82,7 @@ def _line(
         if by_peer[peer].reachable:
             reachable.append(peer)
     parents = dict(zip(line, feeders, strict=False))
-    return _Line(parents, tuple(reachable), reachable_before)
+    return Tree(parents, tuple(reachable), reachable_before)
 
 
 def candidates(
@@ -116,7 +102,7 @@ def candidates(
     """
     if me == root:
         return []
-    line = _line(tuple(members), root, version_digest, stripe, stripes, fanout)
+    line = tree(tuple(members), root, version_digest, stripe, stripes, fanout)
     count = line.reachable_before.get(me, len(line.reachable))
     places = _drawn(version_digest + stripe.to_bytes(4, "big") + me.encode(), count)
     parent = line.parents.get(me)

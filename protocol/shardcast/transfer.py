@@ -124,11 +124,6 @@ class Transfer:
             for chunk in dict.fromkeys(chunks)
         )
 
-    @property
-    def complete(self) -> bool:
-        """Whether every chunk is here."""
-        return self.bytes_missing == 0
-
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return what to do now; nothing follows ``Done``."""
         if self._finished:
@@ -145,7 +140,7 @@ class Transfer:
         else:
             self._give_up_late(now, effects)
             self._note_busy(now)
-        if self.complete:
+        if not self.bytes_missing:
             self._finished = True
             return [*effects, *(Cancel(request) for request in self._requests), Done()]
         self._fill(now, effects)

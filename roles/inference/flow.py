@@ -12,13 +12,7 @@ from protocol.messages import RolloutCommit, message_id
 from protocol.rollout import RolloutSequence, encode_body
 from protocol.types import Digest, Topic
 from roles.flow import RoleContext, reward
-from roles.ports.engines import (
-    Environment,
-    Generation,
-    GenerationEngine,
-    GenerationRequest,
-    Policy,
-)
+from roles.ports.engines import Environment, GenerationEngine, GenerationRequest, Policy
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from roles.ports.swarm import RefusedError
 
@@ -150,7 +144,12 @@ class InferenceFlow:
             reward(manifest, self._environment, item, generation.tokens)
             for item, generation in zip(assignments, generations, strict=True)
         ]
-        body = encode_body(_sequences(generations, rewards))
+        body = encode_body(
+            [
+                RolloutSequence(item.tokens, item.logprobs, own, item.proofs)
+                for item, own in zip(generations, rewards, strict=True)
+            ]
+        )
         # The body is durable before the commit, and the commit before it is announced.
         commit = RolloutCommit(
             epoch=context.epoch(),
@@ -180,10 +179,3 @@ class InferenceFlow:
             slot=slot,
             reward=round(sum(rewards) / len(rewards) / 1e6, 3),
         )
-
-
-def _sequences(generations: list[Generation], rewards: list[int]) -> list[RolloutSequence]:
-    return [
-        RolloutSequence(item.tokens, item.logprobs, value, item.proofs)
-        for item, value in zip(generations, rewards, strict=True)
-    ]

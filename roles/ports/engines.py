@@ -97,14 +97,17 @@ class TrainingSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """What one optimiser step did; ``applied`` is False when the finite guard refused it."""
+    """What one optimiser step did; ``applied`` is False when the finite guard refused it.
+
+    It is False, and all else 0, when the batch had nothing to learn from.
+    """
 
     applied: bool
-    loss: float
-    gradient_norm: float
-    clip_fraction: float
-    entropy: float
-    sequences_used: int
+    loss: float = 0.0
+    gradient_norm: float = 0.0
+    clip_fraction: float = 0.0
+    entropy: float = 0.0
+    sequences_used: int = 0
 
 
 class TrainingEngine(Protocol):

@@ -6,7 +6,7 @@ fetched. Its rewards are recomputed here, and its claims checked again without a
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from protocol.assignment import assign
@@ -63,14 +63,9 @@ class Batching:
         complete = await self._complete(candidates[: 2 * grpo.rollouts_per_step])
         if len(complete) < grpo.rollouts_per_step:
             return None
+        prompts = context.manifest.sampling.prompts_per_rollout
         sequences = [
-            TrainingSequence(
-                index * context.manifest.sampling.prompts_per_rollout + item.group,
-                item.prompt,
-                item.tokens,
-                item.logprobs,
-                item.reward,
-            )
+            replace(item, group=index * prompts + item.group)
             for index, (_, rollout) in enumerate(complete)
             for item in rollout
         ]

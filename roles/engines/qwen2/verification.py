@@ -20,22 +20,15 @@ from protocol.toploc.layout import Variant
 from protocol.toploc.proof import proof_fault, verify_proofs_batch
 from protocol.toploc.sampling import gumbel_noise_batch
 from protocol.types import Version
-from roles.engines.compute_thread import ComputeThread
+from roles.engines.qwen2.engine import Qwen2Engine
 from roles.engines.qwen2.generation import as_states
-from roles.engines.qwen2.policy import (
-    DTYPES,
-    build_model,
-    configuration,
-    read_policy,
-    shapes_of,
-)
 from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
 
 _SCORES_PER_BLOCK = 1 << 23
 """Logits (positions x vocabulary) held at once: 64 MB in float64."""
 
 
-class TransformersVerificationEngine(VerificationEngine):
+class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
     """Checks on a CPU or one GPU, computing in the precision of the proofs.
 
     Keeps the last ``policies_kept`` policies. A prefill holds at most ``batch_tokens_max`` tokens,
@@ -53,20 +46,15 @@ class TransformersVerificationEngine(VerificationEngine):
         batch_tokens_max: int = 1 << 14,
         cpu_threads: int = 1,
     ) -> None:
-        self._config = configuration(model.config)
-        self._shapes = shapes_of(self._config)
-        self._dtype = DTYPES[toploc.precision]
-        self._variant = Variant(toploc.precision)
+        super().__init__(model, toploc.precision, device, cpu_threads)
         self._toploc = toploc
-        self._device = device
         self._policies_kept = policies_kept
         self._batch_tokens_max = batch_tokens_max
-        self._thread = ComputeThread("verification", cpu_threads)
         self._models: dict[Version, Qwen2ForCausalLM] = {}
 
     @override
     async def load(self, policy: Policy) -> None:
-        await self._thread.run(self._load, policy)
+        await self._compute(self._load, policy)
 
     @override
     async def measure(
@@ -74,17 +62,10 @@ class TransformersVerificationEngine(VerificationEngine):
     ) -> list[Measurement]:
         if not temperature > 0:
             raise ValueError("the temperature must be positive")
-        return await self._thread.run(self._measure, version, list(requests), temperature)
-
-    def close(self) -> None:
-        """Stop the compute thread; idempotent."""
-        self._thread.close()
+        return await self._compute(self._measure, version, list(requests), temperature)
 
     def _load(self, policy: Policy) -> None:
-        tensors = read_policy(policy.path, policy.digest, self._shapes)
-        model = build_model(self._config, self._dtype, self._device)
-        # The file holds exactly the parameters; strict would miss the tied alias of one of them.
-        model.load_state_dict(tensors, strict=False)
+        model = self._model_of(self._read(policy), self._dtype)
         self._models.pop(policy.version, None)
         self._models[policy.version] = model
         while len(self._models) > self._policies_kept:
@@ -121,7 +102,7 @@ class TransformersVerificationEngine(VerificationEngine):
             request.proofs,
             len(request.tokens),
             hidden=self._config.hidden_size,
-            variant=self._variant,
+            variant=Variant(self._toploc.precision),
             chunk_tokens=self._toploc.chunk_tokens,
             top_k=self._toploc.top_k,
         )

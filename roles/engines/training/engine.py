@@ -13,18 +13,9 @@ from typing_extensions import override
 
 from protocol.manifest import GrpoSection, ModelSection, SamplingSection
 from protocol.types import Digest
-from roles.engines.compute_thread import ComputeThread
 from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.policy import (
-    DTYPES,
-    build_model,
-    configuration,
-    digest_of,
-    read_policy,
-    shapes_of,
-    tensors_of,
-    write_policy,
-)
+from roles.engines.qwen2.engine import Qwen2Engine
+from roles.engines.qwen2.policy import digest_of, tensors_of, write_policy
 from roles.engines.training.batch import Rows, collate, pack, select
 from roles.engines.training.checkpoint import (
     TrainingState,
@@ -50,7 +41,7 @@ class _Sums:
         return total / max(1, self.tokens)
 
 
-class TorchTrainingEngine(TrainingEngine):
+class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
     """Trains on a CPU or one GPU.
 
     Weights and optimizer are float32; the model's ``dtype`` is that of the policies it writes and
@@ -71,15 +62,11 @@ class TorchTrainingEngine(TrainingEngine):
         device: str = "cpu",
         cpu_threads: int = 1,
     ) -> None:
-        self._config = configuration(model.config)
-        self._shapes = shapes_of(self._config)
-        self._dtype = DTYPES[model.dtype]
+        super().__init__(model, model.dtype, device, cpu_threads)
         self._temperature = sampling.temperature
         self._grpo = grpo
         self._row_tokens = row_tokens
         self._rows_per_pass = rows_per_pass
-        self._device = device
-        self._thread = ComputeThread("training", cpu_threads)
         self._steps = 0
         self._model: Qwen2ForCausalLM | None = None
         self._optimizer: torch.optim.AdamW | None = None
@@ -91,38 +78,32 @@ class TorchTrainingEngine(TrainingEngine):
 
     @override
     async def load_policy(self, policy: Policy) -> None:
-        await self._thread.run(self._load_policy, policy)
+        await self._compute(self._load_policy, policy)
 
     @override
     async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        return await self._thread.run(self._step, list(batch))
+        return await self._compute(self._step, list(batch))
 
     @override
     async def write_policy(self, path: Path) -> Digest:
-        return await self._thread.run(self._write_policy, path)
+        return await self._compute(self._write_policy, path)
 
     @override
     async def save_state(self, path: Path) -> None:
-        await self._thread.run(self._save_state, path)
+        await self._compute(self._save_state, path)
 
     @override
     async def load_state(self, path: Path, policy: Digest) -> None:
-        await self._thread.run(self._load_state, path, policy)
+        await self._compute(self._load_state, path, policy)
 
     @override
     async def evaluate(
         self, prompts: Sequence[tuple[int, ...]], tokens_max: int
     ) -> list[tuple[int, ...]]:
-        return await self._thread.run(self._evaluate, list(prompts), tokens_max)
-
-    def close(self) -> None:
-        """Stop the compute thread; idempotent."""
-        self._thread.close()
+        return await self._compute(self._evaluate, list(prompts), tokens_max)
 
     def _adopt(self, tensors: dict[str, Tensor]) -> tuple[Qwen2ForCausalLM, torch.optim.AdamW]:
-        model = build_model(self._config, torch.float32, self._device)
-        # The names were checked; strict would miss the tied alias of one of them.
-        model.load_state_dict(tensors, strict=False)
+        model = self._model_of(tensors, torch.float32)
         optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=self._grpo.learning_rate,
@@ -137,22 +118,14 @@ class TorchTrainingEngine(TrainingEngine):
         return self._model, self._optimizer
 
     def _load_policy(self, policy: Policy) -> None:
-        tensors = read_policy(policy.path, policy.digest, self._shapes)
-        self._model, self._optimizer = self._adopt(tensors)
+        self._model, self._optimizer = self._adopt(self._read(policy))
         self._steps = 0
 
     def _step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
         model, optimizer = self._loaded()
         samples = select(batch)
         if not samples:
-            return StepMetrics(
-                applied=False,
-                loss=0.0,
-                gradient_norm=0.0,
-                clip_fraction=0.0,
-                entropy=0.0,
-                sequences_used=0,
-            )
+            return StepMetrics(applied=False)
         optimizer.zero_grad(set_to_none=True)
         sums = _Sums(tokens=sum(len(sample.tokens) for sample in samples))
         rows = pack(samples, self._row_tokens or max(sample.length for sample in samples))
