@@ -13,13 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from protocol.codec import decode, encode
-from protocol.crypto import (
-    Signer,
-    Verifier,
-    digest,
-    public_key_from_peer_id,
-    signing_bytes,
-)
+from protocol.crypto import Signer, Verifier, digest, public_key_from_peer_id, signing_bytes
 from protocol.faults import Fault, FaultCode
 from protocol.messages import BATCH_MAX, VERDICTS_MAX
 from protocol.types import Digest, Epoch, PeerId, RunId

@@ -1,10 +1,10 @@
 """The replicated state of a run: all that a node concludes from the signed messages it has seen.
 
-``receive`` is the one door for every message, whether it came by gossip, by stream, by
-synchronisation or from our own roles: it opens the envelope, checks signature, limits and place,
-and only then changes the roster, the ledger or a tally. What cannot be decided yet (a certificate
-before its commit, a version before its parent or the outcomes of its batch) waits in bounded tables
-and is tried again in ``advance``, versions also when a certificate or another version is accepted.
+``receive`` is the one door for every message, our own too: it opens the envelope, checks signature,
+limits and place, and only then changes the roster, the ledger or a tally. What cannot be decided
+yet (a certificate before its commit, a version before its parent or the outcomes of its batch)
+waits in bounded tables and is tried again in ``advance``, versions also when a certificate or
+another version is accepted.
 """
 
 from collections.abc import Callable
@@ -48,6 +48,9 @@ TOPIC_KINDS: dict[Topic, type[Message]] = {
     Topic.EVIDENCE: Evidence,
 }
 
+_Take = Callable[[Any, float], "Received"]
+_Restore = Callable[[Any], object] | None
+
 _OPENS_VERSIONS = (Certificate.kind, CheckpointManifest.kind)
 """Kinds of messages that a version may have waited for."""
 
@@ -56,9 +59,8 @@ _OPENS_VERSIONS = (Certificate.kind, CheckpointManifest.kind)
 class Received:
     """What became of a message: whether to relay it, the fault if any, and the opened message.
 
-    ``settled`` are versions that had waited for it and are accepted with it. ``lasting`` is False
-    for what is of use only while it is not known what becomes of it: it need not survive a restart,
-    and must not, since then nobody would know that it had come too late.
+    ``settled`` are versions that waited for it and are accepted with it. What is not ``lasting``
+    must not survive a restart: nobody would know then that it had come too late.
     """
 
     result: ValidationResult
@@ -86,40 +88,32 @@ class Replica:
         self._evidence_due: dict[PeerId, Evidence] = {}
         self._early_certificates = Waiting(WAITING_MAX)
         self._early_verdicts = Waiting(WAITING_MAX)
-        self._handlers: dict[str, tuple[type[Message], Callable[[Any, float], Received]]] = {
-            NodeRecord.kind: (NodeRecord, self._record),
-            RolloutCommit.kind: (RolloutCommit, self._commit),
-            Verdict.kind: (Verdict, self._verdict),
-            Certificate.kind: (Certificate, self._certificate),
-            CheckpointManifest.kind: (CheckpointManifest, self._checkpoint),
-            Evidence.kind: (Evidence, self._take_evidence),
-        }
-        self._restorers: dict[str, tuple[type[Message], Callable[[Any], object]]] = {
-            RolloutCommit.kind: (RolloutCommit, self.ledger.restore_commit),
-            Verdict.kind: (Verdict, self._restore_verdict),
-            Certificate.kind: (Certificate, self._restore_certificate),
-            CheckpointManifest.kind: (CheckpointManifest, self.ledger.restore_checkpoint),
-            Evidence.kind: (Evidence, self._equivocators.offer),
-        }
+        kinds: tuple[tuple[type[Message], _Take, _Restore], ...] = (
+            (NodeRecord, self._record, None),
+            (RolloutCommit, self._commit, self.ledger.restore_commit),
+            (Verdict, self._verdict, self._restore_verdict),
+            (Certificate, self._certificate, self._restore_certificate),
+            (CheckpointManifest, self._checkpoint, self.ledger.restore_checkpoint),
+            (Evidence, self._take_evidence, self._equivocators.offer),
+        )
+        self._kinds = {row[0].kind: row for row in kinds}
 
     def receive(self, envelope: bytes, now: float, *, anti_entropy: bool = False) -> Received:
         """Take one message from anywhere; a rejected one leaves the state untouched.
 
-        ``anti_entropy`` says that a peer gave it when asked for what we had missed: then a commit
-        may be older than one that is announced.
+        With ``anti_entropy`` we had asked for what we missed: a commit may be older than others.
         """
-        name = envelope_kind(envelope)
-        handler = self._handlers.get(name or "")
-        if handler is None:
+        name = envelope_kind(envelope) or ""
+        if name not in self._kinds:
             return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_KIND))
-        kind, handle = handler
+        kind, take, _ = self._kinds[name]
         signed = self._open(envelope, kind)
         if isinstance(signed, Fault):
             return Received(ValidationResult.REJECT, fault=signed)
         if anti_entropy and kind is RolloutCommit:
             commit: Signed[Any] = signed
             return self._commit(commit, now, anti_entropy=True)
-        received = handle(signed, now)
+        received = take(signed, now)
         if received.result is ValidationResult.ACCEPT and name in _OPENS_VERSIONS:
             return replace(received, settled=tuple(self._settle_versions(now)))
         return received
@@ -132,8 +126,8 @@ class Replica:
 
     def restore(self, envelope: bytes) -> None:
         """Take back a message that this node had accepted and stored, in the order it did."""
-        kind, restore = self._restorers.get(envelope_kind(envelope) or "", (None, None))
-        if kind is not None and restore is not None:
+        kind, _, restore = self._kinds.get(envelope_kind(envelope) or "", (Message, None, None))
+        if restore is not None:
             signed = self._open(envelope, kind)
             if isinstance(signed, Signed):
                 restore(signed)
@@ -157,14 +151,12 @@ class Replica:
         # What was waited for would have come, or expired, by then.
         waits_seconds = self.manifest.committee.expire_after_epochs * self.manifest.epochs.seconds
         settled: list[Signed[Any]] = []
-        for waiting, handle in (
-            (self._early_verdicts, self._verdict),
-            (self._early_certificates, self._certificate),
-        ):
+        early = (self._early_verdicts, Verdict), (self._early_certificates, Certificate)
+        for waiting, kind in early:
+            _, take, _ = self._kinds[kind.kind]
             waiting.expire(now - waits_seconds)
             for signed, arrived_at in waiting.take():
-                handler: Callable[[Any, float], Received] = handle
-                if handler(signed, arrived_at).result is ValidationResult.ACCEPT:
+                if take(signed, arrived_at).result is ValidationResult.ACCEPT:
                     settled.append(signed)
         self.ledger.branches.expire(now - waits_seconds)
         return [*settled, *self._settle_versions(now), *self._follow_validators(now)]
@@ -259,11 +251,10 @@ class Replica:
         return self._tallies.setdefault(commit, Tally())
 
     def leader(self, now: float) -> PeerId | None:
-        """Return the trainer whose turn it is.
+        """Return the trainer whose turn it is: the first live one in the manifest's order.
 
-        Whoever published the newest version, while it is live; else the first live one in the
-        manifest's order. Staying with the last one avoids a contested hand-over when an earlier
-        trainer comes back.
+        But whoever published the newest version, while it is live: so there is no contested
+        hand-over when an earlier trainer comes back.
         """
         live = {member.peer for member in self.roster.live(now, Role.TRAINER)}
         head = self.ledger.head

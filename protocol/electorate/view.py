@@ -1,9 +1,8 @@
 """Who may be drawn in an epoch, and the randomness that draws them.
 
-This is the seam for certified rosters and the verifiable beacon. ``ViewElectorate`` is the first
-form: the validators that the genesis names and that this node sees alive. Two nodes may differ by a
-member that has just come or gone, which ``committee.VIEW_SLACK`` absorbs. Its beacon is a hash of
-run and epoch: agreed by everyone without a message, but predictable by everyone too.
+Certified rosters and a verifiable beacon would come in here. Until then two nodes may differ by a
+member that has just come or gone, which ``committee.VIEW_SLACK`` absorbs, and the beacon is agreed
+by everyone without a message, but predictable by everyone too.
 """
 
 from protocol.crypto import digest

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from protocol.types import PeerId
 
@@ -33,12 +34,7 @@ class SeenCache:
 
     def expire(self, now: float) -> None:
         """Forget what is too old, from the oldest on."""
-        expired = []
-        for message_id, expires_at in self._expires_at.items():
-            if expires_at > now:
-                break
-            expired.append(message_id)
-        for message_id in expired:
+        for message_id, _ in list(takewhile(lambda item: item[1] <= now, self._expires_at.items())):
             del self._expires_at[message_id]
 
 

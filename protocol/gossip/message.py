@@ -1,10 +1,10 @@
 """Signed messages: the one accepted spelling, author signatures, and message ids.
 
-Message {1 from, 2 data, 3 seqno, 4 topic, 5 signature, 6 key}. The policy is StrictSign (libp2p
-``pubsub/README.md``): the signature is Ed25519 over ``libp2p-pubsub:`` and the message serialised
-without signature and key. ``from`` is the 38-byte identity multihash, which holds the key, so field
-6 must be absent. Whatever re-serialises to other bytes (unknown fields, another order, long
-varints, repeats) is refused: a relay could otherwise make many spellings of one signed message.
+Message {1 from, 2 data, 3 seqno, 4 topic, 5 signature, 6 key}, StrictSign (``pubsub/README.md``):
+the signature is Ed25519 over ``libp2p-pubsub:`` and the message serialised without signature and
+key. ``from`` is the identity multihash, which holds the key, so field 6 must be absent. Whatever
+re-serialises to other bytes (unknown fields, another order, long varints, repeats) is refused: a
+relay could otherwise make many spellings of one signed message.
 """
 
 from dataclasses import dataclass, field

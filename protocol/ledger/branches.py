@@ -1,20 +1,18 @@
 """Versions that this node cannot take by itself: what waits, and what the validators vouch for.
 
-A version waits here while its parent or the outcome of a commit that it learned from has not come,
-or while it would replace versions that its trainer's word alone does not replace. Outcomes of old
-batches never come: everyone has forgotten them. Whoever has just come, or was cut off for long,
-leans on the validators then: each one's record names the newest version that it has taken itself. A
-version that more than half of the live ones have taken, and at least as many of them as a committee
-needs, is taken with all that comes before it.
+A version waits here while its parent or the outcome of a commit that it learned from has not come
+(those of old batches never do: everyone has forgotten them), or while it would replace versions
+that its trainer's word alone does not replace. Each validator's record names the newest version
+that it has taken itself. A version that more than half of the live ones have taken, and at least as
+many of them as a committee needs, is taken with all that comes before it.
 
 So are two parts of a healed swarm united, each of which had gone on alone. Where neither has more
-than half of the validators, because some were cut off from both, what counts after some patience is
-which of the two more have taken, and then which one's first own version has the later term. What
-replaces nothing of ours is taken after the same patience when fewer contradict it than have taken
-it: or validators that come back together would wait for each other for ever.
+than half of the validators, what counts after some patience is which of the two more have taken,
+and then which one's first own version has the later term. What replaces nothing of ours is taken
+after the same patience when fewer contradict it than have taken it: or validators that come back
+together would wait for each other for ever.
 
-A record says nothing between two branches when it is older than our own one: its author may not
-have heard of ours then.
+A record that is older than our own branch says nothing: its author may not have heard of ours.
 """
 
 from collections import Counter

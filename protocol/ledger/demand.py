@@ -71,12 +71,6 @@ class Demand:
         standing = ((workers[who], n) for who, n in waiting.items() if not slashed(who))
         return certified + sum(min(n, counts.credit) for counts, n in standing)
 
-    def wants(self, backlog: int) -> bool:
-        """Tell whether workers should start another rollout while ``backlog`` of them wait."""
-        grpo = self._manifest.grpo
-        done = self._chain.version >= grpo.steps
-        return not done and backlog < grpo.rollouts_per_step * grpo.rollouts_ahead
-
 
 def _age(entry: Entry) -> tuple[int, int, Digest]:
     message = entry.commit.message

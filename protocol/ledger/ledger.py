@@ -335,7 +335,9 @@ class Ledger:
 
     def demand(self) -> bool:
         """Tell whether workers should start another rollout: back-pressure without a queue."""
-        return self._demand.wants(self.backlog())
+        grpo = self._manifest.grpo
+        backlog_max = grpo.rollouts_per_step * grpo.rollouts_ahead
+        return self.version < grpo.steps and self.backlog() < backlog_max
 
     def _settle(self, entry: Entry) -> None:
         waiting = self._in_flight.get(entry.commit.signer, {})

@@ -1,10 +1,9 @@
 """Who feeds whom: striped trees with different inner nodes, computed and never negotiated.
 
 Shard ``i`` belongs to stripe ``i % stripes``, and each stripe has its own tree over all members.
-A reachable member is inner in one tree only and a leaf in the others (SplitStream, Castro et al.,
-SOSP 2003), so with ``fanout == stripes`` everyone uploads about what it downloads, the publisher
-one copy in all, and the time tends to size / bandwidth. Everything follows from the roster and the
-version by hashes: no message, and the order in which the roster is given does not matter.
+A reachable member is inner in one tree only and a leaf in the others (SplitStream), so with
+``fanout == stripes`` everyone uploads about what it downloads, the publisher one copy in all, and
+the time tends to size / bandwidth. The order in which the roster is given does not matter.
 
 Inside a stripe members stand in one line: inner nodes by falling capacity, then the leaves. A
 parent always stands before its children, hence no cycles; the fallback candidates of a member stand
@@ -25,7 +24,6 @@ FALLBACKS_MAX = 4
 """Candidates between the parent and the root: a guess. When a tenth of the members is gone, one of
 five is alive with probability 0.99999; more would only delay the way to the root."""
 
-
 _TREES_MAX = 64
 """Remembered: the stripes of a few versions over a few rosters; of a thousand members 0.2 MB."""
 
@@ -36,11 +34,6 @@ class ForestMember(NamedTuple):
     peer: PeerId
     upload_bytes_per_second: int
     reachable: bool
-
-
-def stripe_of(shard: int, stripes: int) -> int:
-    """Return the stripe that carries ``shard``."""
-    return shard % stripes
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,8 +90,7 @@ def candidates(
     """Return whom ``me`` asks for a stripe: the parent, up to ``FALLBACKS_MAX`` others, the root.
 
     The others are reachable members that stand before ``me`` in the stripe's line, in an order of
-    its own, so the orphans of one parent spread out. A member whose parent is the root has the root
-    first; the root itself has nobody; who is not in the roster asks like the last leaf.
+    its own, so the orphans of one parent spread out. Who is not a member asks like the last leaf.
     """
     if me == root:
         return []
@@ -133,11 +125,10 @@ def _rank(salt: bytes, peer: PeerId) -> bytes:
 def _inner(
     members: Sequence[ForestMember], version_digest: Digest, stripe: int, stripes: int, fanout: int
 ) -> list[ForestMember]:
-    """Return the inner nodes of a stripe, by falling capacity.
+    """Return the inner nodes of a stripe: as many as feed everybody at ``fanout`` each.
 
-    Reachable members are dealt to the stripes like cards, strongest first, so every stripe gets
-    about the same capacity; with fewer of them than stripes, one serves several stripes. No more
-    are inner than feed everybody at ``fanout`` each.
+    Reachable members are dealt to the stripes in turn, strongest first, so every stripe gets about
+    the same capacity; with fewer of them than stripes, one serves several stripes.
     """
     reachable = sorted(
         (member for member in members if member.reachable),

@@ -14,10 +14,9 @@ Deviations from that library, each because of an attack or a crash that it allow
 * There is an **fp32** variant: two polynomials over the same points, one for each half of the bit
   pattern. bf16 cannot separate policies one small optimizer step apart; fp32 can.
 
-**Aliasing.** A half is any of 65536 patterns, a field element one of 65497. Patterns from 65497
-(0xFFD9) upward return as 0..38. In bf16 and in the high half of fp32 those are NaN, which no states
-may hold. In the low half they are ordinary, 7 % of honest chunks hold one, and the verifier takes
-the nearer of the two values that an element from 0 to 38 stands for.
+**Aliasing.** Of the 65536 patterns of a half those from 65497 (0xFFD9) upward return as 0..38. In
+bf16 and in the high half of fp32 those are NaN, which no states may hold. In the low half 7 % of
+honest chunks hold one, and the verifier takes the nearer of the two values that 0..38 stand for.
 """
 
 from collections.abc import Iterator, Sequence

@@ -3,9 +3,9 @@
 A chunk is the states of up to 32 tokens, flattened in token order. Its proof covers the k values of
 largest magnitude, so prover and verifier each find nearly the same positions in their own states.
 
-**Ties.** In bf16 about ten equal magnitudes sit at the cut for Gaussian states, so an order must be
-fixed: the lowest flat index is taken first. (``torch.topk``, which the published library uses,
-documents none; such proofs differ from ours in the tied positions only, far inside any threshold.)
+In bf16 about ten equal magnitudes sit at the cut for Gaussian states: the lowest flat index is
+taken first. (``torch.topk``, which the published library uses, documents no order; such proofs
+differ from ours in the tied positions only, far inside any threshold.)
 """
 
 from collections.abc import Sequence

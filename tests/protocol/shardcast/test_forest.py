@@ -5,7 +5,7 @@ import pytest
 
 from protocol import crypto
 from protocol.shardcast import forest
-from protocol.shardcast.forest import FALLBACKS_MAX, ForestMember, candidates, stripe_of
+from protocol.shardcast.forest import FALLBACKS_MAX, ForestMember, candidates
 from protocol.types import PeerId
 
 ROOT = PeerId("root")
@@ -175,4 +175,3 @@ def test_a_forest_must_have_stripes_and_branches() -> None:
     for stripe, stripes, fanout in ((4, 4, 4), (-1, 4, 4), (0, 4, 1)):
         with pytest.raises(ValueError, match="no forest"):
             tree(roster(3), ROOT, VERSION, stripe, stripes, fanout)
-    assert [stripe_of(shard, 4) for shard in range(6)] == [0, 1, 2, 3, 0, 1]
