@@ -24,11 +24,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What this node stored a blob for, and what therefore decides how long the blob stays.
-
-    ``subject`` is the commit's digest for a body, and the index of the version for its weights and
-    its optimiser state.
-    """
+    """What this node stored a blob for; ``subject`` is a commit, or the index of a version."""
 
     purpose: Purpose
     subject: Digest
@@ -61,7 +57,7 @@ class Blobs(Protocol):
     async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
         """Store a slice of a file without holding it in memory; raises ``StorageFullError``.
 
-        Raises ``ValueError`` when the file is missing or ends before the slice does.
+        ``ValueError`` when the file is missing or ends before the slice does.
         """
 
     async def get(self, digest: Digest) -> bytes | None:

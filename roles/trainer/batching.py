@@ -1,8 +1,4 @@
-"""Batching: which certified rollouts the next step learns from.
-
-A rollout is used when it is certified, young enough for the asynchrony limit, and its body can be
-fetched. Its rewards are recomputed here, and its claims checked again without a model.
-"""
+"""Which certified rollouts the next step learns from; their claims are checked again here."""
 
 import asyncio
 from collections import Counter

@@ -1,8 +1,7 @@
 """Leadership: whose turn it is to train, and which version a new leader goes on from.
 
-One trainer leads at a time, the first live one in the manifest's order. It resumes from its own
-state of the newest version, or takes over what another trainer published; when nobody has the
-newest version any more, it goes back to one that it holds.
+It resumes from its own state of the newest version, or takes over what another trainer published;
+when nobody has the newest version any more, it goes back to one that it holds.
 """
 
 import asyncio
@@ -70,14 +69,12 @@ class Leadership:
             found = await self._go_back(head)
         if found is None:
             return None
-        # A later term is above what an earlier trainer, or we before we lost our disk, published
-        # without our knowing.
         term = head.message.term
-        if not ours:
-            term = context.manifest.term_of(context.peer_id, term + 1)
         context.conditions.clear("trainer")
         if ours:  # a crash may have come between its storing and its announcing
             await context.network.announce(Topic.CHECKPOINTS, head.envelope)
+        else:  # above what an earlier trainer, or we before we lost our disk, may have published
+            term = context.manifest.term_of(context.peer_id, term + 1)
         log.info("training resumed", version=found.message.version, term=term)
         return Position(found.message.version, term, found.digest)
 
@@ -122,15 +119,13 @@ class Leadership:
         """Load the newest version that we hold once the head is lost with all who had it.
 
         A trainer may die between announcing a version and serving its first byte. Our next version
-        then takes the number of the lost one, in a later term and from the same parent: nodes
-        replace no more than that on a trainer's word. What it learned from is older where several
-        versions are lost.
+        then takes the number of the lost one, in a later term and from the same parent, even where
+        it learned from an older one: nodes replace no more than that on a trainer's word.
         """
         context, now = self._context, asyncio.get_running_loop().time()
         if self._awaited is None or self._awaited[0] != head.digest:
             self._awaited = (head.digest, now)
-        # When every record that counted at first counts no longer, everyone live has said what it
-        # holds.
+        # By then everyone live has said what it holds.
         record_seconds = context.manifest.epochs.record_epochs * context.epoch_seconds
         if now < self._awaited[1] + record_seconds or self._is_held(head.message.version):
             return None

@@ -74,13 +74,8 @@ class ValidatorFlow:
 
     def _forget(self) -> None:
         entries = self._context.replica.ledger.entries
-        for table in (
-            self._retry_at,
-            self._delivered,
-            self._decided_at,
-            self._attempts,
-            self._for_others,
-        ):
+        tables = self._retry_at, self._delivered, self._decided_at, self._attempts
+        for table in (*tables, self._for_others):
             for commit in [key for key in table if key not in entries]:
                 del table[commit]
         for task in [*self._checking.values(), *self._sending.values()]:

@@ -1,9 +1,10 @@
 """What every engine is made of: the model's shape, a device, and one thread that computes."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, TypeVar
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,14 +29,12 @@ class Qwen2Engine:
     """Computes with one model; its calls run one after another in one thread of its own.
 
     So the event loop keeps answering the network. A cancelled call still runs to its end there, and
-    the next one waits for it: state is never left half changed. ``cpu_threads`` is what one torch
-    operation may use; two processes with two threads each on two cores ran 8 to 20 times slower
-    than with one (measured).
+    the next one waits for it: state is never left half changed. One torch operation
+    uses one CPU thread: two processes with two each on two cores ran 8 to 20 times slower
+    (measured).
     """
 
-    def __init__(
-        self, model: ModelSection, precision: Precision, device: str, cpu_threads: int
-    ) -> None:
+    def __init__(self, model: ModelSection, precision: Precision, device: str) -> None:
         self._config = configuration(model.config)
         self._shapes = shapes_of(self._config)
         self._dtype = DTYPES[precision]
@@ -43,13 +42,12 @@ class Qwen2Engine:
         self._executor = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix=type(self).__name__,
-            # The limit belongs to the thread that sets it, so it is set in ours.
+            # The limit of CPU threads belongs to the thread that sets it, so it is set in ours.
             initializer=torch.set_num_threads,
-            initargs=(cpu_threads,),
+            initargs=(1,),
         )
 
     async def _compute(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Return ``function(*args, **kwargs)``; raises what it raises."""
         return await asyncio.wrap_future(self._executor.submit(function, *args, **kwargs))
 
     def close(self) -> None:
@@ -66,3 +64,18 @@ class Qwen2Engine:
         # Strict would miss the tied alias of one of them.
         model.load_state_dict(tensors, strict=False)
         return model
+
+
+E = TypeVar("E", bound=Qwen2Engine)
+
+
+def computed(
+    method: Callable[Concatenate[E, P], T],
+) -> Callable[Concatenate[E, P], Coroutine[Any, Any, T]]:
+    """Return the method as a coroutine function that runs it in the engine's thread."""
+
+    @wraps(method)
+    async def run(engine: E, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await engine._compute(method, engine, *args, **kwargs)  # noqa: SLF001 - its own
+
+    return run

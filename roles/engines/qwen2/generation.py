@@ -11,7 +11,7 @@ from protocol.manifest import ModelSection, ToplocSection
 from protocol.toploc.proof import States, build_proofs_batch
 from protocol.toploc.sampling import gumbel_noise_batch
 from roles.engines.qwen2.decoder import Decoded, Decoder
-from roles.engines.qwen2.engine import Qwen2Engine
+from roles.engines.qwen2.engine import Qwen2Engine, computed
 from roles.ports.engines import Generation, GenerationEngine, GenerationRequest, Policy
 
 
@@ -29,19 +29,20 @@ class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
         *,
         device: str = "cpu",
         batch_sequences_max: int = 256,
-        cpu_threads: int = 1,
     ) -> None:
-        super().__init__(model, toploc.precision, device, cpu_threads)
+        super().__init__(model, toploc.precision, device)
         self._toploc = toploc
         self._batch_sequences_max = batch_sequences_max
         self._decoder: Decoder | None = None
 
     @override
-    async def load(self, policy: Policy) -> None:
-        await self._compute(self._load, policy)
+    @computed
+    def load(self, policy: Policy) -> None:
+        self._decoder = Decoder(self._config, self._read(policy), self._dtype, self._device)
 
     @override
-    async def generate(
+    @computed
+    def generate(
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
         for request in requests:
@@ -49,14 +50,6 @@ class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
                 raise ValueError("a request needs a prompt and at least one token to emit")
         if not temperature > 0:
             raise ValueError("the temperature must be positive")
-        return await self._compute(self._generate, list(requests), temperature)
-
-    def _load(self, policy: Policy) -> None:
-        self._decoder = Decoder(self._config, self._read(policy), self._dtype, self._device)
-
-    def _generate(
-        self, requests: Sequence[GenerationRequest], temperature: float
-    ) -> list[Generation]:
         generations: list[Generation] = []
         for start in range(0, len(requests), self._batch_sequences_max):
             batch = requests[start : start + self._batch_sequences_max]

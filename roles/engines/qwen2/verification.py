@@ -20,7 +20,7 @@ from protocol.toploc.layout import Variant
 from protocol.toploc.proof import proof_fault, verify_proofs_batch
 from protocol.toploc.sampling import gumbel_noise_batch
 from protocol.types import Version
-from roles.engines.qwen2.engine import Qwen2Engine
+from roles.engines.qwen2.engine import Qwen2Engine, computed
 from roles.engines.qwen2.generation import as_states
 from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
 
@@ -44,37 +44,30 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         device: str = "cpu",
         policies_kept: int = 4,
         batch_tokens_max: int = 1 << 14,
-        cpu_threads: int = 1,
     ) -> None:
-        super().__init__(model, toploc.precision, device, cpu_threads)
+        super().__init__(model, toploc.precision, device)
         self._toploc = toploc
         self._policies_kept = policies_kept
         self._batch_tokens_max = batch_tokens_max
         self._models: dict[Version, Qwen2ForCausalLM] = {}
 
     @override
-    async def load(self, policy: Policy) -> None:
-        await self._compute(self._load, policy)
-
-    @override
-    async def measure(
-        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
-    ) -> list[Measurement]:
-        if not temperature > 0:
-            raise ValueError("the temperature must be positive")
-        return await self._compute(self._measure, version, list(requests), temperature)
-
-    def _load(self, policy: Policy) -> None:
+    @computed
+    def load(self, policy: Policy) -> None:
         model = self._model_of(self._read(policy), self._dtype)
         self._models.pop(policy.version, None)
         self._models[policy.version] = model
         while len(self._models) > self._policies_kept:
             del self._models[next(iter(self._models))]
 
+    @override
+    @computed
     @torch.inference_mode()
-    def _measure(
+    def measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
+        if not temperature > 0:
+            raise ValueError("the temperature must be positive")
         model = self._models[version]
         faults = [self._fault(request) for request in requests]
         results = {

@@ -14,7 +14,7 @@ from typing_extensions import override
 from protocol.manifest import GrpoSection, ModelSection, SamplingSection
 from protocol.types import Digest
 from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.engine import Qwen2Engine
+from roles.engines.qwen2.engine import Qwen2Engine, computed
 from roles.engines.qwen2.policy import digest_of, tensors_of, write_policy
 from roles.engines.training.batch import Rows, collate, pack, select
 from roles.engines.training.checkpoint import (
@@ -60,9 +60,8 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         row_tokens: int = 0,
         rows_per_pass: int = 64,
         device: str = "cpu",
-        cpu_threads: int = 1,
     ) -> None:
-        super().__init__(model, model.dtype, device, cpu_threads)
+        super().__init__(model, model.dtype, device)
         self._temperature = sampling.temperature
         self._grpo = grpo
         self._row_tokens = row_tokens
@@ -75,32 +74,6 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
     @override
     def state_bytes_max(self) -> int:
         return checkpoint_bytes_max(self._shapes)
-
-    @override
-    async def load_policy(self, policy: Policy) -> None:
-        await self._compute(self._load_policy, policy)
-
-    @override
-    async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        return await self._compute(self._step, list(batch))
-
-    @override
-    async def write_policy(self, path: Path) -> Digest:
-        return await self._compute(self._write_policy, path)
-
-    @override
-    async def save_state(self, path: Path) -> None:
-        await self._compute(self._save_state, path)
-
-    @override
-    async def load_state(self, path: Path, policy: Digest) -> None:
-        await self._compute(self._load_state, path, policy)
-
-    @override
-    async def evaluate(
-        self, prompts: Sequence[tuple[int, ...]], tokens_max: int
-    ) -> list[tuple[int, ...]]:
-        return await self._compute(self._evaluate, list(prompts), tokens_max)
 
     def _adopt(self, tensors: dict[str, Tensor]) -> tuple[Qwen2ForCausalLM, torch.optim.AdamW]:
         model = self._model_of(tensors, torch.float32)
@@ -117,11 +90,15 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
             raise RuntimeError("no policy is loaded")
         return self._model, self._optimizer
 
-    def _load_policy(self, policy: Policy) -> None:
+    @override
+    @computed
+    def load_policy(self, policy: Policy) -> None:
         self._model, self._optimizer = self._adopt(self._read(policy))
         self._steps = 0
 
-    def _step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
+    @override
+    @computed
+    def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
         model, optimizer = self._loaded()
         samples = select(batch)
         if not samples:
@@ -194,10 +171,14 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
     def _rounded(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self._dtype) for name, tensor in tensors.items()}
 
-    def _write_policy(self, path: Path) -> Digest:
+    @override
+    @computed
+    def write_policy(self, path: Path) -> Digest:
         return write_policy(self._policy_tensors(), path)
 
-    def _save_state(self, path: Path) -> None:
+    @override
+    @computed
+    def save_state(self, path: Path) -> None:
         model, optimizer = self._loaded()
         state = TrainingState(
             weights=tensors_of(model),
@@ -207,7 +188,9 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         )
         save_checkpoint(state, path)
 
-    def _load_state(self, path: Path, policy: Digest) -> None:
+    @override
+    @computed
+    def load_state(self, path: Path, policy: Digest) -> None:
         state = load_checkpoint(path, self._shapes)
         if not 0 <= state.steps <= self._grpo.steps:
             raise ValueError(f"{path} claims {state.steps} steps, more than the run has")
@@ -223,7 +206,9 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
             }
         self._model, self._optimizer, self._steps = model, optimizer, state.steps
 
-    def _evaluate(
+    @override
+    @computed
+    def evaluate(
         self, prompts: Sequence[tuple[int, ...]], tokens_max: int
     ) -> list[tuple[int, ...]]:
         if not prompts:
