@@ -70,10 +70,9 @@ class Roster:
         }
         self._all_heard_since = float("-inf")
         """No record here is older."""
-        self._lifetime_seconds = manifest.epochs.record_epochs * manifest.epochs.seconds
-        self.pause_seconds = (
-            REFRESH_SHARE_MIN * manifest.epochs.refresh_epochs * manifest.epochs.seconds
-        )
+        epochs = manifest.epochs
+        self._lifetime_seconds = epochs.record_epochs * epochs.seconds
+        self.pause_seconds = REFRESH_SHARE_MIN * epochs.refresh_epochs * epochs.seconds
         """Before a member's next record is news, unless that says that it leaves."""
 
     def offer(self, record: Signed[NodeRecord], now: float) -> Fault | bool:
@@ -136,11 +135,11 @@ class Roster:
         named = self._manifest.is_validator(peer) or self._manifest.is_trainer(peer)
         return named or len(self._members) < MEMBERS_MAX
 
-    def advance(self, now: float) -> list[PeerId]:
-        """Forget who has been silent for twice a record's life; return who was forgotten."""
+    def advance(self, now: float) -> None:
+        """Forget who has been silent for twice a record's life."""
         oldest = now - 2 * self._lifetime_seconds
         if self._all_heard_since >= oldest:
-            return []
+            return
         silent = [peer for peer, member in self._members.items() if member.seen_at < oldest]
         for peer in silent:
             roles = self._members.pop(peer).record.message.roles
@@ -148,7 +147,6 @@ class Roster:
             self._index_roles(peer, roles, ())
         seen = (member.seen_at for member in self._members.values())
         self._all_heard_since = min(seen, default=float("inf"))
-        return silent
 
     def __len__(self) -> int:
         return len(self._members)

@@ -11,10 +11,9 @@ Value = TypeVar("Value")
 
 
 class Remembered(Generic[Key, Value]):
-    """The last ``entries_max`` results; the least recently used one goes first.
+    """The last ``entries_max`` results of a node, or of all that share a process and check alike.
 
-    A node has its own. Nodes that share a process and check alike, as those of a simulation do, may
-    share one that is as many times larger.
+    The least recently used one goes first.
     """
 
     def __init__(self, entries_max: int) -> None:

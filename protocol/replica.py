@@ -9,6 +9,7 @@ another version is accepted.
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from protocol.committee import Committee, Tally, check_certificate, draw
@@ -329,9 +330,7 @@ class Replica:
         return _received(certificate, self.ledger.offer_certificate(certificate, _reason(verdicts)))
 
     def _checkpoint(self, manifest: Signed[CheckpointManifest], now: float) -> Received:
-        def is_live(trainer: PeerId) -> bool:
-            return self.roster.is_live(trainer, now)
-
+        is_live = partial(self.roster.is_live, now=now)
         received = _received(manifest, self.ledger.offer_checkpoint(manifest, now, is_live))
         waits = received.result is ValidationResult.IGNORE
         if waits and not self.ledger.is_taken(manifest.digest):

@@ -97,8 +97,7 @@ class Mesh:
     ) -> tuple[list[PeerId], list[PeerId]]:
         """Bring a mesh back into its bounds; return the peers to GRAFT and to PRUNE.
 
-        A full mesh refuses GRAFTs, so it is thinned as soon as it is full: whoever came first, by
-        chance or by design, must not keep everybody else out.
+        A full mesh is thinned at once: whoever came first must not keep everybody else out.
         """
         members = self._members[topic]
         score = self._score

@@ -56,9 +56,8 @@ class Demand:
     ) -> int:
         """Return how many fresh commits are certified or on their way and not learned from.
 
-        A commit counts for as long as it could wait for an outcome: one that the trainer cannot
-        use for a reason that we do not see must not hold up the workers for ever. Without an
-        outcome it counts as far as its worker is known to deliver: commits are free to make.
+        Fresh: one that the trainer cannot use, why ever, must not hold up the workers for good.
+        Without an outcome it counts as far as its worker is known to deliver.
         """
         oldest = epoch - self._manifest.committee.expire_after_epochs
         certified, waiting = 0, Counter[PeerId]()

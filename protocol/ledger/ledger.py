@@ -20,11 +20,8 @@ from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Si
 from protocol.types import Digest, PeerId
 
 COMMITS_IN_FLIGHT_MAX = 16
-"""Commits of one worker that may wait for an outcome; it bounds what a liar can make us do.
-
-Workers hold themselves to far fewer (``roles.inference``): a node that has not heard of a
-certificate yet counts a commit longer than its worker does.
-"""
+"""Commits of one worker that may wait for an outcome; it bounds what a liar can make us do. Workers
+hold themselves to far fewer (``roles.inference``): a certificate takes a while to reach all."""
 
 
 class Ledger:
@@ -80,8 +77,7 @@ class Ledger:
     ) -> Fault | bool:
         """Take a commit in our ``epoch``; False when it is known or no longer news.
 
-        One that comes late is taken by ``anti_entropy`` only, and not judged: an outcome that it
-        has elsewhere can be attached to it then.
+        A late one is taken by ``anti_entropy`` only, and not judged, but may get an outcome.
         """
         if commit.digest in self.entries:
             return False
@@ -99,9 +95,8 @@ class Ledger:
 
     def restore_commit(self, commit: Signed[RolloutCommit]) -> None:
         """Take back a commit that was accepted before a restart, whatever else waited then."""
-        fault = self._rules.fault(
-            commit, commit.message.epoch, self.checkpoint(commit.message.version)
-        )
+        message = commit.message
+        fault = self._rules.fault(commit, message.epoch, self.checkpoint(message.version))
         if fault is None and commit.digest not in self.entries:
             self._take_commit(commit)
 
@@ -124,8 +119,7 @@ class Ledger:
     def predecessor_known(self, commit: Signed[RolloutCommit]) -> bool:
         """Tell whether the commit of the slot before is here, so that order is proven.
 
-        It is asked before a commit is checked and not when it is taken: what a node holds must not
-        depend on which of two commits came first.
+        Not asked when a commit is taken: what a node holds must not depend on which came first.
         """
         return self._slots.follows(commit)
 
@@ -137,12 +131,9 @@ class Ledger:
 
     def open_entries(self, worker: PeerId | None = None) -> list[Entry]:
         """Return the commits without an outcome, of ``worker`` or of all."""
-        digests = (
-            [digest for waiting in self._in_flight.values() for digest in waiting]
-            if worker is None
-            else self._in_flight.get(worker, {})
-        )
-        return [self.entries[digest] for digest in digests]
+        if worker is None:
+            return [self.entries[key] for waiting in self._in_flight.values() for key in waiting]
+        return [self.entries[key] for key in self._in_flight.get(worker, {})]
 
     def in_flight(self, worker: PeerId) -> int:
         """Return how many commits of ``worker`` wait for an outcome."""
@@ -156,8 +147,7 @@ class Ledger:
     def slashed(self, worker: PeerId) -> bool:
         """Tell whether a rejected rollout, or two for one slot, ended a worker's standing.
 
-        Nobody checks what it commits to then. It is still heard: another node may have heard it
-        before, and what a node holds must not depend on which of two messages came first.
+        Nobody checks what it commits to then, but all take it: some may have heard it before.
         """
         counts = self.workers.get(worker)
         guilty = worker in self.forks or (counts is not None and counts.rejected > 0)
@@ -166,16 +156,12 @@ class Ledger:
     # Outcomes
 
     def offer_certificate(self, certificate: Signed[Certificate], reason: str) -> bool:
-        """Take a checked certificate of a commit that is here; ``reason`` is its verdicts'.
-
-        False when the outcome that is here outranks it.
-        """
+        """Take a checked certificate of a commit that is here; False when another outranks it."""
         entry = self.entries[Digest(certificate.message.commit)]
         if not entry.is_outranked_by(certificate.message):
             return False
         accepted = certificate.message.accepted
         entry.certificate = certificate
-        self._settle(entry)
         self._change(entry, CommitState.CERTIFIED if accepted else CommitState.REJECTED, reason)
         if not accepted:
             self._rejected.setdefault(entry.commit.signer, entry.commit.digest)
@@ -186,8 +172,8 @@ class Ledger:
     ) -> Fault | bool:
         """Take a version on its trainer's word; False when it is known or has to wait.
 
-        It has to wait for its parent and for the outcomes of all commits that it learned from.
-        ``is_live`` tells whether a trainer is here: nobody else replaces what a leader published.
+        It has to wait for its parent and for the outcomes of all commits that it learned from;
+        ``is_live`` tells whether the leader that it would replace is here.
         """
         taken = self._fits(manifest)
         if taken is True:
@@ -228,30 +214,30 @@ class Ledger:
         self._supersede(branch[0].message.version)
         for manifest in branch:
             self._chain.append(CheckpointEntry(manifest, now))
-            for commit in manifest.message.batch:
-                entry = self.entries.get(Digest(commit))
-                if entry is not None:
-                    self._learn(entry, manifest.message.version)
+            self._note_training(manifest, manifest.message.version)
 
     @property
     def trained_on_rejected(self) -> list[Entry]:
-        """The commits that are rejected and that a version has learned from all the same.
-
-        Its trainer trained on them knowingly, or the larger committee rejected them afterwards.
-        """
+        """The commits that a version has learned from and that are rejected, perhaps afterwards."""
         return [
             entry
             for entry in (*self.kept.values(), *self.entries.values())
             if entry.state is CommitState.REJECTED and entry.trained_in is not None
         ]
 
-    def _learn(self, entry: Entry, version: int) -> None:
-        entry.trained_in = version
-        self._demand.file(entry)
-        lag = version - 1 - entry.commit.message.version
-        self.policy_lag_max = max(self.policy_lag_max, lag)
-        for counts in self._counts(entry.commit.signer):
-            counts.trained += 1
+    def _note_training(self, manifest: Signed[CheckpointManifest], version: int | None) -> None:
+        """Note which version has learned from a batch, None when it is taken back."""
+        for commit in manifest.message.batch:
+            entry = self.entries.get(Digest(commit))
+            if entry is None:
+                continue
+            entry.trained_in = version
+            self._demand.file(entry)
+            if version is not None:
+                lag = version - 1 - entry.commit.message.version
+                self.policy_lag_max = max(self.policy_lag_max, lag)
+            for counts in self._counts(entry.commit.signer):
+                counts.trained += -1 if version is None else 1
 
     def _supersede(self, version: int) -> None:
         """Take back ``version`` and what came after it; their commits may be learned from again."""
@@ -263,13 +249,7 @@ class Ledger:
             if stranded.commit.message.checkpoint in digests:
                 self._expire(stranded)  # nobody can check it any more
         for manifest in gone:
-            for commit in manifest.message.batch:
-                entry = self.entries.get(Digest(commit))
-                if entry is not None:
-                    entry.trained_in = None
-                    self._demand.file(entry)
-                    for counts in self._counts(entry.commit.signer):
-                        counts.trained -= 1
+            self._note_training(manifest, None)
 
     # Time and demand
 
@@ -296,11 +276,14 @@ class Ledger:
 
     def _expire(self, entry: Entry) -> None:
         if entry.state is CommitState.COMMITTED:
-            self._settle(entry)
             self._change(entry, CommitState.EXPIRED)
 
     def _change(self, entry: Entry, state: CommitState, reason: str = "") -> None:
-        """Move a commit to another state, and everything that counts states with it."""
+        """Give a commit an outcome, and change everything that counts them with it."""
+        waiting = self._in_flight.get(entry.commit.signer, {})
+        waiting.pop(entry.commit.digest, None)
+        if not waiting:
+            self._in_flight.pop(entry.commit.signer, None)
         for counts in self._counts(entry.commit.signer):
             counts.add_state(entry, -1)
         entry.state, entry.reason = state, reason
@@ -338,12 +321,6 @@ class Ledger:
         grpo = self._manifest.grpo
         backlog_max = grpo.rollouts_per_step * grpo.rollouts_ahead
         return self.version < grpo.steps and self.backlog() < backlog_max
-
-    def _settle(self, entry: Entry) -> None:
-        waiting = self._in_flight.get(entry.commit.signer, {})
-        waiting.pop(entry.commit.digest, None)
-        if not waiting:
-            self._in_flight.pop(entry.commit.signer, None)
 
     def _counts(self, worker: PeerId) -> tuple[Counts, Counts]:
         return self.totals, self.workers.setdefault(worker, Counts())

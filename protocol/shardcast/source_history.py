@@ -56,10 +56,9 @@ class SourceHistory:
 
     def begin_seconds(self, initial: float) -> float:
         """Return how long a source may take to begin; ``initial`` before anyone has, at most."""
-        late_seconds = self._begin.late_seconds
-        return (
-            initial if late_seconds is None else min(initial, max(BEGIN_SECONDS_MIN, late_seconds))
-        )
+        if self._begin.late_seconds is None:
+            return initial
+        return min(initial, max(BEGIN_SECONDS_MIN, self._begin.late_seconds))
 
     def begun(self, seconds: float) -> None:
         """Note that a source took so long from a request to the first chunk."""

@@ -84,10 +84,7 @@ class _Stripe:
 
 
 class Transfer:
-    """State of one download; ``missing`` holds, per shard, the numbers of the chunks to come.
-
-    ``root`` feeds the forest and is asked as a candidate only, never on suspicion.
-    """
+    """State of one download; ``missing`` holds, per shard, the numbers of the chunks to come."""
 
     def __init__(
         self,
@@ -252,8 +249,11 @@ class Transfer:
         shard: int | None
         if stripe.shards:
             shard, (peer, wait) = stripe.shards[0], self._choose(stripe, now)
-        else:
-            shard, peer, wait = self._straggling_shard(), self._helper(stripe, now), False
+        else:  # after a while it helps the one that has most left, from the end
+            longest = max((other.shards for other in self._stripes), key=len)
+            idle = now - stripe.busy_at >= self._limits.patience_seconds
+            shard, peer = longest[-1] if longest else None, self._anyone(now, ()) if idle else None
+            wait = False
         if peer is None or shard is None:
             return None
         return self._ask(number, peer, shard, self._unasked[shard], wait=wait, now=now)
@@ -274,16 +274,6 @@ class Transfer:
             if not peer.failures:
                 return None, True
         return self._anyone(now, ()), False
-
-    def _helper(self, stripe: _Stripe, now: float) -> PeerId | None:
-        """Return whom a stripe that has idled long enough asks on behalf of the others."""
-        idle = now - stripe.busy_at >= self._limits.patience_seconds
-        return self._anyone(now, ()) if idle else None
-
-    def _straggling_shard(self) -> int | None:
-        """Return the last shard to ask for of the stripe that has most of them left."""
-        longest = max((stripe.shards for stripe in self._stripes), key=len)
-        return longest[-1] if longest else None
 
     def _anyone(self, now: float, excluded: Sequence[PeerId]) -> PeerId | None:
         """Return the least busy peer of any list, but for the root, that may have a whole shard."""

@@ -100,8 +100,7 @@ def find_moduli(selection: Selection, sizes: NDArray[np.int64]) -> NDArray[np.in
 def _ranking_keys(chunk: Bits, top_k: int) -> NDArray[np.int64]:
     """Return the keys of values among which are the ``top_k`` largest; of a big chunk just those.
 
-    The maxima of ``c`` disjoint columns are ``c`` values of the chunk, so their ``top_k``-th
-    largest is no higher than the chunk's own: whatever is below it can be dropped.
+    The ``top_k``-th largest of the maxima of disjoint columns is no higher than that of the chunk.
     """
     magnitudes = chunk & np.iinfo(chunk.dtype).max // 2
     columns = _PREFILTER_COLUMNS * top_k
