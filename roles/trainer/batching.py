@@ -88,9 +88,8 @@ class Batching:
         context, message = self._context, entry.commit.message
         voters = context.replica.tally(entry.commit.digest).verdicts
         certifier = [] if entry.certificate is None else [entry.certificate.signer]
-        body = await context.network.fetch_body(
-            entry.commit, [entry.commit.signer, *certifier, *voters]
-        )
+        sources = [entry.commit.signer, *certifier, *voters]
+        body = await context.network.fetch_body(entry.commit, sources)
         checkpoint = context.replica.ledger.checkpoint(message.version)
         if body is None or checkpoint is None or checkpoint.digest != message.checkpoint:
             return None

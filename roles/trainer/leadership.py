@@ -100,19 +100,20 @@ class Leadership:
 
     async def _take_over(self, head: Signed[CheckpointManifest]) -> bool:
         """Load the published state, or else the weights alone; False while neither is here."""
-        context, version = self._context, head.message.version
+        context, message, published = self._context, head.message, None
         try:
-            published = await self._published_state(head)
+            if message.state and message.state_bytes <= self._engine.state_bytes_max:
+                published = await context.policies.fetch_state(head)
         except StorageFullError as error:
             context.conditions.set("trainer", f"disk full: {error}; waiting for room")
             await asyncio.sleep(context.epoch_seconds)
             return False
         if published is not None and await self._load_state(published, head):
             return True
-        policy = context.policies.get(version)
+        policy = context.policies.get(message.version)
         if policy is not None and await self._load_policy(policy):
             return True
-        context.conditions.set("trainer", f"waiting for the weights of version {version}")
+        context.conditions.set("trainer", f"waiting for the weights of version {message.version}")
         return False
 
     async def _go_back(self, head: Signed[CheckpointManifest]) -> Signed[CheckpointManifest] | None:
@@ -147,13 +148,6 @@ class Leadership:
             for member in context.replica.roster.live(context.clock.now())
             if manifest.is_validator(member.peer) or manifest.is_trainer(member.peer)
         )
-
-    async def _published_state(self, head: Signed[CheckpointManifest]) -> Path | None:
-        """Fetch the state of a version, if it can be one; raises ``StorageFullError``."""
-        message = head.message
-        if not message.state or message.state_bytes > self._engine.state_bytes_max:
-            return None
-        return await self._context.policies.fetch_state(head)
 
     async def _load_state(self, path: Path, head: Signed[CheckpointManifest]) -> bool:
         try:

@@ -1,8 +1,7 @@
 """Validation: check the rollouts we are drawn for, exchange verdicts, assemble certificates.
 
 Everything is decided from the replica on each tick, so a lost message or a restart costs time and
-nothing else: who is drawn follows from the roster, what is missing is sent again, and a verdict
-that was stored before a crash is never signed a second time.
+nothing else; a verdict that was stored before a crash is never signed a second time.
 """
 
 import asyncio

@@ -28,9 +28,8 @@ T = TypeVar("T")
 class Qwen2Engine:
     """Computes with one model; its calls run one after another in one thread of its own.
 
-    So the event loop keeps answering the network. A cancelled call still runs to its end there, and
-    the next one waits for it: state is never left half changed. One torch operation
-    uses one CPU thread: two processes with two each on two cores ran 8 to 20 times slower
+    A cancelled call still runs to its end there: state is never left half changed. One torch
+    operation uses one CPU thread: two processes with two each on two cores ran 8 to 20 times slower
     (measured).
     """
 

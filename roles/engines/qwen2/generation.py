@@ -18,8 +18,7 @@ from roles.ports.engines import Generation, GenerationEngine, GenerationRequest,
 class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
     """Generates on a CPU or one GPU, computing in the precision of the proofs.
 
-    At most ``batch_sequences_max`` sequences are decoded together: their cache is allocated for
-    the longest of them.
+    ``batch_sequences_max`` are decoded together, with a cache for the longest of them.
     """
 
     def __init__(

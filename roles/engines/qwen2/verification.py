@@ -31,9 +31,8 @@ _SCORES_PER_BLOCK = 1 << 23
 class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
     """Checks on a CPU or one GPU, computing in the precision of the proofs.
 
-    Keeps the last ``policies_kept`` policies. A prefill holds at most ``batch_tokens_max`` tokens,
-    padding included, unless one sequence alone is longer. All probabilities, ``end_probability``
-    too, are those under the sampling temperature: what the worker drew from.
+    A prefill holds at most ``batch_tokens_max`` tokens, padding included, unless one sequence alone
+    is longer. All probabilities are those under the sampling temperature.
     """
 
     def __init__(
@@ -73,13 +72,11 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         results = {
             index: _unmeasured(fault) for index, fault in enumerate(faults) if fault is not None
         }
-        for batch in self._batches(
-            requests, [i for i, fault in enumerate(faults) if fault is None]
-        ):
+        computable = [index for index, fault in enumerate(faults) if fault is None]
+        for batch in self._batches(requests, computable):
             members = [requests[index] for index in batch]
-            results.update(
-                zip(batch, self._measure_batch(model, members, temperature), strict=True)
-            )
+            measured = self._measure_batch(model, members, temperature)
+            results.update(zip(batch, measured, strict=True))
         return [results[index] for index in range(len(requests))]
 
     def _fault(self, request: VerificationRequest) -> str | None:
@@ -153,12 +150,8 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         width = max(len(row) for row in rows)
         tokens = torch.tensor([row + (0,) * (width - len(row)) for row in rows])
         states = model.model(input_ids=tokens.to(self._device), use_cache=False).last_hidden_state
-        return torch.cat(
-            [
-                states[index, len(request.prompt) - 1 : len(row)]
-                for index, (request, row) in enumerate(zip(requests, rows, strict=True))
-            ]
-        )
+        own = zip(states, requests, rows, strict=True)
+        return torch.cat([state[len(one.prompt) - 1 : len(row)] for state, one, row in own])
 
     def _replay(
         self,

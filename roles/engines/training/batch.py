@@ -1,8 +1,7 @@
 """From verified sequences to rows of tokens: filter, advantages, packing.
 
 Short sequences are packed several to a row. Positions restart with each and attention stays inside
-each (a block-diagonal mask), so the loss is that of unpacked sequences. When every row holds one
-sequence, which is the case for answers of similar length, no mask is built at all.
+each, so the loss is that of unpacked sequences.
 """
 
 from collections.abc import Sequence
@@ -58,10 +57,7 @@ class Rows:
 
 
 def select(sequences: Sequence[TrainingSequence]) -> list[Sample]:
-    """Return the sequences whose advantage is not zero: the others have no gradient.
-
-    Rewards, and therefore the outcome, must have been verified; nothing else is trusted.
-    """
+    """Return the sequences whose advantage is not zero: the others have no gradient."""
     rewards = torch.tensor([sequence.reward for sequence in sequences], dtype=torch.float64)
     groups = torch.tensor([sequence.group for sequence in sequences], dtype=torch.int64)
     advantages = group_advantages(rewards, groups).tolist()
@@ -73,10 +69,7 @@ def select(sequences: Sequence[TrainingSequence]) -> list[Sample]:
 
 
 def pack(samples: Sequence[Sample], width: int) -> list[list[Sample]]:
-    """Distribute samples over rows of at most ``width`` tokens, first fit decreasing.
-
-    A sample longer than ``width`` gets a row of its own.
-    """
+    """Distribute samples over rows of ``width`` tokens, or of one longer sample: first fit."""
     rows: list[list[Sample]] = []
     free: list[int] = []
     for sample in sorted(samples, key=lambda sample: -sample.length):

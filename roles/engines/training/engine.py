@@ -42,13 +42,11 @@ class _Sums:
 
 
 class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
-    """Trains on a CPU or one GPU.
+    """Trains on a CPU or one GPU; the loss is the mean over all tokens of the batch.
 
     Weights and optimizer are float32; the model's ``dtype`` is that of the policies it writes and
-    of the forward pass. The loss is the mean over all tokens of the batch. ``row_tokens`` is the
-    width to which short sequences are packed (0: that of the batch's longest), ``rows_per_pass``
-    how many rows one forward pass holds; neither changes the result beyond rounding.
-    ``warmup_steps`` raises the learning rate linearly.
+    of the forward pass. Short sequences are packed to rows of ``row_tokens`` (0: the batch's
+    longest), ``rows_per_pass`` to a forward pass; neither changes the result beyond rounding.
     """
 
     def __init__(
