@@ -303,8 +303,7 @@ def decode_signed_manifest(data: bytes, verify: Verifier) -> SignedManifest | Fa
             return Fault(FaultCode.BAD_MANIFEST, "not a signed manifest")
     if isinstance(manifest, Fault):
         return manifest
-    creator = PeerId(manifest.genesis.creator)
-    if not verify(creator, _signed_bytes(manifest), signature):
+    if not verify(PeerId(manifest.genesis.creator), _signed_bytes(manifest), signature):
         return Fault(FaultCode.BAD_SIGNATURE, "the creator did not sign this manifest")
     return SignedManifest(manifest, signature)
 

@@ -355,10 +355,8 @@ class Replica:
 def _received(signed: Signed[Any], result: Fault | bool) -> Received:
     if not isinstance(result, Fault):
         return Received(ValidationResult.ACCEPT if result else ValidationResult.IGNORE, signed)
-    rejected = result.code.blame is Blame.SENDER
-    return Received(
-        ValidationResult.REJECT if rejected else ValidationResult.IGNORE, signed, result
-    )
+    blamed = result.code.blame is Blame.SENDER
+    return Received(ValidationResult.REJECT if blamed else ValidationResult.IGNORE, signed, result)
 
 
 def _reason(verdicts: list[Signed[Verdict]]) -> str:

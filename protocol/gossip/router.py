@@ -230,9 +230,8 @@ class Router:
         if topic not in self._mesh:
             return []
         if len(message.data) > self._params.message_bytes_max:
-            return [
-                PeerFault(sender, Fault(FaultCode.MESSAGE_OVERSIZE, f"{len(message.data)} bytes"))
-            ]
+            detail = f"{len(message.data)} bytes"
+            return [PeerFault(sender, Fault(FaultCode.MESSAGE_OVERSIZE, detail))]
         pending = self._pending.get(message_id)
         if pending is not None:
             pending.senders[sender] = None

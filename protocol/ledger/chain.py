@@ -118,8 +118,8 @@ class Chain:
     def takes_word_for(self, manifest: Signed[CheckpointManifest], is_live: IsLive) -> Fault | bool:
         """Tell whether its trainer's word makes this the newest version; its parent is here."""
         message = manifest.message
-        known, parent = self.get(message.version), self.get(message.version - 1)
-        before = known or parent
+        known = self.get(message.version)
+        before = known or self.get(message.version - 1)
         term = 0 if before is None else before.message.term
         if known is not None and message.term == term:
             return Fault(FaultCode.VERSION_REUSED, f"version {message.version}")

@@ -1,7 +1,6 @@
 """Which slots workers have used: for each checkpoint a worker commits to slot 0, 1, 2, … in order.
 
-Slots belong to a checkpoint and not to its version: when a later term supersedes a version, what
-was committed to before says nothing about the new one, whose assignments are others.
+When a later term supersedes a version, its slots begin again: the assignments are others.
 """
 
 from collections.abc import Callable

@@ -143,11 +143,8 @@ def _learn(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, examples: 
 
 @torch.no_grad()
 def _expected_reward(model: Qwen2ForCausalLM, examples: _Examples) -> float:
-    pieces = zip(
-        torch.split(examples.tokens, _EXAMPLES_PER_PASS),
-        torch.split(examples.targets, _EXAMPLES_PER_PASS),
-        strict=True,
-    )
+    both = (examples.tokens, examples.targets)
+    pieces = zip(*(torch.split(part, _EXAMPLES_PER_PASS) for part in both), strict=True)
     surprises = [_surprise(model, _Examples(*piece)) for piece in pieces]
     return float((-torch.cat(surprises)).exp().mean())
 

@@ -98,11 +98,10 @@ class InferenceFlow:
 
     def _slots_are_known(self, policy: Policy) -> bool:
         """Tell whether our slots of a version are in the ledger: two commits to one end us."""
-        unknown = self._context.network.may_have_used(policy.version)
-        if unknown:
-            reason = "our disk was lost; waiting for a newer version"
-            self._context.conditions.set("inference", reason)
-        return not unknown
+        if not self._context.network.may_have_used(policy.version):
+            return True
+        self._context.conditions.set("inference", "our disk was lost; waiting for a newer version")
+        return False
 
     def _can_be_checked(self) -> bool:
         """Tell whether there are enough validators: without a committee a commit only expires."""
@@ -162,9 +161,8 @@ class InferenceFlow:
             sequences=len(generations),
             tokens=sum(len(generation.tokens) for generation in generations),
         )
-        owner = Owner(
-            Purpose.ROLLOUT_BODY, message_id(commit, context.replica.run_id, context.peer_id)
-        )
+        identifier = message_id(commit, context.replica.run_id, context.peer_id)
+        owner = Owner(Purpose.ROLLOUT_BODY, identifier)
         try:
             await context.blobs.put(body, owner)
             signed = await context.network.publish(Topic.COMMITS, commit)

@@ -55,10 +55,7 @@ class Blobs(Protocol):
         """Store ``data`` durably for ``owner``; raises ``StorageFullError``."""
 
     async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
-        """Store a slice of a file without holding it in memory; raises ``StorageFullError``.
-
-        ``ValueError`` when the file is missing or ends before the slice does.
-        """
+        """Store a slice of a file; ``ValueError`` when it is not there, ``StorageFullError``."""
 
     async def get(self, digest: Digest) -> bytes | None:
         """Return the whole blob, or None when it is not (completely) here."""

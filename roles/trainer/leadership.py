@@ -82,10 +82,8 @@ class Leadership:
         """Load the genesis weights, if version 0 is ours to publish."""
         context = self._context
         path = context.files.genesis
-        if (
-            context.files.size(path) is None
-            or context.peer_id != context.manifest.genesis.trainers[0]
-        ):
+        first = context.peer_id == context.manifest.genesis.trainers[0]
+        if context.files.size(path) is None or not first:
             context.conditions.set("trainer", "waiting for the genesis policy")
             return None
         if self._is_held(0):  # then we have published, and have lost our disk

@@ -54,8 +54,7 @@ class Publication:
         """
         context = self._context
         version = self.version + 1
-        path = context.files.weights(version)
-        state_path = context.files.state(version)
+        path, state_path = context.files.weights(version), context.files.state(version)
         digest = await self._stored(lambda: self._engine.write_policy(path))
         await self._stored(lambda: self._engine.save_state(state_path))
         self.version = version

@@ -35,8 +35,7 @@ class Sample:
 class Rows:
     """Packed rows: what the model reads ``[rows, width]`` and what is learned of it ``[n]``.
 
-    ``predictors`` are flat indices into ``rows * width``: the places whose output predicts
-    ``targets``, in order, with the worker's log-probability and the advantage of each.
+    ``predictors`` are flat indices into ``rows * width`` of what predicts ``targets``, in order.
     """
 
     tokens: Tensor
@@ -100,18 +99,15 @@ def collate(rows: Sequence[Sequence[Sample]], device: str) -> Rows:
             predictors += range(number * width + end - len(sample.tokens), number * width + end)
             start = end
     flat = [sample for row in rows for sample in row]
+    targets = [token for sample in flat for token in sample.tokens]
+    logprobs = [logprob for sample in flat for logprob in sample.logprobs]
+    advantages = [sample.advantage for sample in flat for _ in sample.tokens]
     return Rows(
         tokens=tokens.to(device),
         positions=positions.to(device),
         segments=segments.to(device),
         predictors=torch.tensor(predictors, device=device),
-        targets=_flat([sample.tokens for sample in flat], torch.int64, device),
-        behaviour_logprobs=_flat([sample.logprobs for sample in flat], torch.float32, device),
-        advantages=_flat(
-            [(sample.advantage,) * len(sample.tokens) for sample in flat], torch.float32, device
-        ),
+        targets=torch.tensor(targets, device=device),
+        behaviour_logprobs=torch.tensor(logprobs, dtype=torch.float32, device=device),
+        advantages=torch.tensor(advantages, dtype=torch.float32, device=device),
     )
-
-
-def _flat(values: Sequence[Sequence[float]], dtype: torch.dtype, device: str) -> Tensor:
-    return torch.tensor([value for row in values for value in row], dtype=dtype, device=device)

@@ -121,18 +121,13 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         """Add the gradient of some rows, weighted by their share of the batch's tokens."""
         distribution = self._distribution(model, rows)
         logprobs = distribution.gather(1, rows.targets[:, None])[:, 0]
-        losses = two_sided_losses(
-            logprobs,
-            rows.behaviour_logprobs,
-            rows.advantages,
-            self._grpo.delta,
-            self._grpo.epsilon,
-        )
+        behaviour, delta, epsilon = rows.behaviour_logprobs, self._grpo.delta, self._grpo.epsilon
+        losses, clipped = two_sided_losses(logprobs, behaviour, rows.advantages, delta, epsilon)
         entropies = token_entropies(distribution)
-        loss = (losses.loss - self._grpo.entropy_coefficient * entropies).sum()
+        loss = (losses - self._grpo.entropy_coefficient * entropies).sum()
         torch.autograd.backward(loss / sums.tokens)
         sums.loss += float(loss.detach())
-        sums.clipped += float(losses.clipped.sum())
+        sums.clipped += float(clipped.sum())
         sums.entropy += float(entropies.detach().sum())
 
     def _distribution(self, model: Qwen2ForCausalLM, rows: Rows) -> Tensor:
@@ -163,8 +158,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         return norm
 
     def _policy_tensors(self) -> dict[str, Tensor]:
-        model, _ = self._loaded()
-        return self._rounded(tensors_of(model))
+        return self._rounded(tensors_of(self._loaded()[0]))
 
     def _rounded(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self._dtype) for name, tensor in tensors.items()}
