@@ -37,9 +37,8 @@ def assign(
     targets = sampling.length_targets
     sequences: list[SequenceAssignment] = []
     for group in range(sampling.prompts_per_rollout):
-        stream = blake3(root.digest() + group.to_bytes(4, "big")).digest(
-            16 + 8 * sampling.group_size
-        )
+        seed = root.digest() + group.to_bytes(4, "big")
+        stream = blake3(seed).digest(16 + 8 * sampling.group_size)
         words = [int.from_bytes(stream[at : at + 8], "big") for at in range(0, len(stream), 8)]
         target = targets[words[1] % len(targets)] if targets else None
         sequences += [

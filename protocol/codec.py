@@ -90,10 +90,8 @@ def _canonical(value: Any, depth: int) -> Any:
         return {key: _canonical(value[key], depth - 1) for key in sorted(value)}
     if isinstance(value, list | tuple):
         return [_canonical(item, depth - 1) for item in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError("not a finite number")
-    if value is None or type(value) in (bool, int, float, str, bytes):
-        return value
     if isinstance(value, str):
         return str(value)
+    if _is_plain(value):
+        return value
     raise TypeError(f"no canonical form for {type(value).__name__}")

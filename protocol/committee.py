@@ -11,15 +11,14 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from protocol.crypto import digest
-from protocol.electorate.view import Electorate
+from protocol.electorate.view import ViewElectorate
 from protocol.faults import Fault, FaultCode
-from protocol.manifest import CommitteeSection, RunManifest
+from protocol.manifest import RunManifest
 from protocol.messages import Certificate, RolloutCommit, Signed, Verdict
 from protocol.types import Digest, PeerId
 
 VIEW_SLACK = 1
 """Ranks by which two nodes' rankings may differ while rosters are views and not certified."""
-
 
 RANKINGS_MAX = 1024
 """Remembered: as many as there are commits without an outcome, each asked for at every look."""
@@ -64,14 +63,14 @@ class Committee:
 
 
 def draw(
-    manifest: RunManifest, electorate: Electorate, commit: Signed[RolloutCommit]
+    manifest: RunManifest, electorate: ViewElectorate, commit: Signed[RolloutCommit]
 ) -> Committee | None:
     """Return the committee of a commit, or None while too few validators are live."""
     epoch = commit.message.epoch + 1
     validators = electorate.validators(epoch)
     if commit.signer in validators:
         validators = tuple(peer for peer in validators if peer != commit.signer)
-    rules: CommitteeSection = manifest.committee
+    rules = manifest.committee
     if len(validators) < rules.roster_min:
         return None
     count = len(validators)
@@ -118,8 +117,6 @@ class Tally:
         if known is None:
             self.verdicts[verdict.signer] = verdict
             return True
-        if known.digest == verdict.digest:
-            return False
         if known.message.accept != verdict.message.accept:
             self.equivocations.setdefault(verdict.signer, (known, verdict))
             return Fault(FaultCode.EQUIVOCATION, f"{verdict.signer} signed two verdicts")

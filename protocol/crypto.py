@@ -54,8 +54,7 @@ def peer_id_from_public_key(public_key: bytes) -> PeerId:
 def public_key_from_peer_id(peer_id: str) -> bytes | None:
     """Return the 32-byte Ed25519 key inside ``peer_id``, or None when it holds none.
 
-    A key has one spelling: base58 decoders skip trailing white space, which would let one key
-    appear as several peers.
+    A key has one spelling, though base58 decoders skip trailing white space.
     """
     if len(peer_id) != _PEER_ID_CHARACTERS:
         return None
@@ -99,12 +98,7 @@ class Identity:
         self.public_key = self._private_key.public_key().public_bytes(
             Encoding.Raw, PublicFormat.Raw
         )
-        self._peer_id = peer_id_from_public_key(self.public_key)
-
-    @property
-    def peer_id(self) -> PeerId:
-        """The ``12D3KooW…`` id of this key."""
-        return self._peer_id
+        self.peer_id = peer_id_from_public_key(self.public_key)
 
     def sign(self, message: bytes) -> bytes:
         """Return the 64-byte signature of ``message``."""

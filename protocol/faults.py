@@ -94,5 +94,4 @@ class Fault:
     detail: str = ""
 
     def __str__(self) -> str:
-        """Read as ``code: detail``."""
         return f"{self.code}: {self.detail}" if self.detail else str(self.code)

@@ -13,13 +13,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from protocol.codec import decode, encode
-from protocol.crypto import (
-    Signer,
-    Verifier,
-    digest,
-    public_key_from_peer_id,
-    signing_bytes,
-)
+from protocol.crypto import Signer, Verifier, digest, public_key_from_peer_id, signing_bytes
 from protocol.faults import Fault, FaultCode
 from protocol.messages import BATCH_MAX, VERDICTS_MAX
 from protocol.types import Digest, Epoch, PeerId, RunId
@@ -309,8 +303,7 @@ def decode_signed_manifest(data: bytes, verify: Verifier) -> SignedManifest | Fa
             return Fault(FaultCode.BAD_MANIFEST, "not a signed manifest")
     if isinstance(manifest, Fault):
         return manifest
-    creator = PeerId(manifest.genesis.creator)
-    if not verify(creator, _signed_bytes(manifest), signature):
+    if not verify(PeerId(manifest.genesis.creator), _signed_bytes(manifest), signature):
         return Fault(FaultCode.BAD_SIGNATURE, "the creator did not sign this manifest")
     return SignedManifest(manifest, signature)
 

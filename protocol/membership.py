@@ -6,7 +6,7 @@ record that arrives during *e* changes nobody's committee.
 """
 
 import bisect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -50,10 +50,6 @@ class Member:
         """
         return self.record.message.joined_at / 1000
 
-    def holds(self, role: Role) -> bool:
-        """Tell whether the record claims ``role``."""
-        return role in self.record.message.roles
-
 
 class Roster:
     """The records that a node holds."""
@@ -74,10 +70,9 @@ class Roster:
         }
         self._all_heard_since = float("-inf")
         """No record here is older."""
-        self._lifetime_seconds = manifest.epochs.record_epochs * manifest.epochs.seconds
-        self.pause_seconds = (
-            REFRESH_SHARE_MIN * manifest.epochs.refresh_epochs * manifest.epochs.seconds
-        )
+        epochs = manifest.epochs
+        self._lifetime_seconds = epochs.record_epochs * epochs.seconds
+        self.pause_seconds = REFRESH_SHARE_MIN * epochs.refresh_epochs * epochs.seconds
         """Before a member's next record is news, unless that says that it leaves."""
 
     def offer(self, record: Signed[NodeRecord], now: float) -> Fault | bool:
@@ -85,42 +80,27 @@ class Roster:
         fault = self._check(record, now)
         if fault is not None:
             return fault
-        known = self._members.get(record.signer)
-        issued_at = record.message.issued_at
-        if known is not None and not self._is_news(record, known):
-            return False
-        if issued_at < now - self._lifetime_seconds:
-            return False
-        if known is None and not self._room_for(record.signer):
-            return False
-        self._put(record)
-        return True
-
-    def _put(self, record: Signed[NodeRecord]) -> None:
-        peer = record.signer
+        peer, issued_at = record.signer, record.message.issued_at
         known = self._members.get(peer)
+        welcome = self._room_for(peer) if known is None else self._is_news(record, known)
+        if not welcome or issued_at < now - self._lifetime_seconds:
+            return False
         self._members[peer] = Member(record)
-        self._all_heard_since = min(self._all_heard_since, record.message.issued_at)
+        self._all_heard_since = min(self._all_heard_since, issued_at)
         if known is None:
             bisect.insort(self._order, peer)
-        roles = record.message.roles
         before = () if known is None else known.record.message.roles
-        if before != roles:
-            self._index_roles(peer, before)
-        self._revise(roles if before == roles else (*before, *roles))
+        self._index_roles(peer, before, record.message.roles)
+        return True
 
-    def _index_roles(self, peer: PeerId, before: Iterable[str]) -> None:
-        member = self._members.get(peer)
-        now = () if member is None else member.record.message.roles
+    def _index_roles(self, peer: PeerId, before: Sequence[str], after: Sequence[str]) -> None:
         for role, holders in self._holders.items():
-            if role in before and role not in now:
+            if role in before or role in after:
+                self._revisions[role] += 1
+            if role in before and role not in after:
                 _remove(holders, peer)
-            elif role in now and role not in before:
+            elif role in after and role not in before:
                 bisect.insort(holders, peer)
-
-    def _revise(self, roles: Iterable[str]) -> None:
-        for role in roles:
-            self._revisions[role] += 1
 
     def revision(self, role: Role) -> int:
         """Return a number that changes with every record of a member that holds ``role``."""
@@ -129,9 +109,8 @@ class Roster:
     def _check(self, record: Signed[NodeRecord], now: float) -> Fault | None:
         message = record.message
         if message.issued_at > now + CLOCK_SKEW_SECONDS_MAX:
-            return Fault(
-                FaultCode.CLOCK_SKEW, f"issued {message.issued_at - now:.1f} s ahead of our clock"
-            )
+            ahead_seconds = message.issued_at - now
+            return Fault(FaultCode.CLOCK_SKEW, f"issued {ahead_seconds:.1f} s ahead of our clock")
         if message.protocol_version != PROTOCOL_VERSION:
             return Fault(FaultCode.PROTOCOL_VERSION, str(message.protocol_version))
         if not _ROLES.issuperset(message.roles):
@@ -156,20 +135,18 @@ class Roster:
         named = self._manifest.is_validator(peer) or self._manifest.is_trainer(peer)
         return named or len(self._members) < MEMBERS_MAX
 
-    def advance(self, now: float) -> list[PeerId]:
-        """Forget who has been silent for twice a record's life; return who was forgotten."""
+    def advance(self, now: float) -> None:
+        """Forget who has been silent for twice a record's life."""
         oldest = now - 2 * self._lifetime_seconds
         if self._all_heard_since >= oldest:
-            return []
+            return
         silent = [peer for peer, member in self._members.items() if member.seen_at < oldest]
         for peer in silent:
             roles = self._members.pop(peer).record.message.roles
             _remove(self._order, peer)
-            self._index_roles(peer, roles)
-            self._revise(roles)
+            self._index_roles(peer, roles, ())
         seen = (member.seen_at for member in self._members.values())
         self._all_heard_since = min(seen, default=float("inf"))
-        return silent
 
     def __len__(self) -> int:
         return len(self._members)

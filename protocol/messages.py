@@ -153,10 +153,7 @@ class Certificate(Message):
 
 
 class Evidence(Message):
-    """Proof that a validator equivocated: the envelopes of two verdicts of its on one commit.
-
-    Whoever finds it signs and carries it; who that is does not matter.
-    """
+    """Envelopes of two verdicts of one validator on one commit; who carries it does not matter."""
 
     kind = "evidence"
     envelope_bytes_max = EVIDENCE_BYTES_MAX
@@ -216,12 +213,8 @@ def seal(message: MessageT, run_id: RunId, signer: Signer) -> Signed[MessageT]:
     if len(envelope) > message.envelope_bytes_max:
         limit = message.envelope_bytes_max
         raise ValueError(f"{message.kind} of {len(envelope)} bytes, limit {limit}")
-    return Signed(
-        signer.peer_id,
-        message,
-        _message_id(message.kind, run_id, signer.peer_id, payload),
-        envelope,
-    )
+    identifier = _message_id(message.kind, run_id, signer.peer_id, payload)
+    return Signed(signer.peer_id, message, identifier, envelope)
 
 
 Opened = Remembered[tuple[bytes, type[Message], RunId], Signed[Any]]
@@ -246,14 +239,7 @@ def open_envelope(
     """
     if opened is None:
         return _open(data, kind, run_id, verify)
-    key = (data, kind, run_id)
-    known = opened.get(key)
-    if known is not None:
-        return known
-    result = _open(data, kind, run_id, verify)
-    if isinstance(result, Signed):
-        opened.keep(key, result)
-    return result
+    return opened.recall((data, kind, run_id), lambda: _open(data, kind, run_id, verify))
 
 
 def _open(
@@ -283,10 +269,7 @@ def _open(
 
 
 def envelope_kind(data: bytes) -> str | None:
-    """Return the kind that an unchecked envelope claims, or None when it cannot be an envelope.
-
-    It reads the first bytes only: ``kind`` is the first of four keys in canonical order.
-    """
+    """Return the kind that an unchecked envelope claims at its beginning, None when it has none."""
     start = len(_HEAD) + 1
     if len(data) > ENVELOPE_BYTES_MAX or len(data) < start or not data.startswith(_HEAD):
         return None

@@ -1,8 +1,7 @@
 """Policy identity: a policy is named by the digest of its decoded tensors.
 
-Not by the digest of a file: a delta and a full encoding of the same weights are the same policy,
-and an engine that loads half of them, or keeps an old output layer, computes another digest and
-stops.
+Not by the digest of a file: an engine that loads half of the weights, or keeps an old output layer,
+computes another digest and stops.
 """
 
 from collections.abc import Iterable

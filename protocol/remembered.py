@@ -1,36 +1,34 @@
 """What a pure function found, kept for when the same argument comes again."""
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
+
+from protocol.faults import Fault
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
 
 
 class Remembered(Generic[Key, Value]):
-    """The last ``entries_max`` results; the least recently used one goes first.
+    """The last ``entries_max`` results of a node, or of all that share a process and check alike.
 
-    A node has its own. Nodes that share a process and check alike, as those of a simulation do, may
-    share one that is as many times larger.
+    The least recently used one goes first.
     """
 
     def __init__(self, entries_max: int) -> None:
         self._entries_max = entries_max
         self._entries: OrderedDict[Key, Value] = OrderedDict()
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    def get(self, key: Key) -> Value | None:
-        """Return the result for ``key`` while it is remembered."""
-        value = self._entries.get(key)
-        if value is not None:
+    def recall(self, key: Key, find: Callable[[], Value | Fault]) -> Value | Fault:
+        """Return what was found for ``key``, else what ``find`` finds, kept unless a fault."""
+        known = self._entries.get(key)
+        if known is not None:
             self._entries.move_to_end(key)
-        return value
-
-    def keep(self, key: Key, value: Value) -> None:
-        """Remember a result."""
-        self._entries[key] = value
-        if len(self._entries) > self._entries_max:
-            self._entries.popitem(last=False)
+            return known
+        found = find()
+        if not isinstance(found, Fault):
+            self._entries[key] = found
+            if len(self._entries) > self._entries_max:
+                self._entries.popitem(last=False)
+        return found

@@ -1,20 +1,21 @@
 """The replicated state of a run: all that a node concludes from the signed messages it has seen.
 
-``receive`` is the one door for every message, whether it came by gossip, by stream, by
-synchronisation or from our own roles: it opens the envelope, checks signature, limits and place,
-and only then changes the roster, the ledger or a tally. What cannot be decided yet (a certificate
-before its commit, a version before its parent or the outcomes of its batch) waits in bounded tables
-and is tried again in ``advance``, versions also when a certificate or another version is accepted.
+``receive`` is the one door for every message, our own too: it opens the envelope, checks signature,
+limits and place, and only then changes the roster, the ledger or a tally. What cannot be decided
+yet (a certificate before its commit, a version before its parent or the outcomes of its batch)
+waits in bounded tables and is tried again in ``advance``, versions also when a certificate or
+another version is accepted.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from protocol.committee import Committee, Tally, check_certificate, draw
 from protocol.crypto import Verifier
 from protocol.electorate.equivocators import Equivocators
-from protocol.electorate.view import Electorate, ViewElectorate
+from protocol.electorate.view import ViewElectorate
 from protocol.faults import Blame, Fault, FaultCode
 from protocol.ledger.ledger import Ledger
 from protocol.manifest import RunManifest
@@ -48,6 +49,9 @@ TOPIC_KINDS: dict[Topic, type[Message]] = {
     Topic.EVIDENCE: Evidence,
 }
 
+_Take = Callable[[Any, float], "Received"]
+_Restore = Callable[[Any], object] | None
+
 _OPENS_VERSIONS = (Certificate.kind, CheckpointManifest.kind)
 """Kinds of messages that a version may have waited for."""
 
@@ -56,9 +60,8 @@ _OPENS_VERSIONS = (Certificate.kind, CheckpointManifest.kind)
 class Received:
     """What became of a message: whether to relay it, the fault if any, and the opened message.
 
-    ``settled`` are versions that had waited for it and are accepted with it. ``lasting`` is False
-    for what is of use only while it is not known what becomes of it: it need not survive a restart,
-    and must not, since then nobody would know that it had come too late.
+    ``settled`` are versions that waited for it and are accepted with it. What is not ``lasting``
+    must not survive a restart: nobody would know then that it had come too late.
     """
 
     result: ValidationResult
@@ -78,7 +81,7 @@ class Replica:
         self.run_id: RunId = manifest.run_id
         self.roster = Roster(manifest)
         self._equivocators = Equivocators(manifest, verify)
-        self.electorate: Electorate = ViewElectorate(manifest, self.roster, self._equivocators)
+        self.electorate = ViewElectorate(manifest, self.roster, self._equivocators)
         self.ledger = Ledger(manifest)
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
@@ -86,59 +89,46 @@ class Replica:
         self._evidence_due: dict[PeerId, Evidence] = {}
         self._early_certificates = Waiting(WAITING_MAX)
         self._early_verdicts = Waiting(WAITING_MAX)
-        self._handlers: dict[str, tuple[type[Message], Callable[[Any, float], Received]]] = {
-            NodeRecord.kind: (NodeRecord, self._record),
-            RolloutCommit.kind: (RolloutCommit, self._commit),
-            Verdict.kind: (Verdict, self._verdict),
-            Certificate.kind: (Certificate, self._certificate),
-            CheckpointManifest.kind: (CheckpointManifest, self._checkpoint),
-            Evidence.kind: (Evidence, self._take_evidence),
-        }
-        self._restorers: dict[str, tuple[type[Message], Callable[[Any], object]]] = {
-            RolloutCommit.kind: (RolloutCommit, self.ledger.restore_commit),
-            Verdict.kind: (Verdict, self._restore_verdict),
-            Certificate.kind: (Certificate, self._restore_certificate),
-            CheckpointManifest.kind: (CheckpointManifest, self.ledger.restore_checkpoint),
-            Evidence.kind: (Evidence, self._equivocators.offer),
-        }
+        kinds: tuple[tuple[type[Message], _Take, _Restore], ...] = (
+            (NodeRecord, self._record, None),
+            (RolloutCommit, self._commit, self.ledger.restore_commit),
+            (Verdict, self._verdict, self._restore_verdict),
+            (Certificate, self._certificate, self._restore_certificate),
+            (CheckpointManifest, self._checkpoint, self.ledger.restore_checkpoint),
+            (Evidence, self._take_evidence, self._equivocators.offer),
+        )
+        self._kinds = {row[0].kind: row for row in kinds}
 
     def receive(self, envelope: bytes, now: float, *, anti_entropy: bool = False) -> Received:
         """Take one message from anywhere; a rejected one leaves the state untouched.
 
-        ``anti_entropy`` says that a peer gave it when asked for what we had missed: then a commit
-        may be older than one that is announced.
+        With ``anti_entropy`` we had asked for what we missed: a commit may be older than others.
         """
-        return self._receive(envelope_kind(envelope), envelope, now, anti_entropy=anti_entropy)
-
-    def _receive(
-        self, name: str | None, envelope: bytes, now: float, *, anti_entropy: bool = False
-    ) -> Received:
-        handler = self._handlers.get(name or "")
-        if handler is None:
+        name = envelope_kind(envelope) or ""
+        if name not in self._kinds:
             return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_KIND))
-        kind, handle = handler
+        kind, take, _ = self._kinds[name]
         signed = self._open(envelope, kind)
         if isinstance(signed, Fault):
             return Received(ValidationResult.REJECT, fault=signed)
         if anti_entropy and kind is RolloutCommit:
             commit: Signed[Any] = signed
             return self._commit(commit, now, anti_entropy=True)
-        received = handle(signed, now)
+        received = take(signed, now)
         if received.result is ValidationResult.ACCEPT and name in _OPENS_VERSIONS:
             return replace(received, settled=tuple(self._settle_versions(now)))
         return received
 
     def receive_topic(self, topic: Topic, envelope: bytes, now: float) -> Received:
         """Take a gossiped message, which must be of its topic's kind."""
-        name = envelope_kind(envelope)
-        if name != TOPIC_KINDS[topic].kind:
+        if envelope_kind(envelope) != TOPIC_KINDS[topic].kind:
             return Received(ValidationResult.REJECT, fault=Fault(FaultCode.WRONG_TOPIC))
-        return self._receive(name, envelope, now)
+        return self.receive(envelope, now)
 
     def restore(self, envelope: bytes) -> None:
         """Take back a message that this node had accepted and stored, in the order it did."""
-        kind, restore = self._restorers.get(envelope_kind(envelope) or "", (None, None))
-        if kind is not None and restore is not None:
+        kind, _, restore = self._kinds.get(envelope_kind(envelope) or "", (Message, None, None))
+        if restore is not None:
             signed = self._open(envelope, kind)
             if isinstance(signed, Signed):
                 restore(signed)
@@ -162,14 +152,12 @@ class Replica:
         # What was waited for would have come, or expired, by then.
         waits_seconds = self.manifest.committee.expire_after_epochs * self.manifest.epochs.seconds
         settled: list[Signed[Any]] = []
-        for waiting, handle in (
-            (self._early_verdicts, self._verdict),
-            (self._early_certificates, self._certificate),
-        ):
+        early = (self._early_verdicts, Verdict), (self._early_certificates, Certificate)
+        for waiting, kind in early:
+            _, take, _ = self._kinds[kind.kind]
             waiting.expire(now - waits_seconds)
             for signed, arrived_at in waiting.take():
-                handler: Callable[[Any, float], Received] = handle
-                if handler(signed, arrived_at).result is ValidationResult.ACCEPT:
+                if take(signed, arrived_at).result is ValidationResult.ACCEPT:
                     settled.append(signed)
         self.ledger.branches.expire(now - waits_seconds)
         return [*settled, *self._settle_versions(now), *self._follow_validators(now)]
@@ -264,11 +252,10 @@ class Replica:
         return self._tallies.setdefault(commit, Tally())
 
     def leader(self, now: float) -> PeerId | None:
-        """Return the trainer whose turn it is.
+        """Return the trainer whose turn it is: the first live one in the manifest's order.
 
-        Whoever published the newest version, while it is live; else the first live one in the
-        manifest's order. Staying with the last one avoids a contested hand-over when an earlier
-        trainer comes back.
+        But whoever published the newest version, while it is live: so there is no contested
+        hand-over when an earlier trainer comes back.
         """
         live = {member.peer for member in self.roster.live(now, Role.TRAINER)}
         head = self.ledger.head
@@ -291,10 +278,10 @@ class Replica:
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
         if not self.manifest.is_validator(verdict.signer):
-            return Received(ValidationResult.REJECT, verdict, Fault(FaultCode.NOT_A_VALIDATOR))
+            return _received(verdict, Fault(FaultCode.NOT_A_VALIDATOR))
         if verdict.message.commit not in self.ledger.entries:
             self._early_verdicts.add(verdict, now)
-            return Received(ValidationResult.IGNORE, verdict)
+            return _received(verdict, False)
         return _received(verdict, self._count(verdict))
 
     def _count(self, verdict: Signed[Verdict]) -> Fault | bool:
@@ -317,20 +304,16 @@ class Replica:
 
     def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
         if not self.manifest.is_validator(certificate.signer):
-            return Received(ValidationResult.REJECT, certificate, Fault(FaultCode.NOT_A_VALIDATOR))
+            return _received(certificate, Fault(FaultCode.NOT_A_VALIDATOR))
         entry = self.ledger.entries.get(Digest(certificate.message.commit))
         if entry is None:
             self._early_certificates.add(certificate, now)
-            return Received(ValidationResult.IGNORE, certificate)
+            return _received(certificate, False)
         if not entry.is_outranked_by(certificate.message):
-            return Received(ValidationResult.IGNORE, certificate)
+            return _received(certificate, False)
         verdicts = self._open_verdicts(certificate)
         if verdicts is None:
-            return Received(
-                ValidationResult.REJECT,
-                certificate,
-                Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"),
-            )
+            return _received(certificate, Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"))
         committee = self.committee(entry.commit)
         fault = (
             Fault(FaultCode.OTHER_COMMITTEE, "we can draw none yet")
@@ -340,17 +323,14 @@ class Replica:
         if fault is not None and fault.code is FaultCode.OTHER_COMMITTEE:
             # Our roster may lag behind its author's: nobody is blamed, and it is tried again.
             self._early_certificates.add(certificate, now)
-            return Received(ValidationResult.IGNORE, certificate, fault)
         if fault is not None:
-            return Received(ValidationResult.REJECT, certificate, fault)
+            return _received(certificate, fault)
         for verdict in verdicts:
             self._count(verdict)
         return _received(certificate, self.ledger.offer_certificate(certificate, _reason(verdicts)))
 
     def _checkpoint(self, manifest: Signed[CheckpointManifest], now: float) -> Received:
-        def is_live(trainer: PeerId) -> bool:
-            return self.roster.is_live(trainer, now)
-
+        is_live = partial(self.roster.is_live, now=now)
         received = _received(manifest, self.ledger.offer_checkpoint(manifest, now, is_live))
         waits = received.result is ValidationResult.IGNORE
         if waits and not self.ledger.is_taken(manifest.digest):
@@ -373,14 +353,10 @@ class Replica:
 
 
 def _received(signed: Signed[Any], result: Fault | bool) -> Received:
-    if isinstance(result, Fault):
-        relay = (
-            ValidationResult.REJECT
-            if result.code.blame is Blame.SENDER
-            else ValidationResult.IGNORE
-        )
-        return Received(relay, signed, result)
-    return Received(ValidationResult.ACCEPT if result else ValidationResult.IGNORE, signed)
+    if not isinstance(result, Fault):
+        return Received(ValidationResult.ACCEPT if result else ValidationResult.IGNORE, signed)
+    blamed = result.code.blame is Blame.SENDER
+    return Received(ValidationResult.REJECT if blamed else ValidationResult.IGNORE, signed, result)
 
 
 def _reason(verdicts: list[Signed[Verdict]]) -> str:

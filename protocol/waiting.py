@@ -24,7 +24,10 @@ class Waiting:
         """Let a message wait; one that waits already waits no longer for it."""
         self.entries.setdefault(signed.digest, (signed, now))
         if len(self.entries) > self._limit:
-            self._evict()
+            # The oldest of whoever has most of them goes: a flood displaces itself alone.
+            counts = Counter(waiting.signer for waiting, _ in self.entries.values())
+            most = max(counts, key=counts.__getitem__)
+            self.remove(next(key for key, (one, _) in self.entries.items() if one.signer == most))
 
     def remove(self, digest: Digest) -> None:
         """Let a message wait no more."""
@@ -40,11 +43,3 @@ class Waiting:
         waited = list(self.entries.values())
         self.entries.clear()
         return waited
-
-    def _evict(self) -> None:
-        """Drop the oldest message of whoever has most of them: a flood displaces itself alone."""
-        counts = Counter(signed.signer for signed, _ in self.entries.values())
-        greediest = max(counts, key=counts.__getitem__)
-        self.remove(
-            next(key for key, (signed, _) in self.entries.items() if signed.signer == greediest)
-        )

@@ -1,8 +1,4 @@
-"""What every role shares: the view of the swarm, and the few things a role can do to it.
-
-A role flow is a plain coroutine over a ``RoleContext``. It reads the replica, computes with an
-engine, and publishes signed messages; it never sees a socket, a file or a clock of its own.
-"""
+"""What every role shares: a role is a coroutine over a ``RoleContext``."""
 
 import asyncio
 from collections.abc import Sequence
@@ -73,7 +69,6 @@ class Conditions:
         return self._reasons.get(name, "")
 
     def __str__(self) -> str:
-        """Join the reasons for people."""
         return "; ".join(self._reasons.values())
 
 
@@ -118,10 +113,7 @@ def reward(
     assignment: SequenceAssignment,
     tokens: Sequence[int],
 ) -> int:
-    """Return the reward of a sequence in millionths: the task's, less the length penalty.
-
-    ``R = task - penalty * |length - target|`` as in INTELLECT-2, never below zero.
-    """
+    """Return ``task - penalty * |length - target|`` (INTELLECT-2) in millionths, never below 0."""
     value = environment.score(assignment.problem_seed, tokens)
     if assignment.length_target is not None:
         value -= manifest.sampling.length_penalty * abs(len(tokens) - assignment.length_target)

@@ -1,12 +1,11 @@
 """Validators that have proven themselves dishonest, and from which epoch on nobody draws them.
 
 A validator that signs an accepting and a rejecting verdict on one commit can show each half of the
-swarm another outcome. The two signatures are the proof, and everything follows from them and from
-the date of the commit: whoever holds the evidence draws the same committees. The exclusion begins
-when the commit can have no outcome any more, which leaves the evidence time to reach everyone
-before the first committee that it changes. A validator that makes up a commit with an old date to
-be excluded at once gains nothing: for a while some nodes draw one validator more than others do,
-and what is not decided meanwhile is checked by the next one in rank.
+swarm another outcome. Everything follows from the two signatures and the date of the commit. The
+exclusion begins when the commit can have no outcome any more, which leaves the evidence time to
+reach everyone before the first committee that it changes. A validator that makes up a commit with
+an old date to be excluded at once gains nothing: for a while some nodes draw one validator more
+than others do, and what is not decided meanwhile is checked by the next one in rank.
 """
 
 from protocol.crypto import Verifier

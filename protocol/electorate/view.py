@@ -1,34 +1,20 @@
 """Who may be drawn in an epoch, and the randomness that draws them.
 
-This is the seam for certified rosters and the verifiable beacon. ``ViewElectorate`` is the first
-form: the validators that the genesis names and that this node sees alive. Two nodes may differ by a
-member that has just come or gone, which ``committee.VIEW_SLACK`` absorbs. Its beacon is a hash of
-run and epoch: agreed by everyone without a message, but predictable by everyone too.
+Certified rosters and a verifiable beacon would come in here. Until then two nodes may differ by a
+member that has just come or gone, which ``committee.VIEW_SLACK`` absorbs, and the beacon is agreed
+by everyone without a message, but predictable by everyone too.
 """
 
-from typing import Protocol
+from functools import lru_cache
 
 from protocol.crypto import digest
 from protocol.electorate.equivocators import Equivocators
 from protocol.manifest import RunManifest
 from protocol.membership import Roster
-from protocol.types import Digest, PeerId, Role
+from protocol.types import Digest, PeerId, Role, RunId
 
 EPOCHS_KEPT = 256
 """Of which the answer is remembered: it is asked for with every message about a commit."""
-
-
-class Electorate(Protocol):
-    """What a committee is drawn from."""
-
-    def validators(self, epoch: int) -> tuple[PeerId, ...]:
-        """Return the validators that may be drawn in ``epoch``, by peer id."""
-
-    def excluded(self, epoch: int) -> tuple[PeerId, ...]:
-        """Return whose verdicts count for nothing on what is drawn in ``epoch``."""
-
-    def beacon(self, epoch: int) -> Digest:
-        """Return the randomness of ``epoch``."""
 
 
 class ViewElectorate:
@@ -41,7 +27,6 @@ class ViewElectorate:
         self._revision = (-1, -1)
         self._validators: dict[int, tuple[PeerId, ...]] = {}
         """By epoch, as of ``_revision`` of roster and equivocators."""
-        self._beacons: dict[int, Digest] = {}
 
     def validators(self, epoch: int) -> tuple[PeerId, ...]:
         """Return the honest genesis validators on the roster of ``epoch``, by peer id."""
@@ -64,9 +49,9 @@ class ViewElectorate:
 
     def beacon(self, epoch: int) -> Digest:
         """Return ``H(run || epoch)``."""
-        if epoch not in self._beacons:
-            if len(self._beacons) >= EPOCHS_KEPT:
-                self._beacons.clear()
-            drawn = b"prime-node/beacon" + self._run_id + epoch.to_bytes(8, "big")
-            self._beacons[epoch] = digest(drawn)
-        return self._beacons[epoch]
+        return _beacon(self._run_id, epoch)
+
+
+@lru_cache(maxsize=EPOCHS_KEPT)
+def _beacon(run_id: RunId, epoch: int) -> Digest:
+    return digest(b"prime-node/beacon" + run_id + epoch.to_bytes(8, "big"))

@@ -4,10 +4,8 @@ The idea: every subscriber of a topic keeps full messages flowing along a sparse
 few peers, and tells a few others every heartbeat which messages it holds, so that whoever the mesh
 missed can ask. Specification: libp2p ``pubsub/gossipsub/gossipsub-v1.0.md`` and ``-v1.1.md``.
 
-Read in this order: ``params`` (every constant with its source), ``events`` (what goes in and what
-comes out), ``rpc`` (the protobuf codec), ``message`` (author signatures), ``mesh`` (who is in it),
-``peers`` (who subscribes to what), ``cache`` and ``lazy`` (what was seen, what can be served),
-``router`` (the machine), ``outbox`` and ``frames`` (two pure parts of its driver in ``node``).
+Read in this order: ``params``, ``events``, ``rpc``, ``message``, ``mesh``, ``peers``, ``cache``,
+``lazy``, ``router``; ``outbox`` and ``frames`` are two pure parts of its driver in ``node``.
 
 Where it deviates from the specification, and why:
 

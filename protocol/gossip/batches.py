@@ -1,8 +1,8 @@
 """Messages that wait a little before they are relayed, and leave together.
 
 While one waits, peers that have it send it to us, and those are not sent it back: a wait that is
-long beside a round trip saves most duplicates. What is everybody's and urgent for nobody, such as a
-thousand members' records, waits for the heartbeat, and one RPC per mesh peer carries all of it.
+long beside a round trip saves most duplicates. What is urgent for nobody, such as members' records,
+waits for the heartbeat, and one RPC per mesh peer carries all of it.
 """
 
 from collections.abc import Iterable

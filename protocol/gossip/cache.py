@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 from protocol.types import PeerId
 
@@ -33,12 +34,7 @@ class SeenCache:
 
     def expire(self, now: float) -> None:
         """Forget what is too old, from the oldest on."""
-        expired = []
-        for message_id, expires_at in self._expires_at.items():
-            if expires_at > now:
-                break
-            expired.append(message_id)
-        for message_id in expired:
+        for message_id, _ in list(takewhile(lambda item: item[1] <= now, self._expires_at.items())):
             del self._expires_at[message_id]
 
 
@@ -55,18 +51,11 @@ class MessageCache:
     def __init__(self, history_windows: int, gossip_windows: int, bytes_max: int) -> None:
         self._gossip_windows = gossip_windows
         self._bytes_max = bytes_max
-        self._bytes = 0
+        self.size_bytes = 0
+        """Of the messages kept."""
         self._entries: dict[bytes, _Entry] = {}
         self._windows: list[list[bytes]] = [[] for _ in range(history_windows)]
         """Newest first; an id that was evicted for room stays until its window ends."""
-
-    def __len__(self) -> int:
-        return len(self._entries)
-
-    @property
-    def size_bytes(self) -> int:
-        """Bytes of the messages kept."""
-        return self._bytes
 
     def put(self, message_id: bytes, topic: str, encoded: bytes) -> None:
         """Keep a message in the newest window, evicting the oldest when there is no room."""
@@ -74,8 +63,8 @@ class MessageCache:
             return
         self._entries[message_id] = _Entry(topic, encoded)
         self._windows[0].append(message_id)
-        self._bytes += len(encoded)
-        while self._bytes > self._bytes_max:
+        self.size_bytes += len(encoded)
+        while self.size_bytes > self._bytes_max:
             self._drop(next(iter(self._entries)))
 
     def serve(self, message_id: bytes, peer: PeerId, serves_max: int) -> bytes | None:
@@ -105,4 +94,4 @@ class MessageCache:
     def _drop(self, message_id: bytes) -> None:
         entry = self._entries.pop(message_id, None)
         if entry is not None:
-            self._bytes -= len(entry.encoded)
+            self.size_bytes -= len(entry.encoded)

@@ -42,10 +42,7 @@ class Deframer:
         return frames
 
     def _head(self, at: int) -> tuple[int, int] | None:
-        """Return length and start of the frame at ``at``, or None when its length is cut off.
-
-        A length of more bytes than the limit needs comes out larger than the limit.
-        """
+        """Return length (or one over the limit) and start of a frame; None when that is cut off."""
         length = 0
         for index, byte in enumerate(self._buffer[at : at + _LENGTH_BYTES_MAX]):
             length |= (byte & 0x7F) << 7 * index

@@ -33,17 +33,12 @@ class LazyGossip:
         entries: Iterable[IHave],
         wanted: Callable[[str, Sequence[bytes]], list[bytes]],
     ) -> tuple[bytes, ...]:
-        """Return the ids to ask of a peer for the IHAVEs of one RPC.
-
-        ``wanted(topic, ids)`` says which of a topic's ids we lack.
-        """
+        """Return which ids of the IHAVEs of one RPC to ask for; ``wanted(topic, ids)`` we lack."""
         state.ihave_messages += 1
         if state.ihave_messages > self._params.ihave_messages_max:
             return ()
-        room = min(
-            self._params.ihave_ids_max - state.ids_asked,
-            self._params.asked_max - len(self._asked),
-        )
+        params = self._params
+        room = min(params.ihave_ids_max - state.ids_asked, params.asked_max - len(self._asked))
         asked: dict[bytes, None] = {}
         for entry in entries:
             for message_id in wanted(entry.topic, entry.message_ids):
@@ -70,11 +65,7 @@ class LazyGossip:
     def advertise(
         self, audience: Callable[[str], tuple[list[PeerId], list[PeerId]]]
     ) -> Mapping[PeerId, tuple[IHave, ...]]:
-        """Return what to tell whom; ``audience(topic)`` is who is outside its mesh, and inside.
-
-        Mesh peers fill up a small audience: in a small swarm everybody is in the mesh, and what a
-        full queue dropped would otherwise be lost for good.
-        """
+        """Return what to tell whom; ``audience(topic)`` is who is outside its mesh, and inside."""
         told: dict[PeerId, list[IHave]] = {}
         for topic, message_ids in self.cache.gossip_ids().items():
             outside, inside = audience(topic)

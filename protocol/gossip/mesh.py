@@ -35,7 +35,8 @@ class Mesh:
         self._rng = rng
         self._score = score
         self._members: dict[str, dict[PeerId, None]] = {}
-        self._backoff: dict[tuple[str, PeerId], float] = {}
+        self.backoffs: dict[tuple[str, PeerId], float] = {}
+        """Until when a GRAFT of (topic, peer) is a breach."""
         self._backoff_ends_at = float("inf")
         """No back-off ends before."""
 
@@ -46,11 +47,6 @@ class Mesh:
     def topics(self) -> list[str]:
         """Our subscriptions, in the order they were made."""
         return list(self._members)
-
-    @property
-    def backoffs(self) -> dict[tuple[str, PeerId], float]:
-        """Until when a GRAFT of (topic, peer) is a breach; a copy."""
-        return dict(self._backoff)
 
     def members(self, topic: str) -> list[PeerId]:
         """Return the mesh of ``topic``; empty when we are not subscribed."""
@@ -78,7 +74,7 @@ class Mesh:
         members = self._members.get(topic)
         if members is None or peer in members:
             return GraftAnswer.IGNORE
-        if now < self._backoff.get((topic, peer), 0.0):
+        if now < self.backoffs.get((topic, peer), 0.0):
             answer = GraftAnswer.BREACH
         elif self._score(peer) < 0 or len(members) >= self._params.mesh_high:
             answer = GraftAnswer.REFUSE
@@ -101,8 +97,7 @@ class Mesh:
     ) -> tuple[list[PeerId], list[PeerId]]:
         """Bring a mesh back into its bounds; return the peers to GRAFT and to PRUNE.
 
-        A full mesh refuses GRAFTs, so it is thinned as soon as it is full: whoever came first, by
-        chance or by design, must not keep everybody else out.
+        A full mesh is thinned at once: whoever came first must not keep everybody else out.
         """
         members = self._members[topic]
         score = self._score
@@ -124,8 +119,8 @@ class Mesh:
         slack = self._params.backoff_slack_seconds
         if now < self._backoff_ends_at + slack:
             return
-        self._backoff = {key: until for key, until in self._backoff.items() if now < until + slack}
-        self._backoff_ends_at = min(self._backoff.values(), default=float("inf"))
+        self.backoffs = {key: until for key, until in self.backoffs.items() if now < until + slack}
+        self._backoff_ends_at = min(self.backoffs.values(), default=float("inf"))
 
     def _graft_some(self, topic: str, subscribers: Iterable[PeerId], now: float) -> list[PeerId]:
         members = self._members[topic]
@@ -139,7 +134,7 @@ class Mesh:
         return grafted
 
     def _may_graft(self, topic: str, peer: PeerId, now: float) -> bool:
-        until = self._backoff.get((topic, peer))
+        until = self.backoffs.get((topic, peer))
         return until is None or now >= until + self._params.backoff_slack_seconds
 
     def _choose_kept(self, members: list[PeerId]) -> list[PeerId]:
@@ -150,8 +145,8 @@ class Mesh:
         return best + self._rng.sample(others, self._params.mesh_size - len(best))
 
     def _back_off(self, topic: str, peer: PeerId, until: float) -> None:
-        until = max(until, self._backoff.pop((topic, peer), until))
-        self._backoff[topic, peer] = until
+        until = max(until, self.backoffs.pop((topic, peer), until))
+        self.backoffs[topic, peer] = until
         self._backoff_ends_at = min(self._backoff_ends_at, until)
-        if len(self._backoff) > self._params.backoffs_max:
-            del self._backoff[next(iter(self._backoff))]
+        if len(self.backoffs) > self._params.backoffs_max:
+            del self.backoffs[next(iter(self.backoffs))]

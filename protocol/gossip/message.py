@@ -1,10 +1,10 @@
 """Signed messages: the one accepted spelling, author signatures, and message ids.
 
-Message {1 from, 2 data, 3 seqno, 4 topic, 5 signature, 6 key}. The policy is StrictSign (libp2p
-``pubsub/README.md``): the signature is Ed25519 over ``libp2p-pubsub:`` and the message serialised
-without signature and key. ``from`` is the 38-byte identity multihash, which holds the key, so field
-6 must be absent. Whatever re-serialises to other bytes (unknown fields, another order, long
-varints, repeats) is refused: a relay could otherwise make many spellings of one signed message.
+Message {1 from, 2 data, 3 seqno, 4 topic, 5 signature, 6 key}, StrictSign (``pubsub/README.md``):
+the signature is Ed25519 over ``libp2p-pubsub:`` and the message serialised without signature and
+key. ``from`` is the identity multihash, which holds the key, so field 6 must be absent. Whatever
+re-serialises to other bytes (unknown fields, another order, long varints, repeats) is refused: a
+relay could otherwise make many spellings of one signed message.
 """
 
 from dataclasses import dataclass, field
@@ -91,15 +91,7 @@ def decode_message(data: bytes, decoded: Decoded | None = None) -> Message | Fau
 
     What is in ``decoded`` is not decoded again, and what is found good is put there.
     """
-    if decoded is None:
-        return _decode(data)
-    known = decoded.get(data)
-    if known is not None:
-        return known
-    message = _decode(data)
-    if isinstance(message, Message):
-        decoded.keep(data, message)
-    return message
+    return _decode(data) if decoded is None else decoded.recall(data, lambda: _decode(data))
 
 
 def _decode(data: bytes) -> Message | Fault:

@@ -13,28 +13,24 @@ class Outbox:
         self._bytes_max = bytes_max
         self._lanes: dict[Priority, deque[bytes]] = {priority: deque() for priority in Priority}
         self._frames = 0
-        self._bytes = 0
+        self.size_bytes = 0
+        """Of the frames queued."""
 
     def __len__(self) -> int:
         return self._frames
 
     @property
-    def size_bytes(self) -> int:
-        """Bytes queued."""
-        return self._bytes
-
-    @property
     def crowded(self) -> bool:
         """Half full or more: time for whoever can wait to wait."""
-        return 2 * self._frames >= self._frames_max or 2 * self._bytes >= self._bytes_max
+        return 2 * self._frames >= self._frames_max or 2 * self.size_bytes >= self._bytes_max
 
     def push(self, frame: bytes, priority: Priority) -> int:
         """Queue ``frame`` and return how many frames were dropped, perhaps itself among them."""
         self._lanes[priority].append(frame)
         self._frames += 1
-        self._bytes += len(frame)
+        self.size_bytes += len(frame)
         dropped = 0
-        while self._frames > self._frames_max or self._bytes > self._bytes_max:
+        while self._frames > self._frames_max or self.size_bytes > self._bytes_max:
             least = next(lane for lane in reversed(self._lanes.values()) if lane)
             self._forget(least.popleft())
             dropped += 1
@@ -56,4 +52,4 @@ class Outbox:
 
     def _forget(self, frame: bytes) -> None:
         self._frames -= 1
-        self._bytes -= len(frame)
+        self.size_bytes -= len(frame)

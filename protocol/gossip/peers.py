@@ -27,9 +27,6 @@ class Peers:
         self._subscribers: dict[str, dict[PeerId, None]] = {}
         self._heartbeat = 0
 
-    def __len__(self) -> int:
-        return len(self._states)
-
     def get(self, peer: PeerId) -> PeerState | None:
         """Return the state of a connected peer, its budgets those of this heartbeat."""
         state = self._states.get(peer)

@@ -208,7 +208,7 @@ class Router:
         effects = self._on_subscriptions(peer, rpc)
         for encoded in rpc.publish:
             effects += self._on_message(peer, encoded, now)
-        effects += self._on_mesh_control(peer, rpc, now)
+        effects += self._on_mesh_control(peer, state, rpc, now)
         if self._score(peer) >= self._params.gossip_score_min:
             effects += self._on_lazy_control(peer, state, rpc)
         return effects
@@ -230,9 +230,8 @@ class Router:
         if topic not in self._mesh:
             return []
         if len(message.data) > self._params.message_bytes_max:
-            return [
-                PeerFault(sender, Fault(FaultCode.MESSAGE_OVERSIZE, f"{len(message.data)} bytes"))
-            ]
+            detail = f"{len(message.data)} bytes"
+            return [PeerFault(sender, Fault(FaultCode.MESSAGE_OVERSIZE, detail))]
         pending = self._pending.get(message_id)
         if pending is not None:
             pending.senders[sender] = None
@@ -294,13 +293,17 @@ class Router:
             self._lazy.cache.put(message_id, topic, message)
         return _sends(batches.take())
 
-    def _on_mesh_control(self, peer: PeerId, rpc: Rpc, now: float) -> list[Effect]:
+    def _on_mesh_control(
+        self, peer: PeerId, state: PeerState, rpc: Rpc, now: float
+    ) -> list[Effect]:
         for entry in rpc.prune:
             self._mesh.pruned_by(entry.topic, peer, entry.backoff_seconds, now)
         effects: list[Effect] = []
         refused: dict[str, None] = {}
         for topic in rpc.graft:
-            answer = self._on_graft(topic, peer, now)
+            if topic not in state.topics:
+                continue  # a mesh holds subscribers only
+            answer = self._mesh.grafted_by(topic, peer, now)
             if answer is GraftAnswer.BREACH:
                 effects.append(PeerFault(peer, Fault(FaultCode.GRAFT_IN_BACKOFF, topic)))
             if answer in (GraftAnswer.BREACH, GraftAnswer.REFUSE):
@@ -308,12 +311,6 @@ class Router:
         if refused:
             effects.append(Send(peer, self._prune_rpc(refused), Priority.CONTROL))
         return effects
-
-    def _on_graft(self, topic: str, peer: PeerId, now: float) -> GraftAnswer:
-        state = self._peers.get(peer)
-        if state is None or topic not in state.topics:
-            return GraftAnswer.IGNORE  # a mesh holds subscribers only
-        return self._mesh.grafted_by(topic, peer, now)
 
     def _on_lazy_control(self, peer: PeerId, state: PeerState, rpc: Rpc) -> list[Effect]:
         effects: list[Effect] = []

@@ -196,11 +196,6 @@ def decode_rpc(data: bytes) -> Rpc | Fault:
         return Fault(FaultCode.RPC_MALFORMED, str(error))
 
 
-@lru_cache(maxsize=_REMEMBERED_MAX)  # what raises is not kept
-def _remembered_rpc(data: bytes) -> Rpc:
-    return _decode_rpc(data)
-
-
 def _decode_rpc(data: bytes) -> Rpc:
     reader = FieldReader()
     subscriptions: list[Subscription] = []
@@ -221,6 +216,9 @@ def _decode_rpc(data: bytes) -> Rpc:
         graft=tuple(control.graft),
         prune=tuple(control.prune),
     )
+
+
+_remembered_rpc = lru_cache(maxsize=_REMEMBERED_MAX)(_decode_rpc)  # what raises is not kept
 
 
 class _Control:

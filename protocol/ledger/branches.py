@@ -1,20 +1,18 @@
 """Versions that this node cannot take by itself: what waits, and what the validators vouch for.
 
-A version waits here while its parent or the outcome of a commit that it learned from has not come,
-or while it would replace versions that its trainer's word alone does not replace. Outcomes of old
-batches never come: everyone has forgotten them. Whoever has just come, or was cut off for long,
-leans on the validators then: each one's record names the newest version that it has taken itself. A
-version that more than half of the live ones have taken, and at least as many of them as a committee
-needs, is taken with all that comes before it.
+A version waits here while its parent or the outcome of a commit that it learned from has not come
+(those of old batches never do: everyone has forgotten them), or while it would replace versions
+that its trainer's word alone does not replace. Each validator's record names the newest version
+that it has taken itself. A version that more than half of the live ones have taken, and at least as
+many of them as a committee needs, is taken with all that comes before it.
 
 So are two parts of a healed swarm united, each of which had gone on alone. Where neither has more
-than half of the validators, because some were cut off from both, what counts after some patience is
-which of the two more have taken, and then which one's first own version has the later term. What
-replaces nothing of ours is taken after the same patience when fewer contradict it than have taken
-it: or validators that come back together would wait for each other for ever.
+than half of the validators, what counts after some patience is which of the two more have taken,
+and then which one's first own version has the later term. What replaces nothing of ours is taken
+after the same patience when fewer contradict it than have taken it: or validators that come back
+together would wait for each other for ever.
 
-A record says nothing between two branches when it is older than our own one: its author may not
-have heard of ours then.
+A record that is older than our own branch says nothing: its author may not have heard of ours.
 """
 
 from collections import Counter
@@ -33,30 +31,12 @@ in it than an honest trainer, and displaces itself. About 2 KB each, 25 with the
 Branch = list[Signed[CheckpointManifest]]
 
 
-class Branches:
+class Branches(Waiting):
     """The versions that wait, seen from a chain of those that were taken."""
 
     def __init__(self, chain: Chain) -> None:
+        super().__init__(VERSIONS_WAITING_MAX)
         self._chain = chain
-        self._waiting = Waiting(VERSIONS_WAITING_MAX)
-
-    def __len__(self) -> int:
-        return len(self._waiting)
-
-    def __contains__(self, digest: object) -> bool:
-        return digest in self._waiting
-
-    def add(self, manifest: Signed[CheckpointManifest], now: float) -> None:
-        """Let a version wait whose form is right."""
-        self._waiting.add(manifest, now)
-
-    def remove(self, digest: Digest) -> None:
-        """Let a version wait no more."""
-        self._waiting.remove(digest)
-
-    def expire(self, oldest: float) -> None:
-        """Drop what arrived before ``oldest``."""
-        self._waiting.expire(oldest)
 
     def candidates(self) -> Branch:
         """Return what may be taken by its trainer's word: children of the head, or beside it."""
@@ -69,7 +49,7 @@ class Branches:
         """Whether a version waits whose parent is neither here nor taken."""
         return any(
             self._chain.place(item.message.parent) is None
-            and Digest(item.message.parent) not in self._waiting
+            and Digest(item.message.parent) not in self
             for item in self._manifests()
         )
 
@@ -94,7 +74,7 @@ class Branches:
             return self._branch(max(by_most, key=self._version))
         newest = max(support, key=lambda item: (support[item], self._version(item)), default=None)
         branch = [] if newest is None else self._branch(newest)
-        waited = bool(branch) and self._waiting.entries[branch[0].digest][1] <= waiting_since
+        waited = bool(branch) and self.entries[branch[0].digest][1] <= waiting_since
         return branch if waited and self._prevails(branch, support, records, names_min) else []
 
     def _support(self, records: Sequence[Signed[NodeRecord]]) -> Counter[Digest]:
@@ -131,20 +111,20 @@ class Branches:
     def _is_against(self, record: Signed[NodeRecord], version: int) -> bool:
         named = Digest(record.message.checkpoint)
         place = self._chain.place(named)
-        return place >= version if place is not None else named not in self._waiting
+        return place >= version if place is not None else named not in self
 
     def _version(self, digest: Digest) -> int:
-        version: int = self._waiting.entries[digest][0].message.version
+        version: int = self.entries[digest][0].message.version
         return version
 
     def _manifests(self) -> Branch:
-        return [manifest for manifest, _ in self._waiting.entries.values()]
+        return [manifest for manifest, _ in self.entries.values()]
 
     def _branch(self, digest: Digest) -> Branch:
         """Return the waiting versions from our chain to this one; empty when there is a gap."""
         branch: Branch = []
-        while digest in self._waiting:
-            manifest, _ = self._waiting.entries[digest]
+        while digest in self:
+            manifest, _ = self.entries[digest]
             branch.append(manifest)
             digest = Digest(manifest.message.parent)
         return branch[::-1] if self._chain.place(digest) is not None else []

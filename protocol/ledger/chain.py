@@ -1,10 +1,9 @@
 """The versions that this node has taken, and which one may come next.
 
 A version number belongs to the first trainer that published it. A trainer's word alone replaces the
-newest version only, in a later term, and only when the leader that published it is gone: then that
-leader had published something that the next one never heard of, or that nobody can load. Terms rise
-by at most the number of trainers at a time, so nobody can use them up. What goes beyond that, a
-branch on which another part of the swarm has gone on, is the validators' to decide (``branches``).
+newest version only, in a later term, and only when the leader that published it is gone: perhaps
+the next one never heard of it, or nobody can load it. Terms rise by at most the number of trainers
+at a time, so nobody can use them up. Other branches are the validators' to decide (``branches``).
 """
 
 from collections.abc import Callable, Sequence
@@ -119,8 +118,8 @@ class Chain:
     def takes_word_for(self, manifest: Signed[CheckpointManifest], is_live: IsLive) -> Fault | bool:
         """Tell whether its trainer's word makes this the newest version; its parent is here."""
         message = manifest.message
-        known, parent = self.get(message.version), self.get(message.version - 1)
-        before = known or parent
+        known = self.get(message.version)
+        before = known or self.get(message.version - 1)
         term = 0 if before is None else before.message.term
         if known is not None and message.term == term:
             return Fault(FaultCode.VERSION_REUSED, f"version {message.version}")

@@ -38,9 +38,8 @@ class Entry:
     def is_outranked_by(self, certificate: Certificate) -> bool:
         """Tell whether a checked certificate takes the place of the outcome that is here.
 
-        Two may contradict each other, if a few validators collude or sign twice. The larger
-        committee's counts more than the first one's, and of two equal ones the rejection: so every
-        node that has seen both has the same outcome, whichever came first.
+        Two may contradict each other, if a few validators collude. The larger committee's counts
+        more, and of two equal ones the rejection: the same outcome everywhere, in whatever order.
         """
         known = self.certificate
         return known is None or _rank(known.message) < _rank(certificate)
@@ -51,11 +50,10 @@ def _rank(certificate: Certificate) -> tuple[bool, bool]:
 
 
 def window_epochs(manifest: RunManifest) -> int:
-    """Return for how many epochs after its own a commit may be announced.
+    """Return for how many epochs after its own a commit may be announced: the way, and the clocks.
 
-    The committee is drawn, and what is audited picked, with the randomness of the epoch after it:
-    whoever may date a commit back waits for a draw that it likes. One epoch is for the way, the
-    rest for clocks that differ.
+    Its committee is drawn with the randomness of the epoch after it: whoever may date a commit back
+    waits for a draw that it likes.
     """
     return 1 + math.ceil(CLOCK_SKEW_SECONDS_MAX / manifest.epochs.seconds)
 

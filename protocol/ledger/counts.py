@@ -23,10 +23,7 @@ class Counts:
 
     @property
     def credit(self) -> int:
-        """How many unsettled commits of this worker are believed to come to something.
-
-        A commit is free to make, also for a rollout that nobody will ever see.
-        """
+        """How many unsettled commits are believed to come to something: they are free to make."""
         return max(0, min(CREDIT_MAX, self.certified - self.expired))
 
     def add_state(self, entry: Entry, sign: int = 1) -> None:

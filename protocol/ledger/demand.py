@@ -56,9 +56,8 @@ class Demand:
     ) -> int:
         """Return how many fresh commits are certified or on their way and not learned from.
 
-        A commit counts for as long as it could wait for an outcome: one that the trainer cannot
-        use for a reason that we do not see must not hold up the workers for ever. Without an
-        outcome it counts as far as its worker is known to deliver: commits are free to make.
+        Fresh: one that the trainer cannot use, why ever, must not hold up the workers for good.
+        Without an outcome it counts as far as its worker is known to deliver.
         """
         oldest = epoch - self._manifest.committee.expire_after_epochs
         certified, waiting = 0, Counter[PeerId]()
@@ -70,12 +69,6 @@ class Demand:
                     waiting[entry.commit.signer] += 1
         standing = ((workers[who], n) for who, n in waiting.items() if not slashed(who))
         return certified + sum(min(n, counts.credit) for counts, n in standing)
-
-    def wants(self, backlog: int) -> bool:
-        """Tell whether workers should start another rollout while ``backlog`` of them wait."""
-        grpo = self._manifest.grpo
-        done = self._chain.version >= grpo.steps
-        return not done and backlog < grpo.rollouts_per_step * grpo.rollouts_ahead
 
 
 def _age(entry: Entry) -> tuple[int, int, Digest]:

@@ -20,11 +20,8 @@ from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Si
 from protocol.types import Digest, PeerId
 
 COMMITS_IN_FLIGHT_MAX = 16
-"""Commits of one worker that may wait for an outcome; it bounds what a liar can make us do.
-
-Workers hold themselves to far fewer (``roles.inference``): a node that has not heard of a
-certificate yet counts a commit longer than its worker does.
-"""
+"""Commits of one worker that may wait for an outcome; it bounds what a liar can make us do. Workers
+hold themselves to far fewer (``roles.inference``): a certificate takes a while to reach all."""
 
 
 class Ledger:
@@ -80,8 +77,7 @@ class Ledger:
     ) -> Fault | bool:
         """Take a commit in our ``epoch``; False when it is known or no longer news.
 
-        One that comes late is taken by ``anti_entropy`` only, and not judged: an outcome that it
-        has elsewhere can be attached to it then.
+        A late one is taken by ``anti_entropy`` only, and not judged, but may get an outcome.
         """
         if commit.digest in self.entries:
             return False
@@ -99,9 +95,8 @@ class Ledger:
 
     def restore_commit(self, commit: Signed[RolloutCommit]) -> None:
         """Take back a commit that was accepted before a restart, whatever else waited then."""
-        fault = self._rules.fault(
-            commit, commit.message.epoch, self.checkpoint(commit.message.version)
-        )
+        message = commit.message
+        fault = self._rules.fault(commit, message.epoch, self.checkpoint(message.version))
         if fault is None and commit.digest not in self.entries:
             self._take_commit(commit)
 
@@ -124,8 +119,7 @@ class Ledger:
     def predecessor_known(self, commit: Signed[RolloutCommit]) -> bool:
         """Tell whether the commit of the slot before is here, so that order is proven.
 
-        It is asked before a commit is checked and not when it is taken: what a node holds must not
-        depend on which of two commits came first.
+        Not asked when a commit is taken: what a node holds must not depend on which came first.
         """
         return self._slots.follows(commit)
 
@@ -137,12 +131,9 @@ class Ledger:
 
     def open_entries(self, worker: PeerId | None = None) -> list[Entry]:
         """Return the commits without an outcome, of ``worker`` or of all."""
-        digests = (
-            [digest for waiting in self._in_flight.values() for digest in waiting]
-            if worker is None
-            else self._in_flight.get(worker, {})
-        )
-        return [self.entries[digest] for digest in digests]
+        if worker is None:
+            return [self.entries[key] for waiting in self._in_flight.values() for key in waiting]
+        return [self.entries[key] for key in self._in_flight.get(worker, {})]
 
     def in_flight(self, worker: PeerId) -> int:
         """Return how many commits of ``worker`` wait for an outcome."""
@@ -156,8 +147,7 @@ class Ledger:
     def slashed(self, worker: PeerId) -> bool:
         """Tell whether a rejected rollout, or two for one slot, ended a worker's standing.
 
-        Nobody checks what it commits to then. It is still heard: another node may have heard it
-        before, and what a node holds must not depend on which of two messages came first.
+        Nobody checks what it commits to then, but all take it: some may have heard it before.
         """
         counts = self.workers.get(worker)
         guilty = worker in self.forks or (counts is not None and counts.rejected > 0)
@@ -166,16 +156,12 @@ class Ledger:
     # Outcomes
 
     def offer_certificate(self, certificate: Signed[Certificate], reason: str) -> bool:
-        """Take a checked certificate of a commit that is here; ``reason`` is its verdicts'.
-
-        False when the outcome that is here outranks it.
-        """
+        """Take a checked certificate of a commit that is here; False when another outranks it."""
         entry = self.entries[Digest(certificate.message.commit)]
         if not entry.is_outranked_by(certificate.message):
             return False
         accepted = certificate.message.accepted
         entry.certificate = certificate
-        self._settle(entry)
         self._change(entry, CommitState.CERTIFIED if accepted else CommitState.REJECTED, reason)
         if not accepted:
             self._rejected.setdefault(entry.commit.signer, entry.commit.digest)
@@ -186,19 +172,12 @@ class Ledger:
     ) -> Fault | bool:
         """Take a version on its trainer's word; False when it is known or has to wait.
 
-        It has to wait for its parent and for the outcomes of all commits that it learned from.
-        ``is_live`` tells whether a trainer is here: nobody else replaces what a leader published.
+        It has to wait for its parent and for the outcomes of all commits that it learned from;
+        ``is_live`` tells whether the leader that it would replace is here.
         """
-        fault = self._chain.form_fault(manifest)
-        if fault is not None:
-            return fault
-        known = self._chain.place(manifest.digest) is not None
-        if known or self._chain.place(manifest.message.parent) is None:
-            return False
-        fault = self._chain.branch_fault([manifest])
-        if fault is not None:
-            return fault
-        taken = self._chain.takes_word_for(manifest, is_live)
+        taken = self._fits(manifest)
+        if taken is True:
+            taken = self._chain.takes_word_for(manifest, is_live)
         if taken is not True:
             return taken
         if not all(self._has_outcome(Digest(commit)) for commit in manifest.message.batch):
@@ -215,21 +194,27 @@ class Ledger:
 
     def restore_checkpoint(self, manifest: Signed[CheckpointManifest]) -> None:
         """Take back a version that was taken before a restart: by then nobody doubted it."""
-        parent_known = self._chain.place(manifest.message.parent) is not None
-        new = parent_known and self._chain.place(manifest.digest) is None
-        if (
-            new
-            and self._chain.form_fault(manifest) is None
-            and self._chain.branch_fault([manifest]) is None
-        ):
+        if self._fits(manifest) is True:
             self._take_versions([manifest], float("-inf"))
+
+    def _fits(self, manifest: Signed[CheckpointManifest]) -> Fault | bool:
+        """Check a version and its place; False when it is known or its parent is not."""
+        fault = self._chain.form_fault(manifest)
+        if fault is not None:
+            return fault
+        if self.is_taken(manifest.digest) or not self.is_taken(manifest.message.parent):
+            return False
+        return self._chain.branch_fault([manifest]) or True
 
     def _has_outcome(self, commit: Digest) -> bool:
         entry = self.entries.get(commit) or self.kept.get(commit)
         return entry is not None and entry.certificate is not None
 
     def _take_versions(self, branch: Sequence[Signed[CheckpointManifest]], now: float) -> None:
-        gone = {manifest.digest for manifest in self._supersede(branch[0].message.version)}
+        superseded = self._chain.cut(branch[0].message.version)
+        for manifest in superseded:
+            self._note_training(manifest, None)
+        gone = {manifest.digest for manifest in superseded}
         taken = {manifest.message.version: manifest.digest for manifest in branch}
         for entry in self.open_entries():
             checkpoint = entry.commit.message.checkpoint
@@ -239,59 +224,46 @@ class Ledger:
                 self._expire(entry)  # nobody on this chain can check it
         for manifest in branch:
             self._chain.append(CheckpointEntry(manifest, now))
-            for commit in manifest.message.batch:
-                learned = self.entries.get(Digest(commit))
-                if learned is not None:
-                    self._learn(learned, manifest.message.version)
+            self._note_training(manifest, manifest.message.version)
 
     @property
     def trained_on_rejected(self) -> list[Entry]:
-        """The commits that are rejected and that a version has learned from all the same.
-
-        Its trainer trained on them knowingly, or the larger committee rejected them afterwards.
-        """
+        """The commits that a version has learned from and that are rejected, perhaps afterwards."""
         return [
             entry
             for entry in (*self.kept.values(), *self.entries.values())
             if entry.state is CommitState.REJECTED and entry.trained_in is not None
         ]
 
-    def _learn(self, entry: Entry, version: int) -> None:
-        entry.trained_in = version
-        self._demand.file(entry)
-        lag = version - 1 - entry.commit.message.version
-        self.policy_lag_max = max(self.policy_lag_max, lag)
-        for counts in self._counts(entry.commit.signer):
-            counts.trained += 1
-
-    def _supersede(self, version: int) -> list[Signed[CheckpointManifest]]:
-        """Take back ``version`` and what came after it; their commits may be learned from again."""
-        gone = self._chain.cut(version)
-        for manifest in gone:
-            for commit in manifest.message.batch:
-                entry = self.entries.get(Digest(commit))
-                if entry is not None:
-                    entry.trained_in = None
-                    self._demand.file(entry)
-                    for counts in self._counts(entry.commit.signer):
-                        counts.trained -= 1
-        return gone
+    def _note_training(self, manifest: Signed[CheckpointManifest], version: int | None) -> None:
+        """Note which version has learned from a batch, None when it is taken back."""
+        for commit in manifest.message.batch:
+            entry = self.entries.get(Digest(commit))
+            if entry is None:
+                continue
+            entry.trained_in = version
+            self._demand.file(entry)
+            if version is not None:
+                lag = version - 1 - entry.commit.message.version
+                self.policy_lag_max = max(self.policy_lag_max, lag)
+            for counts in self._counts(entry.commit.signer):
+                counts.trained += -1 if version is None else 1
 
     # Time and demand
 
-    def advance(self, epoch: int) -> list[Entry]:
-        """Expire commits that waited too long and forget old ones; return the expired."""
+    def advance(self, epoch: int) -> None:
+        """Expire commits that waited too long and forget old ones."""
         rules = self._manifest.committee
         self._epoch = epoch
         oldest = epoch - rules.expire_after_epochs
-        waiting = [entry for entry in self.open_entries() if entry.commit.message.epoch < oldest]
-        expired = [entry for entry in waiting if self._expire(entry)]
+        for entry in self.open_entries():
+            if entry.commit.message.epoch < oldest:
+                self._expire(entry)
         if self._tidied != (epoch, len(self.checkpoints)):
             self._forget_entries(epoch - 4 * rules.expire_after_epochs)
             self._forget_slots()
             self.kept = {key: entry for key, entry in self.kept.items() if self._is_needed(entry)}
             self._tidied = (epoch, len(self.checkpoints))
-        return expired
 
     def _forget_entries(self, oldest_epoch: int) -> None:
         entries = self.entries.items()
@@ -300,15 +272,16 @@ class Ledger:
             self.kept[digest] = self.entries.pop(digest)
             self._demand.forget(digest)
 
-    def _expire(self, entry: Entry) -> bool:
-        if entry.state is not CommitState.COMMITTED:
-            return False
-        self._settle(entry)
-        self._change(entry, CommitState.EXPIRED)
-        return True
+    def _expire(self, entry: Entry) -> None:
+        if entry.state is CommitState.COMMITTED:
+            self._change(entry, CommitState.EXPIRED)
 
     def _change(self, entry: Entry, state: CommitState, reason: str = "") -> None:
-        """Move a commit to another state, and everything that counts states with it."""
+        """Give a commit an outcome, and change everything that counts them with it."""
+        waiting = self._in_flight.get(entry.commit.signer, {})
+        waiting.pop(entry.commit.digest, None)
+        if not waiting:
+            self._in_flight.pop(entry.commit.signer, None)
         for counts in self._counts(entry.commit.signer):
             counts.add_state(entry, -1)
         entry.state, entry.reason = state, reason
@@ -343,13 +316,9 @@ class Ledger:
 
     def demand(self) -> bool:
         """Tell whether workers should start another rollout: back-pressure without a queue."""
-        return self._demand.wants(self.backlog())
-
-    def _settle(self, entry: Entry) -> None:
-        waiting = self._in_flight.get(entry.commit.signer, {})
-        waiting.pop(entry.commit.digest, None)
-        if not waiting:
-            self._in_flight.pop(entry.commit.signer, None)
+        grpo = self._manifest.grpo
+        backlog_max = grpo.rollouts_per_step * grpo.rollouts_ahead
+        return self.version < grpo.steps and self.backlog() < backlog_max
 
     def _counts(self, worker: PeerId) -> tuple[Counts, Counts]:
         return self.totals, self.workers.setdefault(worker, Counts())

@@ -1,7 +1,6 @@
 """Which slots workers have used: for each checkpoint a worker commits to slot 0, 1, 2, … in order.
 
-Slots belong to a checkpoint and not to its version: when a later term supersedes a version, what
-was committed to before says nothing about the new one, whose assignments are others.
+When a later term supersedes a version, its slots begin again: the assignments are others.
 """
 
 from collections.abc import Callable
@@ -22,9 +21,6 @@ class Slots:
 
     def __init__(self) -> None:
         self._used: dict[_Key, dict[int, Digest]] = {}
-
-    def __len__(self) -> int:
-        return len(self._used)
 
     def take(self, commit: Signed[RolloutCommit]) -> Digest | None:
         """Note a commit; return the other one that had its slot before, if there is one."""

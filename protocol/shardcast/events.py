@@ -57,10 +57,7 @@ Event = ChunkGood | ChunkBad | RequestFailed | CandidatesChanged | Tick
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask ``peer`` for ``count`` chunks of ``shard`` from ``first`` on.
-
-    ``wait`` tells whether the other end may keep us waiting for chunks still on their way to it.
-    """
+    """Ask ``peer`` for ``count`` chunks; ``wait``: also for those that are on their way to it."""
 
     request: int
     peer: PeerId

@@ -1,10 +1,9 @@
 """Who feeds whom: striped trees with different inner nodes, computed and never negotiated.
 
 Shard ``i`` belongs to stripe ``i % stripes``, and each stripe has its own tree over all members.
-A reachable member is inner in one tree only and a leaf in the others (SplitStream, Castro et al.,
-SOSP 2003), so with ``fanout == stripes`` everyone uploads about what it downloads, the publisher
-one copy in all, and the time tends to size / bandwidth. Everything follows from the roster and the
-version by hashes: no message, and the order in which the roster is given does not matter.
+A reachable member is inner in one tree only and a leaf in the others (SplitStream), so with
+``fanout == stripes`` everyone uploads about what it downloads, the publisher one copy in all, and
+the time tends to size / bandwidth. The order in which the roster is given does not matter.
 
 Inside a stripe members stand in one line: inner nodes by falling capacity, then the leaves. A
 parent always stands before its children, hence no cycles; the fallback candidates of a member stand
@@ -25,8 +24,7 @@ FALLBACKS_MAX = 4
 """Candidates between the parent and the root: a guess. When a tenth of the members is gone, one of
 five is alive with probability 0.99999; more would only delay the way to the root."""
 
-
-_LINES_MAX = 64
+_TREES_MAX = 64
 """Remembered: the stripes of a few versions over a few rosters; of a thousand members 0.2 MB."""
 
 
@@ -38,29 +36,9 @@ class ForestMember(NamedTuple):
     reachable: bool
 
 
-def stripe_of(shard: int, stripes: int) -> int:
-    """Return the stripe that carries ``shard``."""
-    return shard % stripes
-
-
-def tree(
-    members: Sequence[ForestMember],
-    root: PeerId,
-    version_digest: Digest,
-    stripe: int,
-    stripes: int,
-    fanout: int,
-) -> dict[PeerId, PeerId]:
-    """Return child -> parent for one stripe, in line order; the root is no key.
-
-    Raises ``ValueError`` when ``fanout`` is below 2 or ``stripe`` is not one of ``stripes``.
-    """
-    return dict(_line(tuple(members), root, version_digest, stripe, stripes, fanout).parents)
-
-
 @dataclass(frozen=True, slots=True)
-class _Line:
-    """One stripe: who feeds whom in line order, and what a member looks up in it."""
+class Tree:
+    """One stripe: child to parent in line order, without the root, and who can feed others."""
 
     parents: dict[PeerId, PeerId]
     reachable: tuple[PeerId, ...]
@@ -68,15 +46,16 @@ class _Line:
     """Of each member: how many of ``reachable``, from the first on, stand before it."""
 
 
-@lru_cache(maxsize=_LINES_MAX)
-def _line(
+@lru_cache(maxsize=_TREES_MAX)
+def tree(
     members: tuple[ForestMember, ...],
     root: PeerId,
     version_digest: Digest,
     stripe: int,
     stripes: int,
     fanout: int,
-) -> _Line:
+) -> Tree:
+    """Return the tree of one stripe; ``ValueError`` when ``fanout`` or ``stripe`` is impossible."""
     if fanout < 2 or not 0 <= stripe < stripes:
         raise ValueError(f"no forest with fanout {fanout}, stripe {stripe} of {stripes}")
     by_peer = {member.peer: member for member in members if member.peer != root}
@@ -96,7 +75,7 @@ def _line(
         if by_peer[peer].reachable:
             reachable.append(peer)
     parents = dict(zip(line, feeders, strict=False))
-    return _Line(parents, tuple(reachable), reachable_before)
+    return Tree(parents, tuple(reachable), reachable_before)
 
 
 def candidates(
@@ -111,12 +90,11 @@ def candidates(
     """Return whom ``me`` asks for a stripe: the parent, up to ``FALLBACKS_MAX`` others, the root.
 
     The others are reachable members that stand before ``me`` in the stripe's line, in an order of
-    its own, so the orphans of one parent spread out. A member whose parent is the root has the root
-    first; the root itself has nobody; who is not in the roster asks like the last leaf.
+    its own, so the orphans of one parent spread out. Who is not a member asks like the last leaf.
     """
     if me == root:
         return []
-    line = _line(tuple(members), root, version_digest, stripe, stripes, fanout)
+    line = tree(tuple(members), root, version_digest, stripe, stripes, fanout)
     count = line.reachable_before.get(me, len(line.reachable))
     places = _drawn(version_digest + stripe.to_bytes(4, "big") + me.encode(), count)
     parent = line.parents.get(me)
@@ -147,11 +125,10 @@ def _rank(salt: bytes, peer: PeerId) -> bytes:
 def _inner(
     members: Sequence[ForestMember], version_digest: Digest, stripe: int, stripes: int, fanout: int
 ) -> list[ForestMember]:
-    """Return the inner nodes of a stripe, by falling capacity.
+    """Return the inner nodes of a stripe: as many as feed everybody at ``fanout`` each.
 
-    Reachable members are dealt to the stripes like cards, strongest first, so every stripe gets
-    about the same capacity; with fewer of them than stripes, one serves several stripes. No more
-    are inner than feed everybody at ``fanout`` each.
+    Reachable members are dealt to the stripes in turn, strongest first, so every stripe gets about
+    the same capacity; with fewer of them than stripes, one serves several stripes.
     """
     reachable = sorted(
         (member for member in members if member.reachable),

@@ -1,16 +1,12 @@
 """What a node remembers of its sources from one version to the next.
 
 The forest is computed anew for each version, so whoever takes requests and sends nothing feeds
-others each time, and each of them would wait for it for as long as for a stranger. A node therefore
-remembers who failed it, and asks those after everybody else, the root included. It is a choice of
-its own, that needs no agreement: whoever stands in the list may be asked in any order.
+others each time. A node therefore remembers who failed it, and asks those after everybody else, the
+root included: whoever stands in the list may be asked in any order, without agreement.
 
-An honest parent looks the same when its own parent is at fault, or the root is slow. So the memory
-is short and small: where many were late at once, none of them is blamed for it; a first doubt is
-soon over; and no more than a share of the members is doubted, so that a member with a full list of
-candidates practically always finds one before the root.
-
-How long a source may take to begin follows what earlier versions took (``timer``, as within one).
+An honest parent looks the same when its own parent is at fault, or the root is slow. So where many
+were late at once, none of them is blamed for it; a first doubt is soon over; and no more than a
+share of the members is doubted, so that there is practically always one to ask before the root.
 """
 
 from collections.abc import Collection, Iterable, Sequence
@@ -60,10 +56,9 @@ class SourceHistory:
 
     def begin_seconds(self, initial: float) -> float:
         """Return how long a source may take to begin; ``initial`` before anyone has, at most."""
-        late_seconds = self._begin.late_seconds
-        return (
-            initial if late_seconds is None else min(initial, max(BEGIN_SECONDS_MIN, late_seconds))
-        )
+        if self._begin.late_seconds is None:
+            return initial
+        return min(initial, max(BEGIN_SECONDS_MIN, self._begin.late_seconds))
 
     def begun(self, seconds: float) -> None:
         """Note that a source took so long from a request to the first chunk."""

@@ -1,7 +1,6 @@
 """The download of one version, as a machine: what to ask of whom, and when to give up on one.
 
-``handle(event, now)`` takes what happened and returns what to do. Each stripe keeps a few requests
-in flight to the first usable candidate of its list, the parent:
+Each stripe keeps a few requests in flight to the first usable candidate of its list, the parent:
 
 * a candidate that breaks or is late is skipped for a while that doubles each time, then tried again
   with a single request; the next candidate in rank order takes over at once;
@@ -14,10 +13,9 @@ in flight to the first usable candidate of its list, the parent:
   for what is slow to come, it would never have sent all of it to anyone. Such requests carry
   ``wait=False``: the other end must not make us wait for bytes that it may be awaiting from us.
 
-"Late" follows the time between the chunks of a stripe as TCP's retransmission timer does (RFC
-6298), doubled while the stripe stands still, so that a jam upstream does not make everyone change
-parents at once. Each stripe has a timer of its own: the root may feed one first and the others
-seconds later. Only differences of ``now`` matter; a monotonic clock is meant.
+"Late" follows the time between the chunks of a stripe, doubled while the stripe stands still, so
+that a jam upstream does not make everyone change parents at once. Each stripe has a timer: the root
+may feed one first and the others seconds later. ``now`` is of a monotonic clock.
 """
 
 import bisect
@@ -41,7 +39,6 @@ from protocol.shardcast.events import (
     Tick,
     TransferLimits,
 )
-from protocol.shardcast.forest import stripe_of
 from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.timer import Timer
 from protocol.types import PeerId
@@ -87,10 +84,7 @@ class _Stripe:
 
 
 class Transfer:
-    """State of one download; ``missing`` holds, per shard, the numbers of the chunks to come.
-
-    ``root`` feeds the forest and is asked as a candidate only, never on suspicion.
-    """
+    """State of one download; ``missing`` holds, per shard, the numbers of the chunks to come."""
 
     def __init__(
         self,
@@ -117,17 +111,12 @@ class Transfer:
         self._note_peers()
         for shard, mask in enumerate(self._missing):
             if mask:
-                self._stripes[stripe_of(shard, len(self._stripes))].shards.append(shard)
+                self._stripes[shard % len(self._stripes)].shards.append(shard)
         self.bytes_missing = sum(
             index.chunk_length(shard, chunk)
             for shard, chunks in enumerate(missing)
             for chunk in dict.fromkeys(chunks)
         )
-
-    @property
-    def complete(self) -> bool:
-        """Whether every chunk is here."""
-        return self.bytes_missing == 0
 
     def handle(self, event: Event, now: float) -> list[Effect]:
         """Take one event and return what to do now; nothing follows ``Done``."""
@@ -145,7 +134,7 @@ class Transfer:
         else:
             self._give_up_late(now, effects)
             self._note_busy(now)
-        if self.complete:
+        if not self.bytes_missing:
             self._finished = True
             return [*effects, *(Cancel(request) for request in self._requests), Done()]
         self._fill(now, effects)
@@ -236,7 +225,7 @@ class Transfer:
 
     def _note_busy(self, now: float) -> None:
         for request in self._requests.values():
-            if request.stripe == stripe_of(request.ask.shard, len(self._stripes)):
+            if request.stripe == request.ask.shard % len(self._stripes):
                 self._stripes[request.stripe].busy_at = now
         for stripe in self._stripes:
             if stripe.shards:
@@ -260,8 +249,11 @@ class Transfer:
         shard: int | None
         if stripe.shards:
             shard, (peer, wait) = stripe.shards[0], self._choose(stripe, now)
-        else:
-            shard, peer, wait = self._straggling_shard(), self._helper(stripe, now), False
+        else:  # after a while it helps the one that has most left, from the end
+            longest = max((other.shards for other in self._stripes), key=len)
+            idle = now - stripe.busy_at >= self._limits.patience_seconds
+            shard, peer = longest[-1] if longest else None, self._anyone(now, ()) if idle else None
+            wait = False
         if peer is None or shard is None:
             return None
         return self._ask(number, peer, shard, self._unasked[shard], wait=wait, now=now)
@@ -282,16 +274,6 @@ class Transfer:
             if not peer.failures:
                 return None, True
         return self._anyone(now, ()), False
-
-    def _helper(self, stripe: _Stripe, now: float) -> PeerId | None:
-        """Return whom a stripe that has idled long enough asks on behalf of the others."""
-        idle = now - stripe.busy_at >= self._limits.patience_seconds
-        return self._anyone(now, ()) if idle else None
-
-    def _straggling_shard(self) -> int | None:
-        """Return the last shard to ask for of the stripe that has most of them left."""
-        longest = max((stripe.shards for stripe in self._stripes), key=len)
-        return longest[-1] if longest else None
 
     def _anyone(self, now: float, excluded: Sequence[PeerId]) -> PeerId | None:
         """Return the least busy peer of any list, but for the root, that may have a whole shard."""
@@ -317,24 +299,15 @@ class Transfer:
             peer = self._anyone(now, (request.ask.peer,))
             if peer is not None:
                 request.hedged = True
-                mask = request.mask
-                ask = self._ask(
-                    request.stripe, peer, request.ask.shard, mask, wait=False, now=now, hedge=True
-                )
+                place = request.stripe, peer, request.ask.shard, request.mask
+                ask = self._ask(*place, wait=False, now=now)
+                self._requests[ask.request].hedged = True
                 effects.append(ask)
 
     # Bookkeeping
 
     def _ask(
-        self,
-        stripe: int,
-        peer: PeerId,
-        shard: int,
-        mask: int,
-        *,
-        wait: bool,
-        now: float,
-        hedge: bool = False,
+        self, stripe: int, peer: PeerId, shard: int, mask: int, *, wait: bool, now: float
     ) -> Ask:
         """Take the first run of chunks in ``mask`` and note the request for it."""
         first = (mask & -mask).bit_length() - 1
@@ -342,7 +315,7 @@ class Transfer:
         count = min((run & -run).bit_length() - 1, self._chunks_per_request)
         taken = ((1 << count) - 1) << first
         ask = Ask(self._requests_made, peer, shard, first, count, wait)
-        self._requests[ask.request] = _Request(ask, stripe, taken, now, hedge)
+        self._requests[ask.request] = _Request(ask, stripe, taken, now)
         self._requests_made += 1
         self._peers[peer].in_flight += 1
         self._stripes[stripe].in_flight += 1
@@ -363,7 +336,7 @@ class Transfer:
         self._set_unasked(shard, self._unasked[shard] | orphaned)
 
     def _set_unasked(self, shard: int, mask: int) -> None:
-        shards = self._stripes[stripe_of(shard, len(self._stripes))].shards
+        shards = self._stripes[shard % len(self._stripes)].shards
         if mask and not self._unasked[shard]:
             bisect.insort(shards, shard)
         elif self._unasked[shard] and not mask:

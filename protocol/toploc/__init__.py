@@ -11,37 +11,6 @@ the noise that makes the choice of a token repeatable; ``protocol.audit`` checks
 decides what the statistics mean.
 
 Everything is exact integer arithmetic up to the final statistics: the same states give the same
-bytes on every machine.
-
-Read in this order: ``layout`` (the bytes), ``selection`` (which values), ``field`` (polynomials),
-``proof`` (build and verify), ``sampling``.
+bytes on every machine. Read in this order: ``layout`` (the bytes), ``selection`` (which values),
+``field`` (polynomials), ``proof`` (build and verify), ``sampling``.
 """
-
-from protocol.toploc.layout import CHUNK_TOKENS, TOP_K, FaultKind, ProofFault, Variant, proof_fault
-from protocol.toploc.proof import (
-    NO_EQUAL_EXPONENT,
-    ChunkResult,
-    States,
-    build_proofs,
-    build_proofs_batch,
-    variant_of,
-    verify_proofs,
-    verify_proofs_batch,
-)
-
-__all__ = [
-    "CHUNK_TOKENS",
-    "NO_EQUAL_EXPONENT",
-    "TOP_K",
-    "ChunkResult",
-    "FaultKind",
-    "ProofFault",
-    "States",
-    "Variant",
-    "build_proofs",
-    "build_proofs_batch",
-    "proof_fault",
-    "variant_of",
-    "verify_proofs",
-    "verify_proofs_batch",
-]

@@ -1,9 +1,9 @@
 """Arithmetic modulo 65497, for many polynomials at once.
 
-65497 is the field of the published proof format: nearly the largest prime below 2**16, and above
-every finite bf16 bit pattern (the largest is 0xFF7F = 65407). A product of two elements plus a
-third stays below 2**32, so all of it is exact in ``uint32``, whose division by a constant numpy
-vectorises; ``%`` is not vectorised and four times slower (measured, numpy 2.4).
+65497, of the published proof format, is above every finite bf16 bit pattern (0xFF7F = 65407 at
+most). A product of two elements plus a third stays below 2**32, so all of it is exact in
+``uint32``, whose division by a constant numpy vectorises; ``%`` is not vectorised and four times
+slower (measured, numpy 2.4).
 
 Arrays hold one polynomial per row. Inside, rows and columns are swapped, so that every step of a
 recurrence over the degree runs over contiguous memory.
@@ -31,8 +31,7 @@ def interpolate(points: Elements, values: Elements, counts: NDArray[np.int64]) -
 
     All of ``[rows, k]``; row ``r`` uses its first ``counts[r]`` points only, which must be distinct
     and at least one, and its coefficients from ``counts[r]`` upward are zero. Newton's divided
-    differences: the ``i``-th depends on the points up to ``i`` alone, so what lies behind a row's
-    count can hold anything and is cut off before the expansion.
+    difference ``i`` depends on the points up to ``i`` alone, so behind the count can be anything.
     """
     nodes = np.ascontiguousarray(points.T)
     differences = _divided_differences(nodes, values.T.copy(order="C"))

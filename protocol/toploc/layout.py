@@ -33,10 +33,10 @@ CHUNK_TOKENS = 32
 TOP_K = 128
 """Values per proof in the published format.
 
-A run chooses a ``top_k`` of at most half its hidden width. The shortest chunk is one token; where
-the proof covers all of its values, the ones near zero are covered too, and their relative error is
-unbounded: 4 % of honest fp32 chunks of 1 x 128 then exceed a mean of 32 units, against a maximum
-of 2 with ``top_k`` 64 (measured, Gaussian values with an absolute error of 1.5e-7).
+A run chooses a ``top_k`` of at most half its hidden width. A proof that covers all values of a
+chunk, which may be one token, covers those near zero too, and their relative error is unbounded:
+4 % of honest fp32 chunks of 1 x 128 then exceed a mean of 32 units, against a maximum of 2 with
+``top_k`` 64 (measured, Gaussian values with an absolute error of 1.5e-7).
 """
 
 TOP_K_MAX = 1024
@@ -78,7 +78,6 @@ class ProofFault:
     """The first chunk at fault; for a wrong count the first one missing or surplus."""
 
     def __str__(self) -> str:
-        """Read as ``modulus of chunk 3``."""
         return f"{self.kind} of chunk {self.chunk}"
 
 
@@ -154,21 +153,3 @@ class Layout:
             if faulty.any():
                 return ProofFault(kind, int(faulty.argmax()))
         return None
-
-
-def proof_fault(
-    proofs: Sequence[bytes],
-    tokens: int,
-    *,
-    hidden: int,
-    variant: Variant,
-    chunk_tokens: int = CHUNK_TOKENS,
-    top_k: int = TOP_K,
-) -> ProofFault | None:
-    """Return what is malformed in the proofs of ``tokens`` states of ``hidden`` values, or None.
-
-    Needs no states, so a validator calls it before its prefill. No content of ``proofs`` makes it
-    raise; ``ValueError`` means that the other arguments are impossible.
-    """
-    layout = Layout(variant, chunk_tokens, top_k)
-    return layout.fault(proofs, layout.chunk_sizes(tokens, hidden))

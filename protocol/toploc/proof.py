@@ -14,10 +14,9 @@ Deviations from that library, each because of an attack or a crash that it allow
 * There is an **fp32** variant: two polynomials over the same points, one for each half of the bit
   pattern. bf16 cannot separate policies one small optimizer step apart; fp32 can.
 
-**Aliasing.** A half is any of 65536 patterns, a field element one of 65497. Patterns from 65497
-(0xFFD9) upward return as 0..38. In bf16 and in the high half of fp32 those are NaN, which no states
-may hold. In the low half they are ordinary, 7 % of honest chunks hold one, and the verifier takes
-the nearer of the two values that an element from 0 to 38 stands for.
+**Aliasing.** Of the 65536 patterns of a half those from 65497 (0xFFD9) upward return as 0..38. In
+bf16 and in the high half of fp32 those are NaN, which no states may hold. In the low half 7 % of
+honest chunks hold one, and the verifier takes the nearer of the two values that 0..38 stand for.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,30 +28,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.toploc.field import PRIME, evaluate, interpolate
-from protocol.toploc.layout import (
-    CHUNK_TOKENS,
-    TOP_K,
-    Layout,
-    ProofFault,
-    Variant,
-    Words,
-    proof_fault,
-)
+from protocol.toploc.layout import CHUNK_TOKENS, TOP_K, Layout, ProofFault, Variant, Words
 from protocol.toploc.selection import Bits, Selection, find_moduli, select_top
-
-__all__ = [
-    "NO_EQUAL_EXPONENT",
-    "ChunkResult",
-    "ProofFault",
-    "States",
-    "Variant",
-    "build_proofs",
-    "build_proofs_batch",
-    "proof_fault",
-    "variant_of",
-    "verify_proofs",
-    "verify_proofs_batch",
-]
 
 _T = TypeVar("_T")
 
@@ -104,33 +81,31 @@ def variant_of(states: States) -> Variant:
     raise ValueError(f"states are uint16 (bf16 bit patterns) or float32, not {states.dtype}")
 
 
-def build_proofs(
-    states: States, *, chunk_tokens: int = CHUNK_TOKENS, top_k: int = TOP_K
-) -> list[bytes]:
-    """Return one proof per chunk of ``chunk_tokens`` rows of ``states``; the last may be shorter.
+def proof_fault(
+    proofs: Sequence[bytes],
+    tokens: int,
+    *,
+    hidden: int,
+    variant: Variant,
+    chunk_tokens: int = CHUNK_TOKENS,
+    top_k: int = TOP_K,
+) -> ProofFault | None:
+    """Return what is malformed in the proofs of ``tokens`` states of ``hidden`` values, or None.
 
-    Raises ``ValueError`` for states that are not finite, not two-dimensional or of another dtype.
+    Needs no states, so a validator calls it before its prefill. No content of ``proofs`` makes it
+    raise; ``ValueError`` means that the other arguments are impossible.
     """
-    return build_proofs_batch([states], chunk_tokens=chunk_tokens, top_k=top_k)[0]
-
-
-def verify_proofs(
-    states: States, proofs: Sequence[bytes], *, chunk_tokens: int = CHUNK_TOKENS, top_k: int = TOP_K
-) -> list[ChunkResult]:
-    """Compare the verifier's own ``states`` with ``proofs``, one result per chunk.
-
-    Call ``proof_fault`` first, before the prefill: what it refuses raises ``ValueError`` here, and
-    nothing else about proofs does. States are refused as by ``build_proofs``.
-    """
-    return verify_proofs_batch([states], [proofs], chunk_tokens=chunk_tokens, top_k=top_k)[0]
+    layout = Layout(variant, chunk_tokens, top_k)
+    return layout.fault(proofs, layout.chunk_sizes(tokens, hidden))
 
 
 def build_proofs_batch(
     sequences: Sequence[States], *, chunk_tokens: int = CHUNK_TOKENS, top_k: int = TOP_K
 ) -> list[list[bytes]]:
-    """Return the proofs of every sequence, all chunks in common passes.
+    """Return the proofs of every sequence, one for each ``chunk_tokens`` rows or the rest of them.
 
-    Sequences may differ in length and width, not in dtype. Errors as in ``build_proofs``.
+    Sequences may differ in length and width, not in dtype. Raises ``ValueError`` for states that
+    are not finite, not two-dimensional or of another dtype.
     """
     if len(sequences) == 0:
         return []
@@ -157,10 +132,11 @@ def verify_proofs_batch(
     chunk_tokens: int = CHUNK_TOKENS,
     top_k: int = TOP_K,
 ) -> list[list[ChunkResult]]:
-    """Verify the proofs of every sequence, all chunks in common passes.
+    """Compare the verifier's own states with the proofs of every sequence, chunk by chunk.
 
-    Sequences may differ in length and width, not in dtype. Errors as in ``verify_proofs``, and
-    ``ValueError`` when there are not as many lists of proofs as sequences.
+    Call ``proof_fault`` first, before the prefill: what it refuses raises ``ValueError`` here, and
+    nothing else about proofs does. States are refused as by ``build_proofs_batch``, and so are not
+    as many lists of proofs as sequences.
     """
     if len(sequences) != len(proofs):
         raise ValueError(f"{len(proofs)} lists of proofs for {len(sequences)} sequences")

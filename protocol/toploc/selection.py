@@ -3,9 +3,9 @@
 A chunk is the states of up to 32 tokens, flattened in token order. Its proof covers the k values of
 largest magnitude, so prover and verifier each find nearly the same positions in their own states.
 
-**Ties.** In bf16 about ten equal magnitudes sit at the cut for Gaussian states, so an order must be
-fixed: the lowest flat index is taken first. (``torch.topk``, which the published library uses,
-documents none; such proofs differ from ours in the tied positions only, far inside any threshold.)
+In bf16 about ten equal magnitudes sit at the cut for Gaussian states: the lowest flat index is
+taken first. (``torch.topk``, which the published library uses, documents no order; such proofs
+differ from ours in the tied positions only, far inside any threshold.)
 """
 
 from collections.abc import Sequence
@@ -100,8 +100,7 @@ def find_moduli(selection: Selection, sizes: NDArray[np.int64]) -> NDArray[np.in
 def _ranking_keys(chunk: Bits, top_k: int) -> NDArray[np.int64]:
     """Return the keys of values among which are the ``top_k`` largest; of a big chunk just those.
 
-    The maxima of ``c`` disjoint columns are ``c`` values of the chunk, so their ``top_k``-th
-    largest is no higher than the chunk's own: whatever is below it can be dropped.
+    The ``top_k``-th largest of the maxima of disjoint columns is no higher than that of the chunk.
     """
     magnitudes = chunk & np.iinfo(chunk.dtype).max // 2
     columns = _PREFILTER_COLUMNS * top_k

@@ -1,9 +1,8 @@
 """The policy that a run starts from: version 0.
 
 A tiny model that knows nothing never earns a reward, so there is nothing to reinforce. A *cold
-start* learns from solved examples until it is right some of the time, and stops there: around
-``TARGET_ACCURACY`` nearly every group of samples holds right and wrong answers. A published model
-needs none: ``import_pretrained`` turns it into a policy.
+start* learns from solved examples until nearly every group of samples holds right and wrong
+answers. A published model needs none: ``import_pretrained`` turns it into a policy.
 """
 
 from dataclasses import dataclass
@@ -49,13 +48,9 @@ class ColdStart:
     """What a cold start wrote."""
 
     digest: Digest
-    """Policy digest of the file."""
-
     accuracy: float
     """Mean probability of the right completion over problems: the expected sampled reward."""
-
     steps: int
-    """Optimizer steps on solved examples."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +76,10 @@ def cold_start(
 ) -> ColdStart:
     """Write a policy whose expected reward at temperature 1 is ``target_accuracy``.
 
-    Exactly one completion of each problem earns a reward, so the expected reward is its
-    probability, and needs no sampling. It is continuous in the weights: between the last snapshot
-    below the target and the first above it, bisection finds the target, whatever the seed.
-
-    Computes in the calling thread with as many threads as torch has there, for seconds; draws from
-    torch's global generator. Raises ``ValueError`` when ``steps_max`` is not enough.
+    One completion of each problem earns a reward, so the expected reward is its probability. It is
+    continuous in the weights: between the last snapshot below the target and the first above it,
+    bisection finds the target. Computes in the calling thread for seconds; draws from torch's
+    global generator. Raises ``ValueError`` when ``steps_max`` is not enough.
     """
     torch.manual_seed(seed)
     draws = Rng(seed.to_bytes(8, "big")).child("cold start")
@@ -150,11 +143,8 @@ def _learn(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, examples: 
 
 @torch.no_grad()
 def _expected_reward(model: Qwen2ForCausalLM, examples: _Examples) -> float:
-    pieces = zip(
-        torch.split(examples.tokens, _EXAMPLES_PER_PASS),
-        torch.split(examples.targets, _EXAMPLES_PER_PASS),
-        strict=True,
-    )
+    both = (examples.tokens, examples.targets)
+    pieces = zip(*(torch.split(part, _EXAMPLES_PER_PASS) for part in both), strict=True)
     surprises = [_surprise(model, _Examples(*piece)) for piece in pieces]
     return float((-torch.cat(surprises)).exp().mean())
 

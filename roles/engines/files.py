@@ -18,8 +18,7 @@ _FULL_TEXTS = tuple(f"(os error {number})" for number in _FULL)
 def replacing(path: Path) -> Iterator[Path]:
     """Give a path to write to, which becomes ``path`` at the end, also after a power loss.
 
-    After an error ``path`` is as it was, and nothing else is left. Raises ``StorageFullError`` when
-    the disk is full, whatever the library that wrote has made of it.
+    After an error ``path`` is as it was. Raises ``StorageFullError`` when the disk is full.
     """
     partial = path.with_name(path.name + ".partial")
     try:

@@ -1,7 +1,4 @@
-"""Safetensors files that others made: one with other tensors than expected is not read.
-
-The format holds tensors and text, no code, and every tensor is as long in the file as in memory.
-"""
+"""Safetensors files that others made: tensors and text, as long in the file as in memory."""
 
 import math
 from collections.abc import Mapping

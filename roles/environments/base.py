@@ -24,10 +24,7 @@ ENVIRONMENTS = {
 
 
 class SupervisedEnvironment(Environment, Protocol):
-    """A task with exactly one completion that earns the full reward, and that is known.
-
-    Only the cold start of a run uses it; reinforcement learning sees rewards alone.
-    """
+    """A task whose one right completion is known, for the cold start of a run alone."""
 
     def solution(self, seed: int) -> tuple[int, ...]:
         """Return the completion of problem ``seed`` that scores 1, the end token included."""
@@ -51,8 +48,7 @@ def supervised(task: Environment) -> SupervisedEnvironment:
 class CharacterTask(SupervisedEnvironment, ABC):
     """A task over single characters: token ``i + 2`` is ``characters[i]``.
 
-    Subclasses give the text of a problem and of its one right answer, which alone, followed by the
-    end token, earns the reward 1.
+    Its one right answer, followed by the end token, earns the reward 1, and nothing else does.
     """
 
     name: str

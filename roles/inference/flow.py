@@ -12,13 +12,7 @@ from protocol.messages import RolloutCommit, message_id
 from protocol.rollout import RolloutSequence, encode_body
 from protocol.types import Digest, Topic
 from roles.flow import RoleContext, reward
-from roles.ports.engines import (
-    Environment,
-    Generation,
-    GenerationEngine,
-    GenerationRequest,
-    Policy,
-)
+from roles.ports.engines import Environment, GenerationEngine, GenerationRequest, Policy
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from roles.ports.swarm import RefusedError
 
@@ -104,11 +98,10 @@ class InferenceFlow:
 
     def _slots_are_known(self, policy: Policy) -> bool:
         """Tell whether our slots of a version are in the ledger: two commits to one end us."""
-        unknown = self._context.network.may_have_used(policy.version)
-        if unknown:
-            reason = "our disk was lost; waiting for a newer version"
-            self._context.conditions.set("inference", reason)
-        return not unknown
+        if not self._context.network.may_have_used(policy.version):
+            return True
+        self._context.conditions.set("inference", "our disk was lost; waiting for a newer version")
+        return False
 
     def _can_be_checked(self) -> bool:
         """Tell whether there are enough validators: without a committee a commit only expires."""
@@ -150,7 +143,12 @@ class InferenceFlow:
             reward(manifest, self._environment, item, generation.tokens)
             for item, generation in zip(assignments, generations, strict=True)
         ]
-        body = encode_body(_sequences(generations, rewards))
+        body = encode_body(
+            [
+                RolloutSequence(item.tokens, item.logprobs, own, item.proofs)
+                for item, own in zip(generations, rewards, strict=True)
+            ]
+        )
         # The body is durable before the commit, and the commit before it is announced.
         commit = RolloutCommit(
             epoch=context.epoch(),
@@ -163,9 +161,8 @@ class InferenceFlow:
             sequences=len(generations),
             tokens=sum(len(generation.tokens) for generation in generations),
         )
-        owner = Owner(
-            Purpose.ROLLOUT_BODY, message_id(commit, context.replica.run_id, context.peer_id)
-        )
+        identifier = message_id(commit, context.replica.run_id, context.peer_id)
+        owner = Owner(Purpose.ROLLOUT_BODY, identifier)
         try:
             await context.blobs.put(body, owner)
             signed = await context.network.publish(Topic.COMMITS, commit)
@@ -180,10 +177,3 @@ class InferenceFlow:
             slot=slot,
             reward=round(sum(rewards) / len(rewards) / 1e6, 3),
         )
-
-
-def _sequences(generations: list[Generation], rewards: list[int]) -> list[RolloutSequence]:
-    return [
-        RolloutSequence(item.tokens, item.logprobs, value, item.proofs)
-        for item, value in zip(generations, rewards, strict=True)
-    ]

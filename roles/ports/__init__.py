@@ -1,5 +1,4 @@
-"""Everything that a node touches outside itself, as interfaces.
+"""Everything that a node touches outside itself, as interfaces: all that daemon and roles know.
 
-The daemon and the role flows know only these; ``node.live`` and ``node.storage`` implement them on
-hivemind, SQLite and files, ``simulations.ports`` in virtual time.
+``node.live`` and ``node.storage`` implement them, ``simulations.ports`` does in virtual time.
 """

@@ -48,8 +48,8 @@ class GenerationEngine(Protocol):
     ) -> list[Generation]:
         """Sample every request with the loaded policy, in order.
 
-        Raises ``RuntimeError`` when none is loaded and ``ValueError`` for a request that no model
-        can answer: an empty prompt, no token to emit, a temperature that is not positive.
+        Raises ``RuntimeError`` when none is loaded, ``ValueError`` for an empty prompt, no token to
+        emit, or a temperature that is not positive.
         """
 
 
@@ -68,19 +68,15 @@ class VerificationEngine(Protocol):
     """Recomputes claimed sequences by prefill."""
 
     async def load(self, policy: Policy) -> None:
-        """Make ``policy`` available; raises ``ValueError`` when its tensors do not have its digest.
-
-        The engine keeps the last few that it was given.
-        """
+        """Add ``policy`` to the last few that are kept; raises ``ValueError`` as others do."""
 
     async def measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
         """Measure every request under the policy of ``version``, in order.
 
-        Raises ``LookupError`` when that policy is not loaded (or no longer), and ``ValueError`` for
-        a temperature that is not positive. Nothing inside a request raises: what cannot be computed
-        has a ``proof_fault`` and infinite errors.
+        ``LookupError`` when that policy is not kept, ``ValueError`` for a temperature that is not
+        positive; what cannot be computed has a ``proof_fault`` and infinite errors.
         """
 
 
@@ -97,14 +93,14 @@ class TrainingSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """What one optimiser step did; ``applied`` is False when the finite guard refused it."""
+    """What one optimiser step did; not ``applied`` without a finite gradient, or without any."""
 
     applied: bool
-    loss: float
-    gradient_norm: float
-    clip_fraction: float
-    entropy: float
-    sequences_used: int
+    loss: float = 0.0
+    gradient_norm: float = 0.0
+    clip_fraction: float = 0.0
+    entropy: float = 0.0
+    sequences_used: int = 0
 
 
 class TrainingEngine(Protocol):
@@ -118,16 +114,10 @@ class TrainingEngine(Protocol):
         """Start from a policy with a fresh optimiser; raises ``ValueError`` as others do."""
 
     async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        """Do one optimiser step on ``batch`` (advantages recomputed inside).
-
-        Without a finite gradient nothing changes.
-        """
+        """Do one optimiser step on ``batch``; without a finite gradient nothing changes."""
 
     async def write_policy(self, path: Path) -> Digest:
-        """Write the weights as safetensors atomically; return the policy digest.
-
-        Raises ``StorageFullError``.
-        """
+        """Write the weights atomically, return their digest; raises ``StorageFullError``."""
 
     async def save_state(self, path: Path) -> None:
         """Write model, optimiser and progress atomically; raises ``StorageFullError``."""
@@ -135,9 +125,8 @@ class TrainingEngine(Protocol):
     async def load_state(self, path: Path, policy: Digest) -> None:
         """Restore what a ``save_state`` wrote, perhaps another trainer's, whose word is not taken.
 
-        Weights, moments and progress come from it, every setting of the optimiser from the
-        manifest. Raises ``ValueError``, and changes nothing, when it is damaged, holds anything
-        that this run's optimiser could not have, or other weights than those of ``policy``.
+        Raises ``ValueError``, and changes nothing, when it is damaged, holds anything that this
+        run's optimiser could not have, or other weights than those of ``policy``.
         """
 
     async def evaluate(

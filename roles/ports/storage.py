@@ -24,11 +24,7 @@ class Purpose(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What this node stored a blob for, and what therefore decides how long the blob stays.
-
-    ``subject`` is the commit's digest for a body, and the index of the version for its weights and
-    its optimiser state.
-    """
+    """What this node stored a blob for; ``subject`` is a commit, or the index of a version."""
 
     purpose: Purpose
     subject: Digest
@@ -59,10 +55,7 @@ class Blobs(Protocol):
         """Store ``data`` durably for ``owner``; raises ``StorageFullError``."""
 
     async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
-        """Store a slice of a file without holding it in memory; raises ``StorageFullError``.
-
-        Raises ``ValueError`` when the file is missing or ends before the slice does.
-        """
+        """Store a slice of a file; ``ValueError`` when it is not there, ``StorageFullError``."""
 
     async def get(self, digest: Digest) -> bytes | None:
         """Return the whole blob, or None when it is not (completely) here."""

@@ -73,10 +73,7 @@ class Policies(Protocol):
         """Cut a finished version into blobs; raises ``StorageFullError``."""
 
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
-        """Return another trainer's published state, or None when it cannot be had.
-
-        Raises ``StorageFullError``.
-        """
+        """Return a published state, None when it cannot be had; raises ``StorageFullError``."""
 
     async def discard(self, policy: Policy) -> None:
         """Drop a policy that an engine refused, and get it another way if there is one."""

@@ -1,5 +1,1 @@
-"""The trainer role: learns from verified rollouts by asynchronous GRPO and publishes policies.
-
-``grpo`` is the objective, ``batch`` turns verified sequences into rows, ``engine`` steps,
-``checkpoint`` makes state durable, ``genesis`` makes the policy that a run starts from.
-"""
+"""The trainer role: learns from verified rollouts and publishes policies."""

@@ -1,12 +1,8 @@
-"""Batching: which certified rollouts the next step learns from.
-
-A rollout is used when it is certified, young enough for the asynchrony limit, and its body can be
-fetched. Its rewards are recomputed here, and its claims checked again without a model.
-"""
+"""Which certified rollouts the next step learns from; their claims are checked again here."""
 
 import asyncio
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from protocol.assignment import assign
@@ -63,14 +59,9 @@ class Batching:
         complete = await self._complete(candidates[: 2 * grpo.rollouts_per_step])
         if len(complete) < grpo.rollouts_per_step:
             return None
+        prompts = context.manifest.sampling.prompts_per_rollout
         sequences = [
-            TrainingSequence(
-                index * context.manifest.sampling.prompts_per_rollout + item.group,
-                item.prompt,
-                item.tokens,
-                item.logprobs,
-                item.reward,
-            )
+            replace(item, group=index * prompts + item.group)
             for index, (_, rollout) in enumerate(complete)
             for item in rollout
         ]
@@ -97,9 +88,8 @@ class Batching:
         context, message = self._context, entry.commit.message
         voters = context.replica.tally(entry.commit.digest).verdicts
         certifier = [] if entry.certificate is None else [entry.certificate.signer]
-        body = await context.network.fetch_body(
-            entry.commit, [entry.commit.signer, *certifier, *voters]
-        )
+        sources = [entry.commit.signer, *certifier, *voters]
+        body = await context.network.fetch_body(entry.commit, sources)
         checkpoint = context.replica.ledger.checkpoint(message.version)
         if body is None or checkpoint is None or checkpoint.digest != message.checkpoint:
             return None

@@ -20,6 +20,7 @@ class TrainerFlow:
     ) -> None:
         self._context = context
         self._engine = engine
+        self._steps = context.manifest.grpo.steps
         self._leadership = Leadership(context, engine)
         self._batching = Batching(context, environment)
         self._publication = Publication(context, engine)
@@ -32,15 +33,11 @@ class TrainerFlow:
                 seen = context.changes.count
                 if not self._leadership.is_ours():
                     context.conditions.clear("trainer")  # what held us up is another one's now
-                elif not self._finished() and await self._resume():
+                elif context.replica.ledger.version < self._steps and await self._resume():
                     await self._lead()
                 await context.tick(seen)
         finally:
             await self._publication.drain()
-
-    def _finished(self) -> bool:
-        context = self._context
-        return context.replica.ledger.version >= context.manifest.grpo.steps
 
     async def _resume(self) -> bool:
         """Load what training goes on from, and publish version 0 if there is none; else False."""
@@ -57,8 +54,7 @@ class TrainerFlow:
     async def _lead(self) -> None:
         """Train until it is no longer our turn or the run is complete."""
         context = self._context
-        steps = context.manifest.grpo.steps
-        while self._leadership.is_ours() and self._publication.version < steps:
+        while self._leadership.is_ours() and self._publication.version < self._steps:
             seen = context.changes.count
             if self._publication.ended and not await self._publication.settle():
                 return

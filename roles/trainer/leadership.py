@@ -1,8 +1,7 @@
 """Leadership: whose turn it is to train, and which version a new leader goes on from.
 
-One trainer leads at a time, the first live one in the manifest's order. It resumes from its own
-state of the newest version, or takes over what another trainer published; when nobody has the
-newest version any more, it goes back to one that it holds.
+It resumes from its own state of the newest version, or takes over what another trainer published;
+when nobody has the newest version any more, it goes back to one that it holds.
 """
 
 import asyncio
@@ -70,14 +69,12 @@ class Leadership:
             found = await self._go_back(head)
         if found is None:
             return None
-        # A later term is above what an earlier trainer, or we before we lost our disk, published
-        # without our knowing.
         term = head.message.term
-        if not ours:
-            term = context.manifest.term_of(context.peer_id, term + 1)
         context.conditions.clear("trainer")
         if ours:  # a crash may have come between its storing and its announcing
             await context.network.announce(Topic.CHECKPOINTS, head.envelope)
+        else:  # above what an earlier trainer, or we before we lost our disk, may have published
+            term = context.manifest.term_of(context.peer_id, term + 1)
         log.info("training resumed", version=found.message.version, term=term)
         return Position(found.message.version, term, found.digest)
 
@@ -85,10 +82,8 @@ class Leadership:
         """Load the genesis weights, if version 0 is ours to publish."""
         context = self._context
         path = context.files.genesis
-        if (
-            context.files.size(path) is None
-            or context.peer_id != context.manifest.genesis.trainers[0]
-        ):
+        first = context.peer_id == context.manifest.genesis.trainers[0]
+        if context.files.size(path) is None or not first:
             context.conditions.set("trainer", "waiting for the genesis policy")
             return None
         if self._is_held(0):  # then we have published, and have lost our disk
@@ -103,34 +98,33 @@ class Leadership:
 
     async def _take_over(self, head: Signed[CheckpointManifest]) -> bool:
         """Load the published state, or else the weights alone; False while neither is here."""
-        context, version = self._context, head.message.version
+        context, message, published = self._context, head.message, None
         try:
-            published = await self._published_state(head)
+            if message.state and message.state_bytes <= self._engine.state_bytes_max:
+                published = await context.policies.fetch_state(head)
         except StorageFullError as error:
             context.conditions.set("trainer", f"disk full: {error}; waiting for room")
             await asyncio.sleep(context.epoch_seconds)
             return False
         if published is not None and await self._load_state(published, head):
             return True
-        policy = context.policies.get(version)
+        policy = context.policies.get(message.version)
         if policy is not None and await self._load_policy(policy):
             return True
-        context.conditions.set("trainer", f"waiting for the weights of version {version}")
+        context.conditions.set("trainer", f"waiting for the weights of version {message.version}")
         return False
 
     async def _go_back(self, head: Signed[CheckpointManifest]) -> Signed[CheckpointManifest] | None:
         """Load the newest version that we hold once the head is lost with all who had it.
 
         A trainer may die between announcing a version and serving its first byte. Our next version
-        then takes the number of the lost one, in a later term and from the same parent: nodes
-        replace no more than that on a trainer's word. What it learned from is older where several
-        versions are lost.
+        then takes the number of the lost one, in a later term and from the same parent, even where
+        it learned from an older one: nodes replace no more than that on a trainer's word.
         """
         context, now = self._context, asyncio.get_running_loop().time()
         if self._awaited is None or self._awaited[0] != head.digest:
             self._awaited = (head.digest, now)
-        # When every record that counted at first counts no longer, everyone live has said what it
-        # holds.
+        # By then everyone live has said what it holds.
         record_seconds = context.manifest.epochs.record_epochs * context.epoch_seconds
         if now < self._awaited[1] + record_seconds or self._is_held(head.message.version):
             return None
@@ -152,13 +146,6 @@ class Leadership:
             for member in context.replica.roster.live(context.clock.now())
             if manifest.is_validator(member.peer) or manifest.is_trainer(member.peer)
         )
-
-    async def _published_state(self, head: Signed[CheckpointManifest]) -> Path | None:
-        """Fetch the state of a version, if it can be one; raises ``StorageFullError``."""
-        message = head.message
-        if not message.state or message.state_bytes > self._engine.state_bytes_max:
-            return None
-        return await self._context.policies.fetch_state(head)
 
     async def _load_state(self, path: Path, head: Signed[CheckpointManifest]) -> bool:
         try:

@@ -1,8 +1,7 @@
 """Publication: make a trained version durable, then known, beside the training of the next one.
 
-A version exists once its signed manifest is stored here; only then is it announced. Weights and
-state are written before that, so a crash at any moment resumes from the last stored version with
-the next number.
+Weights and state are written before the manifest is signed, stored and announced, so a crash at any
+moment resumes from the last stored version with the next number.
 """
 
 import asyncio
@@ -55,8 +54,7 @@ class Publication:
         """
         context = self._context
         version = self.version + 1
-        path = context.files.weights(version)
-        state_path = context.files.state(version)
+        path, state_path = context.files.weights(version), context.files.state(version)
         digest = await self._stored(lambda: self._engine.write_policy(path))
         await self._stored(lambda: self._engine.save_state(state_path))
         self.version = version
@@ -66,8 +64,7 @@ class Publication:
     async def settle(self) -> bool:
         """Wait for the publication under way: versions are published one after another.
 
-        False when it was refused: another trainer has taken over with a later term. Unpublished
-        work is dropped then, and training resumes from what the swarm has.
+        False when it was refused: another trainer has taken over, and training goes on from there.
         """
         if self._publishing is None:
             return True

@@ -93,11 +93,9 @@ class Examination:
             )
             for index in chosen
         ]
-        version = Version(commit.message.version)
+        version, temperature = Version(commit.message.version), manifest.sampling.temperature
         try:
-            measurements = await self._engine.measure(
-                version, requests, manifest.sampling.temperature
-            )
+            measurements = await self._engine.measure(version, requests, temperature)
         except LookupError:  # the engine keeps fewer policies than we thought
             self._loaded.clear()
             return None

@@ -1,8 +1,7 @@
 """Validation: check the rollouts we are drawn for, exchange verdicts, assemble certificates.
 
 Everything is decided from the replica on each tick, so a lost message or a restart costs time and
-nothing else: who is drawn follows from the roster, what is missing is sent again, and a verdict
-that was stored before a crash is never signed a second time.
+nothing else; a verdict that was stored before a crash is never signed a second time.
 """
 
 import asyncio
@@ -74,13 +73,8 @@ class ValidatorFlow:
 
     def _forget(self) -> None:
         entries = self._context.replica.ledger.entries
-        for table in (
-            self._retry_at,
-            self._delivered,
-            self._decided_at,
-            self._attempts,
-            self._for_others,
-        ):
+        tables = self._retry_at, self._delivered, self._decided_at, self._attempts
+        for table in (*tables, self._for_others):
             for commit in [key for key in table if key not in entries]:
                 del table[commit]
         for task in [*self._checking.values(), *self._sending.values()]:

@@ -10,12 +10,12 @@ COMMIT = WORLD.commit(WORLD.workers[0])
 
 def test_the_least_recently_used_result_goes_first():
     results = Remembered[str, int](2)
-    results.keep("a", 1)
-    results.keep("b", 2)
-    assert results.get("a") == 1
-    results.keep("c", 3)
-    assert [results.get(key) for key in "abc"] == [1, None, 3]
-    assert len(results) == 2
+    assert results.recall("a", lambda: 1) == 1
+    results.recall("b", lambda: 2)
+    assert results.recall("a", lambda: 0) == 1
+    results.recall("c", lambda: 3)
+    assert dict(results._entries) == {"a": 1, "c": 3}
+    assert results.recall("b", lambda: 4) == 4
 
 
 def counting(asked, *, answer=True):
@@ -51,7 +51,7 @@ def test_what_is_found_wrong_is_not_remembered():
         result = open_envelope(bad, RolloutCommit, WORLD.run_id, verify, opened)
         assert isinstance(result, Fault)
     assert len(asked) == 2
-    assert not len(opened)
+    assert not opened._entries
 
 
 def test_a_gossiped_message_is_decoded_once_and_a_malformed_one_every_time():
@@ -59,4 +59,4 @@ def test_a_gossiped_message_is_decoded_once_and_a_malformed_one_every_time():
     data = encode_message(sign_message(WORLD.workers[0], "topic", b"data", 7))
     assert decode_message(data, decoded) is decode_message(data, decoded)
     assert isinstance(decode_message(data[:-1], decoded), Fault)
-    assert len(decoded) == 1
+    assert list(decoded._entries) == [data]

@@ -330,7 +330,7 @@ def test_a_validator_says_nothing_of_a_version_that_it_could_not_know_of():
 
 def test_what_waits_is_bounded_and_a_flood_displaces_itself_alone(monkeypatch):
     target = WORLD.replica()
-    monkeypatch.setattr(target.ledger.branches._waiting, "_limit", 8)
+    monkeypatch.setattr(target.ledger.branches, "_limit", 8)
     versions = chain(4, batches=OLD)
     live(target, FIRST)
     take(target, *versions)

@@ -226,4 +226,4 @@ def test_the_forest_is_the_one_that_the_page_describes(members, version, stripes
     ours = [ForestMember(*member) for member in named]
     for stripe in range(stripes):
         place = version, stripe, stripes, fanout
-        assert tree(ours, "peer 0", *place) == parents(named, "peer 0", *place)
+        assert tree(tuple(ours), "peer 0", *place).parents == parents(named, "peer 0", *place)

@@ -1,8 +1,7 @@
 """A batched decode loop for Qwen2 with a static key-value cache.
 
-The same mathematics as Hugging Face's module in fewer, larger operations: queries, keys and values
-are one product, so are gate and up; the query heads that share a key head are folded into the
-query length, so one decode step is one small attention per key head. Prompts of unequal length are
+The mathematics of Hugging Face's module in fewer, larger operations: queries, keys and values are
+one product, so are gate and up; one decode step is one small attention per key head. Prompts are
 padded on the left, which keeps every row's next slot in the same column.
 """
 
@@ -101,14 +100,16 @@ class Decoder:
         that is greedy decoding.
         """
         longest = max(tokens_max)
-        output = _Output(self, len(prompts), longest)
+        steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
         limits = torch.tensor(tokens_max, device=self.device)
         rows = torch.arange(len(prompts), device=self.device)
         cache, states = self._prefill(prompts, longest)
         for position in range(longest):
             scaled = linear(states, self._unembedding).float() / temperature
             tokens = _choose(scaled, noise(rows.tolist(), position))
-            output.put(rows, position, tokens, scaled, states)
+            logprobs = scaled.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+            # A view of the states would keep those of the whole prompts.
+            steps.append((rows, tokens, logprobs, states.clone()))
             alive = (tokens != self.config.eos_token_id) & (position + 1 < limits[rows])
             if not alive.any():
                 break
@@ -116,7 +117,7 @@ class Decoder:
                 rows, tokens = rows[alive], tokens[alive]
                 cache.keep(alive)
             states = self._forward(tokens[:, None], cache)[:, -1]
-        return output.rows()
+        return _by_row(steps)
 
     def _prefill(self, prompts: Sequence[Sequence[int]], tokens_max: int) -> tuple[_Cache, Tensor]:
         """Return the cache after the prompts, and each row's state at its prompt's last token."""
@@ -192,34 +193,12 @@ class Decoder:
         return weight * rms_norm(states.float(), size, eps=self.config.rms_norm_eps).to(self.dtype)
 
 
-class _Output:
-    """What a batch has produced so far, on the device."""
-
-    def __init__(self, decoder: Decoder, rows: int, tokens_max: int) -> None:
-        device = decoder.device
-        self._tokens = torch.zeros(rows, tokens_max, dtype=torch.int64, device=device)
-        self._logprobs = torch.zeros(rows, tokens_max, device=device)
-        size = decoder.config.hidden_size
-        self._states = torch.zeros(rows, tokens_max, size, dtype=decoder.dtype, device=device)
-        self._lengths = [0] * rows
-
-    def put(
-        self, rows: Tensor, position: int, tokens: Tensor, scaled: Tensor, states: Tensor
-    ) -> None:
-        """Record one position of ``rows``."""
-        self._tokens[rows, position] = tokens
-        self._logprobs[rows, position] = scaled.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
-        self._states[rows, position] = states
-        for row in rows.tolist():
-            self._lengths[row] = position + 1
-
-    def rows(self) -> list[Decoded]:
-        """Return one entry per row, on the CPU."""
-        tokens, logprobs, states = self._tokens.cpu(), self._logprobs.cpu(), self._states.cpu()
-        return [
-            Decoded(tokens[row, :length], logprobs[row, :length], states[row, :length])
-            for row, length in enumerate(self._lengths)
-        ]
+def _by_row(steps: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> list[Decoded]:
+    """Return what a batch has produced, on the CPU; each step has rows, tokens and so on."""
+    rows, *produced = (torch.cat(parts).cpu() for parts in zip(*steps, strict=True))
+    order, lengths = rows.argsort(stable=True), torch.bincount(rows).tolist()
+    by_row = (torch.split(part[order], lengths) for part in produced)
+    return [Decoded(*parts) for parts in zip(*by_row, strict=True)]
 
 
 def _packed_layer(weights: Mapping[str, Tensor], prefix: str) -> _Layer:

@@ -10,17 +10,15 @@ from typing_extensions import override
 from protocol.manifest import ModelSection, ToplocSection
 from protocol.toploc.proof import States, build_proofs_batch
 from protocol.toploc.sampling import gumbel_noise_batch
-from roles.engines.compute_thread import ComputeThread
 from roles.engines.qwen2.decoder import Decoded, Decoder
-from roles.engines.qwen2.policy import DTYPES, configuration, read_policy, shapes_of
+from roles.engines.qwen2.engine import Qwen2Engine, computed
 from roles.ports.engines import Generation, GenerationEngine, GenerationRequest, Policy
 
 
-class TransformersGenerationEngine(GenerationEngine):
+class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
     """Generates on a CPU or one GPU, computing in the precision of the proofs.
 
-    At most ``batch_sequences_max`` sequences are decoded together: their cache is allocated for
-    the longest of them.
+    ``batch_sequences_max`` are decoded together, with a cache for the longest of them.
     """
 
     def __init__(
@@ -30,23 +28,20 @@ class TransformersGenerationEngine(GenerationEngine):
         *,
         device: str = "cpu",
         batch_sequences_max: int = 256,
-        cpu_threads: int = 1,
     ) -> None:
-        self._config = configuration(model.config)
-        self._shapes = shapes_of(self._config)
-        self._dtype = DTYPES[toploc.precision]
+        super().__init__(model, toploc.precision, device)
         self._toploc = toploc
-        self._device = device
         self._batch_sequences_max = batch_sequences_max
-        self._thread = ComputeThread("generation", cpu_threads)
         self._decoder: Decoder | None = None
 
     @override
-    async def load(self, policy: Policy) -> None:
-        await self._thread.run(self._load, policy)
+    @computed
+    def load(self, policy: Policy) -> None:
+        self._decoder = Decoder(self._config, self._read(policy), self._dtype, self._device)
 
     @override
-    async def generate(
+    @computed
+    def generate(
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
         for request in requests:
@@ -54,19 +49,6 @@ class TransformersGenerationEngine(GenerationEngine):
                 raise ValueError("a request needs a prompt and at least one token to emit")
         if not temperature > 0:
             raise ValueError("the temperature must be positive")
-        return await self._thread.run(self._generate, list(requests), temperature)
-
-    def close(self) -> None:
-        """Stop the compute thread; idempotent."""
-        self._thread.close()
-
-    def _load(self, policy: Policy) -> None:
-        tensors = read_policy(policy.path, policy.digest, self._shapes)
-        self._decoder = Decoder(self._config, tensors, self._dtype, self._device)
-
-    def _generate(
-        self, requests: Sequence[GenerationRequest], temperature: float
-    ) -> list[Generation]:
         generations: list[Generation] = []
         for start in range(0, len(requests), self._batch_sequences_max):
             batch = requests[start : start + self._batch_sequences_max]

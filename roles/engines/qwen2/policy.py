@@ -1,7 +1,6 @@
 """Policies on disk: Qwen2 weights as one safetensors file, known by the digest of its tensors.
 
-Tensor names are those of Hugging Face ``Qwen2ForCausalLM``, so any tool of that world reads a
-policy. A tied output layer is stored once, under the name of the embedding.
+Tensor names are those of ``Qwen2ForCausalLM``; a tied output layer is stored as the embedding.
 """
 
 import json
@@ -88,8 +87,7 @@ def read_policy(
 ) -> dict[str, Tensor]:
     """Return the tensors of a policy file, on the CPU.
 
-    Raises ``ValueError`` when the file is damaged, or its tensors do not have ``digest`` or are not
-    exactly those that ``shapes`` names: a half-loaded or stale policy is impossible.
+    Raises ``ValueError`` unless they have ``digest`` and are exactly those that ``shapes`` names.
     """
     tensors, _ = read_tensors(path, shapes)
     if digest_of(tensors) != digest:
@@ -98,10 +96,7 @@ def read_policy(
 
 
 def write_policy(tensors: Mapping[str, Tensor], path: Path) -> Digest:
-    """Write tensors as safetensors so that ``path`` is old or complete; return their digest.
-
-    Raises ``StorageFullError``.
-    """
+    """Write a policy whole or not at all, return its digest; raises ``StorageFullError``."""
     on_cpu = {name: tensor.cpu().contiguous() for name, tensor in tensors.items()}
     with replacing(path) as partial:
         save_file(on_cpu, partial)

@@ -16,30 +16,23 @@ from typing_extensions import override
 
 from protocol.audit import Measurement
 from protocol.manifest import ModelSection, ToplocSection
-from protocol.toploc.proof import Variant, proof_fault, verify_proofs_batch
+from protocol.toploc.layout import Variant
+from protocol.toploc.proof import proof_fault, verify_proofs_batch
 from protocol.toploc.sampling import gumbel_noise_batch
 from protocol.types import Version
-from roles.engines.compute_thread import ComputeThread
+from roles.engines.qwen2.engine import Qwen2Engine, computed
 from roles.engines.qwen2.generation import as_states
-from roles.engines.qwen2.policy import (
-    DTYPES,
-    build_model,
-    configuration,
-    read_policy,
-    shapes_of,
-)
 from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
 
 _SCORES_PER_BLOCK = 1 << 23
 """Logits (positions x vocabulary) held at once: 64 MB in float64."""
 
 
-class TransformersVerificationEngine(VerificationEngine):
+class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
     """Checks on a CPU or one GPU, computing in the precision of the proofs.
 
-    Keeps the last ``policies_kept`` policies. A prefill holds at most ``batch_tokens_max`` tokens,
-    padding included, unless one sequence alone is longer. All probabilities, ``end_probability``
-    too, are those under the sampling temperature: what the worker drew from.
+    A prefill holds at most ``batch_tokens_max`` tokens, padding included, unless one sequence alone
+    is longer. All probabilities are those under the sampling temperature.
     """
 
     def __init__(
@@ -50,61 +43,40 @@ class TransformersVerificationEngine(VerificationEngine):
         device: str = "cpu",
         policies_kept: int = 4,
         batch_tokens_max: int = 1 << 14,
-        cpu_threads: int = 1,
     ) -> None:
-        self._config = configuration(model.config)
-        self._shapes = shapes_of(self._config)
-        self._dtype = DTYPES[toploc.precision]
-        self._variant = Variant(toploc.precision)
+        super().__init__(model, toploc.precision, device)
         self._toploc = toploc
-        self._device = device
         self._policies_kept = policies_kept
         self._batch_tokens_max = batch_tokens_max
-        self._thread = ComputeThread("verification", cpu_threads)
         self._models: dict[Version, Qwen2ForCausalLM] = {}
 
     @override
-    async def load(self, policy: Policy) -> None:
-        await self._thread.run(self._load, policy)
-
-    @override
-    async def measure(
-        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
-    ) -> list[Measurement]:
-        if not temperature > 0:
-            raise ValueError("the temperature must be positive")
-        return await self._thread.run(self._measure, version, list(requests), temperature)
-
-    def close(self) -> None:
-        """Stop the compute thread; idempotent."""
-        self._thread.close()
-
-    def _load(self, policy: Policy) -> None:
-        tensors = read_policy(policy.path, policy.digest, self._shapes)
-        model = build_model(self._config, self._dtype, self._device)
-        # The file holds exactly the parameters; strict would miss the tied alias of one of them.
-        model.load_state_dict(tensors, strict=False)
+    @computed
+    def load(self, policy: Policy) -> None:
+        model = self._model_of(self._read(policy), self._dtype)
         self._models.pop(policy.version, None)
         self._models[policy.version] = model
         while len(self._models) > self._policies_kept:
             del self._models[next(iter(self._models))]
 
+    @override
+    @computed
     @torch.inference_mode()
-    def _measure(
+    def measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
+        if not temperature > 0:
+            raise ValueError("the temperature must be positive")
         model = self._models[version]
         faults = [self._fault(request) for request in requests]
         results = {
             index: _unmeasured(fault) for index, fault in enumerate(faults) if fault is not None
         }
-        for batch in self._batches(
-            requests, [i for i, fault in enumerate(faults) if fault is None]
-        ):
+        computable = [index for index, fault in enumerate(faults) if fault is None]
+        for batch in self._batches(requests, computable):
             members = [requests[index] for index in batch]
-            results.update(
-                zip(batch, self._measure_batch(model, members, temperature), strict=True)
-            )
+            measured = self._measure_batch(model, members, temperature)
+            results.update(zip(batch, measured, strict=True))
         return [results[index] for index in range(len(requests))]
 
     def _fault(self, request: VerificationRequest) -> str | None:
@@ -120,7 +92,7 @@ class TransformersVerificationEngine(VerificationEngine):
             request.proofs,
             len(request.tokens),
             hidden=self._config.hidden_size,
-            variant=self._variant,
+            variant=Variant(self._toploc.precision),
             chunk_tokens=self._toploc.chunk_tokens,
             top_k=self._toploc.top_k,
         )
@@ -178,12 +150,8 @@ class TransformersVerificationEngine(VerificationEngine):
         width = max(len(row) for row in rows)
         tokens = torch.tensor([row + (0,) * (width - len(row)) for row in rows])
         states = model.model(input_ids=tokens.to(self._device), use_cache=False).last_hidden_state
-        return torch.cat(
-            [
-                states[index, len(request.prompt) - 1 : len(row)]
-                for index, (request, row) in enumerate(zip(requests, rows, strict=True))
-            ]
-        )
+        own = zip(states, requests, rows, strict=True)
+        return torch.cat([state[len(one.prompt) - 1 : len(row)] for state, one, row in own])
 
     def _replay(
         self,

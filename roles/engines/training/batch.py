@@ -1,8 +1,7 @@
 """From verified sequences to rows of tokens: filter, advantages, packing.
 
 Short sequences are packed several to a row. Positions restart with each and attention stays inside
-each (a block-diagonal mask), so the loss is that of unpacked sequences. When every row holds one
-sequence, which is the case for answers of similar length, no mask is built at all.
+each, so the loss is that of unpacked sequences.
 """
 
 from collections.abc import Sequence
@@ -36,8 +35,7 @@ class Sample:
 class Rows:
     """Packed rows: what the model reads ``[rows, width]`` and what is learned of it ``[n]``.
 
-    ``predictors`` are flat indices into ``rows * width``: the places whose output predicts
-    ``targets``, in order, with the worker's log-probability and the advantage of each.
+    ``predictors`` are flat indices into ``rows * width`` of what predicts ``targets``, in order.
     """
 
     tokens: Tensor
@@ -58,10 +56,7 @@ class Rows:
 
 
 def select(sequences: Sequence[TrainingSequence]) -> list[Sample]:
-    """Return the sequences whose advantage is not zero: the others have no gradient.
-
-    Rewards, and therefore the outcome, must have been verified; nothing else is trusted.
-    """
+    """Return the sequences whose advantage is not zero: the others have no gradient."""
     rewards = torch.tensor([sequence.reward for sequence in sequences], dtype=torch.float64)
     groups = torch.tensor([sequence.group for sequence in sequences], dtype=torch.int64)
     advantages = group_advantages(rewards, groups).tolist()
@@ -73,10 +68,7 @@ def select(sequences: Sequence[TrainingSequence]) -> list[Sample]:
 
 
 def pack(samples: Sequence[Sample], width: int) -> list[list[Sample]]:
-    """Distribute samples over rows of at most ``width`` tokens, first fit decreasing.
-
-    A sample longer than ``width`` gets a row of its own.
-    """
+    """Distribute samples over rows of ``width`` tokens, or of one longer sample: first fit."""
     rows: list[list[Sample]] = []
     free: list[int] = []
     for sample in sorted(samples, key=lambda sample: -sample.length):
@@ -107,18 +99,15 @@ def collate(rows: Sequence[Sequence[Sample]], device: str) -> Rows:
             predictors += range(number * width + end - len(sample.tokens), number * width + end)
             start = end
     flat = [sample for row in rows for sample in row]
+    targets = [token for sample in flat for token in sample.tokens]
+    logprobs = [logprob for sample in flat for logprob in sample.logprobs]
+    advantages = [sample.advantage for sample in flat for _ in sample.tokens]
     return Rows(
         tokens=tokens.to(device),
         positions=positions.to(device),
         segments=segments.to(device),
         predictors=torch.tensor(predictors, device=device),
-        targets=_flat([sample.tokens for sample in flat], torch.int64, device),
-        behaviour_logprobs=_flat([sample.logprobs for sample in flat], torch.float32, device),
-        advantages=_flat(
-            [(sample.advantage,) * len(sample.tokens) for sample in flat], torch.float32, device
-        ),
+        targets=torch.tensor(targets, device=device),
+        behaviour_logprobs=torch.tensor(logprobs, dtype=torch.float32, device=device),
+        advantages=torch.tensor(advantages, dtype=torch.float32, device=device),
     )
-
-
-def _flat(values: Sequence[Sequence[float]], dtype: torch.dtype, device: str) -> Tensor:
-    return torch.tensor([value for row in values for value in row], dtype=dtype, device=device)

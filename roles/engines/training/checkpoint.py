@@ -1,8 +1,7 @@
 """The trainer's durable state: weights, AdamW's moments and progress in one safetensors file.
 
-Another trainer's file is read, too. It holds tensors and nothing else, no larger in memory than on
-disk, and everything in it is checked; the optimiser's settings are not in it, because they are the
-manifest's.
+Another trainer's file is read, too, and everything in it is checked; the optimiser's settings are
+not in it, because they are the manifest's.
 """
 
 import math
@@ -30,10 +29,7 @@ _NEGLIGIBLE = 1e-18
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """What training goes on from; all tensors are float32 and known by their parameter's name.
-
-    Every parameter has a gradient in every step, so one count of ``steps`` serves all.
-    """
+    """What training goes on from; all tensors are float32 and known by their parameter's name."""
 
     weights: dict[str, Tensor]
     first_moments: dict[str, Tensor]
@@ -47,31 +43,21 @@ def checkpoint_bytes_max(shapes: Shapes) -> int:
 
 
 def save_checkpoint(state: TrainingState, path: Path) -> None:
-    """Write ``state`` so that ``path`` is old or complete, also after a power loss.
-
-    Raises ``StorageFullError``.
-    """
+    """Write ``state`` whole or not at all; raises ``StorageFullError``."""
     groups = (state.weights, state.first_moments, state.second_moments)
     tensors = {
         f"{kind}/{name}": tensor.cpu().contiguous()
         for kind, group in zip(_KINDS, groups, strict=True)
         for name, tensor in group.items()
     }
-    metadata = {
-        "format": _FORMAT,
-        "steps": str(state.steps),
-        "digest": digest_of(tensors).hex(),
-    }
+    digest = digest_of(tensors).hex()
+    metadata = {"format": _FORMAT, "steps": str(state.steps), "digest": digest}
     with replacing(path) as partial:
         save_file(tensors, partial, metadata)
 
 
 def load_checkpoint(path: Path, shapes: Shapes) -> TrainingState:
-    """Return what ``save_checkpoint`` wrote, on the CPU.
-
-    Raises ``ValueError`` when the file is absent or damaged, or does not hold exactly the state of
-    a model whose parameters have ``shapes``.
-    """
+    """Return what was saved, on the CPU; ``ValueError`` unless it is whole and of such a model."""
     tensors, metadata = read_tensors(path, _layout(shapes))
     if metadata.get("format") != _FORMAT:
         raise ValueError(f"{path} has another checkpoint format")
@@ -84,10 +70,9 @@ def load_checkpoint(path: Path, shapes: Shapes) -> TrainingState:
 
 
 def check_moments(state: TrainingState, betas: tuple[float, float]) -> None:
-    """Raise ``ValueError`` for moments that no gradients make.
+    """Raise ``ValueError`` for moments that no gradients make, which could move a weight anywhere.
 
-    Both are means of the same gradients with the weights of ``betas``, so by Cauchy and Schwarz the
-    first is bounded by the root of the second. Without that one step could move a weight anywhere.
+    By Cauchy and Schwarz the first is bounded by the root of the second.
     """
     bound = _ROUNDING * _moment_ratio_max(*betas)
     for name, first in state.first_moments.items():

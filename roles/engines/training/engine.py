@@ -13,18 +13,9 @@ from typing_extensions import override
 
 from protocol.manifest import GrpoSection, ModelSection, SamplingSection
 from protocol.types import Digest
-from roles.engines.compute_thread import ComputeThread
 from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.policy import (
-    DTYPES,
-    build_model,
-    configuration,
-    digest_of,
-    read_policy,
-    shapes_of,
-    tensors_of,
-    write_policy,
-)
+from roles.engines.qwen2.engine import Qwen2Engine, computed
+from roles.engines.qwen2.policy import digest_of, tensors_of, write_policy
 from roles.engines.training.batch import Rows, collate, pack, select
 from roles.engines.training.checkpoint import (
     TrainingState,
@@ -50,14 +41,12 @@ class _Sums:
         return total / max(1, self.tokens)
 
 
-class TorchTrainingEngine(TrainingEngine):
-    """Trains on a CPU or one GPU.
+class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
+    """Trains on a CPU or one GPU; the loss is the mean over all tokens of the batch.
 
     Weights and optimizer are float32; the model's ``dtype`` is that of the policies it writes and
-    of the forward pass. The loss is the mean over all tokens of the batch. ``row_tokens`` is the
-    width to which short sequences are packed (0: that of the batch's longest), ``rows_per_pass``
-    how many rows one forward pass holds; neither changes the result beyond rounding.
-    ``warmup_steps`` raises the learning rate linearly.
+    of the forward pass. Short sequences are packed to rows of ``row_tokens`` (0: the batch's
+    longest), ``rows_per_pass`` to a forward pass; neither changes the result beyond rounding.
     """
 
     def __init__(
@@ -69,17 +58,12 @@ class TorchTrainingEngine(TrainingEngine):
         row_tokens: int = 0,
         rows_per_pass: int = 64,
         device: str = "cpu",
-        cpu_threads: int = 1,
     ) -> None:
-        self._config = configuration(model.config)
-        self._shapes = shapes_of(self._config)
-        self._dtype = DTYPES[model.dtype]
+        super().__init__(model, model.dtype, device)
         self._temperature = sampling.temperature
         self._grpo = grpo
         self._row_tokens = row_tokens
         self._rows_per_pass = rows_per_pass
-        self._device = device
-        self._thread = ComputeThread("training", cpu_threads)
         self._steps = 0
         self._model: Qwen2ForCausalLM | None = None
         self._optimizer: torch.optim.AdamW | None = None
@@ -89,40 +73,8 @@ class TorchTrainingEngine(TrainingEngine):
     def state_bytes_max(self) -> int:
         return checkpoint_bytes_max(self._shapes)
 
-    @override
-    async def load_policy(self, policy: Policy) -> None:
-        await self._thread.run(self._load_policy, policy)
-
-    @override
-    async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        return await self._thread.run(self._step, list(batch))
-
-    @override
-    async def write_policy(self, path: Path) -> Digest:
-        return await self._thread.run(self._write_policy, path)
-
-    @override
-    async def save_state(self, path: Path) -> None:
-        await self._thread.run(self._save_state, path)
-
-    @override
-    async def load_state(self, path: Path, policy: Digest) -> None:
-        await self._thread.run(self._load_state, path, policy)
-
-    @override
-    async def evaluate(
-        self, prompts: Sequence[tuple[int, ...]], tokens_max: int
-    ) -> list[tuple[int, ...]]:
-        return await self._thread.run(self._evaluate, list(prompts), tokens_max)
-
-    def close(self) -> None:
-        """Stop the compute thread; idempotent."""
-        self._thread.close()
-
     def _adopt(self, tensors: dict[str, Tensor]) -> tuple[Qwen2ForCausalLM, torch.optim.AdamW]:
-        model = build_model(self._config, torch.float32, self._device)
-        # The names were checked; strict would miss the tied alias of one of them.
-        model.load_state_dict(tensors, strict=False)
+        model = self._model_of(tensors, torch.float32)
         optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=self._grpo.learning_rate,
@@ -136,23 +88,19 @@ class TorchTrainingEngine(TrainingEngine):
             raise RuntimeError("no policy is loaded")
         return self._model, self._optimizer
 
-    def _load_policy(self, policy: Policy) -> None:
-        tensors = read_policy(policy.path, policy.digest, self._shapes)
-        self._model, self._optimizer = self._adopt(tensors)
+    @override
+    @computed
+    def load_policy(self, policy: Policy) -> None:
+        self._model, self._optimizer = self._adopt(self._read(policy))
         self._steps = 0
 
-    def _step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
+    @override
+    @computed
+    def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
         model, optimizer = self._loaded()
         samples = select(batch)
         if not samples:
-            return StepMetrics(
-                applied=False,
-                loss=0.0,
-                gradient_norm=0.0,
-                clip_fraction=0.0,
-                entropy=0.0,
-                sequences_used=0,
-            )
+            return StepMetrics(applied=False)
         optimizer.zero_grad(set_to_none=True)
         sums = _Sums(tokens=sum(len(sample.tokens) for sample in samples))
         rows = pack(samples, self._row_tokens or max(sample.length for sample in samples))
@@ -173,18 +121,13 @@ class TorchTrainingEngine(TrainingEngine):
         """Add the gradient of some rows, weighted by their share of the batch's tokens."""
         distribution = self._distribution(model, rows)
         logprobs = distribution.gather(1, rows.targets[:, None])[:, 0]
-        losses = two_sided_losses(
-            logprobs,
-            rows.behaviour_logprobs,
-            rows.advantages,
-            self._grpo.delta,
-            self._grpo.epsilon,
-        )
+        behaviour, delta, epsilon = rows.behaviour_logprobs, self._grpo.delta, self._grpo.epsilon
+        losses, clipped = two_sided_losses(logprobs, behaviour, rows.advantages, delta, epsilon)
         entropies = token_entropies(distribution)
-        loss = (losses.loss - self._grpo.entropy_coefficient * entropies).sum()
+        loss = (losses - self._grpo.entropy_coefficient * entropies).sum()
         torch.autograd.backward(loss / sums.tokens)
         sums.loss += float(loss.detach())
-        sums.clipped += float(losses.clipped.sum())
+        sums.clipped += float(clipped.sum())
         sums.entropy += float(entropies.detach().sum())
 
     def _distribution(self, model: Qwen2ForCausalLM, rows: Rows) -> Tensor:
@@ -215,16 +158,19 @@ class TorchTrainingEngine(TrainingEngine):
         return norm
 
     def _policy_tensors(self) -> dict[str, Tensor]:
-        model, _ = self._loaded()
-        return self._rounded(tensors_of(model))
+        return self._rounded(tensors_of(self._loaded()[0]))
 
     def _rounded(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self._dtype) for name, tensor in tensors.items()}
 
-    def _write_policy(self, path: Path) -> Digest:
+    @override
+    @computed
+    def write_policy(self, path: Path) -> Digest:
         return write_policy(self._policy_tensors(), path)
 
-    def _save_state(self, path: Path) -> None:
+    @override
+    @computed
+    def save_state(self, path: Path) -> None:
         model, optimizer = self._loaded()
         state = TrainingState(
             weights=tensors_of(model),
@@ -234,7 +180,9 @@ class TorchTrainingEngine(TrainingEngine):
         )
         save_checkpoint(state, path)
 
-    def _load_state(self, path: Path, policy: Digest) -> None:
+    @override
+    @computed
+    def load_state(self, path: Path, policy: Digest) -> None:
         state = load_checkpoint(path, self._shapes)
         if not 0 <= state.steps <= self._grpo.steps:
             raise ValueError(f"{path} claims {state.steps} steps, more than the run has")
@@ -250,7 +198,9 @@ class TorchTrainingEngine(TrainingEngine):
             }
         self._model, self._optimizer, self._steps = model, optimizer, state.steps
 
-    def _evaluate(
+    @override
+    @computed
+    def evaluate(
         self, prompts: Sequence[tuple[int, ...]], tokens_max: int
     ) -> list[tuple[int, ...]]:
         if not prompts:

@@ -4,29 +4,19 @@ Per token, with ``r`` the probability ratio of the current policy against the on
 
     maximise  min( min(r, delta) * A,  clip(r, 1 - epsilon, 1 + epsilon) * A )
 
-INTELLECT-2 (arXiv 2505.07291): ``delta`` bounds what one token with a negative advantage can do,
-where plain PPO lets ``-r`` grow without limit. Differences from its code, each of which is a bug
-there: the ratio is against the **verified log-probabilities of the worker**, so staleness counts;
-it is capped in log space before ``exp``, so infinity times zero cannot make a NaN gradient; and
-advantages are computed here, never taken from a worker.
+INTELLECT-2 (arXiv 2505.07291): ``delta`` bounds what one token with a negative advantage can do.
+Differences from its code, each of which is a bug there: the ratio is against the **verified
+log-probabilities of the worker**, so staleness counts; it is capped in log space before ``exp``, so
+infinity times zero cannot make a NaN gradient; and advantages are computed here.
 """
 
 import math
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 ADVANTAGE_EPSILON = 1e-4
 """Added to the deviation of a group's rewards, as in the GRPO implementation of TRL."""
-
-
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """Per token ``[n]``: the loss, and whether clipping took away its gradient."""
-
-    loss: Tensor
-    clipped: Tensor
 
 
 def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
@@ -45,13 +35,13 @@ def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
 
 def two_sided_losses(
     logprobs: Tensor, behaviour_logprobs: Tensor, advantages: Tensor, delta: float, epsilon: float
-) -> Losses:
-    """Return the losses of tokens, all arguments ``[n]``; gradients flow through ``logprobs``."""
+) -> tuple[Tensor, Tensor]:
+    """Return the loss of each token, and whether clipping took away its gradient, all ``[n]``."""
     log_ratio = logprobs - behaviour_logprobs
     capped = log_ratio.clamp(max=math.log(delta)).exp() * advantages
     near = log_ratio.clamp(math.log(1 - epsilon), math.log(1 + epsilon)).exp() * advantages
     beyond_delta = log_ratio > math.log(delta)
-    return Losses(-torch.minimum(capped, near), (near < capped) | beyond_delta)
+    return -torch.minimum(capped, near), (near < capped) | beyond_delta
 
 
 def token_entropies(log_distribution: Tensor) -> Tensor:

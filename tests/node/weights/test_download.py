@@ -136,7 +136,7 @@ async def swarm(directory: Path, size: int, seed: int = 1) -> Swarm:
 
 
 def feeder_of(members: Sequence[ForestMember], weights: Weights, stripe: int) -> PeerId:
-    parents = forest.tree(members, ROOT, weights.version_digest, stripe, 4, 4)
+    parents = forest.tree(tuple(members), ROOT, weights.version_digest, stripe, 4, 4).parents
     return next(iter(parents))
 
 

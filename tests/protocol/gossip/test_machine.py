@@ -76,7 +76,7 @@ def state_of(node) -> tuple:
     """Everything that a rejected input must not touch (budgets of a heartbeat are not in it)."""
     return (
         {topic: node.mesh_peers(topic) for topic in node.topics},
-        node._mesh.backoffs,
+        dict(node._mesh.backoffs),
         dict(node._seen._expires_at),
         dict(node._pending),
         dict(node._lazy.cache._entries),
@@ -219,7 +219,7 @@ class RouterMachine(RuleBasedStateMachine):
     def every_table_is_bounded(self):
         node = self.node
         assert node._peers.all() == [peer for peer in node._peers.all() if peer in self.connected]
-        assert len(node._peers) <= LIMITS.peers_max
+        assert len(node._peers.all()) <= LIMITS.peers_max
         for peer in node._peers.all():
             state = node._peers.get(peer)
             assert len(state.topics) <= LIMITS.topics_per_peer_max

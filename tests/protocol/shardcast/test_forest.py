@@ -4,7 +4,8 @@ import random
 import pytest
 
 from protocol import crypto
-from protocol.shardcast.forest import FALLBACKS_MAX, ForestMember, candidates, stripe_of, tree
+from protocol.shardcast import forest
+from protocol.shardcast.forest import FALLBACKS_MAX, ForestMember, candidates
 from protocol.types import PeerId
 
 ROOT = PeerId("root")
@@ -14,6 +15,10 @@ SHAPES = [(2, 2), (4, 4), (3, 5), (8, 2), (1, 4)]
 
 def roster(count: int, *, capacity: int = 1000, unreachable: int = 0) -> list[ForestMember]:
     return [ForestMember(PeerId(f"p{n}"), capacity, n >= unreachable) for n in range(count)]
+
+
+def tree(members: list[ForestMember], *place) -> dict[PeerId, PeerId]:
+    return forest.tree(tuple(members), *place).parents
 
 
 def uneven(count: int, seed: int) -> list[ForestMember]:
@@ -170,4 +175,3 @@ def test_a_forest_must_have_stripes_and_branches() -> None:
     for stripe, stripes, fanout in ((4, 4, 4), (-1, 4, 4), (0, 4, 1)):
         with pytest.raises(ValueError, match="no forest"):
             tree(roster(3), ROOT, VERSION, stripe, stripes, fanout)
-    assert [stripe_of(shard, 4) for shard in range(6)] == [0, 1, 2, 3, 0, 1]

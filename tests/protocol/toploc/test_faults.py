@@ -5,14 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.toploc import (
-    FaultKind,
-    ProofFault,
-    Variant,
-    build_proofs,
-    proof_fault,
-    verify_proofs,
-)
+from protocol.toploc.layout import FaultKind, ProofFault, Variant
+from protocol.toploc.proof import proof_fault
+from tests.protocol.toploc.single import build_proofs, verify_proofs
 
 STATES = np.random.default_rng(0).standard_normal((70, 16)).astype(np.float32)
 BF16 = (STATES.view(np.uint32) >> 16).astype(np.uint16)

@@ -8,17 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from protocol.toploc import (
+from protocol.toploc.layout import Variant
+from protocol.toploc.proof import (
     NO_EQUAL_EXPONENT,
     ChunkResult,
-    Variant,
-    build_proofs,
     build_proofs_batch,
     proof_fault,
     variant_of,
-    verify_proofs,
     verify_proofs_batch,
 )
+from tests.protocol.toploc.single import build_proofs, verify_proofs
 from tests.vectors import toploc_reference as reference
 
 VECTORS = json.loads((Path(__file__).parents[2] / "vectors" / "toploc.json").read_text())["proofs"]

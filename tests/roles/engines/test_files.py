@@ -207,7 +207,7 @@ async def test_a_crash_while_it_is_written_leaves_the_old_file(
 
     for module in (policy, checkpoint):
         monkeypatch.setattr(module, "save_file", crash)
-    engine._thread.run = inline
+    engine._compute = inline
     with pytest.raises(KeyboardInterrupt):
         await save(path)
     assert path.read_bytes() == before

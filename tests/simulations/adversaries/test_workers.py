@@ -7,7 +7,7 @@ from safetensors.numpy import load_file, save_file
 from node.testnet.plan import CHEATER_KINDS
 from protocol.crypto import digest
 from protocol.policy import policy_digest
-from protocol.toploc.proof import Variant, build_proofs, proof_fault
+from protocol.toploc.proof import Variant, build_proofs_batch, proof_fault
 from protocol.types import Version
 from roles.environments.arithmetic import Arithmetic
 from roles.environments.base import END
@@ -41,7 +41,7 @@ class HonestEngine:
     def _generation(self, request):
         tokens = TASK.solution(request.seed)
         states = np.random.default_rng(request.seed).standard_normal((len(tokens), HIDDEN))
-        proofs = build_proofs(states.astype(np.float32), top_k=128)
+        proofs = build_proofs_batch([states.astype(np.float32)], top_k=128)[0]
         return Generation(tokens, (-0.1,) * len(tokens), tuple(proofs))
 
 
