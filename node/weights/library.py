@@ -299,7 +299,8 @@ class PolicyLibrary(Policies):
         ]
 
     async def _hold(self, policy: Policy) -> None:
-        await self._ports.store.commit([Put(_TABLE, _key(policy.version), policy.digest)])
+        name = Put(_TABLE, policy.version.to_bytes(8, "big"), policy.digest)
+        await self._ports.store.commit([name])
         self._held[policy.version] = policy
 
     # What nobody needs
@@ -308,27 +309,21 @@ class PolicyLibrary(Policies):
         """Delete versions beyond the retention, and what an interrupted download left of them."""
         newest = self._replica.ledger.version
         kept_from = newest - self._replica.manifest.shardcast.versions_kept
-        old = [version for version in self._held if version <= kept_from]
-        for version in old:
+        for version in [version for version in self._held if version <= kept_from]:
             self._ports.files.delete(self._held.pop(version).path)
         for version in range(self._states_from, newest - STATES_KEPT + 1):
             self._ports.files.delete(self._ports.files.state(version))
         self._states_from = max(self._states_from, newest - STATES_KEPT + 1)
         await self._retention.sweep({*self._held, *self._wanted()})
-        if old:
-            await self._forget_names(old)
-
-    async def _forget_names(self, versions: list[int]) -> None:
+        names = [key for key, _ in self._ports.store.scan(_TABLE)]
+        old = [Delete(_TABLE, key) for key in names if int.from_bytes(key, "big") <= kept_from]
         try:
-            await self._ports.store.commit([Delete(_TABLE, _key(version)) for version in versions])
-        except StorageFullError as error:  # a name without its file says nothing
+            if old:
+                await self._ports.store.commit(old)
+        except StorageFullError as error:  # without its file it says nothing; the next one tries
             log.warning("names of old policies are not deleted", error=str(error))
 
 
 @lru_cache(maxsize=MEMBERS_MAX)  # one object per member makes two rosters quick to compare
 def _forest_member(peer: PeerId, upload_bytes_per_second: int, reachable: bool) -> ForestMember:
     return ForestMember(peer, upload_bytes_per_second, reachable)
-
-
-def _key(version: int) -> bytes:
-    return version.to_bytes(8, "big")

@@ -612,6 +612,8 @@ def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
         await asyncio.sleep(12)
         checkpoints = map(one.replica.ledger.checkpoint, one.library._held)
         assert stored_for(one, Purpose.WEIGHTS) == {item.message.index for item in checkpoints}
+        names = {int.from_bytes(key, "big") for key, _ in one.store.scan("policies")}
+        assert names == set(one.library._held), "also those that the full disk kept"
         await swarm.stop()
 
     run_virtual(scenario())
