@@ -26,6 +26,7 @@ from node.testnet.report import build_report, write_report
 from node.testnet.screen import Screen
 from protocol.manifest import Recipe
 from protocol.types import Role
+from roles.ports.storage import weights_name
 
 T = TypeVar("T")
 
@@ -214,7 +215,7 @@ class SwarmRun:
 
     def _newest_policy(self) -> Path | None:
         """Return the newest weights that a node has, trainers first."""
-        name = f"v{self.record.newest_version}.safetensors"
+        name = weights_name(self.record.newest_version)
         plans = sorted(self._plans, key=lambda plan: plan.role is not Role.TRAINER)
         paths = (DataDir(plan.directory).weights / name for plan in plans)
         return next((path for path in paths if path.exists()), None)
