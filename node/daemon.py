@@ -6,13 +6,14 @@ its error, because half a node is worse than none.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
 
 from node.api.observer import Observer
 from node.api.status import NodeStatus, Snapshot
+from node.api.why import Why
 from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.context import NodeContext, Ports
 from node.gossip.driver import Gossip
@@ -175,7 +176,7 @@ class Daemon:
         """Return the few numbers of the status that cost nothing to take."""
         return self._observer.snapshot()
 
-    def why(self) -> Mapping[str, Any]:
+    def why(self) -> Why:
         """Explain this node's state and its rollouts that failed."""
         return self._observer.why()
 

@@ -85,7 +85,7 @@ def peers_view(status: NodeStatus) -> RenderableType:
 
 
 def why_view(why: Why, which: str | None = None) -> RenderableType:
-    """Return the explanation of a state and of the rollouts that failed, newest last."""
+    """Return the explanation of a state, of rollouts that failed, and of what learned from them."""
     parts: list[RenderableType] = [_state_line(why.state, why.reason)]
     if why.slashed:
         parts.append(
@@ -99,6 +99,10 @@ def why_view(why: Why, which: str | None = None) -> RenderableType:
         parts.append(Text(f"{hidden} older ones are not shown; name one, or use --json.", DIM))
     for rollout in why.rollouts[hidden:]:
         parts.extend((Text(""), _failed_rollout(rollout)))
+    for found in why.trained_on_rejected:
+        commits = ", ".join(commit[:16] for commit in found.commits)
+        text = f"Version {found.version} of {found.trainer} learned from rejected rollouts:"
+        parts.extend((Text(""), Text(text, BAD), Padding(Text(commits), (0, 0, 0, 2))))
     return Group(*parts)
 
 

@@ -5,8 +5,8 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from node.api.metrics import NodeMetrics
 from node.api.status import NodeStatus
+from node.api.why import Why
 from node.local.datadir import DataDir, store_api_endpoint
 from node.local.errors import ExitCode, NodeError
 
@@ -44,7 +45,7 @@ class ControlServer:
     def __init__(
         self,
         status: Callable[[], NodeStatus],
-        why: Callable[[], Mapping[str, Any]],
+        why: Callable[[], Why],
         port: int = 0,
         *,
         datadir: DataDir | None = None,
@@ -93,9 +94,7 @@ class ControlServer:
             await asyncio.wait([task], timeout=STOP_SECONDS)
 
 
-def application(
-    status: Callable[[], NodeStatus], why: Callable[[], Mapping[str, Any]]
-) -> Starlette:
+def application(status: Callable[[], NodeStatus], why: Callable[[], Why]) -> Starlette:
     """Return the API as an ASGI application; see the package for its paths."""
     metrics = NodeMetrics(status)
 
@@ -121,7 +120,7 @@ def application(
         return JSONResponse({key: values[key] for key in ("peers_connected", "members")})
 
     async def why_(_: Request) -> Response:
-        return JSONResponse(dict(why()))
+        return JSONResponse(asdict(why()))
 
     paths = {
         "/healthz": healthz,

@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from node.api.status import NodeStatus, RolloutCounts, TrafficStatus
+from node.api.why import Why
 from node.local.addresses import load_cached_peers, store_cached_peers
 from node.local.config import NodeConfig
 from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
@@ -280,12 +281,12 @@ class LiveNode:
             p2pd_pid=None,
         )
 
-    def _why(self) -> Mapping[str, Any]:
+    def _why(self) -> Why:
         if self._daemon is not None:
-            reasons: Mapping[str, Any] = self._daemon.why()
-            return reasons
+            why: Why = self._daemon.why()
+            return why
         status = self._status()
-        return {"state": status.state, "reason": status.reason, "rollouts": [], "slashed": False}
+        return Why(status.state, status.reason, slashed=False)
 
 
 def _dump_tasks() -> None:

@@ -95,22 +95,22 @@ def test_a_slashed_worker_says_so():
     assert "prime-node why" in status.reason
     assert {member.standing for member in status.members} == {"good"}
     why = node.why()
-    assert why["slashed"]
-    (rollout,) = why["rollouts"]
-    assert rollout["commit"] == commit.digest.hex()
-    assert rollout["reason"] == "reward"
-    assert len(rollout["verdicts"]) == WORLD.committee(commit).quorum
-    assert rollout["certificate"] is not None
+    assert why.slashed
+    (rollout,) = why.rollouts
+    assert rollout.commit == commit.digest.hex()
+    assert rollout.reason == "reward"
+    assert len(rollout.verdicts) == WORLD.committee(commit).quorum
+    assert rollout.certificate is not None
 
 
 def test_a_rollout_that_nobody_decided_on_is_explained():
     node = observer(WORKER)
     take(node, WORLD.commit(WORKER))
-    assert node.why()["rollouts"] == []
+    assert node.why().rollouts == ()
     node.context.replica.advance(WORLD.at(20))
-    (rollout,) = node.why()["rollouts"]
-    assert (rollout["state"], rollout["reason"]) == ("expired", "no committee decided in time")
-    assert rollout["verdicts"] == []
+    (rollout,) = node.why().rollouts
+    assert (rollout.state, rollout.reason) == ("expired", "no committee decided in time")
+    assert rollout.verdicts == ()
 
 
 def test_the_numbers_are_those_of_the_ledger():
@@ -150,6 +150,9 @@ def test_a_version_shows_how_much_of_what_it_learned_from_was_rejected():
     take(node, good, bad, WORLD.certificate(good), rejection)
     honest = WORLD.checkpoint(WORLD.genesis(), batch=(good.digest,))
     take(node, honest, WORLD.checkpoint(honest, batch=(bad.digest,)))
+    (learned,) = node.why().trained_on_rejected
+    assert (learned.version, learned.trainer) == (2, honest.signer)
+    assert learned.commits == (bad.digest.hex(),)
     points = node.status().checkpoints
     assert [point.trained_without_certificate for point in points] == [0, 0, 1]
 
@@ -159,6 +162,7 @@ def test_the_first_certificate_is_dated_once():
     commit = WORLD.commit(WORKER)
     take(node, commit)
     assert node.status().first_certificate_at is None
+    assert node.why().trained_on_rejected == ()
     certificate = WORLD.certificate(commit)
     node.note(Received(ValidationResult.IGNORE, certificate), Source.GOSSIP)
     assert node.status().first_certificate_at is None
