@@ -165,9 +165,7 @@ class LiveNode:
             directory=directory,
             blobs=blobs,
             store=store,
-            files=PolicyDirectory(
-                self._datadir.weights, self._datadir.root / "genesis.safetensors", blobs
-            ),
+            files=PolicyDirectory(self._datadir.weights, self._datadir.genesis, blobs),
         )
         self._daemon = Daemon(
             manifest,

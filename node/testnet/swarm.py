@@ -112,7 +112,7 @@ class SwarmRun:
         for plan in self._plans:
             self.record.add(plan)
         self.screen.stage = "genesis"
-        first, peak_bytes = await launcher.call(
+        policy, peak_bytes = await launcher.call(
             cold_start_policy,
             self.recipe,
             self.options.seed,
@@ -120,7 +120,7 @@ class SwarmRun:
             seconds=COLD_START_SECONDS,
         )
         self.record.note_memory("genesis", peak_bytes)
-        signed = found_run(self.recipe, first, self._plans, self.layout)
+        signed = found_run(self.recipe, policy, self._plans, self.layout)
         self.screen.run_id = signed.manifest.run_id.hex()
 
     async def _launch(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
