@@ -22,7 +22,7 @@ from node.membership.incarnation import Incarnation
 from node.membership.peers import PeerTable
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.inbox import Inbox, Source
-from node.replication.manifest_exchange import ManifestServer
+from node.replication.manifest_exchange import serve_manifest
 from node.replication.message_log import MessageLog
 from node.replication.network import SwarmNetwork
 from node.replication.rollout_bodies import RolloutBodies
@@ -76,6 +76,7 @@ class Daemon:
         upload_bytes_per_second: int | None = None,
         p2pd_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
+        self._signed_manifest = manifest
         self._manifest = manifest.manifest
         self._about = about
         self._engines = engines
@@ -111,7 +112,6 @@ class Daemon:
             ports, replica, self._exchange, context.changes, context.conditions
         )
         self._bodies = RolloutBodies(replica, ports.blobs, self._exchange)
-        self._manifest_server = ManifestServer(self._peers, manifest)
         self._message_log = MessageLog(ports.store)
         self._incarnation = Incarnation(context)
         self._inbox = Inbox(
@@ -194,7 +194,7 @@ class Daemon:
         await self._message_log.compact(self._context.replica)
         await self._policies.restore()
         await self._exchange.start()
-        await self._manifest_server.start()
+        await serve_manifest(self._peers, self._signed_manifest)
         await self._anti_entropy.start()
         await self._network.start()
         await self._gossip.start()

@@ -15,6 +15,7 @@ from node.api.status import (
 )
 from node.api.why import FailedRollout, MeasuredMargin, TrainedOnRejected, VerdictFinding, Why
 from node.blobs.exchange import BlobExchange
+from node.blobs.wire import Kind
 from node.context import NodeContext
 from node.gossip.driver import Gossip
 from node.membership.peers import PeerTable
@@ -104,7 +105,7 @@ class Observer:
             gossip_received=gossip.counters.received,
             gossip_duplicates=gossip.counters.duplicates,
             gossip_dropped=gossip.link_counters.frames_dropped,
-            weights_received=self.exchange.weights_bytes_received,
+            weights_received=self.exchange.received[Kind.WEIGHTS],
             sizes={**gossip.sizes(), **self.context.replica.sizes()},
         )
 
@@ -180,10 +181,10 @@ class Observer:
     def _traffic(self) -> TrafficStatus:
         blobs, gossip = self.exchange, self.gossip.link_counters
         return TrafficStatus(
-            blobs_sent=blobs.bytes_sent,
-            blobs_received=blobs.bytes_received,
-            weights_sent=blobs.weights_bytes_sent,
-            weights_received=blobs.weights_bytes_received,
+            blobs_sent=blobs.sent.total(),
+            blobs_received=blobs.received.total(),
+            weights_sent=blobs.sent[Kind.WEIGHTS],
+            weights_received=blobs.received[Kind.WEIGHTS],
             gossip_sent=gossip.bytes_out,
             gossip_received=gossip.bytes_in,
             gossip_dropped=gossip.frames_dropped,

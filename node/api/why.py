@@ -70,8 +70,8 @@ class Why:
     state: State
     reason: str
     slashed: bool
-    rollouts: tuple[FailedRollout, ...] = ()
-    trained_on_rejected: tuple[TrainedOnRejected, ...] = ()
+    rollouts: tuple[FailedRollout, ...]
+    trained_on_rejected: tuple[TrainedOnRejected, ...]
 
     def about(self, which: str) -> "Why":
         """Return only what ``which`` names: a commit, a reason, a state or a trainer."""

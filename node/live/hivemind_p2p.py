@@ -75,22 +75,17 @@ class HivemindTransport(Transport):
         cls,
         identity: Identity,
         identity_path: Path,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        announce: tuple[str, ...] = (),
-        nat_port_map: bool = False,
-        autonat: bool = False,
+        options: P2pdOptions | None = None,
     ) -> "HivemindTransport":
-        """Start p2pd with the key in ``identity_path`` and listen; see ``P2pdOptions``.
+        """Start p2pd with the key in ``identity_path`` and listen.
 
         Raises ``TransportError`` when p2pd does not start, ``ValueError`` when the file does not
         hold ``identity`` or when addresses are announced without a fixed port.
         """
-        if announce and not port:
+        options = options or P2pdOptions()
+        if options.announce and not options.port:
             raise ValueError("announced addresses need a fixed listen port")
         _require_key(identity_path, identity)
-        options = P2pdOptions(host, port, announce, nat_port_map, autonat)
         transport = cls(identity, identity_path, options)
         try:
             transport._server = await asyncio.start_unix_server(

@@ -86,6 +86,7 @@ class LiveNode:
         from node.api.server import ControlServer  # noqa: PLC0415
         from node.live.clock import SystemClock  # noqa: PLC0415
         from node.live.hivemind_p2p import HivemindTransport  # noqa: PLC0415
+        from node.live.p2pd import P2pdOptions  # noqa: PLC0415
         from node.membership.peers import PeerTable  # noqa: PLC0415
 
         adopt_hivemind_logs()
@@ -101,9 +102,7 @@ class LiveNode:
             transport = await HivemindTransport.create(
                 self._identity,
                 self._config.identity_path or self._datadir.identity,
-                host=self._config.host,
-                port=self._config.port,
-                announce=self._config.announce,
+                P2pdOptions(self._config.host, self._config.port, self._config.announce),
             )
         except TransportError as error:
             raise NodeError(str(error), ExitCode.RETRY) from None
@@ -284,7 +283,7 @@ class LiveNode:
             why: Why = self._daemon.why()
             return why
         status = self._status()
-        return Why(status.state, status.reason, slashed=False)
+        return Why(status.state, status.reason, False, (), ())
 
 
 def _dump_tasks() -> None:

@@ -1,10 +1,8 @@
 """The live view: one calm screen of about 100 by 32 characters, drawn from the record alone."""
 
-import time
 from itertools import groupby
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -41,22 +39,6 @@ _CONDITION_MARKS: dict[Condition, tuple[str, str]] = {
     "silent": ("●", WARN),
     "dead": ("✗", BAD),
 }
-
-
-class View:
-    """A renderable that draws the record anew each time it is shown."""
-
-    def __init__(self, record: SwarmRecord, screen: Screen) -> None:
-        self._record = record
-        self._screen = screen
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw for the width that there is."""
-        yield draw(self._record, self._screen, now=wall_time(), width=options.max_width)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Take all the width there is."""
-        return Measurement(60, options.max_width)
 
 
 def draw(record: SwarmRecord, screen: Screen, *, now: float, width: int) -> RenderableType:
@@ -273,8 +255,3 @@ def _footer(screen: Screen) -> RenderableType:
         Text(" Ctrl-C drains. Join from another shell:", style=DIM),
         Text(f" {screen.join_command}", style=ACCENT, overflow="fold"),
     )
-
-
-def wall_time() -> float:
-    """Return unix seconds."""
-    return time.time()

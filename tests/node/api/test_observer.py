@@ -1,8 +1,10 @@
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 from node.api.observer import Observer
+from node.blobs.wire import Kind
 from node.context import NodeContext
 from node.replication.inbox import Source
 from protocol.replica import Received
@@ -26,7 +28,8 @@ def observer(peer=OTHER, **changes) -> Observer:
     gossip = SimpleNamespace(sizes=dict, counters=counters)
     gossip.link_counters = SimpleNamespace(bytes_in=1, bytes_out=2, frames_dropped=3)
     exchange = SimpleNamespace(
-        bytes_sent=4, bytes_received=5, weights_bytes_sent=6, weights_bytes_received=7
+        sent=Counter({Kind.BODY: 4, Kind.WEIGHTS: 6}),
+        received=Counter({Kind.BODY: 5, Kind.WEIGHTS: 7}),
     )
     ports = SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW))
     conditions = changes.pop("conditions", Conditions())
@@ -129,7 +132,7 @@ def test_the_numbers_are_those_of_the_ledger():
     assert status.addresses == ("/here",)
     assert status.epoch == 1
     assert status.peers_banned == 3
-    assert status.traffic.weights_received == 7
+    assert (status.traffic.weights_received, status.traffic.blobs_received) == (7, 12)
     snapshot = node.snapshot()
     assert (snapshot.committed, snapshot.certified, snapshot.version) == (3, 1, 1)
     assert snapshot.members == len(status.members) == 6

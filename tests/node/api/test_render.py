@@ -92,7 +92,7 @@ def test_why_shows_reason_margin_and_evidence():
 
 
 def test_why_of_a_node_without_failures():
-    lines = drawn(why_view(Why("ready", "", slashed=False)))
+    lines = drawn(why_view(Why("ready", "", False, (), ())))
     assert lines == ["● ready", "No rollout of this node was rejected or expired."]
     lines = drawn(why_view(replace(EXPLAINED.about("0000"), slashed=True), "ab12"))
     assert lines[1].startswith("This node is slashed")
