@@ -6,6 +6,7 @@ handful of values each: never a peer id, never a commit; reasons come from other
 """
 
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -14,7 +15,6 @@ from prometheus_client.registry import Collector
 
 from node.api.status import NodeStatus, RolloutCounts, State
 
-STATES: tuple[State, ...] = ("joining", "syncing", "ready", "paused", "draining")
 PREFIX = "prime_node"
 
 REASONS_MAX = 24
@@ -78,7 +78,7 @@ def _info(status: NodeStatus) -> Metric:
 
 def _state(status: NodeStatus) -> Metric:
     family = GaugeMetricFamily(f"{PREFIX}_state", "1 for the state it is in.", labels=["state"])
-    for state in STATES:
+    for state in get_args(State):
         family.add_metric([state], float(state == status.state))
     return family
 

@@ -13,18 +13,10 @@ from node.local.units import bytes_text, duration_text
 from protocol.types import Role
 
 GOOD, WARN, BAD, DIM = "green", "yellow", "red", "bright_black"
-STATE_STYLES: dict[State, str] = {
-    "joining": WARN,
-    "syncing": WARN,
-    "ready": GOOD,
-    "paused": WARN,
-    "draining": WARN,
-}
 REWARD_BARS = "▁▂▃▄▅▆▇█"
 REWARDS_SHOWN = 48
 ROLLOUTS_SHOWN = 20
 """Rollouts that ``why`` explains when none is named, the newest ones."""
-
 
 FINDINGS_CHARACTERS_MAX = 800
 """Six margins take about 300; the rest is a peer's own words."""
@@ -107,13 +99,12 @@ def why_view(why: Why, which: str | None = None) -> RenderableType:
 
 
 def _headline(status: NodeStatus) -> Text:
-    roles = ", ".join(status.roles)
-    line = Text.assemble((roles, "bold"), "  ")
+    line = Text.assemble((", ".join(status.roles), "bold"), "  ")
     return line.append_text(_state_line(status.state, status.reason))
 
 
 def _state_line(state: State, reason: str) -> Text:
-    style = STATE_STYLES[state]
+    style = GOOD if state == "ready" else WARN
     return Text.assemble((f"● {state}", style), f"  {plain(reason)}" if reason else "")
 
 

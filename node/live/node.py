@@ -46,6 +46,8 @@ def run_node(config: NodeConfig, *, make_engines: MakeEngines = transformers_eng
 
     The first SIGTERM or SIGINT drains, the second ends the process at once.
     """
+    import uvloop  # noqa: PLC0415 - only a live node needs it
+
     # One compute thread per process: two processes with two each ran 8 to 20 times slower on two
     # cores, because they wait for each other's spinning threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -54,14 +56,9 @@ def run_node(config: NodeConfig, *, make_engines: MakeEngines = transformers_eng
     datadir = open_data_dir(config.data_dir)
     with locked(datadir):
         identity = load_or_create_identity(config.identity_path or datadir.identity)
-        return _run_in_loop(LiveNode(config, datadir, identity, make_engines))
-
-
-def _run_in_loop(node: "LiveNode") -> int:
-    import uvloop  # noqa: PLC0415 - only a live node needs it
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return int(runner.run(node.run()))
+        node = LiveNode(config, datadir, identity, make_engines)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(node.run())
 
 
 class LiveNode:
