@@ -26,7 +26,7 @@ class NodeMetrics(Collector):
 
     def __init__(self, status: Callable[[], NodeStatus]) -> None:
         self._status = status
-        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         self._reasons: dict[str, None] = {}
@@ -34,10 +34,6 @@ class NodeMetrics(Collector):
     def exposition(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self._registry)
-
-    def describe(self) -> list[Metric]:
-        """Name nothing in advance: the registry is ours alone, so no name can clash."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric from one snapshot."""

@@ -83,12 +83,11 @@ def binary_path() -> Path:
 class P2pd:
     """A running p2pd whose control socket answers."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control_path: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._lines: deque[str] = deque(maxlen=_LOG_LINES_KEPT)
         self._ready = asyncio.Event()
         self._output = asyncio.create_task(self._read_output())
-        self.control_path = control_path
 
     @classmethod
     async def start(
@@ -129,7 +128,7 @@ class P2pd:
         except OSError as error:
             reason = error.strerror or str(error)
             raise P2pdError(StartFault.BINARY, f"{binary}: {reason}") from error
-        daemon = cls(process, control_path)
+        daemon = cls(process)
         try:
             await daemon._wait_ready()
         except BaseException:

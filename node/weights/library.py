@@ -124,11 +124,6 @@ class PolicyLibrary(Policies):
         self._changes.notify()
         self.news.notify()
 
-    def _refuse(self, checkpoint: Signed[CheckpointManifest], reason: str) -> None:
-        version = checkpoint.message.version
-        self._refusals[checkpoint.digest] = REFUSALS_MAX
-        log.error("a version cannot be used", version=version, reason=reason)
-
     # What is made here
 
     @override
@@ -152,19 +147,15 @@ class PolicyLibrary(Policies):
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
         message = manifest.message
         digest = Digest(message.state)
-        data = await self._exchange.fetch(
-            digest, message.state_bytes, [manifest.signer, *self._trainers()], STATE_SECONDS
-        )
+        trainers = self._replica.roster.live(self._ports.clock.now(), Role.TRAINER)
+        sources = [manifest.signer, *(member.peer for member in trainers)]
+        data = await self._exchange.fetch(digest, message.state_bytes, sources, STATE_SECONDS)
         if data is None:
             return None
         path = self._ports.files.state(message.version)
         await self._ports.blobs.put(data, Owner(Purpose.OPTIMISER_STATE, Digest(message.index)))
         await self._ports.files.assemble([digest], path)
         return path
-
-    def _trainers(self) -> list[PeerId]:
-        now = self._ports.clock.now()
-        return [member.peer for member in self._replica.roster.live(now, Role.TRAINER)]
 
     # What others made
 
@@ -276,7 +267,8 @@ class PolicyLibrary(Policies):
         try:
             path = await weights.run(self._ports.files.weights(message.version))
             if isinstance(path, Fault):
-                self._refuse(checkpoint, str(path))
+                self._refusals[checkpoint.digest] = REFUSALS_MAX
+                log.error("a version cannot be used", version=message.version, reason=str(path))
                 return
             await self._hold(Policy(Version(message.version), Digest(message.policy), path))
         except (StorageFullError, LookupError) as error:
