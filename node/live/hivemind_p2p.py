@@ -210,7 +210,6 @@ class HivemindTransport(Transport):
             await p2p.shutdown()
 
     async def _supervise(self) -> None:
-        """Restart p2pd whenever it dies, for as long as we live."""
         loop = asyncio.get_running_loop()
         pause_seconds = 0.0
         while True:
@@ -260,7 +259,6 @@ class HivemindTransport(Transport):
         task.add_done_callback(self._inbound.pop)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Run one inbound stream to its end."""
         try:
             header = await read_stream_header(reader)
             if header is None or not self._has_room(header[0]):

@@ -27,6 +27,7 @@ from node.local.errors import ExitCode, NodeError
 from protocol.crypto import Identity
 
 LAYOUT_VERSION = 1
+API_HOST = "127.0.0.1"
 _SMALL_FILE_BYTES_MAX = 4096
 
 

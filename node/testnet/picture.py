@@ -39,7 +39,6 @@ def draw_reward(
 
 
 def _smoothed(values: list[float], window: int = 5) -> list[float]:
-    """Return trailing means over up to ``window`` values."""
     return [
         sum(values[max(0, end - window) : end]) / len(values[max(0, end - window) : end])
         for end in range(1, len(values) + 1)

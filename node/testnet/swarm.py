@@ -106,7 +106,6 @@ class SwarmRun:
         await self._learn(fleet)
 
     async def _begin(self) -> None:
-        """Make keys, the first policy and the manifest."""
         self._plans = create_members(self.options, self.layout)
         for plan in self._plans:
             self.record.add(plan)
@@ -149,7 +148,6 @@ class SwarmRun:
         raise SwarmFailedError(f"{plan.name} did not start; {log}:\n{tail(log)}")
 
     async def _learn(self, fleet: Fleet) -> None:
-        """Watch until the last step or the time limit."""
         ends_at = self.record.started_at + self.screen.seconds_max
         while self.record.newest_version < self.options.steps and time.time() < ends_at:
             await fleet.observe()
@@ -171,7 +169,6 @@ class SwarmRun:
             await asyncio.sleep(OBSERVE_SECONDS)
 
     def _notice(self) -> None:
-        """Say what a person should know or do."""
         self.record.note_memory("testnet", peak_rss_bytes(psutil.Process().pid))
         trainers = [node for node in self.record.nodes.values() if node.plan.role is Role.TRAINER]
         dead = [node.plan.name for node in self.record.nodes.values() if node.condition == "dead"]
@@ -182,7 +179,6 @@ class SwarmRun:
             self.screen.notice = f"dead: {', '.join(dead)}" if dead else ""
 
     async def _epilogue(self, failure: str) -> dict[str, Any]:
-        """Evaluate the last policy, draw the curve, write the report."""
         greedy = None if failure else await self._evaluate()
         report = build_report(
             self.record,

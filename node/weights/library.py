@@ -41,8 +41,6 @@ _TABLE = "policies"
 
 @dataclass(slots=True)
 class _Arriving:
-    """A version on its way here."""
-
     checkpoint: Signed[CheckpointManifest]
     root: PeerId
     members: list[ForestMember]
