@@ -49,11 +49,14 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         ("traffic", _traffic(status)),
     ):
         facts.add_row(name, Text(value))
+    hints = []
+    if status.own_rollouts.rejected or status.own_rollouts.expired:
+        hints = [Text("prime-node why tells what became of this node's rollouts.", style=DIM)]
     return Group(
         _headline(status),
         Padding(facts, (1, 0, 1, 2)),
         Padding(_rollouts(status), (0, 0, 1, 2)),
-        *_hints(status),
+        *hints,
     )
 
 
@@ -175,12 +178,6 @@ def _counts(counts: RolloutCounts) -> tuple[Text, ...]:
         Text(str(counts.trained)),
         Text(plain(", ".join(f"{reason} {count}" for reason, count in reasons), 60)),
     )
-
-
-def _hints(status: NodeStatus) -> list[RenderableType]:
-    if status.own_rollouts.rejected or status.own_rollouts.expired:
-        return [Text("prime-node why tells what became of this node's rollouts.", style=DIM)]
-    return []
 
 
 def _by_role(member: MemberStatus) -> tuple[int, str]:

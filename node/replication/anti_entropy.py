@@ -6,7 +6,7 @@ asks for those it lacks; each envelope then passes the same door as gossip (``In
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -221,11 +221,7 @@ def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:
     yield from replica.evidence
     first = max(0, min(from_version, ledger.version))
     yield from (checkpoint.manifest for checkpoint in ledger.checkpoints[first:])
-    yield from (entry.commit for entry in ledger.entries.values())
-    yield from _certificates(replica)
+    entries = ledger.entries.values()
+    yield from (entry.commit for entry in entries)
+    yield from (entry.certificate for entry in entries if entry.certificate is not None)
     yield from (record for record in records if record.signer not in named)
-
-
-def _certificates(replica: Replica) -> Iterable[Signed[Any]]:
-    entries = replica.ledger.entries.values()
-    return (entry.certificate for entry in entries if entry.certificate is not None)
