@@ -6,13 +6,14 @@ its error, because half a node is worse than none.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import structlog
 
 from node.api.observer import Observer
 from node.api.status import NodeStatus, Snapshot
+from node.api.why import Why
 from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.context import NodeContext, Ports
 from node.gossip.driver import Gossip
@@ -21,7 +22,7 @@ from node.membership.incarnation import Incarnation
 from node.membership.peers import PeerTable
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.inbox import Inbox, Source
-from node.replication.manifest_exchange import ManifestServer
+from node.replication.manifest_exchange import serve_manifest
 from node.replication.message_log import MessageLog
 from node.replication.network import SwarmNetwork
 from node.replication.rollout_bodies import RolloutBodies
@@ -75,6 +76,7 @@ class Daemon:
         upload_bytes_per_second: int | None = None,
         p2pd_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
+        self._signed_manifest = manifest
         self._manifest = manifest.manifest
         self._about = about
         self._engines = engines
@@ -110,7 +112,6 @@ class Daemon:
             ports, replica, self._exchange, context.changes, context.conditions
         )
         self._bodies = RolloutBodies(replica, ports.blobs, self._exchange)
-        self._manifest_server = ManifestServer(self._peers, manifest)
         self._message_log = MessageLog(ports.store)
         self._incarnation = Incarnation(context)
         self._inbox = Inbox(
@@ -175,7 +176,7 @@ class Daemon:
         """Return the few numbers of the status that cost nothing to take."""
         return self._observer.snapshot()
 
-    def why(self) -> Mapping[str, Any]:
+    def why(self) -> Why:
         """Explain this node's state and its rollouts that failed."""
         return self._observer.why()
 
@@ -193,7 +194,7 @@ class Daemon:
         await self._message_log.compact(self._context.replica)
         await self._policies.restore()
         await self._exchange.start()
-        await self._manifest_server.start()
+        await serve_manifest(self._peers, self._signed_manifest)
         await self._anti_entropy.start()
         await self._network.start()
         await self._gossip.start()

@@ -12,12 +12,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from node.api.status import NodeStatus
 from node.api.why import Why
-from node.local.datadir import DataDir, load_api_endpoint
+from node.local.datadir import API_HOST, DataDir, load_api_endpoint
 from node.local.errors import ExitCode, NodeError
 
 _Shape = TypeVar("_Shape")
 
-HOST = "127.0.0.1"
 REQUEST_SECONDS = 5.0
 """A node answers in milliseconds; one whose cores are busy with a model may take seconds."""
 
@@ -50,7 +49,7 @@ def fetch(datadir: DataDir, path: str) -> dict[str, Any]:
     endpoint = load_api_endpoint(datadir)
     if endpoint is None:
         raise _no_daemon(datadir)
-    connection = http.client.HTTPConnection(HOST, endpoint.port, timeout=REQUEST_SECONDS)
+    connection = http.client.HTTPConnection(API_HOST, endpoint.port, timeout=REQUEST_SECONDS)
     try:
         connection.request("GET", path)
         with connection.getresponse() as answer:

@@ -6,6 +6,7 @@ handful of values each: never a peer id, never a commit; reasons come from other
 """
 
 from collections.abc import Callable, Iterator
+from typing import get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
@@ -14,7 +15,6 @@ from prometheus_client.registry import Collector
 
 from node.api.status import NodeStatus, RolloutCounts, State
 
-STATES: tuple[State, ...] = ("joining", "syncing", "ready", "paused", "draining")
 PREFIX = "prime_node"
 
 REASONS_MAX = 24
@@ -26,7 +26,7 @@ class NodeMetrics(Collector):
 
     def __init__(self, status: Callable[[], NodeStatus]) -> None:
         self._status = status
-        self._registry = CollectorRegistry(auto_describe=False)
+        self._registry = CollectorRegistry()
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         self._reasons: dict[str, None] = {}
@@ -34,10 +34,6 @@ class NodeMetrics(Collector):
     def exposition(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
         return generate_latest(self._registry)
-
-    def describe(self) -> list[Metric]:
-        """Name nothing in advance: the registry is ours alone, so no name can clash."""
-        return []
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric from one snapshot."""
@@ -78,7 +74,7 @@ def _info(status: NodeStatus) -> Metric:
 
 def _state(status: NodeStatus) -> Metric:
     family = GaugeMetricFamily(f"{PREFIX}_state", "1 for the state it is in.", labels=["state"])
-    for state in STATES:
+    for state in get_args(State):
         family.add_metric([state], float(state == status.state))
     return family
 

@@ -1,9 +1,8 @@
 """Turns a running node into a ``NodeStatus``: reads and listens, never changes."""
 
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 from node.api.status import (
     CheckpointStatus,
@@ -14,7 +13,9 @@ from node.api.status import (
     State,
     TrafficStatus,
 )
+from node.api.why import FailedRollout, MeasuredMargin, TrainedOnRejected, VerdictFinding, Why
 from node.blobs.exchange import BlobExchange
+from node.blobs.wire import Kind
 from node.context import NodeContext
 from node.gossip.driver import Gossip
 from node.membership.peers import PeerTable
@@ -23,7 +24,7 @@ from node.weights.library import PolicyLibrary
 from protocol.faults import Fault
 from protocol.ledger.commits import CommitState, Entry
 from protocol.ledger.counts import Counts
-from protocol.messages import PROTOCOL_VERSION, Certificate, Verdict, open_envelope
+from protocol.messages import PROTOCOL_VERSION, Certificate, Signed, Verdict, open_envelope
 from protocol.replica import Received
 from protocol.types import Role, ValidationResult
 
@@ -104,7 +105,7 @@ class Observer:
             gossip_received=gossip.counters.received,
             gossip_duplicates=gossip.counters.duplicates,
             gossip_dropped=gossip.link_counters.frames_dropped,
-            weights_received=self.exchange.weights_bytes_received,
+            weights_received=self.exchange.received[Kind.WEIGHTS],
             sizes={**gossip.sizes(), **self.context.replica.sizes()},
         )
 
@@ -180,62 +181,68 @@ class Observer:
     def _traffic(self) -> TrafficStatus:
         blobs, gossip = self.exchange, self.gossip.link_counters
         return TrafficStatus(
-            blobs_sent=blobs.bytes_sent,
-            blobs_received=blobs.bytes_received,
-            weights_sent=blobs.weights_bytes_sent,
-            weights_received=blobs.weights_bytes_received,
+            blobs_sent=blobs.sent.total(),
+            blobs_received=blobs.received.total(),
+            weights_sent=blobs.sent[Kind.WEIGHTS],
+            weights_received=blobs.received[Kind.WEIGHTS],
             gossip_sent=gossip.bytes_out,
             gossip_received=gossip.bytes_in,
             gossip_dropped=gossip.frames_dropped,
         )
 
-    def why(self) -> Mapping[str, Any]:
+    def why(self) -> Why:
         """Explain this node's state and every own rollout that was not certified."""
         state, reason = self._state()
         ledger, peer_id = self.context.replica.ledger, self.context.signer.peer_id
-        failed = [
+        failed = tuple(
             self._explain(entry)
             for entry in ledger.entries.values()
             if entry.commit.signer == peer_id
             and entry.state in (CommitState.REJECTED, CommitState.EXPIRED)
-        ]
-        return {
-            "state": state,
-            "reason": reason,
-            "slashed": ledger.slashed(peer_id),
-            "rollouts": failed,
-        }
+        )
+        return Why(state, reason, ledger.slashed(peer_id), failed, self._trained_on_rejected())
 
-    def _explain(self, entry: Entry) -> dict[str, Any]:
+    def _explain(self, entry: Entry) -> FailedRollout:
         certificate, run_id = entry.certificate, self.context.replica.run_id
-        verdicts = []
-        for envelope in certificate.message.verdicts if certificate is not None else ():
-            verdict = open_envelope(envelope, Verdict, run_id, lambda *_: True)
-            if not isinstance(verdict, Fault):
-                verdicts.append(
-                    {
-                        "validator": verdict.signer,
-                        "accept": verdict.message.accept,
-                        "reason": verdict.message.reason,
-                        "detail": verdict.message.detail,
-                        "evidence": verdict.digest.hex(),
-                        "margins": {
-                            margin.name: {"value": margin.value / 1e6, "limit": margin.limit / 1e6}
-                            for margin in verdict.message.margins
-                        },
-                    }
-                )
+        envelopes = certificate.message.verdicts if certificate is not None else ()
+        verdicts = (open_envelope(item, Verdict, run_id, lambda *_: True) for item in envelopes)
         message = entry.commit.message
-        return {
-            "commit": entry.commit.digest.hex(),
-            "version": message.version,
-            "slot": message.slot,
-            "epoch": message.epoch,
-            "state": str(entry.state),
-            "reason": entry.reason or "no committee decided in time",
-            "certificate": certificate.digest.hex() if certificate is not None else None,
-            "verdicts": verdicts,
-        }
+        return FailedRollout(
+            commit=entry.commit.digest.hex(),
+            version=message.version,
+            slot=message.slot,
+            epoch=message.epoch,
+            state="rejected" if entry.state is CommitState.REJECTED else "expired",
+            reason=entry.reason or "no committee decided in time",
+            certificate=certificate.digest.hex() if certificate is not None else None,
+            verdicts=tuple(_finding(item) for item in verdicts if not isinstance(item, Fault)),
+        )
+
+    def _trained_on_rejected(self) -> tuple[TrainedOnRejected, ...]:
+        ledger, commits = self.context.replica.ledger, defaultdict[int | None, list[str]](list)
+        for entry in ledger.trained_on_rejected:
+            commits[entry.trained_in].append(entry.commit.digest.hex())
+        versions = (entry.manifest for entry in ledger.checkpoints)
+        return tuple(
+            TrainedOnRejected(version, manifest.signer, tuple(commits[version]))
+            for manifest in versions
+            if (version := manifest.message.version) in commits
+        )
+
+
+def _finding(verdict: Signed[Verdict]) -> VerdictFinding:
+    message = verdict.message
+    return VerdictFinding(
+        validator=verdict.signer,
+        accept=message.accept,
+        reason=message.reason,
+        detail=message.detail,
+        evidence=verdict.digest.hex(),
+        margins={
+            margin.name: MeasuredMargin(margin.value / 1e6, margin.limit / 1e6)
+            for margin in message.margins
+        },
+    )
 
 
 def _counts(counts: Counts) -> RolloutCounts:

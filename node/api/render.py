@@ -13,18 +13,10 @@ from node.local.units import bytes_text, duration_text
 from protocol.types import Role
 
 GOOD, WARN, BAD, DIM = "green", "yellow", "red", "bright_black"
-STATE_STYLES: dict[State, str] = {
-    "joining": WARN,
-    "syncing": WARN,
-    "ready": GOOD,
-    "paused": WARN,
-    "draining": WARN,
-}
 REWARD_BARS = "▁▂▃▄▅▆▇█"
 REWARDS_SHOWN = 48
 ROLLOUTS_SHOWN = 20
 """Rollouts that ``why`` explains when none is named, the newest ones."""
-
 
 FINDINGS_CHARACTERS_MAX = 800
 """Six margins take about 300; the rest is a peer's own words."""
@@ -57,11 +49,14 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         ("traffic", _traffic(status)),
     ):
         facts.add_row(name, Text(value))
+    hints = []
+    if status.own_rollouts.rejected or status.own_rollouts.expired:
+        hints = [Text("prime-node why tells what became of this node's rollouts.", style=DIM)]
     return Group(
         _headline(status),
         Padding(facts, (1, 0, 1, 2)),
         Padding(_rollouts(status), (0, 0, 1, 2)),
-        *_hints(status),
+        *hints,
     )
 
 
@@ -85,7 +80,7 @@ def peers_view(status: NodeStatus) -> RenderableType:
 
 
 def why_view(why: Why, which: str | None = None) -> RenderableType:
-    """Return the explanation of a state and of the rollouts that failed, newest last."""
+    """Return the explanation of a state, of rollouts that failed, and of what learned from them."""
     parts: list[RenderableType] = [_state_line(why.state, why.reason)]
     if why.slashed:
         parts.append(
@@ -99,17 +94,20 @@ def why_view(why: Why, which: str | None = None) -> RenderableType:
         parts.append(Text(f"{hidden} older ones are not shown; name one, or use --json.", DIM))
     for rollout in why.rollouts[hidden:]:
         parts.extend((Text(""), _failed_rollout(rollout)))
+    for found in why.trained_on_rejected:
+        commits = ", ".join(commit[:16] for commit in found.commits)
+        text = f"Version {found.version} of {found.trainer} learned from rejected rollouts:"
+        parts.extend((Text(""), Text(text, BAD), Padding(Text(commits), (0, 0, 0, 2))))
     return Group(*parts)
 
 
 def _headline(status: NodeStatus) -> Text:
-    roles = ", ".join(status.roles)
-    line = Text.assemble((roles, "bold"), "  ")
+    line = Text.assemble((", ".join(status.roles), "bold"), "  ")
     return line.append_text(_state_line(status.state, status.reason))
 
 
 def _state_line(state: State, reason: str) -> Text:
-    style = STATE_STYLES[state]
+    style = GOOD if state == "ready" else WARN
     return Text.assemble((f"● {state}", style), f"  {plain(reason)}" if reason else "")
 
 
@@ -180,12 +178,6 @@ def _counts(counts: RolloutCounts) -> tuple[Text, ...]:
         Text(str(counts.trained)),
         Text(plain(", ".join(f"{reason} {count}" for reason, count in reasons), 60)),
     )
-
-
-def _hints(status: NodeStatus) -> list[RenderableType]:
-    if status.own_rollouts.rejected or status.own_rollouts.expired:
-        return [Text("prime-node why tells what became of this node's rollouts.", style=DIM)]
-    return []
 
 
 def _by_role(member: MemberStatus) -> tuple[int, str]:

@@ -5,8 +5,8 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -19,13 +19,13 @@ from starlette.routing import Route
 
 from node.api.metrics import NodeMetrics
 from node.api.status import NodeStatus
-from node.local.datadir import DataDir, store_api_endpoint
+from node.api.why import Why
+from node.local.datadir import API_HOST, DataDir, store_api_endpoint
 from node.local.errors import ExitCode, NodeError
 
 log = logging.getLogger(__name__)
 
-HOST = "127.0.0.1"
-HOST_NAMES = [HOST, "localhost"]
+HOST_NAMES = [API_HOST, "localhost"]
 """Accepted in the Host header: a web page that rebinds its name to 127.0.0.1 sends its own."""
 
 START_SECONDS = 10.0
@@ -44,7 +44,7 @@ class ControlServer:
     def __init__(
         self,
         status: Callable[[], NodeStatus],
-        why: Callable[[], Mapping[str, Any]],
+        why: Callable[[], Why],
         port: int = 0,
         *,
         datadir: DataDir | None = None,
@@ -75,7 +75,7 @@ class ControlServer:
             await self._server.listening.wait()
         if self._datadir is not None:
             store_api_endpoint(self._datadir, port)
-        log.info("control API on http://%s:%d", HOST, port)
+        log.info("control API on http://%s:%d", API_HOST, port)
         return port
 
     async def stop(self) -> None:
@@ -93,9 +93,7 @@ class ControlServer:
             await asyncio.wait([task], timeout=STOP_SECONDS)
 
 
-def application(
-    status: Callable[[], NodeStatus], why: Callable[[], Mapping[str, Any]]
-) -> Starlette:
+def application(status: Callable[[], NodeStatus], why: Callable[[], Why]) -> Starlette:
     """Return the API as an ASGI application; see the package for its paths."""
     metrics = NodeMetrics(status)
 
@@ -117,11 +115,10 @@ def application(
         return JSONResponse(status().to_json())
 
     async def peers(_: Request) -> Response:
-        values = status().to_json()
-        return JSONResponse({key: values[key] for key in ("peers_connected", "members")})
+        return JSONResponse(status().peers_json())
 
     async def why_(_: Request) -> Response:
-        return JSONResponse(dict(why()))
+        return JSONResponse(asdict(why()))
 
     paths = {
         "/healthz": healthz,
@@ -161,11 +158,11 @@ def _listen(port: int) -> socket.socket:
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HOST, port))
+        listener.bind((API_HOST, port))
     except OSError as error:
         listener.close()
         raise NodeError(
-            f"cannot open the control API on {HOST}:{port}: {error.strerror}; "
+            f"cannot open the control API on {API_HOST}:{port}: {error.strerror}; "
             "choose another --api-port, or 0 for a free one",
             ExitCode.CONFIG,
         ) from None

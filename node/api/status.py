@@ -113,3 +113,8 @@ class NodeStatus:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return asdict(self)
+
+    def peers_json(self) -> dict[str, Any]:
+        """Return the part about peers."""
+        values = self.to_json()
+        return {key: values[key] for key in ("peers_connected", "members")}

@@ -1,6 +1,6 @@
 """The answer to ``why``: what the daemon tells at ``/why``, typed for whoever reads it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from node.api.status import State
@@ -46,10 +46,39 @@ class FailedRollout:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainedOnRejected:
+    """A version that learned from commits although they are rejected; digests are hexadecimal."""
+
+    version: int
+    trainer: str
+    commits: tuple[str, ...]
+
+    def is_named(self, which: str) -> bool:
+        """Tell whether ``which`` is its trainer or how the digest of one of the commits begins."""
+        return which == self.trainer or any(
+            commit.startswith(which.lower()) for commit in self.commits
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class Why:
-    """Why the node is in its state, and which of its rollouts failed, oldest first."""
+    """Why the node is in its state, and which of its rollouts failed, oldest first.
+
+    ``trained_on_rejected`` are versions of every trainer.
+    """
 
     state: State
     reason: str
     slashed: bool
     rollouts: tuple[FailedRollout, ...]
+    trained_on_rejected: tuple[TrainedOnRejected, ...]
+
+    def about(self, which: str) -> "Why":
+        """Return only what ``which`` names: a commit, a reason, a state or a trainer."""
+        return replace(
+            self,
+            rollouts=tuple(item for item in self.rollouts if item.is_named(which)),
+            trained_on_rejected=tuple(
+                item for item in self.trained_on_rejected if item.is_named(which)
+            ),
+        )

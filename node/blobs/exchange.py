@@ -98,33 +98,15 @@ class BlobExchange:
         self.on_fault = on_fault
         self._cap = UploadCap(self._limits.upload_bytes_per_second)
         self._bounded = Bounded(self._serve, self._limits, self._refuse)
-        self._sent: Counter[Kind] = Counter()
-        self._received: Counter[Kind] = Counter()
+        self.sent: Counter[Kind] = Counter()
+        """Blob bytes sent so far."""
+        self.received: Counter[Kind] = Counter()
+        """Blob bytes received so far, good or not."""
 
     @property
     def peer_id(self) -> PeerId:
         """Our own id."""
         return self._transport.peer_id
-
-    @property
-    def bytes_sent(self) -> int:
-        """Blob bytes sent so far, of every kind."""
-        return self._sent.total()
-
-    @property
-    def bytes_received(self) -> int:
-        """Blob bytes received so far, of every kind, good or not."""
-        return self._received.total()
-
-    @property
-    def weights_bytes_sent(self) -> int:
-        """The part of ``bytes_sent`` that was asked for as weights."""
-        return self._sent[Kind.WEIGHTS]
-
-    @property
-    def weights_bytes_received(self) -> int:
-        """The part of ``bytes_received`` that we asked for as weights."""
-        return self._received[Kind.WEIGHTS]
 
     async def start(self) -> None:
         """Serve the protocol from now on."""
@@ -210,7 +192,7 @@ class BlobExchange:
                 piece = await within(patience, stream.read(count))
                 if not piece:
                     return False
-                self._received[kind] += len(piece)
+                self.received[kind] += len(piece)
                 assembly.data += piece
         except TransportError:
             return False
@@ -242,7 +224,7 @@ class BlobExchange:
             while length:
                 count = min(piece_bytes, length)
                 piece = await within(self._limits.stall_seconds, stream.read_exactly(count))
-                self._received[kind] += count
+                self.received[kind] += count
                 length -= count
                 yield piece
         finally:
@@ -296,4 +278,4 @@ class BlobExchange:
                 await self._cap.take(len(part))
                 if not stream.offer(part):  # a deadline costs more than most writes
                     await within(stall_seconds, stream.write(part))
-                self._sent[request.kind] += len(part)
+                self.sent[request.kind] += len(part)

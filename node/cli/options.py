@@ -4,23 +4,15 @@ They are taken as they are written: ``load_config`` reads flags, environment and
 wrong value gets the same words wherever it stands.
 """
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-_Option = Callable[..., Any]
-
-
-def _panel(name: str) -> _Option:
-    def option(*names: str, help: str, metavar: str | None = None) -> Any:  # noqa: A002 - as typer
-        return typer.Option(*names, help=help, metavar=metavar, rich_help_panel=name)
-
-    return option
-
-
-_join, _node, _network = _panel("Join a run"), _panel("This node"), _panel("Network")
+_join = partial(typer.Option, rich_help_panel="Join a run")
+_node = partial(typer.Option, rich_help_panel="This node")
+_network = partial(typer.Option, rich_help_panel="Network")
 
 Roles = Annotated[
     list[str] | None,

@@ -1,8 +1,9 @@
 """Drives the gossip router over streams to the connected peers, for the services of one node."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from node.context import Peers
@@ -47,9 +48,7 @@ class GossipCounters:
     published: int = 0
     received: int = 0
     """New, well signed, and given to a validator."""
-    accepted: int = 0
-    ignored: int = 0
-    rejected: int = 0
+    verdicts: Counter[ValidationResult] = field(default_factory=Counter)
     duplicates: int = 0
     overflows: int = 0
     """Not validated because too many were waiting; they come again by IHAVE."""
@@ -210,15 +209,7 @@ class Gossip:
         self._judge(message_id, verdict)
 
     def _judge(self, message_id: bytes, verdict: ValidationResult) -> None:
-        match verdict:
-            case ValidationResult.ACCEPT:
-                self.counters.accepted += 1
-            case ValidationResult.IGNORE:
-                self.counters.ignored += 1
-            case ValidationResult.REJECT:
-                self.counters.rejected += 1
-            case _:
-                assert_never(verdict)
+        self.counters.verdicts[verdict] += 1
         self._apply(Validated(message_id, verdict))
 
     async def _beat(self) -> None:

@@ -223,7 +223,6 @@ class Links:
                 link.writer.cancel()
 
     def _follow(self, peers: Sequence[PeerId]) -> None:
-        """Make the links be those of the connected peers."""
         if not self._running or (peers == self._followed and len(self._links) == len(peers)):
             return
         self._followed = peers
@@ -256,7 +255,6 @@ class Links:
             self._apply(PeerConnected(link.peer))
 
     async def _write_for_ever(self, link: _Link) -> None:
-        """Keep one outbound stream to a peer, as long as it is connected."""
         wait_seconds, now = self._limits.retry_seconds, asyncio.get_running_loop().time
         while True:
             link.retry.clear()

@@ -6,7 +6,6 @@ hivemind's ``p2pd.proto``; an opened stream is the control connection itself, tu
 
 import asyncio
 import logging
-import math
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ logging.getLogger("hivemind").setLevel(logging.WARNING)
 CONTROL_SECONDS = 5.0
 """Deadline of a request that p2pd answers by itself; it takes about a millisecond."""
 
-DIAL_SECONDS = 15.0
+DIAL_SECONDS = 15
 """Deadline of a request that reaches another peer: go-libp2p gives one dial 5 s, and we may need
 an address lookup before."""
 
@@ -170,7 +169,7 @@ class Control:
             p2pd_pb2.Request(
                 type=p2pd_pb2.Request.CONNECT,
                 connect=p2pd_pb2.ConnectRequest(
-                    peer=base58.b58decode(peer), addrs=[address_bytes], timeout=_whole(DIAL_SECONDS)
+                    peer=base58.b58decode(peer), addrs=[address_bytes], timeout=DIAL_SECONDS
                 ),
             ),
             DIAL_SECONDS,
@@ -209,7 +208,7 @@ class Control:
     async def open_stream(self, peer: PeerId, protocol: str) -> P2pStream:
         """Open a stream, dialling if needed; raises ``TransportError``, also if unsupported."""
         request = p2pd_pb2.StreamOpenRequest(
-            peer=base58.b58decode(peer), proto=[protocol], timeout=_whole(DIAL_SECONDS)
+            peer=base58.b58decode(peer), proto=[protocol], timeout=DIAL_SECONDS
         )
         _, reader, writer = await self._exchange(
             p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request), DIAL_SECONDS
@@ -269,7 +268,3 @@ def peer_id_from_bytes(raw: bytes) -> PeerId | None:
 def _require_ok(response: Any) -> None:
     if response.type == p2pd_pb2.Response.ERROR:
         raise TransportError(" ".join(response.error.msg.split())[:_ERROR_CHARACTERS_MAX])
-
-
-def _whole(seconds: float) -> int:
-    return math.ceil(seconds)

@@ -75,22 +75,17 @@ class HivemindTransport(Transport):
         cls,
         identity: Identity,
         identity_path: Path,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        announce: tuple[str, ...] = (),
-        nat_port_map: bool = False,
-        autonat: bool = False,
+        options: P2pdOptions | None = None,
     ) -> "HivemindTransport":
-        """Start p2pd with the key in ``identity_path`` and listen; see ``P2pdOptions``.
+        """Start p2pd with the key in ``identity_path`` and listen.
 
         Raises ``TransportError`` when p2pd does not start, ``ValueError`` when the file does not
         hold ``identity`` or when addresses are announced without a fixed port.
         """
-        if announce and not port:
+        options = options or P2pdOptions()
+        if options.announce and not options.port:
             raise ValueError("announced addresses need a fixed listen port")
         _require_key(identity_path, identity)
-        options = P2pdOptions(host, port, announce, nat_port_map, autonat)
         transport = cls(identity, identity_path, options)
         try:
             transport._server = await asyncio.start_unix_server(
@@ -215,7 +210,6 @@ class HivemindTransport(Transport):
             await p2p.shutdown()
 
     async def _supervise(self) -> None:
-        """Restart p2pd whenever it dies, for as long as we live."""
         loop = asyncio.get_running_loop()
         pause_seconds = 0.0
         while True:
@@ -267,7 +261,6 @@ class HivemindTransport(Transport):
         task.add_done_callback(lambda _task: writer.transport.abort())
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Run one inbound stream to its end."""
         try:
             header = await read_stream_header(reader)
             if header is None or not self._has_room(header[0]):

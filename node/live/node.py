@@ -4,7 +4,7 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from importlib.metadata import version
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 
 from node.api.status import NodeStatus, RolloutCounts, TrafficStatus
+from node.api.why import Why
 from node.local.addresses import load_cached_peers, store_cached_peers
 from node.local.config import NodeConfig
 from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
@@ -45,6 +46,8 @@ def run_node(config: NodeConfig, *, make_engines: MakeEngines = transformers_eng
 
     The first SIGTERM or SIGINT drains, the second ends the process at once.
     """
+    import uvloop  # noqa: PLC0415 - only a live node needs it
+
     # One compute thread per process: two processes with two each ran 8 to 20 times slower on two
     # cores, because they wait for each other's spinning threads.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -53,14 +56,9 @@ def run_node(config: NodeConfig, *, make_engines: MakeEngines = transformers_eng
     datadir = open_data_dir(config.data_dir)
     with locked(datadir):
         identity = load_or_create_identity(config.identity_path or datadir.identity)
-        return _run_in_loop(LiveNode(config, datadir, identity, make_engines))
-
-
-def _run_in_loop(node: "LiveNode") -> int:
-    import uvloop  # noqa: PLC0415 - only a live node needs it
-
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return int(runner.run(node.run()))
+        node = LiveNode(config, datadir, identity, make_engines)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            return runner.run(node.run())
 
 
 class LiveNode:
@@ -85,6 +83,7 @@ class LiveNode:
         from node.api.server import ControlServer  # noqa: PLC0415
         from node.live.clock import SystemClock  # noqa: PLC0415
         from node.live.hivemind_p2p import HivemindTransport  # noqa: PLC0415
+        from node.live.p2pd import P2pdOptions  # noqa: PLC0415
         from node.membership.peers import PeerTable  # noqa: PLC0415
 
         adopt_hivemind_logs()
@@ -100,9 +99,7 @@ class LiveNode:
             transport = await HivemindTransport.create(
                 self._identity,
                 self._config.identity_path or self._datadir.identity,
-                host=self._config.host,
-                port=self._config.port,
-                announce=self._config.announce,
+                P2pdOptions(self._config.host, self._config.port, self._config.announce),
             )
         except TransportError as error:
             raise NodeError(str(error), ExitCode.RETRY) from None
@@ -164,9 +161,7 @@ class LiveNode:
             directory=directory,
             blobs=blobs,
             store=store,
-            files=PolicyDirectory(
-                self._datadir.weights, self._datadir.root / "genesis.safetensors", blobs
-            ),
+            files=PolicyDirectory(self._datadir.weights, self._datadir.genesis, blobs),
         )
         self._daemon = Daemon(
             manifest,
@@ -280,12 +275,12 @@ class LiveNode:
             p2pd_pid=None,
         )
 
-    def _why(self) -> Mapping[str, Any]:
+    def _why(self) -> Why:
         if self._daemon is not None:
-            reasons: Mapping[str, Any] = self._daemon.why()
-            return reasons
+            why: Why = self._daemon.why()
+            return why
         status = self._status()
-        return {"state": status.state, "reason": status.reason, "rollouts": [], "slashed": False}
+        return Why(status.state, status.reason, False, (), ())
 
 
 def _dump_tasks() -> None:

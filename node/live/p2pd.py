@@ -35,6 +35,10 @@ IDLE_SECONDS = 30
 MESSAGE_BYTES_MAX = 1 << 20
 """Unary messages (directory calls) through p2pd; hivemind's default is four times this."""
 
+CONNECTIONS_HIGH = 512
+CONNECTIONS_LOW = 256
+"""Above so many connections p2pd drops old ones until so many are left."""
+
 _LOG_LINES_KEPT = 20
 _TIMESTAMP = re.compile(r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d ")
 
@@ -60,17 +64,12 @@ class P2pdOptions:
     """What the child is started with.
 
     ``host`` is the IPv4 address to listen on, ``port`` its TCP port (0: any free one), ``announce``
-    the multiaddresses to tell others instead of the listen address. Above ``connections_high``
-    connections p2pd drops old ones until ``connections_low`` are left.
+    the multiaddresses to tell others instead of the listen address.
     """
 
     host: str = "127.0.0.1"
     port: int = 0
     announce: tuple[str, ...] = ()
-    nat_port_map: bool = False
-    autonat: bool = False
-    connections_high: int = 512
-    connections_low: int = 256
 
 
 def binary_path() -> Path:
@@ -84,12 +83,11 @@ def binary_path() -> Path:
 class P2pd:
     """A running p2pd whose control socket answers."""
 
-    def __init__(self, process: asyncio.subprocess.Process, control_path: Path) -> None:
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self._lines: deque[str] = deque(maxlen=_LOG_LINES_KEPT)
         self._ready = asyncio.Event()
         self._output = asyncio.create_task(self._read_output())
-        self.control_path = control_path
 
     @classmethod
     async def start(
@@ -130,7 +128,7 @@ class P2pd:
         except OSError as error:
             reason = error.strerror or str(error)
             raise P2pdError(StartFault.BINARY, f"{binary}: {reason}") from error
-        daemon = cls(process, control_path)
+        daemon = cls(process)
         try:
             await daemon._wait_ready()
         except BaseException:
@@ -216,11 +214,11 @@ def _arguments(identity_path: Path, control_path: Path, options: P2pdOptions) ->
         "tls": "true",
         "relay": "true",
         "relayService": "false",
-        "natPortMap": str(options.nat_port_map).lower(),
-        "autonat": str(options.autonat).lower(),
+        "natPortMap": "false",
+        "autonat": "false",
         "connManager": "true",
-        "connHi": str(options.connections_high),
-        "connLo": str(options.connections_low),
+        "connHi": str(CONNECTIONS_HIGH),
+        "connLo": str(CONNECTIONS_LOW),
     }
     return [f"-{name}={value}" for name, value in arguments.items() if value]
 

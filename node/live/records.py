@@ -21,6 +21,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 
 from protocol import codec
 from protocol.crypto import SIGNATURE_BYTES, Signer, digest, signing_bytes, verify
+from protocol.remembered import Remembered
 from protocol.types import PeerId, RunId
 
 RECORD_BYTES_MAX = 4096
@@ -60,7 +61,7 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
         self._run_id = run_id
         self._key_ids = frozenset(key_id(key) for key in keys)
         self._now = now
-        self._verified: dict[bytes, None] = {}
+        self._verified = Remembered[bytes, bool](_VERIFIED_MAX)
 
     def validate(self, record: DHTRecord) -> bool:
         """Tell whether ``record`` may be stored or believed; never raises."""
@@ -95,12 +96,10 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
     def _verify(self, owner: PeerId, message: bytes, signature: bytes) -> bool:
         """Check a signature once: replicas send the same records again with each lookup."""
         seen = digest(signature + message)  # the message contains the owner
-        if seen not in self._verified:
+        if self._verified.get(seen) is None:
             if not verify(owner, message, signature):
                 return False
-            if len(self._verified) >= _VERIFIED_MAX:
-                del self._verified[next(iter(self._verified))]
-            self._verified[seen] = None
+            self._verified.keep(seen, value=True)
         return True
 
     def _signed_bytes(self, record: DHTRecord, value: bytes) -> bytes:

@@ -204,19 +204,11 @@ def default_config_file(environment: Mapping[str, str]) -> Path:
 
 
 @dataclass(frozen=True, slots=True)
-class _Origin:
-    """Where a value was written, and how the process ends when it is wrong."""
-
-    label: str
-    exit_code: ExitCode
-
-
-@dataclass(frozen=True, slots=True)
 class _Layers:
-    """The merged values, and for each key the layer that won."""
+    """The merged values; where each was written, and how the process ends when it is wrong."""
 
     values: dict[str, Any] = field(default_factory=dict)
-    origins: dict[str, _Origin] = field(default_factory=dict)
+    origins: dict[str, tuple[str, ExitCode]] = field(default_factory=dict)
 
     def add(
         self, values: Mapping[str, object], label: Callable[[str], str], exit_code: ExitCode
@@ -227,7 +219,7 @@ class _Layers:
                 raise NodeError(f"{label(key)}: unknown key{_hint(key, label)}", exit_code)
             self.values[key] = value
             written = "host_maddr" if "host_maddr" in values and key in ("host", "port") else key
-            self.origins[key] = _Origin(label(written), exit_code)
+            self.origins[key] = label(written), exit_code
 
 
 def _layers(
@@ -307,9 +299,9 @@ def _validated(model: type[_ConfigT], values: Mapping[str, Any], layers: _Layers
         first = error.errors(include_url=False, include_context=False)[0]
     message = first["msg"].removeprefix("Value error, ")
     if not first["loc"]:
-        flags = any(origin.exit_code is ExitCode.USAGE for origin in layers.origins.values())
+        flags = any(code is ExitCode.USAGE for _, code in layers.origins.values())
         raise NodeError(message, ExitCode.USAGE if flags else ExitCode.CONFIG)
-    origin = layers.origins[str(first["loc"][0])]
+    label, exit_code = layers.origins[str(first["loc"][0])]
     if first["type"] != "value_error":
         message = f"{first['input']!r}: {message[:1].lower()}{message[1:]}"
-    raise NodeError(f"{origin.label}: {message}", origin.exit_code)
+    raise NodeError(f"{label}: {message}", exit_code)

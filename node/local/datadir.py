@@ -7,6 +7,7 @@
 ``state.sqlite``   messages and progress
 ``blobs/``         content-addressed bytes
 ``weights/``       policies ready to load
+``genesis…``        version 0 for a trainer to publish, if the creator left it here
 ``peers.json``     addresses that answered (``node.local.addresses``)
 ``api.json``       port and process id of the running daemon
 ``LOCK``           held by the running daemon (``flock``)
@@ -26,59 +27,25 @@ from node.local.errors import ExitCode, NodeError
 from protocol.crypto import Identity
 
 LAYOUT_VERSION = 1
+API_HOST = "127.0.0.1"
 _SMALL_FILE_BYTES_MAX = 4096
 
 
-@dataclass(frozen=True, slots=True)
 class DataDir:
     """The names in a data directory; ``open_data_dir`` makes sure that it exists."""
 
-    root: Path
-
-    @property
-    def version(self) -> Path:
-        """The layout version."""
-        return self.root / "version"
-
-    @property
-    def lock(self) -> Path:
-        """Held by the running daemon."""
-        return self.root / "LOCK"
-
-    @property
-    def identity(self) -> Path:
-        """The node's key, unless the configuration names another file."""
-        return self.root / "identity.key"
-
-    @property
-    def run(self) -> Path:
-        """The pinned run."""
-        return self.root / "run.manifest"
-
-    @property
-    def state(self) -> Path:
-        """The SQLite file."""
-        return self.root / "state.sqlite"
-
-    @property
-    def blobs(self) -> Path:
-        """Content-addressed bytes."""
-        return self.root / "blobs"
-
-    @property
-    def weights(self) -> Path:
-        """Policies ready to load."""
-        return self.root / "weights"
-
-    @property
-    def peers(self) -> Path:
-        """The address cache."""
-        return self.root / "peers.json"
-
-    @property
-    def api(self) -> Path:
-        """Where the running daemon's control API listens."""
-        return self.root / "api.json"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.version = root / "version"
+        self.lock = root / "LOCK"
+        self.identity = root / "identity.key"
+        self.run = root / "run.manifest"
+        self.state = root / "state.sqlite"
+        self.blobs = root / "blobs"
+        self.weights = root / "weights"
+        self.genesis = root / "genesis.safetensors"
+        self.peers = root / "peers.json"
+        self.api = root / "api.json"
 
 
 def open_data_dir(root: Path) -> DataDir:
@@ -216,14 +183,15 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
             Path(name).replace(path)
         else:
             os.link(name, path)
-        _sync_directory(path.parent)
+        sync_directory(path.parent)
     finally:
         with suppress(FileNotFoundError):
             os.unlink(name)  # noqa: PTH108 - the name is a string from mkstemp
 
 
-def _sync_directory(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync_directory(path: Path) -> None:
+    """Write the names in a directory to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -2,7 +2,6 @@
 
 import contextlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import psutil
 import pynvml
@@ -13,23 +12,17 @@ _NAME_CHARACTERS_MAX = 200
 """As ``Hardware.gpu`` allows."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Gpu:
-    name: str
-    memory_bytes: int
-
-
 def probe_hardware() -> Hardware:
     """Look at CPU, memory and NVIDIA GPUs; ``gpu_memory_bytes`` is the sum over all GPUs.
 
     Other GPUs are not seen, and nothing is measured: the swarm trusts none of it for safety.
     """
     gpus = list(_gpus())
-    names = " + ".join(dict.fromkeys(gpu.name for gpu in gpus))
+    names = " + ".join(dict.fromkeys(name for name, _ in gpus))
     return Hardware(
         gpu=names[:_NAME_CHARACTERS_MAX],
         gpus=len(gpus),
-        gpu_memory_bytes=sum(gpu.memory_bytes for gpu in gpus),
+        gpu_memory_bytes=sum(memory_bytes for _, memory_bytes in gpus),
         memory_bytes=psutil.virtual_memory().total,
         cores=_cores(),
     )
@@ -42,8 +35,8 @@ def _cores() -> int:
     return psutil.cpu_count() or 0
 
 
-def _gpus() -> Iterator[_Gpu]:
-    """Yield the GPUs that the driver shows; none without a driver or when it fails."""
+def _gpus() -> Iterator[tuple[str, int]]:
+    """Yield name and bytes of memory of the GPUs that the driver shows, none when it fails."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
@@ -52,7 +45,7 @@ def _gpus() -> Iterator[_Gpu]:
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
             name = pynvml.nvmlDeviceGetName(handle)
-            yield _Gpu(
+            yield (
                 name.decode(errors="replace") if isinstance(name, bytes) else str(name),
                 int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
             )

@@ -18,7 +18,7 @@ def configure_logging(
     log_format: Literal["auto", "console", "json"], log_level: str, stream: TextIO | None = None
 ) -> None:
     """Send all logs of this process to ``stream`` (standard error); calling again replaces it."""
-    target = sys.stderr if stream is None else stream
+    target = stream or sys.stderr
     for_people = log_format == "console" or (log_format == "auto" and target.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,

@@ -52,10 +52,7 @@ def local_run(datadir: DataDir, run: Path | None, run_id: str | None) -> SignedM
     That is the manifest file ``run`` if given, else the pinned one. Raises ``NodeError`` when they
     differ from each other or from ``run_id`` (64 hexadecimal digits).
     """
-    if run is not None:
-        known: SignedManifest | None = load_run(run)
-    else:
-        known = pinned_run(datadir)
+    known = load_run(run) if run is not None else pinned_run(datadir)
     if known is None:
         return None
     if run_id is not None and known.manifest.run_id.hex() != run_id:

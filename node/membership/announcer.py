@@ -9,6 +9,7 @@ from itertools import islice
 import structlog
 
 from node.context import NodeContext
+from node.local.addresses import ADDRESS_CHARACTERS_MAX
 from node.membership.incarnation import Incarnation
 from node.streams.deadline import within
 from protocol.messages import PROTOCOL_VERSION, Hardware, NodeRecord, Signed
@@ -30,8 +31,7 @@ DIRECTORY_LIFETIMES = 4
 """A directory entry outlives the record's place on the roster: it is only an address hint."""
 
 ADDRESSES_MAX = 8
-ADDRESS_CHARACTERS_MAX = 200
-"""As ``NodeRecord`` has them."""
+"""As ``NodeRecord`` has it."""
 
 
 def directory_key(run_id: RunId) -> str:

@@ -6,7 +6,7 @@ asks for those it lacks; each envelope then passes the same door as gossip (``In
 """
 
 import asyncio
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
@@ -35,13 +35,7 @@ ENVELOPES_MAX = 1024
 """Messages asked for at once."""
 
 REQUEST_BYTES_MAX = 64
-PAGE_BYTES_MAX = SYNC.acceptor_bytes_max
-
 EXCHANGE_SECONDS = SYNC.exchange_seconds or 0.0
-"""For all that one pull takes; what is left over comes with the next one."""
-
-STALL_SECONDS = SYNC.stall_seconds
-"""For one frame."""
 
 REVIEW_VERSIONS_MIN = 8
 """How many of our own versions are compared first when another chain has shown up."""
@@ -133,7 +127,7 @@ class AntiEntropy:
             version = max(0, self._replica.ledger.version + 1 - self._review)
             request = {"skip": skip, "version": version}
             await write_frame(stream, encode(request))
-            ids = self._sound(stream, _ids(await self._read(stream, PAGE_BYTES_MAX)))
+            ids = self._sound(stream, _ids(await self._read(stream, SYNC.acceptor_bytes_max)))
             known = {signed.digest: None for signed in _current(self._replica, 0)}
             here = self._replica.is_waiting
             new = (
@@ -156,7 +150,7 @@ class AntiEntropy:
             raise TransportError(f"the peer holds what no honest node accepts: {received.fault}")
 
     async def _read(self, stream: Stream, bytes_max: int) -> bytes:
-        return self._sound(stream, await within(STALL_SECONDS, read_frame(stream, bytes_max)))
+        return self._sound(stream, await within(SYNC.stall_seconds, read_frame(stream, bytes_max)))
 
     def _sound(self, stream: Stream, value: T | Fault) -> T:
         """Return what a peer sent, or blame it; raises ``TransportError``."""
@@ -173,17 +167,17 @@ class AntiEntropy:
         skip, version = self._sound(stream, request)
         page = islice(_current(self._replica, version), skip, skip + IDS_MAX)
         offered = {signed.digest: signed.envelope for signed in page}
-        await within(STALL_SECONDS, write_frame(stream, encode({"ids": list(offered)})))
-        wanted = self._sound(stream, _ids(await self._read(stream, PAGE_BYTES_MAX)))
+        await within(SYNC.stall_seconds, write_frame(stream, encode({"ids": list(offered)})))
+        wanted = self._sound(stream, _ids(await self._read(stream, SYNC.acceptor_bytes_max)))
         for digest in wanted[:ENVELOPES_MAX]:
             envelope = offered.get(digest)
             if envelope is None:
                 return
-            await within(STALL_SECONDS, write_frame(stream, envelope))
+            await within(SYNC.stall_seconds, write_frame(stream, envelope))
 
 
 def _map(data: bytes) -> dict[str, Any] | Fault:
-    value = decode(data, bytes_max=PAGE_BYTES_MAX)
+    value = decode(data, bytes_max=SYNC.acceptor_bytes_max)
     if isinstance(value, Fault | dict):
         return value
     return Fault(FaultCode.BAD_FIELDS, "not a map")
@@ -227,11 +221,7 @@ def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:
     yield from replica.evidence
     first = max(0, min(from_version, ledger.version))
     yield from (checkpoint.manifest for checkpoint in ledger.checkpoints[first:])
-    yield from (entry.commit for entry in ledger.entries.values())
-    yield from _certificates(replica)
+    entries = ledger.entries.values()
+    yield from (entry.commit for entry in entries)
+    yield from (entry.certificate for entry in entries if entry.certificate is not None)
     yield from (record for record in records if record.signer not in named)
-
-
-def _certificates(replica: Replica) -> Iterable[Signed[Any]]:
-    entries = replica.ledger.entries.values()
-    return (entry.certificate for entry in entries if entry.certificate is not None)

@@ -194,7 +194,9 @@ class Inbox:
         if sender is not None:
             self._context.peers.blame(sender, fault)
         if fault.code is FaultCode.PROTOCOL_VERSION and signed is not None:
-            self._note_version(signed)
+            self.other_versions[signed.signer] = signed.message.protocol_version
+            if len(self.other_versions) > OTHER_VERSIONS_MAX:
+                del self.other_versions[next(iter(self.other_versions))]
         log.info(
             "message refused",
             fault=str(fault),
@@ -202,8 +204,3 @@ class Inbox:
             signer=signed.signer[-8:] if signed else "",
             source=source.name.lower(),
         )
-
-    def _note_version(self, record: Signed[NodeRecord]) -> None:
-        self.other_versions[record.signer] = record.message.protocol_version
-        if len(self.other_versions) > OTHER_VERSIONS_MAX:
-            del self.other_versions[next(iter(self.other_versions))]

@@ -13,19 +13,14 @@ from roles.ports.transport import Stream, Streams
 _SECONDS = MANIFEST.stall_seconds
 
 
-class ManifestServer:
-    """Gives our run's manifest to whoever asks."""
+async def serve_manifest(streams: Streams, manifest: SignedManifest) -> None:
+    """Give our run's manifest to whoever asks, from now on."""
+    encoded = manifest.encoded()
 
-    def __init__(self, streams: Streams, manifest: SignedManifest) -> None:
-        self._streams = streams
-        self._encoded = manifest.encoded()
+    async def serve(stream: Stream) -> None:
+        await within(_SECONDS, write_frame(stream, encoded))
 
-    async def start(self) -> None:
-        """Serve the protocol."""
-        await self._streams.handle(MANIFEST.name, Bounded(self._serve, MANIFEST))
-
-    async def _serve(self, stream: Stream) -> None:
-        await within(_SECONDS, write_frame(stream, self._encoded))
+    await streams.handle(MANIFEST.name, Bounded(serve, MANIFEST))
 
 
 async def fetch_manifest(

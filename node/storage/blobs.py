@@ -42,15 +42,11 @@ class FileBlobs(Blobs):
         self._sizes = dict(self._found(self._complete.glob("*/*")))
         self._leftovers = dict(self._found(self._arriving.iterdir()))  # not resumed so far
         self._arrivals: dict[Digest, Arrival] = {}
-        self._used_bytes = sum(self._sizes.values()) + sum(self._leftovers.values())
+        self.used_bytes = sum(self._sizes.values()) + sum(self._leftovers.values())
+        """What all blobs take, arriving ones at their full length."""
         self._names = itertools.count()
         self._changing = asyncio.Lock()
         """Held while a blob comes to be here, goes, or gets an owner; not while it is written."""
-
-    @property
-    def used_bytes(self) -> int:
-        """What all blobs take, arriving ones at their full length."""
-        return self._used_bytes
 
     @override
     def has(self, digest: Digest) -> bool:
@@ -141,7 +137,7 @@ class FileBlobs(Blobs):
             async with self._changing:
                 await self._keep(temporary, digest, length, owner)
         except BaseException:
-            self._used_bytes -= length
+            self.used_bytes -= length
             temporary.unlink(missing_ok=True)
             raise
         return digest
@@ -151,12 +147,12 @@ class FileBlobs(Blobs):
         await self._claim(digest, owner)
         await files.in_thread(files.promote, temporary, self._path(digest))
         if digest in self._sizes:
-            self._used_bytes -= length
+            self.used_bytes -= length
         self._sizes[digest] = length
-        self._used_bytes -= self._leftovers.pop(digest, 0)
+        self.used_bytes -= self._leftovers.pop(digest, 0)
         arrival = self._arrivals.pop(digest, None)
         if arrival is not None:
-            self._used_bytes -= arrival.plan.length
+            self.used_bytes -= arrival.plan.length
             arrival.fill()
         self._arriving_path(digest).unlink(missing_ok=True)
 
@@ -187,12 +183,12 @@ class FileBlobs(Blobs):
         """Start an arrival, or resume one from before a restart."""
         leftover = self._leftovers.get(plan.digest, 0)
         self._reserve(plan.length, on_disk_bytes=leftover)
-        self._used_bytes -= self._leftovers.pop(plan.digest, 0)
+        self.used_bytes -= self._leftovers.pop(plan.digest, 0)
         try:
             await self._claim(plan.digest, owner)
             here = await files.in_thread(prepare, self._arriving_path(plan.digest), plan)
         except BaseException:
-            self._used_bytes -= plan.length
+            self.used_bytes -= plan.length
             self._arriving_path(plan.digest).unlink(missing_ok=True)
             raise
         arrival = self._arrivals[plan.digest] = self._arrival(plan, here)
@@ -212,7 +208,7 @@ class FileBlobs(Blobs):
                 await files.in_thread(files.promote, path, self._path(digest))
                 self._sizes[digest] = arrival.plan.length
             else:
-                self._used_bytes -= arrival.plan.length
+                self.used_bytes -= arrival.plan.length
                 path.unlink(missing_ok=True)
                 arrival.abandon()
             del self._arrivals[digest]
@@ -221,10 +217,10 @@ class FileBlobs(Blobs):
         """Count ``length`` bytes, some of them written, as used; raises ``StorageFullError``."""
         room = shutil.disk_usage(self._complete).free
         if self._quota_bytes is not None:
-            room = min(room, self._quota_bytes - self._used_bytes)
+            room = min(room, self._quota_bytes - self.used_bytes)
         if room + on_disk_bytes < length:
             raise StorageFullError(f"no room for {length} bytes")
-        self._used_bytes += length
+        self.used_bytes += length
 
     # Forgetting
 
@@ -236,8 +232,8 @@ class FileBlobs(Blobs):
                 arrival = self._arrivals.pop(digest, None)
                 if arrival is not None:
                     arrival.abandon()
-                    self._used_bytes -= arrival.plan.length
-                self._used_bytes -= self._leftovers.pop(digest, 0) + self._sizes.pop(digest, 0)
+                    self.used_bytes -= arrival.plan.length
+                self.used_bytes -= self._leftovers.pop(digest, 0) + self._sizes.pop(digest, 0)
             await files.in_thread(self._unlink, unowned)
 
     # Files

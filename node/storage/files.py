@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 
 from blake3 import blake3
 
+from node.local.datadir import sync_directory
 from protocol.types import DIGEST_BYTES, Digest
 from roles.ports.storage import StorageFullError
 
@@ -68,15 +69,6 @@ def make_directory(path: Path) -> None:
         make_directory(path.parent)
         path.mkdir(exist_ok=True)
         sync_directory(path.parent)
-
-
-def sync_directory(path: Path) -> None:
-    """Write the names in a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def slice_of(path: Path, offset: int, length: int) -> Iterator[bytes]:

@@ -8,6 +8,7 @@ be owned.
 import os
 from pathlib import Path
 
+from node.local.datadir import sync_directory
 from node.storage import files
 from protocol.types import DIGEST_BYTES, Digest
 from roles.ports.storage import Owner, Purpose
@@ -67,7 +68,7 @@ class Owners:
         finally:
             os.close(descriptor)
         if new:
-            files.sync_directory(path.parent)
+            sync_directory(path.parent)
 
     def delete_file(self, owner: Owner) -> None:
         """Delete what ``write_file`` wrote for an owner; idempotent."""

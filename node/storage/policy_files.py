@@ -17,23 +17,9 @@ class PolicyDirectory(PolicyFiles):
     """The files in ``directory``, which it makes; assembled from ``blobs``."""
 
     def __init__(self, directory: Path, genesis: Path, blobs: FileBlobs) -> None:
-        self._directory = directory
-        self._genesis = genesis
+        super().__init__(directory, genesis)
         self._blobs = blobs
         files.make_directory(directory)
-
-    @property
-    @override
-    def genesis(self) -> Path:
-        return self._genesis
-
-    @override
-    def weights(self, version: int) -> Path:
-        return self._directory / f"v{version}.safetensors"
-
-    @override
-    def state(self, version: int) -> Path:
-        return self._directory / f"v{version}.state"
 
     @override
     def size(self, path: Path) -> int | None:

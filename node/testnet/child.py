@@ -5,7 +5,6 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.metadata import entry_points
 from multiprocessing import parent_process
 from multiprocessing.connection import Connection
@@ -21,21 +20,12 @@ from roles.ports.engines import Engines
 BEHAVIOUR_GROUP = "prime_node.behaviours"
 
 
-@dataclass(frozen=True, slots=True)
-class NodeArguments:
-    """What one node is started with; ``settings`` are keys of the node configuration."""
-
-    settings: dict[str, Any]
-    behaviour: str
-    log: Path
-
-
-def node_main(arguments: NodeArguments) -> None:
-    """Be a node until it ends, and exit with its code."""
-    _detach(arguments.log)
-    make_engines = dishonest(arguments.behaviour) if arguments.behaviour else transformers_engines
+def node_main(settings: dict[str, Any], behaviour: str, log: Path) -> None:
+    """Be a node until it ends, and exit with its code; ``settings`` are keys of ``NodeConfig``."""
+    _detach(log)
+    make_engines = dishonest(behaviour) if behaviour else transformers_engines
     try:
-        config = NodeConfig.model_validate(arguments.settings)
+        config = NodeConfig.model_validate(settings)
         sys.exit(run_node(config, make_engines=make_engines))
     except NodeError as error:
         sys.stderr.write(f"{error.message}\n")

@@ -27,7 +27,7 @@ def run_testnet(
     inference: Annotated[int, typer.Option(min=1, help="Inference nodes.")] = 3,
     validators: Annotated[int, typer.Option(min=2, help="Validator nodes.")] = 3,
     trainers: Annotated[int, typer.Option(min=1, help="Trainer nodes; one leads.")] = 1,
-    relays: Annotated[int, typer.Option(min=1, help="ValidationResult nodes.")] = 1,
+    relays: Annotated[int, typer.Option(min=1, help="Relay nodes.")] = 1,
     cheaters: Annotated[
         int, typer.Option(min=0, help="Dishonest inference nodes, each in another way.")
     ] = 0,

@@ -2,14 +2,15 @@
 
 import asyncio
 import io
+import time
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.live import Live
 
 from node.testnet.record import SwarmRecord
 from node.testnet.screen import Screen, progress_line
-from node.testnet.view import View, draw, wall_time
+from node.testnet.view import draw
 
 REFRESH_SECONDS = 0.5
 LINE_SECONDS = 5.0
@@ -18,7 +19,11 @@ PICTURE_WIDTH = 100
 
 async def show_live(record: SwarmRecord, screen: Screen, console: Console) -> None:
     """Redraw the view until cancelled; the last drawing stays."""
-    with Live(View(record, screen), console=console, auto_refresh=False) as live:
+
+    def view() -> RenderableType:
+        return draw(record, screen, now=time.time(), width=console.width)
+
+    with Live(get_renderable=view, console=console, auto_refresh=False) as live:
         try:
             while True:
                 live.refresh()
@@ -33,7 +38,7 @@ async def show_lines(record: SwarmRecord, screen: Screen, console: Console) -> N
     while True:
         if screen.stage != shown_stage or waited_seconds >= LINE_SECONDS:
             console.print(
-                progress_line(record, screen, wall_time()), highlight=False, soft_wrap=True
+                progress_line(record, screen, time.time()), highlight=False, soft_wrap=True
             )
             shown_stage, waited_seconds = screen.stage, 0.0
         if screen.join_command and not join_shown:
@@ -54,5 +59,5 @@ def save_picture(record: SwarmRecord, screen: Screen, path: Path) -> None:
         force_terminal=True,
         color_system="truecolor",
     )
-    console.print(draw(record, screen, now=wall_time(), width=PICTURE_WIDTH))
+    console.print(draw(record, screen, now=time.time(), width=PICTURE_WIDTH))
     console.save_svg(str(path), title="prime-node testnet")

@@ -12,7 +12,7 @@ from pathlib import Path
 import httpx
 
 from node.testnet import launcher
-from node.testnet.child import NodeArguments, node_main
+from node.testnet.child import node_main
 from node.testnet.memory import is_running
 from node.testnet.plan import Layout, NodePlan
 from node.testnet.poll import sample
@@ -30,9 +30,10 @@ LOOPBACK = "127.0.0.1"
 class Fleet:
     """Starts nodes and keeps their record up to date."""
 
-    def __init__(self, layout: Layout, record: SwarmRecord) -> None:
+    def __init__(self, layout: Layout, record: SwarmRecord, client: httpx.AsyncClient) -> None:
         self._layout = layout
         self._record = record
+        self._client = client
         self._processes: dict[str, BaseProcess] = {}
 
     async def start(self, plan: NodePlan, initial_peers: tuple[str, ...]) -> None:
@@ -52,16 +53,15 @@ class Fleet:
         }
         command = restart_command(plan, initial_peers, port)
         self._layout.restart_command(plan.name).write_text(command + "\n")
-        arguments = NodeArguments(settings, plan.behaviour, self._layout.log(plan.name))
-        self._processes[plan.name] = await launcher.start(node_main, arguments)
+        log = self._layout.log(plan.name)
+        self._processes[plan.name] = await launcher.start(node_main, settings, plan.behaviour, log)
 
-    async def observe(self, client: httpx.AsyncClient) -> None:
+    async def observe(self) -> None:
         """Look at every started node once, all at the same time."""
-        names = list(self._processes)
-        directories = [self._record.nodes[name].plan.directory for name in names]
-        samples = await asyncio.gather(*(sample(client, directory) for directory in directories))
-        for name, taken in zip(names, samples, strict=True):
-            self._record.observe(name, taken)
+        plans = [self._record.nodes[name].plan for name in self._processes]
+        samples = await asyncio.gather(*(sample(self._client, plan.directory) for plan in plans))
+        for plan, taken in zip(plans, samples, strict=True):
+            self._record.observe(plan.name, taken)
 
     def exited(self, plan: NodePlan) -> bool:
         """Tell whether the process that we started for a node has ended."""

@@ -3,11 +3,10 @@
 import os
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from node.local.datadir import load_or_create_identity, open_data_dir, write_atomically
+from node.local.datadir import DataDir, load_or_create_identity, open_data_dir, write_atomically
 from node.testnet.manifest_toml import manifest_toml, recipe_toml
 from node.testnet.plan import Layout, NodePlan, Options
 from protocol.manifest import (
@@ -22,29 +21,15 @@ from protocol.types import Role
 
 RECIPE = "configs/runs/testnet.toml"
 
-GENESIS_FILE = "genesis.safetensors"
-"""A trainer that finds this in its data directory publishes it as version 0."""
-
 COLD_START_ACCURACY = 0.33
 """Sampled accuracy at which reinforcement learning takes over: groups hold both right and wrong
 answers, and there is much left to learn."""
 
 
-@dataclass(frozen=True, slots=True)
-class FirstPolicy:
-    """What the cold start made; ``digest`` in hexadecimal."""
-
-    digest: str
-    accuracy: float
-    steps: int
-
-
 def recipe_for(options: Options) -> Recipe:
     """Return the testnet's recipe with what the options change in it."""
     recipe = load_recipe(recipe_path().read_text())
-    changes: dict[str, Any] = {
-        "grpo": recipe.grpo.model_copy(update={"steps": options.steps}),
-    }
+    changes: dict[str, Any] = {"grpo": recipe.grpo.model_copy(update={"steps": options.steps})}
     if options.environment:
         changes["environment"] = recipe.environment.model_copy(update={"name": options.environment})
     return recipe.model_copy(update=changes)
@@ -67,8 +52,8 @@ def create_members(options: Options, layout: Layout) -> list[NodePlan]:
     return plans
 
 
-def cold_start_policy(recipe: Recipe, seed: int, path: Path) -> FirstPolicy:
-    """Learn the first policy; runs in a child, because it imports torch."""
+def cold_start_policy(recipe: Recipe, seed: int, path: Path) -> str:
+    """Learn the first policy; return its digest in hexadecimal. Runs in a child: it needs torch."""
     from roles.engines.cold_start import cold_start  # noqa: PLC0415 - see above
     from roles.environments.base import environment, supervised  # noqa: PLC0415 - see above
 
@@ -80,18 +65,16 @@ def cold_start_policy(recipe: Recipe, seed: int, path: Path) -> FirstPolicy:
         path,
         target_accuracy=COLD_START_ACCURACY,
     )
-    return FirstPolicy(made.digest.hex(), made.accuracy, made.steps)
+    return made.digest.hex()
 
 
-def found_run(
-    recipe: Recipe, first: FirstPolicy, plans: list[NodePlan], layout: Layout
-) -> SignedManifest:
-    """Sign and write the manifest, and give the first policy to the trainers."""
+def found_run(recipe: Recipe, policy: str, plans: list[NodePlan], layout: Layout) -> SignedManifest:
+    """Sign and write the manifest, and give the first policy, of this digest, to the trainers."""
     creator = load_or_create_identity(layout.directory / "creator.key")
     genesis = Genesis(
         creator=creator.peer_id,
         created_at=int(time.time()),
-        policy=first.digest,
+        policy=policy,
         trainers=tuple(plan.peer_id for plan in plans if plan.role is Role.TRAINER),
         validators=tuple(plan.peer_id for plan in plans if plan.role is Role.VALIDATOR),
     )
@@ -101,7 +84,7 @@ def found_run(
     write_atomically(layout.manifest, manifest_toml(signed).encode())
     for plan in plans:
         if plan.role is Role.TRAINER:
-            _give(layout.genesis_policy, plan.directory / GENESIS_FILE)
+            _give(layout.genesis_policy, DataDir(plan.directory).genesis)
     return signed
 
 

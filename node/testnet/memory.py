@@ -27,10 +27,8 @@ def peak_rss_bytes(pid: int | None) -> int:
         return 0
 
 
-def is_running(pid: int | None) -> bool:
+def is_running(pid: int) -> bool:
     """Tell whether a process exists and is not a zombie."""
-    if pid is None:
-        return False
     try:
         return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

@@ -2,8 +2,6 @@
 
 from pathlib import Path
 
-EVALUATION_LABEL = "greedy, last version"
-
 
 def draw_reward(
     rewards: list[tuple[int, float]],
@@ -24,9 +22,8 @@ def draw_reward(
     axes.plot(versions, means, color="#9cc9d1", linewidth=1, label="mean of the batch")
     axes.plot(versions, _smoothed(means), color="#1f7a8c", linewidth=2.2, label="five-batch mean")
     if greedy_eval_last is not None and versions:
-        axes.scatter(
-            [versions[-1]], [greedy_eval_last], color="#e07a5f", zorder=3, label=EVALUATION_LABEL
-        )
+        label = "greedy, last version"
+        axes.scatter([versions[-1]], [greedy_eval_last], color="#e07a5f", zorder=3, label=label)
     axes.set_ylim(0, 1.03)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -42,7 +39,6 @@ def draw_reward(
 
 
 def _smoothed(values: list[float], window: int = 5) -> list[float]:
-    """Return trailing means over up to ``window`` values."""
     return [
         sum(values[max(0, end - window) : end]) / len(values[max(0, end - window) : end])
         for end in range(1, len(values) + 1)

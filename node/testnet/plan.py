@@ -67,46 +67,22 @@ class NodePlan:
     peer_id: PeerId
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """The files of a testnet."""
+    """The files of a testnet.
 
-    directory: Path
+    ``recipe`` is what the run was asked to be; ``manifest`` adds genesis and signature, and is what
+    ``--run`` takes. ``nodes`` are the data directories.
+    """
 
-    @property
-    def recipe(self) -> Path:
-        """What the run was asked to be."""
-        return self.directory / "recipe.toml"
-
-    @property
-    def manifest(self) -> Path:
-        """The recipe with its genesis and signature: what ``--run`` takes."""
-        return self.directory / "run.toml"
-
-    @property
-    def genesis_policy(self) -> Path:
-        """Version 0, as safetensors."""
-        return self.directory / "genesis" / "policy.safetensors"
-
-    @property
-    def report(self) -> Path:
-        """What the run showed."""
-        return self.directory / "report.json"
-
-    @property
-    def reward_picture(self) -> Path:
-        """The reward curve."""
-        return self.directory / "reward.png"
-
-    @property
-    def join_command(self) -> Path:
-        """The command with which another shell joins."""
-        return self.directory / "join.txt"
-
-    @property
-    def nodes(self) -> Path:
-        """The data directories."""
-        return self.directory / "nodes"
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.recipe = directory / "recipe.toml"
+        self.manifest = directory / "run.toml"
+        self.genesis_policy = directory / "genesis" / "policy.safetensors"
+        self.report = directory / "report.json"
+        self.reward_picture = directory / "reward.png"
+        self.join_command = directory / "join.txt"
+        self.nodes = directory / "nodes"
 
     def node(self, name: str) -> Path:
         """Return the data directory of a node."""

@@ -7,7 +7,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from node.api.status import NodeStatus
-from node.local.datadir import DataDir, load_api_endpoint
+from node.local.datadir import API_HOST, DataDir, load_api_endpoint
 from node.testnet.memory import is_running, peak_rss_bytes
 
 REQUEST_SECONDS = 3.0
@@ -44,7 +44,7 @@ async def sample(client: httpx.AsyncClient, directory: Path) -> Sample:
 
 async def _status(client: httpx.AsyncClient, port: int) -> NodeStatus | None:
     try:
-        answer = await client.get(f"http://127.0.0.1:{port}/status", timeout=REQUEST_SECONDS)
+        answer = await client.get(f"http://{API_HOST}:{port}/status", timeout=REQUEST_SECONDS)
         return _STATUS.validate_json(answer.content) if answer.is_success else None
     except (httpx.HTTPError, ValidationError):
         return None

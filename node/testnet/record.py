@@ -40,7 +40,9 @@ class Observation:
         self.peak_rss_bytes = max(self.peak_rss_bytes, sample.peak_rss_bytes)
         self.p2pd_peak_rss_bytes = max(self.p2pd_peak_rss_bytes, sample.p2pd_peak_rss_bytes)
         if sample.pid is not None and sample.pid != self.pid:
-            self._started_again(sample.pid)
+            self._weights_sent_before = self.weights_sent
+            self.status = None
+            self.pid = sample.pid
         if sample.status is not None:
             self.status = sample.status
             self.condition = "running"
@@ -48,11 +50,6 @@ class Observation:
             self.condition = "silent" if self.status is not None else "starting"
         elif self.pid is not None:
             self.condition = "dead"
-
-    def _started_again(self, pid: int) -> None:
-        self._weights_sent_before = self.weights_sent
-        self.status = None
-        self.pid = pid
 
 
 @dataclass(slots=True)

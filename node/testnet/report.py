@@ -60,18 +60,12 @@ def write_report(report: dict[str, Any], path: Path) -> None:
 
 
 def _cheaters(record: SwarmRecord) -> list[dict[str, Any]]:
-    entries = []
-    for node in record.nodes.values():
-        if node.plan.behaviour:
-            counts = record.worker_counts(node.plan.peer_id)
-            entries.append(
-                {
-                    "kind": node.plan.behaviour,
-                    "committed": counts.committed,
-                    "certified": counts.certified,
-                }
-            )
-    return entries
+    plans = [node.plan for node in record.nodes.values() if node.plan.behaviour]
+    counts = [record.worker_counts(plan.peer_id) for plan in plans]
+    return [
+        {"kind": plan.behaviour, "committed": count.committed, "certified": count.certified}
+        for plan, count in zip(plans, counts, strict=True)
+    ]
 
 
 def _peak_memory(record: SwarmRecord) -> dict[str, int]:

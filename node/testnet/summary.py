@@ -10,8 +10,7 @@ from node.local.units import bytes_text
 from node.testnet.plan import Layout
 from node.testnet.record import SwarmRecord
 from node.testnet.report import honest_rejected
-
-GOOD, BAD, DIM = "#98c379", "#e06c75", "grey50"
+from node.testnet.view import BAD, DIM, GOOD
 
 
 def draw_summary(

@@ -26,6 +26,7 @@ from node.testnet.report import build_report, write_report
 from node.testnet.screen import Screen
 from protocol.manifest import Recipe
 from protocol.types import Role
+from roles.ports.storage import weights_name
 
 T = TypeVar("T")
 
@@ -48,7 +49,6 @@ class Outcome:
 
     report: dict[str, Any]
     failure: str
-    interrupted: bool
 
 
 @dataclass(slots=True)
@@ -78,12 +78,12 @@ class SwarmRun:
 
     async def run(self) -> Outcome:
         """Run to the end, drain, write the report; Ctrl-C and SIGTERM end it early."""
-        fleet = Fleet(self.layout, self.record)
         failure = ""
         async with httpx.AsyncClient() as client:
+            fleet = Fleet(self.layout, self.record, client)
             with self._signals(fleet):
                 try:
-                    self._working = asyncio.create_task(self._work(fleet, client))
+                    self._working = asyncio.create_task(self._work(fleet))
                     await self._working
                 except asyncio.CancelledError:
                     if not self._interrupts:
@@ -97,21 +97,20 @@ class SwarmRun:
                     await self._drain(fleet)
                 report = await self._epilogue(failure)
         self.screen.stage = "failed" if failure else "done"
-        return Outcome(report, failure, bool(self._interrupts))
+        return Outcome(report, failure)
 
-    async def _work(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
+    async def _work(self, fleet: Fleet) -> None:
         await self._begin()
-        await self._launch(fleet, client)
+        await self._launch(fleet)
         self.screen.stage = "learning"
-        await self._learn(fleet, client)
+        await self._learn(fleet)
 
     async def _begin(self) -> None:
-        """Make keys, the first policy and the manifest."""
         self._plans = create_members(self.options, self.layout)
         for plan in self._plans:
             self.record.add(plan)
         self.screen.stage = "genesis"
-        first, peak_bytes = await launcher.call(
+        policy, peak_bytes = await launcher.call(
             cold_start_policy,
             self.recipe,
             self.options.seed,
@@ -119,61 +118,57 @@ class SwarmRun:
             seconds=COLD_START_SECONDS,
         )
         self.record.note_memory("genesis", peak_bytes)
-        signed = found_run(self.recipe, first, self._plans, self.layout)
+        signed = found_run(self.recipe, policy, self._plans, self.layout)
         self.screen.run_id = signed.manifest.run_id.hex()
 
-    async def _launch(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
+    async def _launch(self, fleet: Fleet) -> None:
         """Start the relays, then everybody else with the relays' addresses."""
         self.screen.stage = "starting"
         relays = [plan for plan in self._plans if plan.role is Role.RELAY]
         first = relays[0] if relays else self._plans[0]
         await fleet.start(first, ())
-        self._addresses = await self._addresses_of(first, fleet, client)
+        self._addresses = await self._addresses_of(first, fleet)
         self.screen.join_command = join_command(self._addresses)
         self.layout.join_command.write_text(self.screen.join_command + "\n")
         for plan in self._plans:
             if plan is not first:
                 await fleet.start(plan, self._addresses)
 
-    async def _addresses_of(
-        self, plan: NodePlan, fleet: Fleet, client: httpx.AsyncClient
-    ) -> tuple[str, ...]:
+    async def _addresses_of(self, plan: NodePlan, fleet: Fleet) -> tuple[str, ...]:
         """Return where a node can be dialled, as soon as it says so."""
         node = self.record.nodes[plan.name]
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_RELAY_SECONDS):
                 while not fleet.exited(plan):
-                    await fleet.observe(client)
+                    await fleet.observe()
                     if node.status is not None and node.status.addresses:
                         return node.status.addresses[:1]
                     await asyncio.sleep(STARTING_OBSERVE_SECONDS)
         log = self.layout.log(plan.name)
         raise SwarmFailedError(f"{plan.name} did not start; {log}:\n{tail(log)}")
 
-    async def _learn(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
-        """Watch until the last step or the time limit."""
+    async def _learn(self, fleet: Fleet) -> None:
         ends_at = self.record.started_at + self.screen.seconds_max
-        while self.record.newest_version < self.options.steps and _now() < ends_at:
-            await fleet.observe(client)
+        while self.record.newest_version < self.options.steps and time.time() < ends_at:
+            await fleet.observe()
             self._notice()
             if all(node.condition == "dead" for node in self.record.nodes.values()):
                 raise SwarmFailedError("every node is dead; see logs/")
             await asyncio.sleep(OBSERVE_SECONDS)
-        await self._settle(fleet, client)
+        await self._settle(fleet)
         if self.record.newest_version < 1:
             raise SwarmFailedError("no version was trained within the time limit; see logs/")
 
-    async def _settle(self, fleet: Fleet, client: httpx.AsyncClient) -> None:
+    async def _settle(self, fleet: Fleet) -> None:
         """Look until what was trained on is known to be certified, for a few seconds at most."""
-        last_look_at = _now() + SETTLE_SECONDS
+        last_look_at = time.time() + SETTLE_SECONDS
         while True:
-            await fleet.observe(client)
-            if self.record.trained_without_certificate == 0 or _now() > last_look_at:
+            await fleet.observe()
+            if self.record.trained_without_certificate == 0 or time.time() > last_look_at:
                 return
             await asyncio.sleep(OBSERVE_SECONDS)
 
     def _notice(self) -> None:
-        """Say what a person should know or do."""
         self.record.note_memory("testnet", peak_rss_bytes(psutil.Process().pid))
         trainers = [node for node in self.record.nodes.values() if node.plan.role is Role.TRAINER]
         dead = [node.plan.name for node in self.record.nodes.values() if node.condition == "dead"]
@@ -184,12 +179,11 @@ class SwarmRun:
             self.screen.notice = f"dead: {', '.join(dead)}" if dead else ""
 
     async def _epilogue(self, failure: str) -> dict[str, Any]:
-        """Evaluate the last policy, draw the curve, write the report."""
         greedy = None if failure else await self._evaluate()
         report = build_report(
             self.record,
             run_id=self.screen.run_id,
-            wall_seconds=_now() - self.record.started_at,
+            wall_seconds=time.time() - self.record.started_at,
             greedy_eval_last=greedy,
         )
         write_report(report, self.layout.report)
@@ -214,7 +208,7 @@ class SwarmRun:
 
     def _newest_policy(self) -> Path | None:
         """Return the newest weights that a node has, trainers first."""
-        name = f"v{self.record.newest_version}.safetensors"
+        name = weights_name(self.record.newest_version)
         plans = sorted(self._plans, key=lambda plan: plan.role is not Role.TRAINER)
         paths = (DataDir(plan.directory).weights / name for plan in plans)
         return next((path for path in paths if path.exists()), None)
@@ -259,7 +253,3 @@ class SwarmRun:
         finally:
             for number in numbers:
                 loop.remove_signal_handler(number)
-
-
-def _now() -> float:
-    return time.time()

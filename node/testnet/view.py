@@ -1,10 +1,8 @@
 """The live view: one calm screen of about 100 by 32 characters, drawn from the record alone."""
 
-import time
 from itertools import groupby
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
-from rich.measure import Measurement
+from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -43,22 +41,6 @@ _CONDITION_MARKS: dict[Condition, tuple[str, str]] = {
 }
 
 
-class View:
-    """A renderable that draws the record anew each time it is shown."""
-
-    def __init__(self, record: SwarmRecord, screen: Screen) -> None:
-        self._record = record
-        self._screen = screen
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """Draw for the width that there is."""
-        yield draw(self._record, self._screen, now=wall_time(), width=options.max_width)
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        """Take all the width there is."""
-        return Measurement(60, options.max_width)
-
-
 def draw(record: SwarmRecord, screen: Screen, *, now: float, width: int) -> RenderableType:
     """Return the whole view for a terminal of ``width`` columns at unix time ``now``."""
     side = min(36, max(28, width // 3))
@@ -66,12 +48,15 @@ def draw(record: SwarmRecord, screen: Screen, *, now: float, width: int) -> Rend
     top.add_column(ratio=1)
     top.add_column(width=side)
     top.add_row(_reward(record, screen, width - side), _rollouts(record))
-    parts = [_title(record, screen, now), _progress(record, screen, width), top]
-    parts.append(_nodes(record, wide=width >= MEMORY_WIDTH_MIN))
-    if screen.notice:
-        parts.append(Text(f" {screen.notice}", style=WARN))
-    parts.append(_footer(screen))
-    return Group(*parts)
+    notice = [Text(f" {screen.notice}", style=WARN)] if screen.notice else []
+    return Group(
+        _title(record, screen, now),
+        _progress(record, screen, width),
+        top,
+        _nodes(record, wide=width >= MEMORY_WIDTH_MIN),
+        *notice,
+        _footer(screen),
+    )
 
 
 def _title(record: SwarmRecord, screen: Screen, now: float) -> RenderableType:
@@ -81,28 +66,24 @@ def _title(record: SwarmRecord, screen: Screen, now: float) -> RenderableType:
         (screen.environment, "bold"),
         (f"  run {screen.run_id[:8] or '········'}  seed {screen.seed}", DIM),
     )
+    stage_style = {"learning": GOOD, "done": GOOD, "failed": BAD}.get(screen.stage, WARN)
     eta = eta_seconds(record, screen, now)
     right = Text.assemble(
-        (STAGE_TEXT[screen.stage], _stage_style(screen)),
+        (STAGE_TEXT[screen.stage], stage_style),
         (f"  epoch {record.epoch}", DIM),
         (f"  {clock_text(now - record.started_at)}", "bold"),
         (f"  {clock_text(eta)} left " if eta is not None else " ", DIM),
     )
-    line = Table.grid(expand=True)
-    line.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-    line.add_column(justify="right", no_wrap=True)
+    line = _two_columns()
     line.add_row(left, right)
     return line
 
 
-def _stage_style(screen: Screen) -> str:
-    match screen.stage:
-        case "learning" | "done":
-            return GOOD
-        case "failed":
-            return BAD
-        case _:
-            return WARN
+def _two_columns() -> Table:
+    table = Table.grid(expand=True)
+    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
+    table.add_column(justify="right", no_wrap=True)
+    return table
 
 
 def _progress(record: SwarmRecord, screen: Screen, width: int) -> RenderableType:
@@ -149,11 +130,8 @@ def _axis(row: int) -> tuple[str, str]:
 
 
 def _reward_summary(rewards: list[tuple[int, float]]) -> str:
-    if not rewards:
-        return "no batch yet"
-    if len(rewards) == 1:
-        return f"{rewards[0][1]:.2f}"
-    return f"{rewards[0][1]:.2f} → {rewards[-1][1]:.2f}"
+    ends = rewards[:1] + rewards[1:][-1:]
+    return " → ".join(f"{reward:.2f}" for _, reward in ends) or "no batch yet"
 
 
 def _rollouts(record: SwarmRecord) -> RenderableType:
@@ -169,16 +147,13 @@ def _rollouts(record: SwarmRecord) -> RenderableType:
     ]
     reasons = sorted(counts.rejected_reasons.items(), key=lambda item: (-item[1], item[0]))
     rows += [(f"  {reason}", f"{count}", DIM) for reason, count in reasons[:REASONS_SHOWN]]
-    spare = CURVE_HEIGHT + 1 - len(rows)
     facts = [
         ("weights moved", bytes_text(record.weights_sent), ACCENT),
         ("policy lag, most", f"{record.policy_lag_max}", ""),
         ("first certificate", "-" if first is None else f"{first:.0f} s", ""),
     ]
-    rows += facts[: max(0, spare)]
-    table = Table.grid(expand=True)
-    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
-    table.add_column(justify="right", no_wrap=True)
+    rows += facts[: max(0, CURVE_HEIGHT + 1 - len(rows))]
+    table = _two_columns()
     for label, value, style in rows:
         table.add_row(Text(label, style=DIM if label.startswith(" ") else ""), Text(value, style))
     title = Text("rollouts", style="bold")
@@ -192,17 +167,11 @@ def _nodes(record: SwarmRecord, *, wide: bool) -> RenderableType:
     table = Table(box=None, expand=True, header_style=DIM, padding=(0, 1), pad_edge=True)
     table.add_column("node", no_wrap=True)
     table.add_column("state", no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column("policy", justify="right", no_wrap=True)
-    table.add_column("lag", justify="right", no_wrap=True)
-    table.add_column("certified", justify="right", no_wrap=True)
-    table.add_column("weights ↑", justify="right", no_wrap=True)
-    table.add_column("weights ↓", justify="right", no_wrap=True)
-    if wide:
-        table.add_column("peers", justify="right", no_wrap=True)
-        table.add_column("memory", justify="right", no_wrap=True)
-    columns = 9 if wide else 7
+    numbers = ("policy", "lag", "certified", "weights ↑", "weights ↓")
+    for column in (*numbers, "peers", "memory") if wide else numbers:
+        table.add_column(column, justify="right", no_wrap=True)
     for node in record.nodes.values():
-        table.add_row(*_node_row(record, node)[:columns])
+        table.add_row(*_node_row(record, node)[: len(table.columns)])
     outsiders = record.outsiders
     for member in outsiders[:OUTSIDERS_SHOWN]:
         name = Text.assemble(("◆ ", ACCENT), f"{'+'.join(member.roles)} …{member.peer_id[-6:]}")
@@ -273,8 +242,3 @@ def _footer(screen: Screen) -> RenderableType:
         Text(" Ctrl-C drains. Join from another shell:", style=DIM),
         Text(f" {screen.join_command}", style=ACCENT, overflow="fold"),
     )
-
-
-def wall_time() -> float:
-    """Return unix seconds."""
-    return time.time()

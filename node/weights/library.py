@@ -41,8 +41,6 @@ _TABLE = "policies"
 
 @dataclass(slots=True)
 class _Arriving:
-    """A version on its way here."""
-
     checkpoint: Signed[CheckpointManifest]
     root: PeerId
     members: list[ForestMember]
@@ -124,11 +122,6 @@ class PolicyLibrary(Policies):
         self._changes.notify()
         self.news.notify()
 
-    def _refuse(self, checkpoint: Signed[CheckpointManifest], reason: str) -> None:
-        version = checkpoint.message.version
-        self._refusals[checkpoint.digest] = REFUSALS_MAX
-        log.error("a version cannot be used", version=version, reason=reason)
-
     # What is made here
 
     @override
@@ -152,19 +145,15 @@ class PolicyLibrary(Policies):
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
         message = manifest.message
         digest = Digest(message.state)
-        data = await self._exchange.fetch(
-            digest, message.state_bytes, [manifest.signer, *self._trainers()], STATE_SECONDS
-        )
+        trainers = self._replica.roster.live(self._ports.clock.now(), Role.TRAINER)
+        sources = [manifest.signer, *(member.peer for member in trainers)]
+        data = await self._exchange.fetch(digest, message.state_bytes, sources, STATE_SECONDS)
         if data is None:
             return None
         path = self._ports.files.state(message.version)
         await self._ports.blobs.put(data, Owner(Purpose.OPTIMISER_STATE, Digest(message.index)))
         await self._ports.files.assemble([digest], path)
         return path
-
-    def _trainers(self) -> list[PeerId]:
-        now = self._ports.clock.now()
-        return [member.peer for member in self._replica.roster.live(now, Role.TRAINER)]
 
     # What others made
 
@@ -276,7 +265,8 @@ class PolicyLibrary(Policies):
         try:
             path = await weights.run(self._ports.files.weights(message.version))
             if isinstance(path, Fault):
-                self._refuse(checkpoint, str(path))
+                self._refusals[checkpoint.digest] = REFUSALS_MAX
+                log.error("a version cannot be used", version=message.version, reason=str(path))
                 return
             await self._hold(Policy(Version(message.version), Digest(message.policy), path))
         except (StorageFullError, LookupError) as error:
@@ -299,7 +289,8 @@ class PolicyLibrary(Policies):
         ]
 
     async def _hold(self, policy: Policy) -> None:
-        await self._ports.store.commit([Put(_TABLE, _key(policy.version), policy.digest)])
+        name = Put(_TABLE, policy.version.to_bytes(8, "big"), policy.digest)
+        await self._ports.store.commit([name])
         self._held[policy.version] = policy
 
     # What nobody needs
@@ -308,27 +299,21 @@ class PolicyLibrary(Policies):
         """Delete versions beyond the retention, and what an interrupted download left of them."""
         newest = self._replica.ledger.version
         kept_from = newest - self._replica.manifest.shardcast.versions_kept
-        old = [version for version in self._held if version <= kept_from]
-        for version in old:
+        for version in [version for version in self._held if version <= kept_from]:
             self._ports.files.delete(self._held.pop(version).path)
         for version in range(self._states_from, newest - STATES_KEPT + 1):
             self._ports.files.delete(self._ports.files.state(version))
         self._states_from = max(self._states_from, newest - STATES_KEPT + 1)
         await self._retention.sweep({*self._held, *self._wanted()})
-        if old:
-            await self._forget_names(old)
-
-    async def _forget_names(self, versions: list[int]) -> None:
+        names = [key for key, _ in self._ports.store.scan(_TABLE)]
+        old = [Delete(_TABLE, key) for key in names if int.from_bytes(key, "big") <= kept_from]
         try:
-            await self._ports.store.commit([Delete(_TABLE, _key(version)) for version in versions])
-        except StorageFullError as error:  # a name without its file says nothing
+            if old:
+                await self._ports.store.commit(old)
+        except StorageFullError as error:  # without its file it says nothing; the next one tries
             log.warning("names of old policies are not deleted", error=str(error))
 
 
 @lru_cache(maxsize=MEMBERS_MAX)  # one object per member makes two rosters quick to compare
 def _forest_member(peer: PeerId, upload_bytes_per_second: int, reachable: bool) -> ForestMember:
     return ForestMember(peer, upload_bytes_per_second, reachable)
-
-
-def _key(version: int) -> bytes:
-    return version.to_bytes(8, "big")

@@ -1,5 +1,6 @@
 """What survives a restart: content-addressed blobs, files of policies, and small state."""
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -89,31 +90,45 @@ class Blobs(Protocol):
         """Forget what only ``owner`` needs, complete or arriving; idempotent."""
 
 
-class PolicyFiles(Protocol):
-    """Weights and trainer states as files, because engines write and read them by path."""
+def weights_name(version: int) -> str:
+    """Return the name of the file with the weights of a version."""
+    return f"v{version}.safetensors"
 
-    @property
-    def genesis(self) -> Path:
-        """Where the run's creator may have left the genesis weights."""
+
+class PolicyFiles(ABC):
+    """Weights and trainer states as files, because engines write and read them by path.
+
+    ``genesis`` is where the run's creator may have left the genesis weights.
+    """
+
+    def __init__(self, directory: Path, genesis: Path) -> None:
+        self._directory = directory
+        self.genesis = genesis
 
     def weights(self, version: int) -> Path:
         """Return where the weights of a version belong."""
+        return self._directory / weights_name(version)
 
     def state(self, version: int) -> Path:
         """Return where the trainer's state (model, optimiser, progress) of a version belongs."""
+        return self._directory / f"v{version}.state"
 
+    @abstractmethod
     def size(self, path: Path) -> int | None:
         """Return the length in bytes of a file, None when there is none."""
 
+    @abstractmethod
     def delete(self, path: Path) -> None:
         """Delete a file; idempotent."""
 
+    @abstractmethod
     async def index(self, path: Path, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
         """Return the digests of a file's shards and chunks.
 
         Raises ``ValueError`` when the file is empty, missing, or too large for its chunks.
         """
 
+    @abstractmethod
     async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
         """Write blobs one after another to ``path`` atomically; raises ``StorageFullError``.
 

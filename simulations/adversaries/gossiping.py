@@ -1,6 +1,7 @@
 """A transport that says more by gossip than its daemon does: the base of what acts by itself."""
 
 import asyncio
+from abc import abstractmethod
 from collections.abc import Iterable
 from contextlib import suppress
 
@@ -35,9 +36,9 @@ class GossipingTransport(PassingTransport):
         self._streams: dict[PeerId, Stream] = {}
         self._seqno = 0
 
+    @abstractmethod
     async def act(self, replica: Replica) -> None:
         """Do what is dishonest, given what the daemon has concluded."""
-        raise NotImplementedError
 
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:

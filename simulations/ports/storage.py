@@ -342,23 +342,9 @@ class SimPolicyFiles(PolicyFiles):
     """The files of one machine's policies, on its disk."""
 
     def __init__(self, disk: Disk, life: Life, directory: Path, genesis: Path) -> None:
+        super().__init__(directory, genesis)
         self._disk = disk
         self._life = life
-        self._directory = directory
-        self._genesis = genesis
-
-    @property
-    @override
-    def genesis(self) -> Path:
-        return self._genesis
-
-    @override
-    def weights(self, version: int) -> Path:
-        return self._directory / f"v{version}.safetensors"
-
-    @override
-    def state(self, version: int) -> Path:
-        return self._directory / f"v{version}.state"
 
     @override
     def size(self, path: Path) -> int | None:

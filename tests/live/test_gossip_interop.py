@@ -149,7 +149,7 @@ async def test_what_our_validator_rejects_does_not_reach_go():
         async with asyncio.timeout(PATIENCE_SECONDS):
             delivered = [(await pipe.receive()).data for _ in range(2)]
         assert sorted(delivered) == [b"good 1", b"good 2"]
-        assert middle.gossip.counters.rejected == 2
+        assert middle.gossip.counters.verdicts[ValidationResult.REJECT] == 2
         assert middle.gossip.counters.faults == 2
 
 

@@ -13,7 +13,7 @@ from hivemind.p2p import P2P, PeerID
 
 from node.live import control, hivemind_p2p, p2pd
 from node.live.hivemind_p2p import HivemindTransport
-from node.live.p2pd import P2pd, P2pdError, StartFault
+from node.live.p2pd import P2pd, P2pdError, P2pdOptions, StartFault
 from protocol.crypto import Identity
 from roles.ports.transport import Stream, TransportError
 from tests.live.waiting import PATIENCE_SECONDS, eventually
@@ -43,7 +43,7 @@ async def start(directory: Path, seed: int, **options) -> HivemindTransport:
     identity = Identity(bytes([seed]) * 32)
     path = directory / f"{seed}.key"
     path.write_bytes(identity.to_protobuf())
-    return await HivemindTransport.create(identity, path, **options)
+    return await HivemindTransport.create(identity, path, P2pdOptions(**options))
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -409,6 +409,7 @@ async def test_announced_addresses_are_what_others_are_told(keys):
 OWNER = """
 import asyncio, signal, sys
 from pathlib import Path
+from node.live.p2pd import P2pdOptions
 from node.live.hivemind_p2p import HivemindTransport
 from protocol.crypto import Identity
 

@@ -162,8 +162,8 @@ def test_a_dishonest_worker_is_found_out_slashed_and_never_learned_from(reason):
     assert set(counts.rejected_reasons) <= {reason, "format", "reward"}
     assert counts.rejected_reasons[reason] > 0
     assert status.rollouts.rejected == counts.rejected
-    assert why["slashed"]
-    assert why["rollouts"][0]["verdicts"][0]["reason"] == reason
+    assert why.slashed
+    assert why.rollouts[0].verdicts[0].reason == reason
 
 
 # One daemon

@@ -12,7 +12,7 @@ from node.blobs.exchange import BlobExchange
 from node.live.records import RecordValidator, key_id
 from node.membership.announcer import directory_key
 from node.replication.anti_entropy import AntiEntropy
-from node.replication.manifest_exchange import ManifestServer, fetch_manifest
+from node.replication.manifest_exchange import fetch_manifest, serve_manifest
 from node.replication.network import SwarmNetwork
 from node.streams.protocols import BLOBS, topic_name
 from protocol.crypto import Identity, verify
@@ -116,7 +116,7 @@ class End:
 
 
 async def manifest_exchange(opener: Streams, acceptor: Streams) -> None:
-    await ManifestServer(acceptor, SIGNED_MANIFEST).start()
+    await serve_manifest(acceptor, SIGNED_MANIFEST)
     assert await fetch_manifest(opener, ACCEPTOR.peer_id, verify) == SIGNED_MANIFEST
 
 

@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from node.local.config import LocalPaths, load_paths
+from node.local.datadir import DataDir
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-    from node.local.config import LocalPaths
-    from node.local.datadir import DataDir
 
 
 def local_paths(
     ctx: typer.Context, data_dir: Path | None, identity_path: Path | None = None
-) -> "LocalPaths":
+) -> LocalPaths:
     """Return the node's paths; ``prime-node --data-dir D status`` means the same as ``status``'s.
 
     Raises ``NodeError``.
     """
-    from node.local.config import load_paths  # noqa: PLC0415 - pydantic, after the command is known
-
     before = ctx.find_root().params
     flags = {
         "data_dir": data_dir or before.get("data_dir"),
@@ -32,10 +30,8 @@ def local_paths(
     return load_paths(flags, os.environ)
 
 
-def data_dir_of(ctx: typer.Context, data_dir: Path | None) -> "DataDir":
+def data_dir_of(ctx: typer.Context, data_dir: Path | None) -> DataDir:
     """Return the data directory that a command is about; it need not exist."""
-    from node.local.datadir import DataDir  # noqa: PLC0415 - cryptography, after the command is known
-
     return DataDir(local_paths(ctx, data_dir).data_dir)
 
 

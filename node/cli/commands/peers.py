@@ -14,8 +14,7 @@ def peers(ctx: typer.Context, *, data_dir: CommandDataDir = None, as_json: Json 
     """Show the swarm's members as the running node knows them."""
     snapshot = fetch_status(data_dir_of(ctx, data_dir))
     if as_json:
-        values = snapshot.to_json()
-        print_json({key: values[key] for key in ("peers_connected", "members")})
+        print_json(snapshot.peers_json())
         return
     from node.api.render import peers_view  # noqa: PLC0415 - rich is slow to import
 

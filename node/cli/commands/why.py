@@ -1,6 +1,6 @@
 """Explain why the node is not ready, and why its rollouts were rejected or expired."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Annotated
 
 import typer
@@ -13,7 +13,10 @@ app = typer.Typer(add_completion=False)
 
 Which = Annotated[
     str | None,
-    typer.Argument(metavar="[COMMIT|REASON]", help="Beginning of a commit's digest, or a reason."),
+    typer.Argument(
+        metavar="[COMMIT|REASON|TRAINER]",
+        help="Beginning of a commit's digest, a reason, or a trainer's peer id.",
+    ),
 ]
 
 
@@ -31,8 +34,7 @@ def why(
     """
     answer = fetch_why(data_dir_of(ctx, data_dir))
     if which is not None:
-        named = tuple(rollout for rollout in answer.rollouts if rollout.is_named(which))
-        answer = replace(answer, rollouts=named)
+        answer = answer.about(which)
     if as_json:
         print_json(asdict(answer))
         return

@@ -1,5 +1,7 @@
 """A status and an explanation as a worker in a living swarm would give them."""
 
+from pydantic import TypeAdapter
+
 from node.api.status import (
     CheckpointStatus,
     MemberStatus,
@@ -7,6 +9,7 @@ from node.api.status import (
     RolloutCounts,
     TrafficStatus,
 )
+from node.api.why import Why
 from protocol.crypto import Identity
 
 PEERS = [Identity(bytes([number]) * 32).peer_id for number in range(8)]
@@ -99,4 +102,9 @@ WHY = {
             "verdicts": [],
         },
     ],
+    "trained_on_rejected": [
+        {"version": 41, "trainer": PEERS[1], "commits": ["ab12" * 16, "0c" * 32]},
+    ],
 }
+
+EXPLAINED = TypeAdapter(Why).validate_python(WHY)

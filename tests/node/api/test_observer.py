@@ -1,8 +1,10 @@
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 from node.api.observer import Observer
+from node.blobs.wire import Kind
 from node.context import NodeContext
 from node.replication.inbox import Source
 from protocol.replica import Received
@@ -26,7 +28,8 @@ def observer(peer=OTHER, **changes) -> Observer:
     gossip = SimpleNamespace(sizes=dict, counters=counters)
     gossip.link_counters = SimpleNamespace(bytes_in=1, bytes_out=2, frames_dropped=3)
     exchange = SimpleNamespace(
-        bytes_sent=4, bytes_received=5, weights_bytes_sent=6, weights_bytes_received=7
+        sent=Counter({Kind.BODY: 4, Kind.WEIGHTS: 6}),
+        received=Counter({Kind.BODY: 5, Kind.WEIGHTS: 7}),
     )
     ports = SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW))
     conditions = changes.pop("conditions", Conditions())
@@ -95,22 +98,22 @@ def test_a_slashed_worker_says_so():
     assert "prime-node why" in status.reason
     assert {member.standing for member in status.members} == {"good"}
     why = node.why()
-    assert why["slashed"]
-    (rollout,) = why["rollouts"]
-    assert rollout["commit"] == commit.digest.hex()
-    assert rollout["reason"] == "reward"
-    assert len(rollout["verdicts"]) == WORLD.committee(commit).quorum
-    assert rollout["certificate"] is not None
+    assert why.slashed
+    (rollout,) = why.rollouts
+    assert rollout.commit == commit.digest.hex()
+    assert rollout.reason == "reward"
+    assert len(rollout.verdicts) == WORLD.committee(commit).quorum
+    assert rollout.certificate is not None
 
 
 def test_a_rollout_that_nobody_decided_on_is_explained():
     node = observer(WORKER)
     take(node, WORLD.commit(WORKER))
-    assert node.why()["rollouts"] == []
+    assert node.why().rollouts == ()
     node.context.replica.advance(WORLD.at(20))
-    (rollout,) = node.why()["rollouts"]
-    assert (rollout["state"], rollout["reason"]) == ("expired", "no committee decided in time")
-    assert rollout["verdicts"] == []
+    (rollout,) = node.why().rollouts
+    assert (rollout.state, rollout.reason) == ("expired", "no committee decided in time")
+    assert rollout.verdicts == ()
 
 
 def test_the_numbers_are_those_of_the_ledger():
@@ -129,7 +132,7 @@ def test_the_numbers_are_those_of_the_ledger():
     assert status.addresses == ("/here",)
     assert status.epoch == 1
     assert status.peers_banned == 3
-    assert status.traffic.weights_received == 7
+    assert (status.traffic.weights_received, status.traffic.blobs_received) == (7, 12)
     snapshot = node.snapshot()
     assert (snapshot.committed, snapshot.certified, snapshot.version) == (3, 1, 1)
     assert snapshot.members == len(status.members) == 6
@@ -150,6 +153,9 @@ def test_a_version_shows_how_much_of_what_it_learned_from_was_rejected():
     take(node, good, bad, WORLD.certificate(good), rejection)
     honest = WORLD.checkpoint(WORLD.genesis(), batch=(good.digest,))
     take(node, honest, WORLD.checkpoint(honest, batch=(bad.digest,)))
+    (learned,) = node.why().trained_on_rejected
+    assert (learned.version, learned.trainer) == (2, honest.signer)
+    assert learned.commits == (bad.digest.hex(),)
     points = node.status().checkpoints
     assert [point.trained_without_certificate for point in points] == [0, 0, 1]
 
@@ -159,6 +165,7 @@ def test_the_first_certificate_is_dated_once():
     commit = WORLD.commit(WORKER)
     take(node, commit)
     assert node.status().first_certificate_at is None
+    assert node.why().trained_on_rejected == ()
     certificate = WORLD.certificate(commit)
     node.note(Received(ValidationResult.IGNORE, certificate), Source.GOSSIP)
     assert node.status().first_certificate_at is None

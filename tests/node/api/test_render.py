@@ -1,15 +1,12 @@
 from dataclasses import replace
 
 import pytest
-from pydantic import TypeAdapter
 from rich.console import Console
 
 from node.api.render import peers_view, plain, short_peer, status_view, why_view
 from node.api.status import RolloutCounts
 from node.api.why import Why
-from tests.node.api.status_examples import STATUS, WHY
-
-EXPLAINED = TypeAdapter(Why).validate_python(WHY)
+from tests.node.api.status_examples import EXPLAINED, PEERS, STATUS
 
 
 def drawn(view, width=100):
@@ -90,12 +87,14 @@ def test_why_shows_reason_margin_and_evidence():
     assert "exponent-mismatches 61 (limit 4)" in text
     assert "verdict 0101010101010101" in text
     assert "expired: no committee decided in time" in text
+    assert f"Version 41 of {PEERS[1]} learned from rejected rollouts:" in text
+    assert "rollouts: ab12ab12ab12ab12, 0c0c0c0c0c0c0c0c" in text
 
 
 def test_why_of_a_node_without_failures():
-    lines = drawn(why_view(replace(EXPLAINED, rollouts=(), state="ready", reason="")))
+    lines = drawn(why_view(Why("ready", "", False, (), ())))
     assert lines == ["● ready", "No rollout of this node was rejected or expired."]
-    lines = drawn(why_view(replace(EXPLAINED, rollouts=(), slashed=True), "ab12"))
+    lines = drawn(why_view(replace(EXPLAINED.about("0000"), slashed=True), "ab12"))
     assert lines[1].startswith("This node is slashed")
     assert lines[2] == "No rollout of this node was rejected or expired (ab12)."
 
@@ -111,6 +110,13 @@ def test_why_shows_the_newest_of_many():
 )
 def test_rollouts_are_named_by_digest_reason_or_state(which, count):
     assert sum(rollout.is_named(which) for rollout in EXPLAINED.rollouts) == count
+
+
+@pytest.mark.parametrize(
+    ("which", "count"), [("AB12", 1), (PEERS[1], 1), (PEERS[2], 0), ("computation", 0)]
+)
+def test_a_version_is_named_by_its_trainer_or_a_commit(which, count):
+    assert len(EXPLAINED.about(which).trained_on_rejected) == count
 
 
 def test_other_nodes_cannot_steer_the_terminal():

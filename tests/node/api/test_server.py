@@ -14,11 +14,11 @@ from node.api.metrics import REASONS_MAX
 from node.api.server import ControlServer, application
 from node.local.datadir import load_api_endpoint, open_data_dir, store_api_endpoint
 from node.local.errors import ExitCode, NodeError
-from tests.node.api.status_examples import STATUS, WHY
+from tests.node.api.status_examples import EXPLAINED, STATUS
 
 
-def client(status=STATUS, why=None):
-    api = application(lambda: status, lambda: why or {"state": "ready"})
+def client(status=STATUS, why=EXPLAINED):
+    api = application(lambda: status, lambda: why)
     return httpx.AsyncClient(
         transport=httpx.ASGITransport(api), base_url="http://127.0.0.1:1", timeout=60
     )
@@ -90,7 +90,7 @@ async def test_reasons_of_others_cannot_blow_up_the_metrics():
 
 
 @contextlib.asynccontextmanager
-async def served(datadir, status=STATUS, why=WHY):
+async def served(datadir, status=STATUS, why=EXPLAINED):
     server = ControlServer(lambda: status, lambda: why, datadir=datadir)
     try:
         yield await server.start()
@@ -123,7 +123,7 @@ async def test_the_server_leaves_signals_to_the_daemon(datadir):
 
 
 async def test_it_listens_on_this_machine_alone(datadir):
-    server = ControlServer(lambda: STATUS, lambda: WHY)
+    server = ControlServer(lambda: STATUS, lambda: EXPLAINED)
     port = await server.start()
     with socket.socket() as other, pytest.raises(ConnectionRefusedError):
         other.connect(("127.0.0.2", port))
@@ -142,7 +142,7 @@ async def test_stopping_does_not_wait_for_a_client_that_hangs(datadir):
 async def test_a_taken_port_is_one_line(datadir):
     async with served(datadir) as port:
         with pytest.raises(NodeError) as caught:
-            await ControlServer(lambda: STATUS, lambda: WHY, port).start()
+            await ControlServer(lambda: STATUS, lambda: EXPLAINED, port).start()
     assert caught.value.exit_code is ExitCode.CONFIG
     assert caught.value.message == (
         f"cannot open the control API on 127.0.0.1:{port}: Address already in use; "

@@ -90,8 +90,8 @@ async def test_a_blob_comes_from_the_first_source_that_has_it(tmp_path: Path) ->
     await three.blobs.put(DATA, OWNER)
     sources = [one.peer, PeerId("absent"), two.peer, three.peer]
     assert await one.exchange.fetch(DIGEST, len(DATA), sources, 5) == DATA
-    assert (one.exchange.bytes_received, three.exchange.bytes_sent) == (len(DATA), len(DATA))
-    assert three.exchange.weights_bytes_sent == 0
+    assert (one.exchange.received.total(), three.exchange.sent.total()) == (len(DATA), len(DATA))
+    assert three.exchange.sent[Kind.WEIGHTS] == 0
     await one.blobs.put(DATA, OWNER)
     assert await one.exchange.fetch(DIGEST, len(DATA), [], 5) == DATA
     assert await two.exchange.fetch(DIGEST, len(DATA) - 1, [three.peer], 5) is None
@@ -104,8 +104,8 @@ async def test_a_range_comes_in_pieces_and_is_accounted(tmp_path: Path) -> None:
     pieces = await pull(one, two.peer, 1000, 250_000, kind=Kind.WEIGHTS)
     assert [len(piece) for piece in pieces] == [100_000, 100_000, 50_000]
     assert b"".join(pieces) == DATA[1000:251_000]
-    assert one.exchange.weights_bytes_received == one.exchange.bytes_received == 250_000
-    assert two.exchange.weights_bytes_sent == 250_000
+    assert one.exchange.received[Kind.WEIGHTS] == one.exchange.received.total() == 250_000
+    assert two.exchange.sent[Kind.WEIGHTS] == 250_000
     with pytest.raises(TransportError, match="less than"):
         await pull(one, two.peer, 1000, len(DATA))
     for offset in (len(DATA), len(DATA) + 1):
@@ -150,7 +150,7 @@ async def test_a_fetch_goes_on_where_the_last_source_broke(tmp_path: Path) -> No
     half = impostor(header("ok", len(DATA)) + DATA[:50_000])
     await two.transport.handle(PROTOCOL, half)
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 5) == DATA
-    assert three.exchange.bytes_sent == len(DATA) - 50_000
+    assert three.exchange.sent.total() == len(DATA) - 50_000
     assert one.faults == []
     hub.remove(three.peer)
     assert await one.exchange.fetch(DIGEST, len(DATA), [three.peer], 5) is None
@@ -239,7 +239,7 @@ async def test_a_source_that_trickles_costs_only_its_share_of_the_deadline(tmp_p
     await three.blobs.put(DATA, OWNER)
     await two.transport.handle(PROTOCOL, trickle)
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer, three.peer], 0.8) == DATA
-    assert len(DATA) - 16 <= three.exchange.bytes_sent < len(DATA)  # what two began is kept
+    assert len(DATA) - 16 <= three.exchange.sent.total() < len(DATA)  # what two began is kept
 
 
 @pytest.mark.parametrize(
@@ -374,7 +374,7 @@ async def test_a_blob_larger_than_was_promised_is_not_read(tmp_path: Path) -> No
     _, (one, two) = await network(tmp_path, "one", "two")
     await two.transport.handle(PROTOCOL, impostor(header("ok", len(DATA)) + DATA))
     assert await one.exchange.fetch(DIGEST, len(DATA) - 1, [two.peer], 5) is None
-    assert one.exchange.bytes_received == 0
+    assert one.exchange.received.total() == 0
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer], 5) == DATA
 
 

@@ -18,7 +18,7 @@ from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import pin_run, pinned_run
 from protocol.crypto import Identity
 from protocol.types import Role
-from tests.node.api.status_examples import STATUS, WHY
+from tests.node.api.status_examples import EXPLAINED, STATUS, WHY
 from tests.node.local.run_files import run_toml, signed_run
 
 CREATOR = Identity(bytes(32))
@@ -71,7 +71,7 @@ def daemon(data):
     stopping = asyncio.Event()
 
     async def serve():
-        server = ControlServer(lambda: STATUS, lambda: WHY, datadir=data)
+        server = ControlServer(lambda: STATUS, lambda: EXPLAINED, datadir=data)
         await server.start()
         ready.set()
         await stopping.wait()

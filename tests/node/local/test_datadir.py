@@ -45,7 +45,7 @@ def error_of(function, *arguments):
 def test_a_new_directory_is_private_and_has_a_version(datadir):
     assert stat.S_IMODE(datadir.root.stat().st_mode) == 0o700
     assert datadir.version.read_text() == "1\n"
-    assert open_data_dir(datadir.root) == datadir
+    assert open_data_dir(datadir.root).root == datadir.root
 
 
 def test_another_layout_is_refused(datadir):
@@ -202,6 +202,6 @@ def test_an_address_is_stripped():
 
 def test_names_lie_in_the_directory(tmp_path):
     datadir = DataDir(tmp_path)
-    names = ("version", "lock", "identity", "run", "state", "blobs", "weights")
+    names = ("version", "lock", "identity", "run", "state", "blobs", "weights", "genesis")
     assert len({getattr(datadir, name) for name in names}) == len(names)
     assert all(getattr(datadir, name).parent == tmp_path for name in names)

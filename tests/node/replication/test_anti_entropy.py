@@ -7,7 +7,7 @@ from node.context import NodeContext, Ports
 from node.membership.incarnation import Incarnation
 from node.membership.peers import PeerTable
 from node.replication import anti_entropy as synchronise
-from node.replication.anti_entropy import EXCHANGE_SECONDS, STALL_SECONDS, AntiEntropy
+from node.replication.anti_entropy import EXCHANGE_SECONDS, AntiEntropy
 from node.replication.inbox import Inbox, Source
 from node.replication.message_log import MessageLog
 from node.streams.framing import read_frame, write_frame
@@ -251,7 +251,7 @@ def test_who_answers_nonsense_has_told_us_nothing_and_is_blamed(handler, fault):
         clock = LoopClock()
         began = clock.now()
         assert not await pair.serve(handler)
-        assert clock.now() - began <= STALL_SECONDS + 1
+        assert clock.now() - began <= SYNC.stall_seconds + 1
         assert not pair.ours.anti_entropy.synchronised
         assert pair.ours.accepted == []
         assert pair.ours.blamed == ([] if fault is None else [(THEIRS, fault)])
@@ -265,7 +265,7 @@ def test_who_drips_is_left_after_a_while():
         await write_frame(stream, encode({"ids": [digest(bytes([n])) for n in range(200)]}))
         await read_frame(stream, 1 << 20)
         for n in range(200):
-            await asyncio.sleep(STALL_SECONDS - 1)
+            await asyncio.sleep(SYNC.stall_seconds - 1)
             await write_frame(stream, WORLD.record(identity(str(n)), ("relay",)).envelope)
 
     async def scenario():
@@ -316,7 +316,7 @@ def test_who_does_not_read_its_answer_costs_a_deadline(monkeypatch):
         ids = decode(await read_frame(stream, 1 << 20), bytes_max=1 << 20)["ids"]
         assert len(ids) == 200
         await write_frame(stream, encode({"ids": ids}))
-        await asyncio.sleep(STALL_SECONDS - 1)
+        await asyncio.sleep(SYNC.stall_seconds - 1)
         assert list(pair.theirs.anti_entropy._bounded._serving) == [OURS]
         await asyncio.sleep(2)
         assert pair.theirs.anti_entropy._bounded._serving == {}
@@ -357,7 +357,7 @@ def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
         refused = [await asyncio.wait_for(streams[n].read(1), 1) for n in (1, 3)]
         assert refused == [b"", b""]
         assert list(server.anti_entropy._bounded._serving) == ["a", "b"]
-        await asyncio.sleep(STALL_SECONDS)  # who asks and says nothing makes room again
+        await asyncio.sleep(SYNC.stall_seconds)  # who asks and says nothing makes room again
         assert server.anti_entropy._bounded._serving == {}
 
     run_virtual(scenario())

@@ -203,11 +203,11 @@ def test_a_body_is_fetched_once_and_served_on():
         assert await ours.bodies.fetch(small, [theirs.peer]) is None, "larger than was said"
         assert await ours.bodies.fetch(right, [ours.peer, theirs.peer]) == b"a body"
         assert ours.has("a body")
-        received = ours.exchange.bytes_received
+        received = ours.exchange.received.total()
         assert await ours.bodies.fetch(right, []) == b"a body"
         assert await ours.bodies.fetch(small, []) is None
         assert await ours.bodies.fetch(commit_to(b"?", 9), [theirs.peer]) is None
-        assert ours.exchange.bytes_received == received
+        assert ours.exchange.received.total() == received
 
     run_virtual(scenario())
 

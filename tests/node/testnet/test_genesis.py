@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from node.local.datadir import DataDir, load_identity
 from node.testnet.child import dishonest
-from node.testnet.genesis import GENESIS_FILE, FirstPolicy, create_members, found_run, recipe_for
+from node.testnet.genesis import create_members, found_run, recipe_for
 from node.testnet.picture import draw_reward
 from node.testnet.plan import CHEATER_KINDS, Layout, Options
 from protocol.crypto import verify
@@ -16,7 +16,7 @@ def test_a_run_is_founded_on_the_keys_of_its_nodes(tmp_path):
     plans = create_members(options, layout)
     layout.genesis_policy.parent.mkdir()
     layout.genesis_policy.write_bytes(b"weights")
-    signed = found_run(recipe_for(options), FirstPolicy("0f" * 32, 0.33, 10), plans, layout)
+    signed = found_run(recipe_for(options), "0f" * 32, plans, layout)
 
     manifest = load_signed_manifest(layout.manifest.read_text(), verify).manifest
     assert manifest == signed.manifest
@@ -26,7 +26,7 @@ def test_a_run_is_founded_on_the_keys_of_its_nodes(tmp_path):
         assert load_identity(DataDir(plan.directory).identity).peer_id == plan.peer_id
         assert manifest.is_trainer(plan.peer_id) is (plan.role is Role.TRAINER)
         assert manifest.is_validator(plan.peer_id) is (plan.role is Role.VALIDATOR)
-        assert (plan.directory / GENESIS_FILE).exists() is (plan.role is Role.TRAINER)
+        assert DataDir(plan.directory).genesis.exists() is (plan.role is Role.TRAINER)
 
 
 def test_the_default_recipe_is_the_checked_in_one_but_for_its_steps(tmp_path):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.wire import Kind
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.streams.protocols import BLOBS
@@ -153,9 +154,9 @@ async def test_eight_nodes_download_and_the_root_sends_about_one_copy(tmp_path: 
     weights, _ = await world.publish()
     await world.run(nodes, weights, limits=None)
     root, size = world.nodes[ROOT].exchange, len(world.content)
-    assert size <= root.weights_bytes_sent < 2 * size
-    assert max(node.exchange.bytes_sent for node in nodes) < 3 * size
-    assert all(node.exchange.weights_bytes_received < 1.5 * size for node in nodes)
+    assert size <= root.sent[Kind.WEIGHTS] < 2 * size
+    assert max(node.exchange.sent.total() for node in nodes) < 3 * size
+    assert all(node.exchange.received[Kind.WEIGHTS] < 1.5 * size for node in nodes)
     assert all(node.progress[-1] == (size, size) for node in nodes)
     assert not [node for node in nodes if node.blamed]
 
@@ -317,13 +318,13 @@ async def test_what_came_before_a_crash_is_not_fetched_again(tmp_path: Path) -> 
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert not node.path.exists()
-    before = node.exchange.bytes_received
+    before = node.exchange.received.total()
     here = node.progress[-1][0]
     again = await world.add("n0")  # the same directory, a new process
     await world.run([again], weights)
     assert again.progress[0][0] >= here
-    assert again.exchange.bytes_received <= len(world.content) - here
-    assert before + again.exchange.bytes_received < 1.5 * len(world.content)
+    assert again.exchange.received.total() <= len(world.content) - here
+    assert before + again.exchange.received.total() < 1.5 * len(world.content)
 
 
 async def test_a_full_disk_stops_the_download_which_resumes_when_there_is_room(

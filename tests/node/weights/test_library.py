@@ -424,18 +424,18 @@ def test_a_refused_policy_is_made_again_then_fetched_again_then_given_up(tmp_pat
     async def scenario():
         swarm = await begun(tmp_path, 2)
         one = swarm.followers[0]
-        received = one.exchange.bytes_received
+        received = one.exchange.received.total()
         first = one.library.get(1)
         first.path.write_bytes(b"damaged")
         await one.library.discard(first)
         assert one.library.newest_version() == 0
         await eventually(lambda: one.holds(1), 10)
-        assert one.exchange.bytes_received == received, "its shards were here"
+        assert one.exchange.received.total() == received, "its shards were here"
         await one.library.discard(first)
         assert one.holds(1), "that was about the file before"
         await one.library.discard(one.library.get(1))
         await eventually(lambda: one.holds(1), 10)
-        assert one.exchange.bytes_received > received
+        assert one.exchange.received.total() > received
         await one.library.discard(one.library.get(1))
         await asyncio.sleep(30)
         assert one.library.get(1) is None
@@ -557,9 +557,9 @@ def test_an_index_that_cannot_be_is_fetched_once(tmp_path):
         for node in swarm.followers:
             node.take(wrong)
         await asyncio.sleep(20)
-        received = one.exchange.bytes_received
+        received = one.exchange.received.total()
         await asyncio.sleep(60)
-        assert one.exchange.bytes_received == received
+        assert one.exchange.received.total() == received
         assert "version 1 is not what its trainer signed" in str(one.conditions)
         await swarm.stop()
 
@@ -612,6 +612,8 @@ def test_a_full_disk_delays_what_is_to_be_forgotten(tmp_path):
         await asyncio.sleep(12)
         checkpoints = map(one.replica.ledger.checkpoint, one.library._held)
         assert stored_for(one, Purpose.WEIGHTS) == {item.message.index for item in checkpoints}
+        names = {int.from_bytes(key, "big") for key, _ in one.store.scan("policies")}
+        assert names == set(one.library._held), "also those that the full disk kept"
         await swarm.stop()
 
     run_virtual(scenario())
