@@ -53,10 +53,10 @@ class GossipingTransport(PassingTransport):
         return stream
 
     async def _run(self) -> None:
-        while self.parts.life.alive:
+        while self.parts.session.alive:
             await asyncio.sleep(self.pause_seconds)
             replica = self.parts.replica()
-            if replica is not None and self.parts.life.alive:
+            if replica is not None and self.parts.session.alive:
                 await self.act(replica)
 
     async def publish(

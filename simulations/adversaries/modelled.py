@@ -66,5 +66,5 @@ class WithheldBodies(SimBlobs):
 
 def withheld_body(parts: Parts, _rng: Rng) -> Parts:
     """Commit to rollouts and show them to nobody."""
-    blobs = WithheldBodies(parts.disk, parts.life)
+    blobs = WithheldBodies(parts.disk, parts.session)
     return replace(parts, ports=replace(parts.ports, blobs=blobs))

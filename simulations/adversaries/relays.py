@@ -87,7 +87,7 @@ async def _hold(stream: Stream) -> None:
 
 def bad_bytes(parts: Parts, _rng: Rng) -> Parts:
     """Serve wrong bytes."""
-    blobs = WrongBytes(parts.disk, parts.life)
+    blobs = WrongBytes(parts.disk, parts.session)
     return replace(parts, ports=replace(parts.ports, blobs=blobs))
 
 

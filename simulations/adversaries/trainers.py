@@ -107,5 +107,5 @@ class PoisonedStates(SimBlobs):
 
 def poisoned_state(parts: Parts, _rng: Rng) -> Parts:
     """Publish an optimiser state that is not that of the version."""
-    blobs = PoisonedStates(parts.disk, parts.life)
+    blobs = PoisonedStates(parts.disk, parts.session)
     return replace(parts, ports=replace(parts.ports, blobs=blobs))

@@ -113,7 +113,7 @@ class Certificates:
         self._doubtful.pop(commit, None)
         self.certified_false += 1
         what = f"{short(commit)} is certified, and the world knows that it is false"
-        self._watch.report("no-lie-certified", node, what, (commit,))
+        self._watch.report("no-false-rollout-certified", node, what, (commit,))
 
     def _is_true(self, commit: bytes) -> bool | None:
         """Tell whether a rollout is honest; None when nobody knows its author."""

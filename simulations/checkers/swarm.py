@@ -1,13 +1,13 @@
 """Who is who and who was up when, read from the trace."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from simulations.runtime.trace import Event
 
 
 @dataclass(slots=True, eq=False)
 class TracedNode:
-    """One simulated node over all its lives."""
+    """One simulated node over all its sessions."""
 
     name: str
     number: int
@@ -18,8 +18,6 @@ class TracedNode:
     """Bytes per second; 0 where the network does not limit it."""
     download: float = 0.0
     up_since: float | None = None
-    lives: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when it ran, the present life not included."""
     state_lost_at: float | None = None
     """When it last began anew without what it had stored."""
 
@@ -32,12 +30,6 @@ class TracedNode:
         """Tell whether it ran without a break from ``at`` to ``now``."""
         up_since = self.up_since
         return up_since is not None and up_since <= at <= now
-
-    def up_at(self, at: float) -> bool:
-        """Tell whether it ran at a moment of the past."""
-        if self.up_since is not None and self.up_since <= at:
-            return True
-        return any(start <= at < end for start, end in self.lives)
 
 
 class Swarm:
@@ -96,7 +88,6 @@ class Swarm:
         member = self.members.get(event.node)
         if member is None or member.up_since is None:
             return
-        member.lives.append((member.up_since, event.at))
         member.up_since = None
         if event.facts.get("how") == "lost":
             member.state_lost_at = event.at

@@ -166,7 +166,7 @@ async def _disk_full(world: World, plan: DiskFull, rng: Rng) -> None:
         disk.quota_bytes = None
 
 
-# Lives
+# Sessions
 
 
 async def _crash(world: World, plan: Crash, rng: Rng) -> None:

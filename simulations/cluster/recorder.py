@@ -10,7 +10,7 @@ from roles.ports.storage import Put
 from simulations.cluster.draws import Draws
 from simulations.cluster.machine import Machine
 from simulations.ports.signing import Sighting
-from simulations.ports.storage import Life, OnPut
+from simulations.ports.storage import OnPut, Session
 from simulations.runtime.loop import START
 from simulations.runtime.trace import Emit, Trace, Value
 from simulations.scenario.scenario import Scenario
@@ -39,11 +39,11 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - a checker's finding ends the run, not a daemon
             self._halt(error)
 
-    def emitter(self, name: str, life: Life) -> Emit:
-        """Return what the ports of one life record with; it falls silent with that life."""
+    def emitter(self, name: str, session: Session) -> Emit:
+        """Return what the ports of one session record with; it falls silent when that ends."""
 
         def emit(kind: str, **facts: Value) -> None:
-            if life.alive:
+            if session.alive:
                 self.emit(name, kind, **facts)
 
         return emit

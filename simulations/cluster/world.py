@@ -30,7 +30,7 @@ from simulations.ports.directory import DirectoryQuality, SharedDirectory
 from simulations.ports.engines import SimEngines, Workload, policy_digest, policy_seed
 from simulations.ports.parts import Behaviour, Parts
 from simulations.ports.signing import Scheme, TracedSigner, TracedVerifier
-from simulations.ports.storage import Life, SimBlobs, SimPolicyFiles, SimStore
+from simulations.ports.storage import Session, SimBlobs, SimPolicyFiles, SimStore
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, VirtualLoop
 from simulations.runtime.trace import Emit, Trace, Value
@@ -204,29 +204,29 @@ class World:
         """Record an event, as actors do of what they bring about."""
         self._recorder.emit(node, kind, **facts)
 
-    # Lives
+    # Sessions
 
     def start(self, name: str) -> None:
         """Start a daemon, anew or with what its machine kept; no effect when it runs."""
         machine = self.machines[name]
         if machine.running:
             return
-        machine.life = life = Life()
-        machine.lives += 1
-        emit = self._recorder.emitter(machine.name, life)
+        machine.session = session = Session()
+        machine.starts += 1
+        emit = self._recorder.emitter(machine.name, session)
         emit(
             "node-up",
             role=machine.role,
             peer=machine.signer.peer_id,
-            restart=machine.lives > 1,
+            restart=machine.starts > 1,
             behaviour=machine.behaviour,
             upload=round(machine.host.up.bytes_per_second),
             download=round(machine.host.down.bytes_per_second),
             nat=machine.host.nat,
         )
-        machine.daemon = self._daemon(machine, life, emit)
+        machine.daemon = self._daemon(machine, session, emit)
         machine.task = self.loop.create_task(machine.daemon.run(), name=name)
-        machine.task.add_done_callback(lambda task: self._daemon_ended(name, life, task))
+        machine.task.add_done_callback(lambda task: self._daemon_ended(name, session, task))
 
     def crash(self, name: str, *, lose_state: bool = False) -> None:
         """End a daemon as ``kill -9`` does: nothing is said, nothing more is written."""
@@ -234,7 +234,7 @@ class World:
         if not machine.running or machine.task is None:
             return
         self._recorder.emit(name, "node-down", how="lost" if lose_state else "crash")
-        self._end_life(machine)
+        self._end_session(machine)
         machine.task.cancel()
         if lose_state:
             machine.disk.wipe()
@@ -244,25 +244,25 @@ class World:
         machine = self.machines[name]
         if not machine.running or machine.daemon is None or machine.task is None:
             return
-        life = machine.life
+        session = machine.session
         machine.daemon.stop()
         await asyncio.wait([machine.task])
-        if life.alive:
+        if session.alive:
             self._recorder.emit(name, "node-down", how="leave")
-            self._end_life(machine)
+            self._end_session(machine)
 
-    def _end_life(self, machine: Machine) -> None:
-        machine.life.alive = False
+    def _end_session(self, machine: Machine) -> None:
+        machine.session.alive = False
         machine.daemon = None
         self.network.detach(machine.name)
 
-    def _daemon_ended(self, name: str, life: Life, task: "asyncio.Task[None]") -> None:
+    def _daemon_ended(self, name: str, session: Session, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None and life.alive:
+        if error is not None and session.alive:
             self.halt(NodeFailedError(f"{name}: {_root(error)!r}"), error)
 
-    def _daemon(self, machine: Machine, life: Life, emit: Emit) -> Daemon:
-        rng = self.rng.child(f"life/{machine.name}/{machine.lives}")
+    def _daemon(self, machine: Machine, session: Session, emit: Emit) -> Daemon:
+        rng = self.rng.child(f"life/{machine.name}/{machine.starts}")
         transport = self.network.attach(machine.name, self._handler_failed)
         sighting = self._recorder.sighting(emit)
         parts = Parts(
@@ -272,15 +272,15 @@ class World:
                 rng=rng.child("daemon"),
                 transport=transport,
                 directory=self._directory.directory(machine.signer.peer_id, rng.child("directory")),
-                blobs=SimBlobs(machine.disk, life, emit),
-                store=SimStore(machine.disk, life, self._recorder.on_put(emit)),
-                files=SimPolicyFiles(machine.disk, life, machine.weights, machine.genesis),
+                blobs=SimBlobs(machine.disk, session, emit),
+                store=SimStore(machine.disk, session, self._recorder.on_put(emit)),
+                files=SimPolicyFiles(machine.disk, session, machine.weights, machine.genesis),
             ),
             SimEngines(
-                machine.disk, machine.compute, self._workload, rng.child("engines"), emit, life
+                machine.disk, machine.compute, self._workload, rng.child("engines"), emit, session
             ),
             machine.disk,
-            life,
+            session,
             machine.replica,
             self._accomplices.setdefault(machine.behaviour, {}),
         )
@@ -376,7 +376,7 @@ class World:
         self.loop.set_exception_handler(lambda _loop, _context: None)
         machines = [machine for machine in self.machines.values() if machine.running]
         for machine in machines:
-            self._end_life(machine)
+            self._end_session(machine)
         tasks = [*self._tasks, *(machine.task for machine in machines if machine.task is not None)]
         for task in tasks:
             task.cancel()

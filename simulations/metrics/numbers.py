@@ -94,7 +94,7 @@ class Meter:
         self._draws: dict[bytes, dict[object, int]] = {}
         self._weights_bytes = 0
         self._weights_sampled: dict[str, int] = {}
-        """Node to what it had received in this life at its last sample."""
+        """Node to what it had received in this session at its last sample."""
         self._step_seconds = 0.0
         self._training_since: float | None = None
         self._training_until: float | None = None

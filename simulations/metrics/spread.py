@@ -100,7 +100,7 @@ class Spread:
             message.delays.append(event.at - message.published_at)
 
     def _on_up(self, event: Event) -> None:
-        self._copies.pop(event.node, None)  # a new life counts from zero
+        self._copies.pop(event.node, None)  # a new session counts from zero
 
     def _on_sample(self, event: Event) -> None:
         received, duplicates = (

@@ -1,6 +1,6 @@
-"""The ``Transport`` port of one life of a daemon on a ``SimNetwork``.
+"""The ``Transport`` port of one session of a daemon on a ``SimNetwork``.
 
-Addresses are ``/sim/<name>/p2p/<peer id>``. When the daemon's life ends its transport is dead for
+Addresses are ``/sim/<name>/p2p/<peer id>``. When the session ends its transport is dead for
 ever: what still runs of it reaches nobody.
 """
 

@@ -33,7 +33,7 @@ from roles.ports.engines import (
     VerificationEngine,
     VerificationRequest,
 )
-from simulations.ports.storage import Disk, Life
+from simulations.ports.storage import Disk, Session
 from simulations.runtime.content import Extent
 from simulations.runtime.trace import Emit
 
@@ -138,10 +138,10 @@ class _Machine:
     """What the engines of one node share."""
 
     def __init__(
-        self, disk: Disk, compute: Compute, workload: Workload, emit: Emit, life: Life
+        self, disk: Disk, compute: Compute, workload: Workload, emit: Emit, session: Session
     ) -> None:
         self.disk = disk
-        self.life = life
+        self.session = session
         self.compute = compute
         self.workload = workload
         self.emit = emit
@@ -337,7 +337,7 @@ class SimTraining(TrainingEngine):
 
     async def _write(self, path: Path, content: bytes) -> None:
         machine = self._machine
-        async with machine.life.writing(seconds=0):  # is in the time of a step
+        async with machine.session.writing(seconds=0):  # is in the time of a step
             machine.disk.require_room()
             machine.disk.files[path] = content
 
@@ -366,9 +366,9 @@ class SimEngines(Engines):
         workload: Workload,
         rng: Rng,
         emit: Emit,
-        life: Life | None = None,
+        session: Session | None = None,
     ) -> None:
-        self._machine = _Machine(disk, compute, workload, emit, life or Life())
+        self._machine = _Machine(disk, compute, workload, emit, session or Session())
         self._rng = rng
 
     @override

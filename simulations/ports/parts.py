@@ -9,7 +9,7 @@ from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.ports.engines import Engines
-from simulations.ports.storage import Disk, Life
+from simulations.ports.storage import Disk, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Parts:
     ports: Ports
     engines: Engines
     disk: Disk
-    life: Life
+    session: Session
     replica: Callable[[], Replica | None]
     """What the daemon has concluded; None before it is made and after its end."""
     accomplices: dict[PeerId, Signer] = field(default_factory=dict)

@@ -9,8 +9,6 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
 
-from protocol.types import Role
-
 Share = Annotated[float, Field(ge=0, le=1)]
 Minute = Annotated[float, Field(ge=0, le=100_000)]
 Seconds = Annotated[float, Field(ge=0, le=1e7)]
@@ -267,8 +265,3 @@ class Adversaries(Section):
             fit = " or ".join(roles)
             raise ValueError(f"behaviour {self.behaviour!r} is for {fit} nodes, not {self.role}")
         return self
-
-
-def role_of(name: RoleName) -> Role:
-    """Return the role of a name."""
-    return Role(name)

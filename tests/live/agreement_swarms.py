@@ -35,7 +35,7 @@ from simulations.adversaries.passthrough import OtherEngines
 from simulations.adversaries.testnet import edited_tokens, forged_rewards
 from simulations.cluster.world import SHORT_NAMES, World
 from simulations.ports.engines import Compute, SimEngines, Workload, policy_seed
-from simulations.ports.storage import Disk, Life, SimBlobs, SimPolicyFiles
+from simulations.ports.storage import Disk, Session, SimBlobs, SimPolicyFiles
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, run_virtual
 from simulations.runtime.trace import Trace
@@ -354,10 +354,10 @@ async def give_version_0(world, machine, envelope, manifest):
     disk.files[machine.weights / "v0.state"] = GENESIS.seed
     disk.tables.setdefault("messages", {})[bytes(8)] = envelope
     disk.tables["policies"] = {bytes(8): manifest.policy}
-    rules, life = world.manifest.manifest.shardcast, Life()
-    files = SimPolicyFiles(disk, life, machine.weights, machine.genesis)
+    rules, session = world.manifest.manifest.shardcast, Session()
+    files = SimPolicyFiles(disk, session, machine.weights, machine.genesis)
     index, _ = await publish_file(
-        path, files, SimBlobs(disk, life), rules.shard_bytes, rules.chunk_bytes
+        path, files, SimBlobs(disk, session), rules.shard_bytes, rules.chunk_bytes
     )
     assert index == manifest.index
 

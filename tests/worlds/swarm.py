@@ -94,7 +94,7 @@ class Swarm(World):
         self.begin()
         self.spawn(self._recorder.sample(self.machines))
 
-    # Lives
+    # Sessions
 
     def start_all(self, *, but: Iterable[str] = ()) -> None:
         for name in self.machines:
@@ -126,7 +126,7 @@ class Swarm(World):
                 self.crash(name)
                 await asyncio.Event().wait()  # whoever wrote goes no further
 
-        self.machines[name].life.at_write = touched
+        self.machines[name].session.at_write = touched
 
     async def died(self, name: str) -> None:
         """Wait until a node that is to die has."""

@@ -76,7 +76,7 @@ def test_a_violation_is_part_of_the_result():
     values = result(run).to_json()
     assert values["certified_false"] == 1
     (violation,) = values["violations"]
-    assert violation["rule"] == "no-lie-certified"
+    assert violation["rule"] == "no-false-rollout-certified"
     assert violation["causes"]
 
 

@@ -87,7 +87,7 @@ def test_a_violation_stands_on_the_page_with_its_causes():
 
     result, series = story(broken=True)
     text = render_page(result, series, {}, COMMAND)
-    assert "no-lie-certified" in text
+    assert "no-false-rollout-certified" in text
     assert "stored certificate" in text
     assert "Every check held" not in text
 
