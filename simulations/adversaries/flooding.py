@@ -8,7 +8,7 @@ not made, so what its worker computes stays honest.
 import asyncio
 from collections import deque
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from typing_extensions import override
 
@@ -101,5 +101,4 @@ class FloodingTransport(GossipingTransport):
 
 def flood(parts: Parts, rng: Rng) -> Parts:
     """Send others far too much."""
-    transport = FloodingTransport(parts, rng.child("flood"))
-    return replace(parts, ports=replace(parts.ports, transport=transport))
+    return parts.with_ports(transport=FloodingTransport(parts, rng.child("flood")))

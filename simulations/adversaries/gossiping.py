@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from node.gossip.links import Tasks
 from node.streams.deadline import within
-from node.streams.protocols import GOSSIP
+from node.streams.protocols import GOSSIP, topic_name
 from protocol.gossip.frames import frame
 from protocol.gossip.message import encode_message, sign_message
 from protocol.gossip.rpc import Rpc, encode_rpc
@@ -29,8 +29,7 @@ class GossipingTransport(PassingTransport):
     """Between two calls."""
 
     def __init__(self, parts: Parts) -> None:
-        super().__init__(parts.ports.transport)
-        self.parts = parts
+        super().__init__(parts)
         self.tasks = Tasks()
         self._streams: dict[PeerId, Stream] = {}
         self._seqno = 0
@@ -65,7 +64,7 @@ class GossipingTransport(PassingTransport):
         """Sign a message, gossip it to some peers or to all, and return its digest."""
         signed = seal(message, replica.run_id, self.parts.signer)
         self._seqno += 1
-        name = f"prime-node/1/{replica.run_id.hex()}/{topic}"
+        name = topic_name(topic, replica.run_id)
         gossiped = sign_message(self.parts.signer, name, signed.envelope, self._seqno)
         frames = frame(encode_rpc(Rpc(publish=(encode_message(gossiped),))))
         for peer in list(self._streams) if to is None else to:

@@ -1,7 +1,5 @@
 """A key without any standing that commits to rollouts whose bodies are other nodes' weights."""
 
-from dataclasses import replace
-
 from typing_extensions import override
 
 from protocol.faults import Fault
@@ -71,4 +69,4 @@ class NamingTransport(GossipingTransport):
 
 def weights_as_bodies(parts: Parts, _rng: Rng) -> Parts:
     """Commit to rollouts whose bodies are the weights of the newest version."""
-    return replace(parts, ports=replace(parts.ports, transport=NamingTransport(parts)))
+    return parts.with_ports(transport=NamingTransport(parts))

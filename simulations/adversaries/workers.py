@@ -16,7 +16,6 @@ from protocol.toploc.field import PRIME
 from roles.environments.base import END
 from roles.ports.engines import (
     Engines,
-    Environment,
     Generation,
     GenerationEngine,
     GenerationRequest,
@@ -158,11 +157,7 @@ def edited_tokens(honest: Engines, _copies: PolicyCopies, _rng: Rng) -> Engines:
 
 def forged_rewards(honest: Engines, _copies: PolicyCopies, _rng: Rng) -> Engines:
     """Claim that right answers are wrong and wrong ones right."""
-
-    def forging(task: Environment, _manifest: RunManifest) -> Environment:
-        return ForgedRewards(task)
-
-    return OtherEngines(honest, environment=forging)
+    return OtherEngines(honest, environment=lambda task, _: ForgedRewards(task))
 
 
 def forged_proofs(honest: Engines, _copies: PolicyCopies, rng: Rng) -> Engines:

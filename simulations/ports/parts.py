@@ -1,7 +1,8 @@
 """What a simulated daemon is made of, and where a dishonest one differs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from node.context import Ports
 from protocol.crypto import Signer
@@ -25,6 +26,10 @@ class Parts:
     """What the daemon has concluded; None before it is made and after its end."""
     accomplices: dict[PeerId, Signer] = field(default_factory=dict)
     """Shared by the nodes of one behaviour: what they tell each other outside of the protocol."""
+
+    def with_ports(self, **ports: Any) -> "Parts":
+        """Return the same daemon on other ports, by their names in ``Ports``."""
+        return replace(self, ports=replace(self.ports, **ports))
 
 
 Behaviour = Callable[[Parts, Rng], Parts]
