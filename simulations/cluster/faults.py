@@ -130,7 +130,7 @@ async def _stall(world: World, plan: Stall, rng: Rng) -> None:
         world.network.stall(name)
     await asyncio.sleep(plan.seconds)
     for name in names:
-        world.network.resume(name)
+        world.network.stall(name, stalled=False)
 
 
 async def _capacity(world: World, plan: Capacity, rng: Rng) -> None:

@@ -8,9 +8,9 @@ from node.daemon import Daemon
 from protocol.crypto import Signer
 from protocol.replica import Replica
 from simulations.network.connections import Host
-from simulations.ports.engines import Compute
 from simulations.ports.storage import Disk, Session
 from simulations.scenario.plans import RoleName
+from simulations.scenario.scenario import Compute
 
 
 @dataclass(slots=True)

@@ -6,13 +6,10 @@ Dealing by the largest deficit gives every class its share of any number of node
 from collections.abc import Mapping
 from typing import TypeVar
 
-from simulations.ports.engines import Compute
 from simulations.scenario.plans import RoleName
-from simulations.scenario.scenario import BYTES_PER_MBIT, ComputeClass, LineClass, Scenario
+from simulations.scenario.scenario import BYTES_PER_MBIT, Compute, LineClass, Scenario
 
 T = TypeVar("T")
-
-_NO_COMPUTE = Compute(1.0, 1.0, 1.0)
 
 
 class Dealer:
@@ -54,18 +51,9 @@ class Placement:
         """Return the hardware of the next node of a role."""
         classes = {item.name: item for item in self._scenario.compute if role in item.roles}
         if not classes:
-            return _NO_COMPUTE
+            return Compute()
         shares = {name: item.share for name, item in classes.items()}
-        return _compute(classes[self._dealer.deal(f"compute/{role}", shares)])
-
-
-def _compute(item: ComputeClass) -> Compute:
-    return Compute(
-        item.generate_tokens_per_second,
-        item.check_tokens_per_second,
-        item.train_tokens_per_second,
-        item.load_seconds,
-    )
+        return classes[self._dealer.deal(f"compute/{role}", shares)]
 
 
 def bytes_per_second(mbit: float) -> float:

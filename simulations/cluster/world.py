@@ -26,10 +26,10 @@ from simulations.network.links import SimClock
 from simulations.network.meshsight import mesh_pipes
 from simulations.network.network import SimNetwork
 from simulations.network.transport import address_of
-from simulations.ports.directory import DirectoryQuality, SharedDirectory
-from simulations.ports.engines import SimEngines, Workload, policy_digest, policy_seed
+from simulations.ports.directory import SharedDirectory
+from simulations.ports.engines import SimEngines, policy_digest, policy_seed
 from simulations.ports.parts import Behaviour, Parts
-from simulations.ports.signing import Scheme, TracedSigner, TracedVerifier
+from simulations.ports.signing import Scheme, TracedSigner, traced
 from simulations.ports.storage import Session, SimBlobs, SimPolicyFiles, SimStore
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, VirtualLoop
@@ -92,20 +92,7 @@ class World:
             loop, self.rng.child("paths"), conditions, scenario.network.round_trip_seconds
         )
         self.network.pipe_makers["gossip"] = mesh_pipes(self._recorder.emit)
-        directory = scenario.directory
-        self._directory = SharedDirectory(
-            SimClock(loop),
-            DirectoryQuality(
-                directory.delay_seconds,
-                directory.lookup_seconds,
-                directory.missing,
-                directory.failing,
-            ),
-        )
-        workload = scenario.workload
-        self._workload = Workload(
-            workload.weights_bytes, workload.tokens_mean, workload.skill, workload.learning_rate
-        )
+        self._directory = SharedDirectory(SimClock(loop), scenario.directory)
         self._counts = dict.fromkeys(ALL_ROLES, 0)
         self._opened = Opened(max(OPENED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
         self._decoded = Decoded(max(DECODED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
@@ -165,8 +152,8 @@ class World:
 
     def _found_run(self) -> SignedManifest:
         creator = self._scheme.signer(self.rng.child("creator").bytes(32))
-        seed = policy_seed(self._workload.skill, b"genesis")
-        genesis = Extent.of(seed, 0, self._workload.weights_bytes)
+        seed = policy_seed(self.scenario.workload.skill, b"genesis")
+        genesis = Extent.of(seed, 0, self.scenario.workload.weights_bytes)
         manifest = RunManifest(
             **dict(self.scenario.recipe()),
             genesis=Genesis(
@@ -277,7 +264,12 @@ class World:
                 files=SimPolicyFiles(machine.disk, session, machine.weights, machine.genesis),
             ),
             SimEngines(
-                machine.disk, machine.compute, self._workload, rng.child("engines"), emit, session
+                machine.disk,
+                machine.compute,
+                self.scenario.workload,
+                rng.child("engines"),
+                emit,
+                session,
             ),
             machine.disk,
             session,
@@ -300,7 +292,7 @@ class World:
             parts.ports,
             parts.engines,
             machine.bootstrap,
-            verifier=TracedVerifier(self._scheme, sighting),
+            verifier=traced(self._scheme.verifier, sighting),
             opened=self._opened,
             decoded=self._decoded,
             upload_bytes_per_second=round(upload * self.scenario.upload_limit_share),

@@ -180,9 +180,7 @@ class Pipe:
             return
         self._received.received += len(data)
         self._items.append(data)
-        reader = self._reader
-        if reader is not None and not reader.done():
-            reader.set_result(None)
+        self._wake_reader()
 
     def release(self) -> None:
         """Let what was held while the way was blocked come in."""

@@ -15,23 +15,10 @@ from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.ports.clock import Clock
 from roles.ports.transport import Directory
+from simulations.scenario.scenario import DirectoryQuality
 
 OWNERS_PER_KEY_MAX = 240
 """As the live directory's nodes keep (``node.live.records``); who comes later is not listed."""
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryQuality:
-    """How bad the directory is."""
-
-    delay_seconds: float = 1.0
-    """From publication to visibility."""
-    lookup_seconds: float = 0.5
-    """Mean duration of a call."""
-    missing: float = 0.0
-    """Share of the records that a look-up does not find."""
-    failing: float = 0.0
-    """Share of the calls that achieve nothing."""
 
 
 @dataclass(slots=True)

@@ -101,19 +101,16 @@ class SimStore(Store):
     @override
     async def commit(self, changes: Sequence[Put | Delete]) -> None:
         async with self._session.writing():
-            self._apply(changes)
-
-    def _apply(self, changes: Sequence[Put | Delete]) -> None:
-        if not self._session.alive:
-            return
-        self._disk.require_room()
-        for change in changes:
-            table = self._disk.tables.setdefault(change.table, {})
-            if isinstance(change, Put):
-                table[change.key] = change.value
-                self._on_put(change)
-            else:
-                table.pop(change.key, None)
+            if not self._session.alive:
+                return
+            self._disk.require_room()
+            for change in changes:
+                table = self._disk.tables.setdefault(change.table, {})
+                if isinstance(change, Put):
+                    table[change.key] = change.value
+                    self._on_put(change)
+                else:
+                    table.pop(change.key, None)
 
     @override
     def get(self, table: str, key: bytes) -> bytes | None:

@@ -8,13 +8,14 @@ import pytest
 from protocol.crypto import digest
 from protocol.rng import Rng
 from roles.ports.storage import Owner, Purpose, Put, StorageFullError
-from simulations.ports.engines import Compute, SimEngines, Workload
+from simulations.ports.engines import SimEngines
 from simulations.ports.storage import Disk, Session, SimBlobs, SimPolicyFiles, SimStore
 from simulations.runtime.loop import run_virtual
+from simulations.scenario.scenario import Compute, Workload
 
 OWNER = Owner(Purpose.WEIGHTS, digest(b"index"))
 PATH = Path("v1.safetensors")
-WORKLOAD = Workload(weights_bytes=1000, tokens_mean=4, skill=0.3, learning_rate=0.1)
+WORKLOAD = Workload(weights_bytes=4096, tokens_mean=4, skill=0.3, learning_rate=0.1)
 
 
 async def commit(disk, session):
@@ -31,9 +32,7 @@ async def assemble(disk, session):
 
 
 async def write_policy(disk, session):
-    engines = SimEngines(
-        disk, Compute(1.0, 1.0, 1.0), WORKLOAD, Rng(b""), lambda *_, **__: 0, session
-    )
+    engines = SimEngines(disk, Compute(), WORKLOAD, Rng(b""), lambda *_, **__: 0, session)
     await engines.training(MANIFEST).write_policy(PATH)
 
 
