@@ -185,7 +185,7 @@ def _show(outcome: "RunOutcome", *, as_json: bool, report: Path | None) -> None:
     from simulations.cli.console import result_table, stderr, stdout  # noqa: PLC0415 - when needed
 
     if report is not None and outcome.series is not None:
-        from simulations.report.report import write_report  # noqa: PLC0415 - matplotlib, a second
+        from simulations.report.page import write_report  # noqa: PLC0415 - matplotlib, a second
 
         page = write_report(report, outcome.result, outcome.series, outcome.plan.command)
         stderr().print(f"report: {page}", soft_wrap=True)

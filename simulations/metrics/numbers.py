@@ -75,12 +75,6 @@ class Result:
         return asdict(self)
 
 
-@dataclass(slots=True)
-class _Commit:
-    epoch: int
-    honest: bool
-
-
 class Meter:
     """Counts while the trace goes by."""
 
@@ -90,7 +84,8 @@ class Meter:
         self._spread = Spread(watch)
         self._makespans = Makespans(watch)
         self.series = Series(watch, certificates)
-        self._commits: dict[bytes, _Commit] = {}
+        self._commits: dict[bytes, tuple[int, bool]] = {}
+        """Commit digest to its epoch, and whether its author is honest."""
         self._draws: dict[bytes, dict[object, int]] = {}
         self._weights_bytes = 0
         self._weights_sampled: dict[str, int] = {}
@@ -108,11 +103,10 @@ class Meter:
 
     # What happens
 
-    def _on_commit(self, event: Event, member: TracedNode, commit: Opened) -> None:
-        del event, member
+    def _on_commit(self, _event: Event, _member: TracedNode, commit: Opened) -> None:
         if commit.digest not in self._commits:
             honest = self._watch.swarm.honest(commit.signer)
-            self._commits[commit.digest] = _Commit(commit.fields["epoch"], honest)
+            self._commits[commit.digest] = (commit.fields["epoch"], honest)
 
     def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         if manifest.signer == member.peer:
@@ -190,16 +184,16 @@ class Meter:
         rules, outcomes = self._watch.rules, self._certificates.outcomes
         oldest = rules.epoch_at(self._watch.now) - rules.expire_epochs
         certified = rejected = expired = lost = 0
-        for digest, commit in self._commits.items():
+        for digest, (epoch, honest) in self._commits.items():
             outcome = outcomes.get(digest)
             if outcome is None:
-                expired += commit.epoch < oldest
-                lost += commit.honest and commit.epoch < oldest
+                expired += epoch < oldest
+                lost += honest and epoch < oldest
             elif True in outcome:
                 certified += 1
             else:
                 rejected += 1
-                lost += commit.honest
+                lost += honest
         return RolloutNumbers(len(self._commits), certified, rejected, expired, lost)
 
     def _committee_agreement(self) -> float | None:

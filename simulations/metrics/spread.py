@@ -103,10 +103,8 @@ class Spread:
         self._copies.pop(event.node, None)  # a new session counts from zero
 
     def _on_sample(self, event: Event) -> None:
-        received, duplicates = (
-            event.facts.get("gossip_received"),
-            event.facts.get("gossip_duplicates"),
-        )
+        received = event.facts.get("gossip_received")
+        duplicates = event.facts.get("gossip_duplicates")
         if isinstance(received, int) and isinstance(duplicates, int):
             before = self._copies.get(event.node, (0, 0))
             self._copies[event.node] = (received, duplicates)

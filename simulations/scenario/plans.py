@@ -96,6 +96,12 @@ class Selection(Section):
     share: Share | None = None
     count: Annotated[int, Field(ge=0)] | None = None
 
+    def size(self, there: int) -> int:
+        """Return how many it means of so many nodes that have the roles."""
+        if self.count is not None:
+            return self.count
+        return there if self.share is None else round(self.share * there)
+
 
 class _Fault(Section):
     minute: Minute

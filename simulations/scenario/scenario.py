@@ -7,6 +7,7 @@ lists as a whole.
 
 import tomllib
 from importlib import resources
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -68,7 +69,7 @@ class LineClass(Section):
     download_mbit: Mbits
     nat_share: Share = 0.0
     """Of these nodes: nobody can dial them."""
-    roles: tuple[RoleName, ...] = ("inference", "validator", "trainer", "relay")
+    roles: tuple[RoleName, ...] = ALL_ROLES
 
 
 class Compute(Section):
@@ -107,11 +108,9 @@ class NetworkSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        names = sorted(self.regions)
-        for index, one in enumerate(names):
-            for other in names[index + 1 :]:
-                if f"{one}-{other}" not in self.round_trip_ms:
-                    raise ValueError(f"round_trip_ms lacks {one}-{other}")
+        for one, other in combinations(sorted(self.regions), 2):
+            if f"{one}-{other}" not in self.round_trip_ms:
+                raise ValueError(f"round_trip_ms lacks {one}-{other}")
         return self
 
     def round_trip_seconds(self, one: str, other: str) -> float:

@@ -33,19 +33,19 @@ class Regression:
         return scenario.nodes.total * scenario.minutes
 
     def to_toml(self) -> str:
-        """Return the entry as it stands in the file."""
+        """Return the entry as it stands in the file; JSON writes a TOML basic string."""
         plan = self.plan
         lines = [
             "",
             "[[regression]]",
-            f"scenario = {_quoted(plan.scenario)}",
+            f"scenario = {json.dumps(plan.scenario)}",
             f"seed = {plan.seed}",
         ]
         if plan.nodes is not None:
             lines.append(f"nodes = {plan.nodes}")
         if plan.minutes is not None:
             lines.append(f"minutes = {plan.minutes:g}")
-        lines += [f"rule = {_quoted(self.rule)}", f"what = {_quoted(self.what)}", ""]
+        lines += [f"rule = {json.dumps(self.rule)}", f"what = {json.dumps(self.what)}", ""]
         return "\n".join(lines)
 
 
@@ -91,8 +91,3 @@ def find_file(start: Path) -> Path | None:
         if (folder / FILE).is_file():
             return folder / FILE
     return None
-
-
-def _quoted(text: str) -> str:
-    """Return a TOML basic string; JSON escapes the same way."""
-    return json.dumps(text)

@@ -82,10 +82,6 @@ class RunOutcome:
 class ViolationError(Exception):
     """Ends a simulation in which a rule did not hold."""
 
-    def __init__(self, violation: Violation) -> None:
-        super().__init__(str(violation))
-        self.violation = violation
-
 
 def run_plan(
     plan: Plan,
@@ -103,7 +99,12 @@ def run_plan(
     trace, watch = Trace(), Watch(_end_simulation)
     meter = Meter(watch, attach_checkers(watch, PATIENCE))
     trace.listen(watch.see)
-    trace.listen(_reporter(watch, scenario.seconds, on_progress))
+
+    def report(event: Event) -> None:
+        if trace.events % PROGRESS_EVENTS == 0:
+            on_progress(event.at - watch.started_at, scenario.seconds)
+
+    trace.listen(report)
     began = clock()
     try:
         with many_nodes():
@@ -141,19 +142,7 @@ async def _live(
 
 
 def _end_simulation(violation: Violation) -> None:
-    raise ViolationError(violation)
-
-
-def _reporter(watch: Watch, seconds: float, on_progress: Progress) -> Callable[[Event], None]:
-    seen = 0
-
-    def report(event: Event) -> None:
-        nonlocal seen
-        seen += 1
-        if seen % PROGRESS_EVENTS == 0:
-            on_progress(event.at - watch.started_at, seconds)
-
-    return report
+    raise ViolationError(str(violation))
 
 
 def resized(nodes: Nodes, total: int) -> Nodes:

@@ -7,9 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from simulations.metrics.numbers import Meter
-from simulations.report.page import CAPTIONS
+from simulations.report.page import CAPTIONS, write_report
 from simulations.report.plots import PICTURES, draw_all
-from simulations.report.report import write_report
 from tests.simulations.trace_examples import small_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
