@@ -380,7 +380,6 @@ def test_after_a_partition_everybody_follows_the_later_term():
             inference=2,
             validator=4,
             trainer=2,
-            unseen=STORAGE_EVENTS,  # they take each of two versions for the one to keep
             epochs__record_epochs=6,
             epochs__refresh_epochs=2,
         )
@@ -472,7 +471,6 @@ def test_two_heirs_that_lead_at_once_end_on_one_chain():
             trainer=3,
             # The chain of the later term may give way: its commits have no outcome across the cut.
             tolerated=["one-chain"],
-            unseen=STORAGE_EVENTS,
             epochs__record_epochs=6,
             epochs__refresh_epochs=2,
         )

@@ -18,12 +18,12 @@ from simulations.cluster.world import World
 from simulations.runtime.trace import Trace
 from simulations.scenario.scenario import (
     ComputeClass,
-    DirectorySection,
+    DirectoryQuality,
     LineClass,
     NetworkSection,
     Nodes,
     Scenario,
-    WorkloadSection,
+    Workload,
 )
 from tests.worlds.messages import RECIPE
 from tests.worlds.network import eventually
@@ -67,10 +67,10 @@ def scenario(nodes: dict[str, int], changes: dict[str, Any]) -> Scenario:
             ),
         ),
         network=NetworkSection(regions={"here": 1.0}, same_region_ms=2.0, jitter=0.0),
-        directory=DirectorySection(
+        directory=DirectoryQuality(
             delay_seconds=0.0, lookup_seconds=0.01, missing=0.0, failing=0.0
         ),
-        workload=WorkloadSection(weights_bytes=200_000, tokens_mean=4, skill=0.5),
+        workload=Workload(weights_bytes=200_000, tokens_mean=4, skill=0.5),
         protocol=protocol,
     )
 
