@@ -128,21 +128,18 @@ class Storage:
 
     # What is known
 
-    def _on_certificate(self, event: Event, member: TracedNode, certificate: Opened) -> None:
-        del event, member
+    def _on_certificate(self, _event: Event, _member: TracedNode, certificate: Opened) -> None:
         self._settled[certificate.fields["commit"]] = certificate.fields["accepted"]
 
-    def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
-        del event, member
+    def _on_manifest(self, _event: Event, _member: TracedNode, manifest: Opened) -> None:
         self._learned.update(dict.fromkeys(manifest.fields["batch"]))
         if self._watch.swarm.honest(manifest.signer) and manifest.well_signed:
             version, term = manifest.fields["version"], manifest.fields["term"]
             self._versions.setdefault(version, {})[manifest.digest] = manifest
             self._first_of_term[term] = min(version, self._first_of_term.get(term, version))
 
-    def _forget(self, oldest: float) -> None:
-        del oldest  # the wire has forgotten already what is older
-        wire = self._watch.wire
+    def _forget(self, _oldest: float) -> None:
+        wire = self._watch.wire  # it has forgotten already what is older
         self._settled = {key: how for key, how in self._settled.items() if wire.message(key)}
         self._learned = {key: None for key in self._learned if wire.message(key)}
 

@@ -13,12 +13,12 @@ class TracedNode:
     number: int
     role: str
     peer: str
-    behaviour: str
+    behaviour: str = ""
     upload: float = 0.0
     """Bytes per second; 0 where the network does not limit it."""
     download: float = 0.0
     up_since: float | None = None
-    state_lost_at: float | None = None
+    state_lost_at: float = float("-inf")
     """When it last began anew without what it had stored."""
 
     @property
@@ -28,8 +28,7 @@ class TracedNode:
 
     def steady_since(self, at: float, now: float) -> bool:
         """Tell whether it ran without a break from ``at`` to ``now``."""
-        up_since = self.up_since
-        return up_since is not None and up_since <= at <= now
+        return self.up_since is not None and self.up_since <= at <= now
 
 
 class Swarm:
@@ -71,14 +70,9 @@ class Swarm:
         facts = event.facts
         member = self.members.get(event.node)
         if member is None:
-            member = TracedNode(
-                event.node,
-                len(self.members),
-                str(facts.get("role", "")),
-                str(facts.get("peer", "")),
-                str(facts.get("behaviour") or ""),
-            )
-            self.members[event.node] = self.by_peer[member.peer] = member
+            role, peer = str(facts.get("role", "")), str(facts.get("peer", ""))
+            member = TracedNode(event.node, len(self.members), role, peer)
+            self.members[event.node] = self.by_peer[peer] = member
         member.behaviour = str(facts.get("behaviour") or "")
         member.upload = float(facts.get("upload") or 0.0)
         member.download = float(facts.get("download") or 0.0)
