@@ -1,8 +1,7 @@
 """A peer that does its work and besides sends others all that they should not have to bear.
 
-It gossips junk, repeats what it has said, and asks for what others may be asked for, only much more
-often; now and then it begins to ask and does not go on. It never commits to a rollout that it has
-not made, so what its worker computes stays honest.
+It gossips junk, repeats what it has said, asks far too often, and begins to ask without going on.
+What its worker computes and commits to stays honest.
 """
 
 import asyncio

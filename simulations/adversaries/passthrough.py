@@ -139,9 +139,11 @@ class OtherEngines(Engines):
         self,
         honest: Engines,
         *,
-        environment: Callable[[Environment, RunManifest], Environment] | None = None,
-        generation: Callable[[GenerationEngine, RunManifest], GenerationEngine] | None = None,
-        verification: Callable[[VerificationEngine], VerificationEngine] | None = None,
+        environment: Callable[[Environment, RunManifest], Environment] = lambda one, _: one,
+        generation: Callable[[GenerationEngine, RunManifest], GenerationEngine] = lambda one, _: (
+            one
+        ),
+        verification: Callable[[VerificationEngine], VerificationEngine] = lambda one: one,
     ) -> None:
         self._honest = honest
         self._environment = environment
@@ -150,18 +152,15 @@ class OtherEngines(Engines):
 
     @override
     def environment(self, manifest: RunManifest) -> Environment:
-        honest = self._honest.environment(manifest)
-        return honest if self._environment is None else self._environment(honest, manifest)
+        return self._environment(self._honest.environment(manifest), manifest)
 
     @override
     def generation(self, manifest: RunManifest) -> GenerationEngine:
-        honest = self._honest.generation(manifest)
-        return honest if self._generation is None else self._generation(honest, manifest)
+        return self._generation(self._honest.generation(manifest), manifest)
 
     @override
     def verification(self, manifest: RunManifest) -> VerificationEngine:
-        honest = self._honest.verification(manifest)
-        return honest if self._verification is None else self._verification(honest)
+        return self._verification(self._honest.verification(manifest))
 
     @override
     def training(self, manifest: RunManifest) -> TrainingEngine:

@@ -1,8 +1,4 @@
-"""Dishonest workers, over the ports alone: testnets and simulations run the same ones.
-
-Each replaces one engine or the task of an inference node, does one thing wrong and is honest
-otherwise, so that each shows what one check is worth.
-"""
+"""Dishonest workers, over the ports alone: testnets and simulations run the same ones."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -14,8 +14,7 @@ CLOCK_SLACK_EPOCHS = 2
 """A commit this close to its expiry may be too old by another node's clock."""
 
 ROUNDS = 3
-"""Synchronisations within the time that a node has to converge. One that has just come back must
-learn of a commit with the first of them, before it expires."""
+"""Synchronisations in the time to converge; a node that is back learns of commits by the first."""
 
 
 @dataclass(slots=True)

@@ -1,10 +1,10 @@
 """What makes a certificate valid, computed again from the run's rules and from who was up.
 
-Nodes draw committees from their own views, which may differ for good reasons. What is checked here
-holds whatever a view was: the signers are genesis validators, each counted once, who say what the
-certificate says, and as many as the smallest committee that a node may draw has. While the network
-is whole, the signers must also be of the committee that is drawn from the validators that were up
-long enough for everybody to know them, give or take ``VIEW_SLACK`` ranks.
+Nodes draw committees from their own views, which may differ for good reasons. Whatever a view was,
+the signers are genesis validators, each counted once, who say what the certificate says, and as
+many as the smallest committee that a node may draw has. While the network is whole, they are also
+of the committee drawn from the validators that were up long enough for everybody to know them,
+give or take ``VIEW_SLACK`` ranks.
 """
 
 from simulations.checkers.watch import Watch

@@ -1,10 +1,9 @@
 """What a node stored stays until what it was stored for has ended, whoever names it meanwhile.
 
-Two rules. A blob goes only when everything that this node stored it for is released: else whoever
-makes a node drop one thing deletes another. And nothing is released that the run still needs, as
-far as that is certain from the messages that nodes have stored: the body of a commit without an
-outcome, or certified and young enough to be learned from; the weights of the newest versions; the
-optimiser state of the newest one.
+A blob goes only when everything that this node stored it for is released. And nothing is released
+that the run still needs, as far as that is certain from stored messages: the body of a commit
+without an outcome, or certified and young enough to be learned from; the weights of the newest
+versions; the optimiser state of the newest one.
 
 A node that restarts may have lost the last messages it heard, and with them the reason to keep
 something: what it stored before its present start is judged by the first rule alone.

@@ -1,7 +1,6 @@
 """A whole swarm in one process: it makes the machines of a scenario and runs real daemons on them.
 
-``World`` starts, crashes and restarts nodes, and turns what their ports do into a trace. Whatever
-plans trouble (churn, faults) is an actor: a coroutine over the world.
+Whatever plans trouble (churn, faults) is an actor: a coroutine over the world.
 """
 
 import asyncio
@@ -33,7 +32,7 @@ from simulations.ports.signing import Scheme, TracedSigner, traced
 from simulations.ports.storage import Session, SimBlobs, SimPolicyFiles, SimStore
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, VirtualLoop
-from simulations.runtime.trace import Emit, Trace, Value
+from simulations.runtime.trace import Emit, Trace
 from simulations.scenario.plans import ALL_ROLES, RoleName
 from simulations.scenario.scenario import Scenario
 
@@ -47,8 +46,7 @@ SHORT_NAMES = {
 
 REMEMBERED_PER_NODE = 4
 """Checked messages that all nodes share: a record and its successor, and as many commits and
-certificates. A thousand nodes start with as many records under way, and what is forgotten between
-two of them is checked, and kept, by each."""
+certificates. What is forgotten between two nodes is checked, and kept, by each."""
 
 Actor = Callable[["World"], Coroutine[Any, Any, None]]
 
@@ -58,10 +56,7 @@ class NodeFailedError(Exception):
 
 
 class World:
-    """One simulation; make it inside a ``VirtualLoop``.
-
-    ``behaviours`` are what dishonest nodes do, by name.
-    """
+    """One simulation, made in a ``VirtualLoop``; ``behaviours`` are those of dishonest nodes."""
 
     def __init__(
         self,
@@ -78,6 +73,8 @@ class World:
         self.trace = trace
         self.loop = loop
         self._recorder = Recorder(trace, self.halt, scenario)
+        self.emit = self._recorder.emit
+        """Records an event, as actors do of what they bring about."""
         self.rng = Rng(seed.to_bytes(8, "big")).child(scenario.name)
         self.machines: dict[str, Machine] = {}
         """By name, in the order they were added."""
@@ -91,7 +88,7 @@ class World:
         self.network = SimNetwork(
             loop, self.rng.child("paths"), conditions, scenario.network.round_trip_seconds
         )
-        self.network.pipe_makers["gossip"] = mesh_pipes(self._recorder.emit)
+        self.network.pipe_makers["gossip"] = mesh_pipes(self.emit)
         self._directory = SharedDirectory(SimClock(loop), scenario.directory)
         self._counts = dict.fromkeys(ALL_ROLES, 0)
         self._opened = Opened(max(OPENED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
@@ -108,10 +105,7 @@ class World:
     # Machines
 
     def add(self, role: RoleName, *, behaviour: str = "") -> str:
-        """Make a machine for another node and return its name; it is not started yet.
-
-        Trainers and validators that come after the run was founded are not of its genesis.
-        """
+        """Make a machine for another node, which is not started yet; return its name."""
         name = f"{SHORT_NAMES[role]}-{self._counts[role]}"
         self._counts[role] += 1
         rng = self.rng.child(f"machine/{name}")
@@ -187,10 +181,6 @@ class World:
         """Sleep until so many virtual seconds after the start; not at all when that is over."""
         await asyncio.sleep(max(0.0, seconds - self.loop.time()))
 
-    def emit(self, node: str, kind: str, **facts: Value) -> None:
-        """Record an event, as actors do of what they bring about."""
-        self._recorder.emit(node, kind, **facts)
-
     # Sessions
 
     def start(self, name: str) -> None:
@@ -220,7 +210,7 @@ class World:
         machine = self.machines[name]
         if not machine.running or machine.task is None:
             return
-        self._recorder.emit(name, "node-down", how="lost" if lose_state else "crash")
+        self.emit(name, "node-down", how="lost" if lose_state else "crash")
         self._end_session(machine)
         machine.task.cancel()
         if lose_state:
@@ -235,7 +225,7 @@ class World:
         machine.daemon.stop()
         await asyncio.wait([machine.task])
         if session.alive:
-            self._recorder.emit(name, "node-down", how="leave")
+            self.emit(name, "node-down", how="leave")
             self._end_session(machine)
 
     def _end_session(self, machine: Machine) -> None:
@@ -320,7 +310,7 @@ class World:
     def begin(self) -> None:
         """Record which run this is; nothing may have happened before."""
         self.loop.set_exception_handler(self._loop_failed)
-        self._recorder.emit(
+        self.emit(
             "world",
             "run",
             name=self.scenario.name,

@@ -1,8 +1,4 @@
-"""What a simulation showed, as numbers: computed from the trace alone.
-
-Every number is defined in ``docs/simulation.md``. ``Meter`` listens through the same ``Watch`` as
-the checkers, so each event is decoded once; nothing here asks a node.
-"""
+"""What a simulation showed, as numbers of the trace alone; ``docs/simulation.md`` defines them."""
 
 import math
 from dataclasses import asdict, dataclass

@@ -63,9 +63,8 @@ class _Message:
 class Spread:
     """Follows every gossiped message until it is old; nodes are bits of an integer.
 
-    What most nodes have heard of already is not passed on, a second certificate of one commit for
-    example, or a commit that a worker announces again. So a message counts only when at least half
-    of the nodes got it; then those that did not are infinitely late.
+    What most nodes know already is not passed on, as a second certificate of one commit. So a
+    message counts only when at least half of the nodes got it; the others are infinitely late.
     """
 
     def __init__(self, watch: Watch) -> None:

@@ -1,9 +1,9 @@
 """What passes between gossip routers about their meshes, read off the wire.
 
 A GRAFT or PRUNE is an event when it is written, and a PRUNE also when it arrives: so a checker
-knows what a router had been told when it grafted. Read from the protobuf schema of the pubsub
-specification and not with the router's own codec: RPC {3 control}, control {3 graft, 4 prune},
-graft {1 topic}, prune {1 topic, 3 back-off seconds}.
+knows what a router had been told when it grafted. Read without the router's own codec, from the
+pubsub schema: RPC {3 control}, control {3 graft, 4 prune}, graft {1 topic}, prune {1 topic, 3
+back-off seconds}.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,8 +20,7 @@ _CONTROL, _GRAFT, _PRUNE, _TOPIC, _BACKOFF = 3, 3, 4, 1, 3
 _VARINT, _LENGTH = 0, 2
 
 _READ_KEPT = 4096
-"""Writes whose control is remembered: the same bytes go to several peers, and each is looked at
-when it leaves and when it comes."""
+"""Writes whose control is remembered: the same bytes go to several peers, and leave and come."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,9 @@
 """The simulated network: which machines there are, how far apart, and what is broken between them.
 
-Faults do what they do to TCP. While the way between two machines is cut nothing is lost: bytes wait
-and come when it is open again; after ``connections.KEEPALIVE_SECONDS`` both ends give the
-connection up. Loss of packets shows as the delay of a retransmission on small writes and as a lower
-pace on bulk; jitter never reorders within a stream. A daemon that dies resets its connections at
-once, as the kernel does for a killed process.
+Faults do what they do to TCP. While the way between two machines is cut, bytes wait and come when
+it is open again; after ``connections.KEEPALIVE_SECONDS`` both ends give the connection up. Loss is
+the delay of a retransmission on small writes and a lower pace on bulk; jitter never reorders within
+a stream. A daemon that dies resets its connections at once, as the kernel does.
 """
 
 import asyncio

@@ -1,7 +1,6 @@
-"""The ``Transport`` port of one session of a daemon on a ``SimNetwork``.
+"""The ``Transport`` port of one session of a daemon; when that ends, it reaches nobody any more.
 
-Addresses are ``/sim/<name>/p2p/<peer id>``. When the session ends its transport is dead for
-ever: what still runs of it reaches nobody.
+Addresses are ``/sim/<name>/p2p/<peer id>``.
 """
 
 import asyncio

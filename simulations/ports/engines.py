@@ -1,9 +1,9 @@
 """Modelled compute: what engines would give, and how long they would take, without any model.
 
-A policy is a file of declared length whose seed says how skilled it is and what it descends from;
-what it samples for a prompt and a noise seed is a hash, so a validator that has the same policy
-knows the truth, and a proof is the digest of the policy that was really used. Training makes a new
-seed, more skilled the more its groups disagreed. Durations follow token counts and the machine.
+A policy is a file of declared length whose seed says how skilled it is and what it descends from.
+What it samples is a hash of prompt and noise seed, so who has the policy knows the truth; a proof
+is the digest of the policy that was really used. Training makes a new seed, more skilled the more
+its groups disagreed.
 """
 
 import asyncio
@@ -19,6 +19,7 @@ from protocol.manifest import RunManifest
 from protocol.rng import Rng
 from protocol.toploc.proof import ChunkResult
 from protocol.types import DIGEST_BYTES, Digest, Version
+from roles.environments.base import END
 from roles.ports.engines import (
     Engines,
     Environment,
@@ -37,7 +38,6 @@ from simulations.runtime.content import Extent
 from simulations.runtime.trace import Emit
 from simulations.scenario.scenario import Compute, Workload
 
-END = 1
 _FIRST = 2
 """Tokens 0 and 1 are padding and end."""
 
@@ -100,11 +100,7 @@ def sample(seed: bytes, prompt: Sequence[int], noise_seed: int, length_max: int)
 
 
 def rollout_mark(sequences: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
-    """Return what names a rollout in the trace: a hash of its (prompt, tokens) pairs in order.
-
-    Engines see no commits; the same mark on what was generated and on what was trained on tells
-    which rollout it was.
-    """
+    """Return what names a rollout in the trace: a hash of its (prompt, tokens) pairs in order."""
     hasher = blake3()
     for prompt, tokens in sequences:
         hasher.update(bytes(prompt) + b"/" + bytes(tokens) + b"/")

@@ -1,9 +1,8 @@
 """Signatures for simulations: as cheap as one hash, and a look at who gossips what when.
 
 The keyed scheme stands in for Ed25519: whoever lacks the simulation's secret cannot sign, and no
-simulated code has it but the signers of their own keys. Every gossiped message is signed once by
-its author and verified once by each node that sees it for the first time, before anything else is
-done with it; that is where ``traced`` looks.
+simulated code has it but the signers of their own keys. A gossiped message is signed once and
+verified once by each node that sees it for the first time; that is where ``traced`` looks.
 """
 
 from collections.abc import Callable
@@ -11,12 +10,10 @@ from collections.abc import Callable
 from blake3 import blake3
 from typing_extensions import override
 
-from protocol.crypto import Identity, Signer, Verifier, peer_id_from_public_key
+from protocol.crypto import SIGNATURE_BYTES, Identity, Signer, Verifier, peer_id_from_public_key
 from protocol.crypto import verify as verify_ed25519
 from protocol.gossip.message import SIGN_PREFIX
 from protocol.types import PeerId
-
-SIGNATURE_BYTES = 64
 
 Sighting = Callable[[str, bytes, bool], None]
 """``(topic, signature, ours)``: we published or first saw a gossiped message."""

@@ -1,8 +1,7 @@
 """A machine's disk, and the ports of storage of one session of a daemon on it.
 
-The disk outlives the daemon. A write takes ``COMMIT_SECONDS``; a daemon that dies meanwhile has
-written nothing of it. The ports of a dead daemon change nothing any more, whatever still runs of
-it.
+A write takes ``COMMIT_SECONDS``; a daemon that dies meanwhile has written nothing of it, and its
+ports change nothing any more.
 """
 
 import asyncio
@@ -144,7 +143,7 @@ class Arrival(PartialBlob):
 
     @override
     async def write_chunk(self, index: int, data: bytes) -> bool:
-        if not self.fits(index, data):
+        if digest_of(data) != self.chunks[index]:
             return False
         if self.abandoned:
             raise LookupError("the arrival was abandoned")
@@ -154,10 +153,6 @@ class Arrival(PartialBlob):
             if None not in self._here:
                 self._finish()
         return True
-
-    def fits(self, index: int, data: bytes) -> bool:
-        """Tell whether ``data`` is chunk ``index``."""
-        return digest_of(data) == self.chunks[index]
 
     def _finish(self) -> None:
         whole = joined([chunk for chunk in self._here if chunk is not None])

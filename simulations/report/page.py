@@ -1,7 +1,4 @@
-"""The report of a run: ``result.json``, ``series.json``, pictures, and one HTML page.
-
-The page is one file with its pictures inline, without scripts, readable without colours.
-"""
+"""The report of a run: numbers and series as JSON, pictures, and one HTML page without scripts."""
 
 import base64
 import json

@@ -1,7 +1,7 @@
 """The parts of a scenario that say what goes wrong: churn, faults and adversaries, as data.
 
-``churn`` and ``faults`` carry them out. Times are minutes of the simulation where a name says
-``minute`` and seconds else; shares are of the nodes that a ``Selection`` leaves.
+Times are minutes where a name says ``minute`` and seconds else; shares are of the nodes that a
+``Selection`` leaves.
 """
 
 from pathlib import Path

@@ -1,7 +1,6 @@
 """Seeds that once showed a defect: they run with the tests for ever after.
 
-``simulations/regressions.toml`` is a list of plans with what they broke. A failing run adds itself
-to the file of the checkout that it was started in.
+A failing run adds itself to ``simulations/regressions.toml`` of the checkout it was started in.
 """
 
 import json
@@ -68,10 +67,9 @@ def load_regressions(path: Path) -> list[Regression]:
 
 
 def add_regression(regression: Regression, start: Path) -> Path | None:
-    """Add an entry to the file of the checkout around ``start``; return the file.
+    """Add an entry, unless its plan is there, to the file of the checkout around ``start``.
 
-    None when there is no checkout or it cannot be written. A plan that is there already stays as it
-    is.
+    Return the file; None when there is no checkout or it cannot be written.
     """
     path = find_file(start)
     if path is None:
