@@ -11,12 +11,11 @@ from dataclasses import dataclass
 
 from simulations.checkers.backoff import Backoff
 from simulations.checkers.certificates import Certificates
-from simulations.checkers.convergence import Convergence
+from simulations.checkers.convergence import Convergence, Progress
 from simulations.checkers.durability import Durability
 from simulations.checkers.excluded import Excluded
 from simulations.checkers.history import Violation
 from simulations.checkers.limits import Limits
-from simulations.checkers.progress import Progress
 from simulations.checkers.quorum import Quorum
 from simulations.checkers.slots import Slots
 from simulations.checkers.storage import Storage

@@ -1,6 +1,7 @@
 """What a simulation showed, as numbers of the trace alone; ``docs/simulation.md`` defines them."""
 
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -82,7 +83,7 @@ class Meter:
         self.series = Series(watch, certificates)
         self._commits: dict[bytes, tuple[int, bool]] = {}
         """Commit digest to its epoch, and whether its author is honest."""
-        self._draws: dict[bytes, dict[object, int]] = {}
+        self._draws: dict[bytes, Counter[object]] = {}
         self._weights_bytes = 0
         self._weights_sampled: dict[str, int] = {}
         """Node to what it had received in this session at its last sample."""
@@ -116,9 +117,7 @@ class Meter:
     def _on_committee(self, event: Event) -> None:
         commit = event.facts["commit"]
         if isinstance(commit, bytes):
-            draws = self._draws.setdefault(commit, {})
-            members = event.facts["members"]
-            draws[members] = draws.get(members, 0) + 1
+            self._draws.setdefault(commit, Counter())[event.facts["members"]] += 1
 
     def _on_up(self, event: Event) -> None:
         self._weights_sampled[event.node] = 0
@@ -193,8 +192,8 @@ class Meter:
         return RolloutNumbers(len(self._commits), certified, rejected, expired, lost)
 
     def _committee_agreement(self) -> float | None:
-        compared = [draws for draws in self._draws.values() if sum(draws.values()) > 1]
-        pairs = sum(sum(draws.values()) for draws in compared)
+        compared = [draws for draws in self._draws.values() if draws.total() > 1]
+        pairs = sum(draws.total() for draws in compared)
         agreeing = sum(max(draws.values()) for draws in compared)
         return round(agreeing / pairs, 6) if pairs else None
 

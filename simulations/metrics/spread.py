@@ -21,14 +21,12 @@ class Histogram:
 
     def __init__(self) -> None:
         self._buckets: dict[int, int] = {}
-        self._infinite = 0
         self.count = 0
 
     def add(self, value: float, times: int = 1) -> None:
         """Count a value; infinity is one."""
         self.count += times
         if math.isinf(value):
-            self._infinite += times
             return
         ratio = max(value, self.SMALLEST) / self.SMALLEST
         bucket = math.ceil(math.log(ratio) / math.log(self.GROWTH))

@@ -58,11 +58,8 @@ class Disk:
 
     def wipe(self) -> None:
         """Lose everything."""
-        self.tables.clear()
-        self.blobs.clear()
-        self.arrivals.clear()
-        self.owners.clear()
-        self.files.clear()
+        for kept in (self.tables, self.blobs, self.arrivals, self.owners, self.files):
+            kept.clear()
         self.used_bytes = 0
 
 

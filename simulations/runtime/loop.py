@@ -83,8 +83,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers_cancelled = 0
         self._ticks: list[int] = []
         self._at_tick: dict[int, list[tuple[Callable[[Any], None], Any]]] = {}
-        self.steps = 0
-        """Callbacks run so far."""
 
     def time(self) -> float:
         """Return virtual seconds since the start."""
@@ -172,7 +170,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             callback = handle.callback
             if callback is None:
                 continue
-            self.steps += 1
             try:
                 if handle.context is None:
                     callback(*handle.args)
@@ -209,9 +206,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Move the clock to the earliest tick and make the calls of it."""
         tick = heapq.heappop(self._ticks)
         self._now = max(self._now, tick / TICKS_PER_SECOND)
-        calls = self._at_tick.pop(tick)
-        self.steps += len(calls)
-        for callback, argument in calls:
+        for callback, argument in self._at_tick.pop(tick):
             try:
                 callback(argument)
             except Exception as error:  # noqa: BLE001 - as in ``_run_once``

@@ -13,9 +13,6 @@ from simulations.study.study import Plan
 FILE = Path("simulations") / "regressions.toml"
 """Within a checkout."""
 
-NODE_MINUTES_MAX = 250.0
-"""What ``make test`` repeats at most: 20 nodes for 10 minutes, some seconds of computing."""
-
 
 @dataclass(frozen=True, slots=True)
 class Regression:
@@ -24,12 +21,6 @@ class Regression:
     plan: Plan
     rule: str
     what: str
-
-    @property
-    def node_minutes(self) -> float:
-        """How much there is to simulate; raises ``ScenarioError``."""
-        scenario = self.plan.load()
-        return scenario.nodes.total * scenario.minutes
 
     def to_toml(self) -> str:
         """Return the entry as it stands in the file; JSON writes a TOML basic string."""
