@@ -1,7 +1,6 @@
 """A transport that says more by gossip than its daemon does: the base of what acts by itself."""
 
 import asyncio
-from collections.abc import Iterable
 from contextlib import suppress
 
 from typing_extensions import override
@@ -58,16 +57,14 @@ class GossipingTransport(PassingTransport):
             if replica is not None and self.parts.session.alive:
                 await self.act(replica)
 
-    async def publish(
-        self, replica: Replica, topic: Topic, message: Message, to: Iterable[PeerId] | None = None
-    ) -> Digest:
-        """Sign a message, gossip it to some peers or to all, and return its digest."""
+    async def publish(self, replica: Replica, topic: Topic, message: Message) -> Digest:
+        """Sign a message, gossip it to all peers, and return its digest."""
         signed = seal(message, replica.run_id, self.parts.signer)
         self._seqno += 1
         name = topic_name(topic, replica.run_id)
         gossiped = sign_message(self.parts.signer, name, signed.envelope, self._seqno)
         frames = frame(encode_rpc(Rpc(publish=(encode_message(gossiped),))))
-        for peer in list(self._streams) if to is None else to:
+        for peer in self._streams:
             self.tasks.spawn(self.write(peer, frames))
         return signed.digest
 

@@ -100,7 +100,6 @@ class Versions:
             self._report(event, version, f"version {version} learned from a rollout a second time")
 
     def _check_order(self, event: Event, member: TracedNode, manifest: Opened) -> None:
-        """Check that a node replaces a version only by one of a later term."""
         version, term = manifest.fields["version"], manifest.fields["term"]
         at, known_term, known = self._taken.get((member.number, version), (0.0, -1, b""))
         forgotten = member.state_lost_at >= at

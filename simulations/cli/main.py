@@ -85,7 +85,7 @@ def sweep(
 ) -> None:
     """Run a scenario with one seed after another."""
     from simulations.cli.comparison import summarise  # noqa: PLC0415 - when it is called
-    from simulations.cli.console import show_sweep, sweep_table  # noqa: PLC0415 - as above
+    from simulations.cli.console import show_sweep, stdout, sweep_table  # noqa: PLC0415 - as above
     from simulations.study.study import Plan  # noqa: PLC0415 - as above
 
     plans = [Plan(scenario, seed, nodes, minutes) for seed in range(first_seed, first_seed + seeds)]
@@ -95,8 +95,6 @@ def sweep(
     if as_json:
         _print_json({"scenario": scenario, "summary": summarise(results), "runs": results})
     elif results:
-        from simulations.cli.console import stdout  # noqa: PLC0415 - as above
-
         stdout().print(sweep_table(swept.outcomes))
     _end(*swept.outcomes)
     if len(results) < seeds:

@@ -104,7 +104,7 @@ class World:
 
     # Machines
 
-    def add(self, role: RoleName, *, behaviour: str = "") -> str:
+    def add(self, role: RoleName) -> str:
         """Make a machine for another node, which is not started yet; return its name."""
         name = f"{SHORT_NAMES[role]}-{self._counts[role]}"
         self._counts[role] += 1
@@ -130,7 +130,6 @@ class World:
             signer,
             self._placement.compute(role),
             tuple(address_of(machine.host) for machine in known),
-            behaviour,
         )
         return name
 

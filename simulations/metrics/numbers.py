@@ -198,8 +198,8 @@ class Meter:
         return round(agreeing / pairs, 6) if pairs else None
 
     def _weights(self) -> WeightsNumbers:
-        ratios = sorted(spread.ratio for spread in self._makespans.finished())
         self.series.makespans = self._makespans.finished()
+        ratios = sorted(spread.ratio for spread in self.series.makespans)
         self.series.delays = self._spread.delays
         return WeightsNumbers(
             versions=len(ratios),

@@ -134,7 +134,6 @@ class Connection:
         self.reset_streams()
 
     def _forget(self, pipe: Pipe) -> None:
-        """Drop a stream that is over."""
         self.streams.pop(pipe, None)
         self.streams.pop(pipe.opposite, None)
 

@@ -239,7 +239,6 @@ class SimNetwork:
 
 
 def _trim(host: Host) -> None:
-    """Drop the oldest connections of a machine that has too many."""
     if len(host.connections) > CONNECTIONS_HIGH:
         for connection in list(host.connections.values())[
             : len(host.connections) - CONNECTIONS_LOW

@@ -4,7 +4,7 @@ import gc
 import logging
 import resource
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -18,7 +18,6 @@ from simulations.cluster.faults import fault_actor
 from simulations.cluster.world import Actor, NodeFailedError, World
 from simulations.metrics.numbers import Meter, Result
 from simulations.metrics.series import Series
-from simulations.ports.parts import Behaviour
 from simulations.runtime.loop import run_virtual
 from simulations.runtime.trace import Event, Trace
 from simulations.scenario.scenario import Nodes, Scenario, load_scenario
@@ -88,7 +87,6 @@ def run_plan(
     *,
     clock: Callable[[], float],
     on_progress: Progress = lambda _now, _end: None,
-    behaviours: Mapping[str, Behaviour] = BEHAVIOURS,
     actors: Sequence[Actor] = (),
 ) -> RunOutcome:
     """Run a plan to its end or first violation, timed by ``clock``; raises ``ScenarioError``."""
@@ -105,7 +103,7 @@ def run_plan(
     began = clock()
     try:
         with _many_nodes():
-            run_virtual(_live(scenario, plan.seed, trace, behaviours, actors))
+            run_virtual(_live(scenario, plan.seed, trace, actors))
         watch.finish(watch.started_at + scenario.seconds)
     except ViolationError:
         pass  # the watch knows it
@@ -138,19 +136,13 @@ def _many_nodes() -> Iterator[None]:
         structlog.configure(**logging_before)
 
 
-async def _live(
-    scenario: Scenario,
-    seed: int,
-    trace: Trace,
-    behaviours: Mapping[str, Behaviour],
-    actors: Sequence[Actor],
-) -> None:
+async def _live(scenario: Scenario, seed: int, trace: Trace, actors: Sequence[Actor]) -> None:
     plans = (
         announce_calm,
         *(churn_actor(plan, number) for number, plan in enumerate(scenario.churn)),
         *(fault_actor(plan, number) for number, plan in enumerate(scenario.faults)),
     )
-    await World(scenario, seed, trace, behaviours=behaviours).run((*plans, *actors))
+    await World(scenario, seed, trace, behaviours=BEHAVIOURS).run((*plans, *actors))
 
 
 def _end_simulation(violation: Violation) -> None:

@@ -300,9 +300,9 @@ def published(monkeypatch):
     said = Counter()
     honest_publish = GossipingTransport.publish
 
-    async def publish(self, replica, topic, message, to=None):
+    async def publish(self, replica, topic, message):
         said[type(self).__name__, type(message).__name__] += 1
-        return await honest_publish(self, replica, topic, message, to)
+        return await honest_publish(self, replica, topic, message)
 
     monkeypatch.setattr(GossipingTransport, "publish", publish)
     return said
