@@ -140,7 +140,7 @@ class Arrival(PartialBlob):
 
     @override
     async def write_chunk(self, index: int, data: bytes) -> bool:
-        if digest_of(data) != self.chunks[index]:
+        if not self.fits(index, data):
             return False
         if self.abandoned:
             raise LookupError("the arrival was abandoned")
@@ -150,6 +150,10 @@ class Arrival(PartialBlob):
             if None not in self._here:
                 self._finish()
         return True
+
+    def fits(self, index: int, data: bytes) -> bool:
+        """Tell whether ``data`` is chunk ``index``."""
+        return digest_of(data) == self.chunks[index]
 
     def _finish(self) -> None:
         whole = joined([chunk for chunk in self._here if chunk is not None])

@@ -1,7 +1,6 @@
 """Whole swarms in virtual time while disks fill, machines die at any write, and peers lie."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -343,7 +342,7 @@ def test_one_slow_validator_does_not_set_the_pace():
     async def scenario():
         world = Swarm(validator=3, committee__escalated_size=3)
         slow = world.machines["validator-0"]
-        slow.compute = replace(slow.compute, check_tokens_per_second=2.0)
+        slow.compute = slow.compute.model_copy(update={"check_tokens_per_second": 2.0})
         world.start_all()
         await world.reach(8, seconds=120)
         await world.finish()
