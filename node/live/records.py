@@ -21,6 +21,7 @@ from hivemind.utils.timed_storage import ValueWithExpiration
 
 from protocol import codec
 from protocol.crypto import SIGNATURE_BYTES, Signer, digest, signing_bytes, verify
+from protocol.faults import Fault, FaultCode
 from protocol.remembered import Remembered
 from protocol.types import PeerId, RunId
 
@@ -96,11 +97,11 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
     def _verify(self, owner: PeerId, message: bytes, signature: bytes) -> bool:
         """Check a signature once: replicas send the same records again with each lookup."""
         seen = digest(signature + message)  # the message contains the owner
-        if self._verified.get(seen) is None:
-            if not verify(owner, message, signature):
-                return False
-            self._verified.keep(seen, value=True)
-        return True
+        bad = Fault(FaultCode.BAD_SIGNATURE)
+        found = self._verified.recall(
+            seen, lambda: True if verify(owner, message, signature) else bad
+        )
+        return found is True
 
     def _signed_bytes(self, record: DHTRecord, value: bytes) -> bytes:
         fields = [record.key, record.subkey, value, float(record.expiration_time)]

@@ -1,8 +1,7 @@
 """Dishonest nodes of simulations: the real daemon with one port replaced, role code untouched.
 
-Each does one thing wrong and is honest otherwise, so that each shows what one check is worth. The
-first line of a behaviour's docstring says what; ``simulations.scenario.plans`` says for which roles
-it is.
+Each does one thing wrong and is honest otherwise, so that each shows what one check is worth.
+``simulations.scenario.plans`` says for which roles each is.
 """
 
 from simulations.adversaries import flooding, modelled, relays, strangers, trainers, validators

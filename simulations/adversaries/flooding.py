@@ -1,14 +1,13 @@
 """A peer that does its work and besides sends others all that they should not have to bear.
 
-It gossips junk, repeats what it has said, and asks for what others may be asked for, only much more
-often; now and then it begins to ask and does not go on. It never commits to a rollout that it has
-not made, so what its worker computes stays honest.
+It gossips junk, repeats what it has said, asks far too often, and begins to ask without going on.
+What its worker computes and commits to stays honest.
 """
 
 import asyncio
 from collections import deque
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from typing_extensions import override
 
@@ -101,5 +100,4 @@ class FloodingTransport(GossipingTransport):
 
 def flood(parts: Parts, rng: Rng) -> Parts:
     """Send others far too much."""
-    transport = FloodingTransport(parts, rng.child("flood"))
-    return replace(parts, ports=replace(parts.ports, transport=transport))
+    return parts.with_ports(transport=FloodingTransport(parts, rng.child("flood")))

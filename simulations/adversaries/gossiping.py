@@ -2,14 +2,13 @@
 
 import asyncio
 from abc import abstractmethod
-from collections.abc import Iterable
 from contextlib import suppress
 
 from typing_extensions import override
 
 from node.gossip.links import Tasks
 from node.streams.deadline import within
-from node.streams.protocols import GOSSIP
+from node.streams.protocols import GOSSIP, topic_name
 from protocol.gossip.frames import frame
 from protocol.gossip.message import encode_message, sign_message
 from protocol.gossip.rpc import Rpc, encode_rpc
@@ -30,8 +29,7 @@ class GossipingTransport(PassingTransport):
     """Between two calls."""
 
     def __init__(self, parts: Parts) -> None:
-        super().__init__(parts.ports.transport)
-        self.parts = parts
+        super().__init__(parts)
         self.tasks = Tasks()
         self._streams: dict[PeerId, Stream] = {}
         self._seqno = 0
@@ -54,22 +52,20 @@ class GossipingTransport(PassingTransport):
         return stream
 
     async def _run(self) -> None:
-        while self.parts.life.alive:
+        while self.parts.session.alive:
             await asyncio.sleep(self.pause_seconds)
             replica = self.parts.replica()
-            if replica is not None and self.parts.life.alive:
+            if replica is not None and self.parts.session.alive:
                 await self.act(replica)
 
-    async def publish(
-        self, replica: Replica, topic: Topic, message: Message, to: Iterable[PeerId] | None = None
-    ) -> Digest:
-        """Sign a message, gossip it to some peers or to all, and return its digest."""
+    async def publish(self, replica: Replica, topic: Topic, message: Message) -> Digest:
+        """Sign a message, gossip it to all peers, and return its digest."""
         signed = seal(message, replica.run_id, self.parts.signer)
         self._seqno += 1
-        name = f"prime-node/1/{replica.run_id.hex()}/{topic}"
+        name = topic_name(topic, replica.run_id)
         gossiped = sign_message(self.parts.signer, name, signed.envelope, self._seqno)
         frames = frame(encode_rpc(Rpc(publish=(encode_message(gossiped),))))
-        for peer in list(self._streams) if to is None else to:
+        for peer in self._streams:
             self.tasks.spawn(self.write(peer, frames))
         return signed.digest
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from node.streams.protocols import topic_name
 from protocol.crypto import SIGNATURE_BYTES, Signer
 from protocol.gossip.frames import frame
 from protocol.gossip.message import MESSAGE_ID_BYTES, Message, encode_message, sign_message
@@ -105,21 +106,19 @@ class Junk:
     def _control(self) -> bytes:
         """Return promises of messages that do not exist, requests for others, and mesh noise."""
         ids = tuple(self._rng.bytes(MESSAGE_ID_BYTES) for _ in range(IDS))
-        topics = [self._topic(topic) for topic in Topic]
+        topics = [topic_name(topic, self._replica.run_id) for topic in Topic]
         rpc = Rpc(
             ihave=(IHave(topics[0], ids),),
             iwant=ids,
             graft=tuple(topics),
-            prune=tuple(Prune(topic, 1) for topic in topics[:1]),
+            prune=(Prune(topics[0], 1),),
         )
         return frame(encode_rpc(rpc))
 
-    def _topic(self, topic: Topic) -> str:
-        return f"prime-node/1/{self._replica.run_id.hex()}/{topic}"
-
     def _signed(self, topic: Topic, data: bytes) -> Message:
         self._seqno += 1
-        return sign_message(self._signer, self._topic(topic), data, self._seqno)
+        name = topic_name(topic, self._replica.run_id)
+        return sign_message(self._signer, name, data, self._seqno)
 
 
 def _published(message: Message) -> bytes:

@@ -66,5 +66,4 @@ class WithheldBodies(SimBlobs):
 
 def withheld_body(parts: Parts, _rng: Rng) -> Parts:
     """Commit to rollouts and show them to nobody."""
-    blobs = WithheldBodies(parts.disk, parts.life)
-    return replace(parts, ports=replace(parts.ports, blobs=blobs))
+    return parts.with_ports(blobs=WithheldBodies(parts.disk, parts.session))

@@ -17,13 +17,15 @@ from roles.ports.engines import (
     VerificationEngine,
 )
 from roles.ports.transport import Stream, StreamHandler, Transport
+from simulations.ports.parts import Parts
 
 
-class PassingStream(Stream):
-    """The ``Stream`` port."""
+class RewritingStream(Stream):
+    """A stream that writes what ``rewrite`` makes of each write."""
 
-    def __init__(self, honest: Stream) -> None:
+    def __init__(self, honest: Stream, rewrite: Callable[[bytes], bytes]) -> None:
         self._honest = honest
+        self._rewrite = rewrite
 
     @property
     @override
@@ -40,38 +42,23 @@ class PassingStream(Stream):
 
     @override
     async def write(self, data: bytes) -> None:
-        await self._honest.write(data)
+        await self._honest.write(self._rewrite(data))
 
     @override
     def offer(self, data: bytes) -> bool:
-        return self._honest.offer(data)
+        return self._honest.offer(self._rewrite(data))
 
     @override
     async def close(self) -> None:
         await self._honest.close()
 
 
-class RewritingStream(PassingStream):
-    """A stream that writes what ``rewrite`` makes of each write."""
-
-    def __init__(self, honest: Stream, rewrite: Callable[[bytes], bytes]) -> None:
-        super().__init__(honest)
-        self._rewrite = rewrite
-
-    @override
-    async def write(self, data: bytes) -> None:
-        await super().write(self._rewrite(data))
-
-    @override
-    def offer(self, data: bytes) -> bool:
-        return super().offer(self._rewrite(data))
-
-
 class PassingTransport(Transport):
     """The ``Transport`` port."""
 
-    def __init__(self, honest: Transport) -> None:
-        self._honest = honest
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self._honest = parts.ports.transport
 
     @property
     @override
@@ -152,9 +139,11 @@ class OtherEngines(Engines):
         self,
         honest: Engines,
         *,
-        environment: Callable[[Environment, RunManifest], Environment] | None = None,
-        generation: Callable[[GenerationEngine, RunManifest], GenerationEngine] | None = None,
-        verification: Callable[[VerificationEngine], VerificationEngine] | None = None,
+        environment: Callable[[Environment, RunManifest], Environment] = lambda one, _: one,
+        generation: Callable[[GenerationEngine, RunManifest], GenerationEngine] = lambda one, _: (
+            one
+        ),
+        verification: Callable[[VerificationEngine], VerificationEngine] = lambda one: one,
     ) -> None:
         self._honest = honest
         self._environment = environment
@@ -163,18 +152,15 @@ class OtherEngines(Engines):
 
     @override
     def environment(self, manifest: RunManifest) -> Environment:
-        honest = self._honest.environment(manifest)
-        return honest if self._environment is None else self._environment(honest, manifest)
+        return self._environment(self._honest.environment(manifest), manifest)
 
     @override
     def generation(self, manifest: RunManifest) -> GenerationEngine:
-        honest = self._honest.generation(manifest)
-        return honest if self._generation is None else self._generation(honest, manifest)
+        return self._generation(self._honest.generation(manifest), manifest)
 
     @override
     def verification(self, manifest: RunManifest) -> VerificationEngine:
-        honest = self._honest.verification(manifest)
-        return honest if self._verification is None else self._verification(honest)
+        return self._verification(self._honest.verification(manifest))
 
     @override
     def training(self, manifest: RunManifest) -> TrainingEngine:

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
-from dataclasses import replace
 
 from typing_extensions import override
 
@@ -54,8 +53,7 @@ class StallingTransport(PassingTransport):
     """Takes requests, and answers with nothing or with a byte now and then."""
 
     def __init__(self, parts: Parts, rng: Rng) -> None:
-        super().__init__(parts.ports.transport)
-        self._disk = parts.disk
+        super().__init__(parts)
         self._rng = rng
 
     @override
@@ -67,16 +65,17 @@ class StallingTransport(PassingTransport):
     async def _trickle(self, stream: Stream) -> None:
         """Promise the range that was asked for, and take for ever to send it."""
         request = await read_request(stream)
-        size = None
-        if not isinstance(request, Fault) and self._rng.uniform() >= HALF_SHARE:
-            size = self._disk.blobs.get(request.digest)
-        if isinstance(request, Fault) or size is None:
+        if (
+            isinstance(request, Fault)
+            or self._rng.uniform() < HALF_SHARE
+            or (content := self.parts.disk.blobs.get(request.digest)) is None
+        ):
             await _hold(stream)
             return
-        await reply(stream, Status.OK, len(size))
+        await reply(stream, Status.OK, len(content))
         while True:
             await asyncio.sleep(TRICKLE_SECONDS)
-            await stream.write(size[request.offset : request.offset + 1])
+            await stream.write(content[request.offset : request.offset + 1])
 
 
 async def _hold(stream: Stream) -> None:
@@ -87,11 +86,9 @@ async def _hold(stream: Stream) -> None:
 
 def bad_bytes(parts: Parts, _rng: Rng) -> Parts:
     """Serve wrong bytes."""
-    blobs = WrongBytes(parts.disk, parts.life)
-    return replace(parts, ports=replace(parts.ports, blobs=blobs))
+    return parts.with_ports(blobs=WrongBytes(parts.disk, parts.session))
 
 
 def stall(parts: Parts, rng: Rng) -> Parts:
     """Serve next to nothing."""
-    transport = StallingTransport(parts, rng.child("stall"))
-    return replace(parts, ports=replace(parts.ports, transport=transport))
+    return parts.with_ports(transport=StallingTransport(parts, rng.child("stall")))

@@ -1,11 +1,9 @@
 """A key without any standing that commits to rollouts whose bodies are other nodes' weights."""
 
-from dataclasses import replace
-
 from typing_extensions import override
 
 from protocol.faults import Fault
-from protocol.messages import RolloutCommit
+from protocol.messages import CheckpointManifest, RolloutCommit, Signed
 from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.shardcast import index as shard_index
@@ -33,26 +31,25 @@ class NamingTransport(GossipingTransport):
 
     @override
     async def act(self, replica: Replica) -> None:
-        room = COMMITS_OPEN_MAX - replica.ledger.in_flight(self.parts.signer.peer_id)
-        blobs = [blob for blob in self._weights(replica) if blob not in self._named]
-        for blob in blobs[:room]:
-            self._named[blob] = None
-            await self._commit(replica, blob)
-
-    def _weights(self, replica: Replica) -> list[Digest]:
-        """Return the blobs of the newest version, as far as they are known here."""
         head = replica.ledger.head
         if head is None:
-            return []
+            return
+        room = COMMITS_OPEN_MAX - replica.ledger.in_flight(self.parts.signer.peer_id)
+        blobs = [blob for blob in self._weights(head) if blob not in self._named]
+        for blob in blobs[:room]:
+            self._named[blob] = None
+            await self._commit(replica, head, blob)
+
+    def _weights(self, head: Signed[CheckpointManifest]) -> list[Digest]:
+        """Return the blobs of the newest version, as far as they are known here."""
         index, state = Digest(head.message.index), Digest(head.message.state)
         decoded = shard_index.decode(self.parts.disk.blobs.get(index, b""))
         shards = () if isinstance(decoded, Fault) else decoded.shards
         return [index, *([state] if state else []), *(shard.digest for shard in shards)]
 
-    async def _commit(self, replica: Replica, body: Digest) -> None:
-        head = replica.ledger.head
-        if head is None:
-            return
+    async def _commit(
+        self, replica: Replica, head: Signed[CheckpointManifest], body: Digest
+    ) -> None:
         sampling, version = replica.manifest.sampling, Version(head.message.version)
         slot, previous = self._last.get(version, (-1, Digest(b"")))
         commit = RolloutCommit(
@@ -71,4 +68,4 @@ class NamingTransport(GossipingTransport):
 
 def weights_as_bodies(parts: Parts, _rng: Rng) -> Parts:
     """Commit to rollouts whose bodies are the weights of the newest version."""
-    return replace(parts, ports=replace(parts.ports, transport=NamingTransport(parts)))
+    return parts.with_ports(transport=NamingTransport(parts))

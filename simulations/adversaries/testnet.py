@@ -22,8 +22,7 @@ from roles.ports.engines import Engines, Policy
 from simulations.adversaries.workers import WORKER_BEHAVIOURS, PolicyCopies
 
 WEIGHT_NOISE = 1e-3
-"""Relative noise on the weights of ``other-weights``: little beside a wrong model or int8 rounding
-(4e-3), and far more than the fp32 proofs tolerate."""
+"""Relative noise: little beside int8 rounding (4e-3), far more than the fp32 proofs tolerate."""
 
 
 class CopiedFiles(PolicyCopies):

@@ -1,7 +1,6 @@
 """Trainers that publish what they may not, beside or instead of what their daemon publishes."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from typing_extensions import override
@@ -59,8 +58,7 @@ class PublishingTransport(GossipingTransport):
 
 def _publishes(forge: Forge) -> Behaviour:
     def behaviour(parts: Parts, _rng: Rng) -> Parts:
-        transport = PublishingTransport(parts, forge)
-        return replace(parts, ports=replace(parts.ports, transport=transport))
+        return parts.with_ports(transport=PublishingTransport(parts, forge))
 
     return behaviour
 
@@ -107,5 +105,4 @@ class PoisonedStates(SimBlobs):
 
 def poisoned_state(parts: Parts, _rng: Rng) -> Parts:
     """Publish an optimiser state that is not that of the version."""
-    blobs = PoisonedStates(parts.disk, parts.life)
-    return replace(parts, ports=replace(parts.ports, blobs=blobs))
+    return parts.with_ports(blobs=PoisonedStates(parts.disk, parts.session))

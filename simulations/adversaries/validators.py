@@ -7,7 +7,7 @@ from functools import partial
 
 from typing_extensions import override
 
-from node.streams.protocols import GOSSIP
+from node.streams.protocols import GOSSIP, MESSAGE
 from protocol.assignment import SequenceAssignment, assign
 from protocol.audit import ACCEPTED, Measurement
 from protocol.crypto import Signer, digest
@@ -33,9 +33,6 @@ from simulations.adversaries.passthrough import (
 )
 from simulations.ports.parts import Parts
 
-DIRECT_MESSAGES = "message"
-"""The protocol by which verdicts travel."""
-
 _LENGTH_BYTES = 4
 """In front of a frame on such a stream."""
 
@@ -47,9 +44,9 @@ CLAIMS_MAX = 100_000
 
 
 class BlindVerification(VerificationEngine):
-    """An engine that finds the same of every rollout and computes nothing."""
+    """An engine that computes nothing: it finds the same of every rollout, or never finds any."""
 
-    def __init__(self, finding: Measurement) -> None:
+    def __init__(self, finding: Measurement | None) -> None:
         self._finding = finding
 
     @override
@@ -61,23 +58,9 @@ class BlindVerification(VerificationEngine):
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
         del version, temperature
+        while self._finding is None:
+            await asyncio.get_running_loop().create_future()
         return [self._finding for _ in requests]
-
-
-class IdleVerification(VerificationEngine):
-    """An engine that never comes to a finding."""
-
-    @override
-    async def load(self, policy: Policy) -> None:
-        pass
-
-    @override
-    async def measure(
-        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
-    ) -> list[Measurement]:
-        del version, requests, temperature
-        never: asyncio.Future[list[Measurement]] = asyncio.get_running_loop().create_future()
-        return await never
 
 
 class CredulousEnvironment(PassingEnvironment):
@@ -134,13 +117,13 @@ class MuteTransport(PassingTransport):
 
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
-        if word_of(protocol) == DIRECT_MESSAGES:
+        if word_of(protocol) == MESSAGE.word:
             raise TransportError("silent")
         return await super().open_stream(peer, protocol)
 
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        silent = word_of(protocol) == DIRECT_MESSAGES
+        silent = word_of(protocol) == MESSAGE.word
         await super().handle(protocol, _hang_up if silent else handler)
 
 
@@ -151,20 +134,16 @@ async def _hang_up(stream: Stream) -> None:
 class EquivocatingTransport(PassingTransport):
     """Tells half of its peers the opposite of every verdict that it sends."""
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts.ports.transport)
-        self._parts = parts
-
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         stream = await super().open_stream(peer, protocol)
-        replica = self._parts.replica()
-        if word_of(protocol) != DIRECT_MESSAGES or replica is None:
+        replica = self.parts.replica()
+        if word_of(protocol) != MESSAGE.word or replica is None:
             return stream
         return RewritingStream(stream, partial(self._for_peer, peer, replica.run_id))
 
     def _for_peer(self, peer: PeerId, run_id: RunId, data: bytes) -> bytes:
-        signer = self._parts.signer
+        signer = self.parts.signer
         verdict = open_envelope(data[_LENGTH_BYTES:], Verdict, run_id, _trusting)
         if isinstance(verdict, Fault) or verdict.signer != signer.peer_id:
             return data
@@ -192,10 +171,6 @@ class ContradictingTransport(PassingTransport):
     That is possible where the first committee consists of accomplices, who sign for each other.
     """
 
-    def __init__(self, parts: Parts) -> None:
-        super().__init__(parts.ports.transport)
-        self._parts = parts
-
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         stream = await super().open_stream(peer, protocol)
@@ -203,7 +178,7 @@ class ContradictingTransport(PassingTransport):
         return RewritingStream(stream, self._contradicting) if contradicts else stream
 
     def _contradicting(self, data: bytes) -> bytes:
-        rpcs, replica = Deframer().feed(data), self._parts.replica()
+        rpcs, replica = Deframer().feed(data), self.parts.replica()
         if isinstance(rpcs, Fault) or replica is None:
             return data
         return b"".join(frame(self._changed(rpc, replica)) for rpc in rpcs)
@@ -216,7 +191,7 @@ class ContradictingTransport(PassingTransport):
         return encode_rpc(replace(rpc, publish=published))
 
     def _accepting(self, encoded: bytes, replica: Replica) -> bytes:
-        message, signer = decode_message(encoded), self._parts.signer
+        message, signer = decode_message(encoded), self.parts.signer
         if isinstance(message, Fault) or message.author != signer.peer_id:
             return encoded
         rejecting = open_envelope(message.data, Certificate, replica.run_id, _trusting)
@@ -224,7 +199,7 @@ class ContradictingTransport(PassingTransport):
             return encoded
         commit = Digest(rejecting.message.commit)
         committee = replica.committee(replica.ledger.entries[commit].commit)
-        signers = self._parts.accomplices
+        signers = self.parts.accomplices
         if committee is None or not signers.keys() >= set(committee.first):
             return encoded
         verdict = Verdict(commit=commit, accept=True, reason=ACCEPTED)
@@ -240,49 +215,37 @@ class ContradictingTransport(PassingTransport):
         return encode_message(sign_message(signer, message.topic, envelope, seqno))
 
 
+def _blind(parts: Parts, finding: Measurement | None) -> Parts:
+    engines = OtherEngines(parts.engines, verification=lambda _: BlindVerification(finding))
+    return replace(parts, engines=engines)
+
+
 def accept_everything(parts: Parts, _rng: Rng) -> Parts:
     """Call every rollout that can be read good."""
 
     def credulous(honest: Environment, manifest: RunManifest) -> Environment:
         return CredulousEnvironment(honest, manifest, parts)
 
-    def blind(_honest: VerificationEngine) -> VerificationEngine:
-        return BlindVerification(_FLAWLESS)
-
-    engines = OtherEngines(parts.engines, environment=credulous, verification=blind)
-    return replace(parts, engines=engines)
+    blind = _blind(parts, _FLAWLESS)
+    return replace(blind, engines=OtherEngines(blind.engines, environment=credulous))
 
 
 def reject_everything(parts: Parts, _rng: Rng) -> Parts:
     """Call every rollout bad."""
-
-    def blind(_honest: VerificationEngine) -> VerificationEngine:
-        return BlindVerification(_HOPELESS)
-
-    return replace(parts, engines=OtherEngines(parts.engines, verification=blind))
+    return _blind(parts, _HOPELESS)
 
 
 def silent(parts: Parts, _rng: Rng) -> Parts:
     """Check nothing, and neither send verdicts nor take any."""
-
-    def idle(_honest: VerificationEngine) -> VerificationEngine:
-        return IdleVerification()
-
-    return replace(
-        parts,
-        ports=replace(parts.ports, transport=MuteTransport(parts.ports.transport)),
-        engines=OtherEngines(parts.engines, verification=idle),
-    )
+    return _blind(parts, None).with_ports(transport=MuteTransport(parts))
 
 
 def two_verdicts(parts: Parts, _rng: Rng) -> Parts:
     """Sign an accept and a reject of every rollout, for different peers."""
-    transport = EquivocatingTransport(parts)
-    return replace(parts, ports=replace(parts.ports, transport=transport))
+    return parts.with_ports(transport=EquivocatingTransport(parts))
 
 
 def two_certificates(parts: Parts, _rng: Rng) -> Parts:
     """Certify for half of its peers what the larger committee has rejected."""
     parts.accomplices[parts.signer.peer_id] = parts.signer
-    transport = ContradictingTransport(parts)
-    return replace(parts, ports=replace(parts.ports, transport=transport))
+    return parts.with_ports(transport=ContradictingTransport(parts))

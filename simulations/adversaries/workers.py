@@ -1,8 +1,4 @@
-"""Dishonest workers, over the ports alone: testnets and simulations run the same ones.
-
-Each replaces one engine or the task of an inference node, does one thing wrong and is honest
-otherwise, so that each shows what one check is worth.
-"""
+"""Dishonest workers, over the ports alone: testnets and simulations run the same ones."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -16,7 +12,6 @@ from protocol.toploc.field import PRIME
 from roles.environments.base import END
 from roles.ports.engines import (
     Engines,
-    Environment,
     Generation,
     GenerationEngine,
     GenerationRequest,
@@ -158,11 +153,7 @@ def edited_tokens(honest: Engines, _copies: PolicyCopies, _rng: Rng) -> Engines:
 
 def forged_rewards(honest: Engines, _copies: PolicyCopies, _rng: Rng) -> Engines:
     """Claim that right answers are wrong and wrong ones right."""
-
-    def forging(task: Environment, _manifest: RunManifest) -> Environment:
-        return ForgedRewards(task)
-
-    return OtherEngines(honest, environment=forging)
+    return OtherEngines(honest, environment=lambda task, _: ForgedRewards(task))
 
 
 def forged_proofs(honest: Engines, _copies: PolicyCopies, rng: Rng) -> Engines:

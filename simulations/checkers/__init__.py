@@ -1,8 +1,7 @@
 """What must hold, judged from the trace alone while a simulation runs.
 
 Nothing here imports ``protocol``, ``roles`` or ``node``: envelopes, digests, signatures, committees
-and limits are read and computed a second time, so a mistake there does not hide itself. A violation
-comes with the trace of its causes and ends the run.
+and limits are read and computed a second time, so a mistake there does not hide itself.
 
 Read in the order wire (what nodes stored), swarm (who they are), watch (who is told what), quorum
 (what makes a certificate valid), then one rule per module.
@@ -12,12 +11,11 @@ from dataclasses import dataclass
 
 from simulations.checkers.backoff import Backoff
 from simulations.checkers.certificates import Certificates
-from simulations.checkers.convergence import Convergence
+from simulations.checkers.convergence import Convergence, Progress
 from simulations.checkers.durability import Durability
 from simulations.checkers.excluded import Excluded
 from simulations.checkers.history import Violation
 from simulations.checkers.limits import Limits
-from simulations.checkers.progress import Progress
 from simulations.checkers.quorum import Quorum
 from simulations.checkers.slots import Slots
 from simulations.checkers.storage import Storage

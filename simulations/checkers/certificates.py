@@ -24,9 +24,8 @@ class Certificates:
     An author stores a certificate before anyone else can have it, so when a trainer trains, and
     when a node takes a version, a valid one must be in the trace already.
 
-    Training engines see sequences and no commits. So an engine that generates marks what it made
-    (a hash of prompts and tokens), the commit that its worker stores next is about that, and an
-    engine that trains says which marks it trained on.
+    Training engines see no commits: an engine that generates marks what it made, the commit that
+    its worker stores next is about that, and an engine that trains says what marks it trained on.
     """
 
     def __init__(self, watch: Watch, quorum: Quorum) -> None:
@@ -113,7 +112,7 @@ class Certificates:
         self._doubtful.pop(commit, None)
         self.certified_false += 1
         what = f"{short(commit)} is certified, and the world knows that it is false"
-        self._watch.report("no-lie-certified", node, what, (commit,))
+        self._watch.report("no-false-rollout-certified", node, what, (commit,))
 
     def _is_true(self, commit: bytes) -> bool | None:
         """Tell whether a rollout is honest; None when nobody knows its author."""

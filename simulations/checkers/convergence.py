@@ -1,7 +1,4 @@
-"""After the faults have ended, every node that stays reaches the same outcome of every commit.
-
-Of two certificates that contradict each other that of the larger committee counts.
-"""
+"""After the faults have ended, every node reaches the same outcomes, and versions keep coming."""
 
 from dataclasses import dataclass
 
@@ -14,8 +11,7 @@ CLOCK_SLACK_EPOCHS = 2
 """A commit this close to its expiry may be too old by another node's clock."""
 
 ROUNDS = 3
-"""Synchronisations within the time that a node has to converge. One that has just come back must
-learn of a commit with the first of them, before it expires."""
+"""Synchronisations in the time to converge; a node that is back learns of commits by the first."""
 
 
 @dataclass(slots=True)
@@ -31,6 +27,8 @@ class _OpenCertificate:
 
 class Convergence:
     """Certified sets are equal ``epochs`` after a certificate, or after the end of the faults.
+
+    Of two certificates that contradict each other that of the larger committee counts.
 
     A node is asked about a commit when it ran without a break since then, and when the commit was
     still young enough to be taken; an older one has expired wherever it was not known.
@@ -99,3 +97,30 @@ class Convergence:
                 f"{self._epochs} epochs after it was known and the faults had ended"
             )
             self._watch.report("ledgers-converge", lacking[0], what, (digest,))
+
+
+class Progress:
+    """A version newer than all before it is published every ``epochs`` at the latest."""
+
+    def __init__(self, watch: Watch, epochs: int) -> None:
+        self._watch = watch
+        self._epochs = epochs
+        self._newest = -1
+        self._newest_at = 0.0
+        watch.on_message("checkpoint-manifest", self._on_manifest)
+        watch.on_tick(self._on_tick)
+
+    def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
+        version = manifest.fields["version"]
+        # A version that others hold has been published; one that only its author has may be lost.
+        if version > self._newest and manifest.signer != member.peer:
+            self._newest, self._newest_at = version, event.at
+
+    def _on_tick(self, now: float) -> None:
+        rules, calm_since = self._watch.rules, self._watch.swarm.calm_since
+        if calm_since is None or self._newest >= rules.steps:
+            return
+        waited_epochs = (now - max(calm_since, self._newest_at)) / rules.epoch_seconds
+        if waited_epochs > self._epochs:
+            what = f"no version after {self._newest} for {waited_epochs:.0f} epochs without faults"
+            self._watch.report("progress", "world", what, (self._newest,))

@@ -35,8 +35,7 @@ class Limits:
                 what = f"{name} is {value}, its limit {limit}"
                 self._watch.report("within-limits", event.node, what)
 
-    def _on_message(self, event: Event, member: TracedNode, message: Opened) -> None:
-        del member
+    def _on_message(self, event: Event, _member: TracedNode, message: Opened) -> None:
         limit = VERDICT_BYTES_MAX if message.kind == "verdict" else ENVELOPE_BYTES_MAX
         if message.length > limit:
             what = f"a {message.kind} of {message.length} bytes, its limit {limit}"

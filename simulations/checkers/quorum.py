@@ -1,13 +1,12 @@
 """What makes a certificate valid, computed again from the run's rules and from who was up.
 
-Nodes draw committees from their own views, which may differ for good reasons. What is checked here
-holds whatever a view was: the signers are genesis validators, each counted once, who say what the
-certificate says, and as many as the smallest committee that a node may draw has. While the network
-is whole, the signers must also be of the committee that is drawn from the validators that were up
-long enough for everybody to know them, give or take ``VIEW_SLACK`` ranks.
+Nodes draw committees from their own views, which may differ for good reasons. Whatever a view was,
+the signers are genesis validators, each counted once, who say what the certificate says, and as
+many as the smallest committee that a node may draw has. While the network is whole, they are also
+of the committee drawn from the validators that were up long enough for everybody to know them,
+give or take ``VIEW_SLACK`` ranks.
 """
 
-from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import VERDICT_BYTES_MAX, Opened, blake3_digest
 
@@ -104,8 +103,7 @@ class Quorum:
         if epoch not in self._certain:
             if len(self._certain) > 64:
                 self._certain.clear()
-            start = self._watch.rules.epoch_start(epoch)
-            self._certain[epoch] = self._validators_known_by(start)
+            self._certain[epoch] = self._validators_known_by(self._watch.rules.epoch_start(epoch))
         return self._certain[epoch]
 
     def _validators_known_by(self, start: float) -> tuple[str, ...]:
@@ -121,15 +119,9 @@ class Quorum:
         return tuple(
             member.peer
             for member in members
-            if member is not None and self._steady(member, known_from)
+            if member is not None and member.steady_since(known_from, self._watch.now)
         )
 
-    def _steady(self, member: TracedNode, known_from: float) -> bool:
-        return member.steady_since(known_from, self._watch.now)
-
-    def _forget(self, oldest: float) -> None:
-        wire = self._watch.wire
-        del oldest  # whatever the wire has forgotten
-        self._flaws = {
-            digest: flaw for digest, flaw in self._flaws.items() if wire.message(digest) is not None
-        }
+    def _forget(self, _oldest: float) -> None:
+        wire = self._watch.wire  # it has forgotten already what is older
+        self._flaws = {key: flaw for key, flaw in self._flaws.items() if wire.message(key)}

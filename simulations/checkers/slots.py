@@ -37,7 +37,7 @@ class Slots:
     def _check_next(
         self, event: Event, member: TracedNode, commit: Opened, slots: dict[int, Opened]
     ) -> None:
-        lost_at = member.state_lost_at or float("-inf")
+        lost_at = member.state_lost_at
         remembered = [slot for slot, other in slots.items() if other.first_at > lost_at]
         if lost_at > float("-inf") and not remembered:
             return  # what it made before is gone; it may have learned of some of it again
@@ -67,13 +67,10 @@ class Slots:
             what = f"{short(digest)} of slot {slot} is certified, its predecessor does not exist"
             self._watch.report("slots-in-order", event.node, what, (digest,))
 
-    def _forget(self, oldest: float) -> None:
-        del oldest  # slots live as long as their version
+    def _forget(self, _oldest: float) -> None:  # slots live as long as their version
         kept_from = self._newest - VERSIONS_KEPT
         self._slots = {key: item for key, item in self._slots.items() if key[1] >= kept_from}
-        self._certified = {
-            key: item for key, item in self._certified.items() if key[1] >= kept_from
-        }
+        self._certified = {key: one for key, one in self._certified.items() if key[1] >= kept_from}
 
 
 def _chain(commit: Opened) -> tuple[str, int, bytes]:

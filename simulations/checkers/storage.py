@@ -1,10 +1,9 @@
 """What a node stored stays until what it was stored for has ended, whoever names it meanwhile.
 
-Two rules. A blob goes only when everything that this node stored it for is released: else whoever
-makes a node drop one thing deletes another. And nothing is released that the run still needs, as
-far as that is certain from the messages that nodes have stored: the body of a commit without an
-outcome, or certified and young enough to be learned from; the weights of the newest versions; the
-optimiser state of the newest one.
+A blob goes only when everything that this node stored it for is released. And nothing is released
+that the run still needs, as far as that is certain from stored messages: the body of a commit
+without an outcome, or certified and young enough to be learned from; the weights of the newest
+versions; the optimiser state of the newest one.
 
 A node that restarts may have lost the last messages it heard, and with them the reason to keep
 something: what it stored before its present start is judged by the first rule alone.
@@ -46,6 +45,8 @@ class Storage:
         self._learned: dict[bytes, None] = {}
         self._versions: dict[int, dict[bytes, Opened]] = {}
         """Manifests of honest trainers by version; more than one when a later term supersedes."""
+        self._first_of_term: dict[int, int] = {}
+        """Term to its lowest version."""
         watch.on("blob-owned", self._on_owned)
         watch.on("blobs-released", self._on_released)
         watch.on("blob-deleted", self._on_deleted)
@@ -95,10 +96,8 @@ class Storage:
         newest = max(self._versions, default=-1)
         oldest = newest if purpose == "optimiser-state" else newest - self._watch.rules.async_level
         for version in range(max(0, oldest), newest + 1):
-            if self._is_contested(version):
-                continue
             for manifest in self._versions.get(version, {}).values():
-                if manifest.fields["index"] == subject:
+                if manifest.fields["index"] == subject and not self._is_contested(manifest):
                     return f"the {purpose} of version {version}, the newest is {newest}", version
         return None
 
@@ -111,28 +110,35 @@ class Storage:
             expires = commit.fields["epoch"] + rules.expire_epochs - EXPIRY_MARGIN_EPOCHS
             return "which has no outcome" if rules.epoch_at(at) <= expires else None
         young = commit.fields["version"] >= max(self._versions, default=0) - rules.async_level
-        return "which may be learned from" if accepted and young else None
+        made_with = self._watch.wire.message(commit.fields["checkpoint"])
+        contested = made_with is not None and self._is_contested(made_with)
+        return "which may be learned from" if accepted and young and not contested else None
 
-    def _is_contested(self, version: int) -> bool:
-        """Tell whether terms disagree about a version or the one before it."""
-        return any(len(self._versions.get(near, {})) > 1 for near in (version - 1, version))
+    def _is_contested(self, manifest: Opened) -> bool:
+        """Tell whether terms disagree about a version or the one before it.
+
+        Or a later term has begun below it: the shorter branch of two may be the one that stays.
+        """
+        version, term = manifest.fields["version"], manifest.fields["term"]
+        forked = any(len(self._versions.get(near, {})) > 1 for near in (version - 1, version))
+        return forked or any(
+            other > term and first <= version for other, first in self._first_of_term.items()
+        )
 
     # What is known
 
-    def _on_certificate(self, event: Event, member: TracedNode, certificate: Opened) -> None:
-        del event, member
+    def _on_certificate(self, _event: Event, _member: TracedNode, certificate: Opened) -> None:
         self._settled[certificate.fields["commit"]] = certificate.fields["accepted"]
 
-    def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
-        del event, member
+    def _on_manifest(self, _event: Event, _member: TracedNode, manifest: Opened) -> None:
         self._learned.update(dict.fromkeys(manifest.fields["batch"]))
         if self._watch.swarm.honest(manifest.signer) and manifest.well_signed:
-            versions = self._versions.setdefault(manifest.fields["version"], {})
-            versions[manifest.digest] = manifest
+            version, term = manifest.fields["version"], manifest.fields["term"]
+            self._versions.setdefault(version, {})[manifest.digest] = manifest
+            self._first_of_term[term] = min(version, self._first_of_term.get(term, version))
 
-    def _forget(self, oldest: float) -> None:
-        del oldest  # the wire has forgotten already what is older
-        wire = self._watch.wire
+    def _forget(self, _oldest: float) -> None:
+        wire = self._watch.wire  # it has forgotten already what is older
         self._settled = {key: how for key, how in self._settled.items() if wire.message(key)}
         self._learned = {key: None for key in self._learned if wire.message(key)}
 

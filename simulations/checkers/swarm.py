@@ -1,26 +1,24 @@
 """Who is who and who was up when, read from the trace."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from simulations.runtime.trace import Event
 
 
 @dataclass(slots=True, eq=False)
 class TracedNode:
-    """One simulated node over all its lives."""
+    """One simulated node over all its sessions."""
 
     name: str
     number: int
     role: str
     peer: str
-    behaviour: str
+    behaviour: str = ""
     upload: float = 0.0
     """Bytes per second; 0 where the network does not limit it."""
     download: float = 0.0
     up_since: float | None = None
-    lives: list[tuple[float, float]] = field(default_factory=list)
-    """From when to when it ran, the present life not included."""
-    state_lost_at: float | None = None
+    state_lost_at: float = float("-inf")
     """When it last began anew without what it had stored."""
 
     @property
@@ -30,14 +28,7 @@ class TracedNode:
 
     def steady_since(self, at: float, now: float) -> bool:
         """Tell whether it ran without a break from ``at`` to ``now``."""
-        up_since = self.up_since
-        return up_since is not None and up_since <= at <= now
-
-    def up_at(self, at: float) -> bool:
-        """Tell whether it ran at a moment of the past."""
-        if self.up_since is not None and self.up_since <= at:
-            return True
-        return any(start <= at < end for start, end in self.lives)
+        return self.up_since is not None and self.up_since <= at <= now
 
 
 class Swarm:
@@ -79,14 +70,9 @@ class Swarm:
         facts = event.facts
         member = self.members.get(event.node)
         if member is None:
-            member = TracedNode(
-                event.node,
-                len(self.members),
-                str(facts.get("role", "")),
-                str(facts.get("peer", "")),
-                str(facts.get("behaviour") or ""),
-            )
-            self.members[event.node] = self.by_peer[member.peer] = member
+            role, peer = str(facts.get("role", "")), str(facts.get("peer", ""))
+            member = TracedNode(event.node, len(self.members), role, peer)
+            self.members[event.node] = self.by_peer[peer] = member
         member.behaviour = str(facts.get("behaviour") or "")
         member.upload = float(facts.get("upload") or 0.0)
         member.download = float(facts.get("download") or 0.0)
@@ -96,7 +82,6 @@ class Swarm:
         member = self.members.get(event.node)
         if member is None or member.up_since is None:
             return
-        member.lives.append((member.up_since, event.at))
         member.up_since = None
         if event.facts.get("how") == "lost":
             member.state_lost_at = event.at

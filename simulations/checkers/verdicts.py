@@ -18,12 +18,10 @@ class Verdicts:
         watch.on_message("certificate", self._on_certificate)
         watch.on_forget(self._forget)
 
-    def _on_verdict(self, event: Event, member: TracedNode, verdict: Opened) -> None:
-        del member
+    def _on_verdict(self, event: Event, _member: TracedNode, verdict: Opened) -> None:
         self._see(event.node, verdict)
 
-    def _on_certificate(self, event: Event, member: TracedNode, certificate: Opened) -> None:
-        del member
+    def _on_certificate(self, event: Event, _member: TracedNode, certificate: Opened) -> None:
         if certificate.stores == 1:
             for verdict in self._quorum.verdicts(certificate):
                 self._see(event.node, verdict)
@@ -37,8 +35,7 @@ class Verdicts:
         if not (verdict.well_signed and first.well_signed):
             return
         same = first.fields["accept"] is verdict.fields["accept"]
-        lost_at = validator.state_lost_at
-        if same and lost_at is not None and lost_at >= first.first_at:
+        if same and validator.state_lost_at >= first.first_at:
             return  # it could not know that it had checked the rollout before
         said = "accept" if verdict.fields["accept"] else "reject"
         before = "accept" if first.fields["accept"] else "reject"

@@ -100,11 +100,9 @@ class Versions:
             self._report(event, version, f"version {version} learned from a rollout a second time")
 
     def _check_order(self, event: Event, member: TracedNode, manifest: Opened) -> None:
-        """Check that a node replaces a version only by one of a later term."""
         version, term = manifest.fields["version"], manifest.fields["term"]
         at, known_term, known = self._taken.get((member.number, version), (0.0, -1, b""))
-        lost_at = member.state_lost_at
-        forgotten = lost_at is not None and lost_at >= at
+        forgotten = member.state_lost_at >= at
         if known and known != manifest.digest and term <= known_term and not forgotten:
             what = f"took version {version} of term {term} in place of the one of term {known_term}"
             self._report(event, version, what)

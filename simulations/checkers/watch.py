@@ -33,28 +33,15 @@ class Watch:
         self.started_at = 0.0
         self.now = 0.0
         self._on_violation = on_violation
-        self._rules: Rules | None = None
-        self._wire: Wire | None = None
+        self.rules: Rules
+        """Of the run; known, with ``wire``, from the trace's first event on."""
+        self.wire: Wire
         self._next_tick_at = float("inf")
         self._events: dict[str, list[EventHandler]] = {}
         self._messages: dict[str, list[MessageHandler]] = {}
         self._ticks: list[TickHandler] = []
         self._forgets: list[ForgetHandler] = []
         self._next_forget_at = float("inf")
-
-    @property
-    def rules(self) -> Rules:
-        """The rules of the run; known from the trace's first event on."""
-        if self._rules is None:
-            raise RuntimeError("the trace has not said yet which run it is of")
-        return self._rules
-
-    @property
-    def wire(self) -> Wire:
-        """The messages that were opened so far."""
-        if self._wire is None:
-            raise RuntimeError("the trace has not said yet which run it is of")
-        return self._wire
 
     # Who is told what
 
@@ -112,7 +99,7 @@ class Watch:
     def finish(self, now: float) -> None:
         """Let the checkers look once more at the end of the run."""
         self.now = max(self.now, now)
-        if self.violation is None and self._rules is not None:
+        if self.violation is None and self._next_tick_at < float("inf"):
             self._tick(self.now)
 
     def _begin(self, event: Event) -> None:
@@ -120,11 +107,11 @@ class Watch:
         if not isinstance(manifest, bytes):
             raise TypeError("the manifest of a run is bytes")
         self.started_at = event.at
-        self._rules = Rules.read(manifest)
+        self.rules = Rules.read(manifest)
         real = event.facts.get("signatures") == "ed25519"
-        self._wire = Wire(self._rules, check_signatures=real)
-        self.on_forget(self._wire.forget)
-        self._next_tick_at = self._next_forget_at = event.at + self._rules.epoch_seconds
+        self.wire = Wire(self.rules, check_signatures=real)
+        self.on_forget(self.wire.forget)
+        self._next_tick_at = self._next_forget_at = event.at + self.rules.epoch_seconds
 
     def _stored(self, event: Event) -> None:
         envelope, member = event.facts["value"], self.swarm.members.get(event.node)

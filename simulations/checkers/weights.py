@@ -21,8 +21,7 @@ class Weights:
         watch.on("policy-loaded", self._on_loaded)
         watch.on("stored", self._on_stored)
 
-    def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
-        del event, member
+    def _on_manifest(self, _event: Event, _member: TracedNode, manifest: Opened) -> None:
         policies = self._published.setdefault(manifest.fields["version"], {})
         policies[manifest.fields["policy"].hex()] = None
 
@@ -33,12 +32,11 @@ class Weights:
         facts = event.facts
         version = facts["version"]
         claimed, actual = shown(facts["claimed"]), shown(facts["actual"])
+        what = f"loaded {actual} as version {shown(version)}"
         if claimed != actual:
-            what = f"loaded {actual} as version {shown(version)}, which is {claimed}"
-            self._report(event, version, what)
-        elif not self._is_published(version, actual):
-            what = f"loaded {actual} as version {shown(version)}, which nobody has published"
-            self._report(event, version, what)
+            self._report(event, version, f"{what}, which is {claimed}")
+        else:
+            self._require_published(event, version, actual, what)
 
     def _on_stored(self, event: Event) -> None:
         facts = event.facts
@@ -50,14 +48,13 @@ class Weights:
         if member is None or member.peer in self._watch.rules.trainers:
             return
         policy = shown(facts["value"])
-        if not self._is_published(version, policy):
-            what = f"holds {policy} as version {version}, which nobody has published"
-            self._report(event, version, what)
+        self._require_published(event, version, policy, f"holds {policy} as version {version}")
 
-    def _is_published(self, version: object, policy: str) -> bool:
+    def _require_published(self, event: Event, version: object, policy: str, what: str) -> None:
         genesis = version == 0 and policy == self._watch.rules.genesis_policy.hex()
         published = isinstance(version, int) and policy in self._published.get(version, {})
-        return genesis or published
+        if not (genesis or published):
+            self._report(event, version, f"{what}, which nobody has published")
 
     def _report(self, event: Event, version: object, what: str) -> None:
         subjects = (version,) if isinstance(version, int) else ()

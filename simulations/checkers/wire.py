@@ -1,8 +1,7 @@
 """Reads what nodes stored with nothing of ``protocol``: manifests, envelopes, digests, signatures.
 
-Written from the wire format alone, so a mistake in the daemon's codec, signing or committee
-arithmetic does not repeat itself in what judges it. An envelope is canonical msgpack of ``kind``,
-``payload``, ``signature`` and ``signer``; the payload is msgpack again.
+An envelope is canonical msgpack of ``kind``, ``payload``, ``signature`` and ``signer``; the payload
+is msgpack again.
 """
 
 from collections.abc import Callable

@@ -49,20 +49,26 @@ class _VirtualTime(ProgressColumn):
         return Text(f"virtual {clock_text(task.completed)} / {clock_text(task.total or 0)}")
 
 
-def show_run(plan: Plan) -> RunOutcome:
-    """Run a plan, with a bar of virtual and wall time on a terminal."""
+def _progress(title: str, counted: ProgressColumn) -> Progress:
+    """Return a bar for a terminal, which shows nothing anywhere else."""
     console = stderr()
-    columns = (
-        TextColumn(f"{plan.scenario}, seed {plan.seed}"),
+    return Progress(
+        TextColumn(title),
         BarColumn(),
-        _VirtualTime(),
+        counted,
         TextColumn("wall"),
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
     )
-    disable = not console.is_terminal
-    with Progress(*columns, console=console, transient=True, disable=disable) as bar:
+
+
+def show_run(plan: Plan) -> RunOutcome:
+    """Run a plan, with a bar of virtual and wall time on a terminal."""
+    with _progress(f"{plan.scenario}, seed {plan.seed}", _VirtualTime()) as bar:
         task = bar.add_task("", total=plan.load().seconds)
 
         def on_progress(now: float, end: float) -> None:
@@ -80,19 +86,7 @@ def clock_text(seconds: float) -> str:
 
 def show_sweep(plans: Sequence[Plan], processes: int) -> Sweep:
     """Run plans, so many at once, with a bar on a terminal."""
-    console = stderr()
-    columns = (
-        TextColumn(plans[0].scenario),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("wall"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-    )
-    with Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with _progress(plans[0].scenario, MofNCompleteColumn()) as bar:
         task = bar.add_task("", total=len(plans))
         return run_sweep(plans, processes, on_end=lambda: bar.advance(task))
 

@@ -85,7 +85,7 @@ def sweep(
 ) -> None:
     """Run a scenario with one seed after another."""
     from simulations.cli.comparison import summarise  # noqa: PLC0415 - when it is called
-    from simulations.cli.console import show_sweep, sweep_table  # noqa: PLC0415 - as above
+    from simulations.cli.console import show_sweep, stdout, sweep_table  # noqa: PLC0415 - as above
     from simulations.study.study import Plan  # noqa: PLC0415 - as above
 
     plans = [Plan(scenario, seed, nodes, minutes) for seed in range(first_seed, first_seed + seeds)]
@@ -95,8 +95,6 @@ def sweep(
     if as_json:
         _print_json({"scenario": scenario, "summary": summarise(results), "runs": results})
     elif results:
-        from simulations.cli.console import stdout  # noqa: PLC0415 - as above
-
         stdout().print(sweep_table(swept.outcomes))
     _end(*swept.outcomes)
     if len(results) < seeds:
@@ -185,7 +183,7 @@ def _show(outcome: "RunOutcome", *, as_json: bool, report: Path | None) -> None:
     from simulations.cli.console import result_table, stderr, stdout  # noqa: PLC0415 - when needed
 
     if report is not None and outcome.series is not None:
-        from simulations.report.report import write_report  # noqa: PLC0415 - matplotlib, a second
+        from simulations.report.page import write_report  # noqa: PLC0415 - matplotlib, a second
 
         page = write_report(report, outcome.result, outcome.series, outcome.plan.command)
         stderr().print(f"report: {page}", soft_wrap=True)

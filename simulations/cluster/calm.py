@@ -3,7 +3,7 @@
 import asyncio
 
 from simulations.cluster.world import World
-from simulations.scenario.plans import Crash, FaultPlan, Leave, RollingRestart, Selection
+from simulations.scenario.plans import Crash, FaultPlan, Leave, RollingRestart
 from simulations.scenario.scenario import Scenario
 
 
@@ -23,18 +23,10 @@ def _end(scenario: Scenario, fault: FaultPlan) -> float:
     if isinstance(fault, Crash | Leave):
         return begin + (fault.return_after_seconds or 0.0)
     if isinstance(fault, RollingRestart):
-        restarts = _count(scenario, fault.nodes)
+        there = sum(scenario.nodes.count(role) for role in fault.nodes.roles)
+        restarts = len(fault.nodes.names) or fault.nodes.size(there)
         return begin + restarts * fault.pause_seconds + fault.down_seconds
     return begin + float(getattr(fault, "seconds", 0.0))
-
-
-def _count(scenario: Scenario, nodes: Selection) -> int:
-    if nodes.names:
-        return len(nodes.names)
-    if nodes.count is not None:
-        return nodes.count
-    there = sum(scenario.nodes.count(role) for role in nodes.roles)
-    return there if nodes.share is None else round(nodes.share * there)
 
 
 async def announce_calm(world: World) -> None:

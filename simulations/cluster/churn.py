@@ -1,11 +1,11 @@
 """Nodes that come and go for themselves: one coroutine each, for as long as a plan says."""
 
 import asyncio
+import math
 
 from protocol.rng import Rng
 from simulations.cluster.world import Actor, World
-from simulations.scenario.durations import draw_seconds
-from simulations.scenario.plans import Churn
+from simulations.scenario.plans import Churn, Duration, Exponential, Weibull
 
 
 def churn_actor(plan: Churn, number: int) -> Actor:
@@ -35,3 +35,17 @@ async def _come_and_go(world: World, name: str, plan: Churn, rng: Rng) -> None:
         back_at = world.loop.time() + draw_seconds(plan.downtime, rng)
         await world.wait_until(min(back_at, max(end, world.loop.time())))
         world.start(name)
+
+
+def draw_seconds(duration: Duration, rng: Rng) -> float:
+    """Draw a duration, rounded to milliseconds so that no platform's last digit matters."""
+    return round(_draw(duration, rng), 3)
+
+
+def _draw(duration: Duration, rng: Rng) -> float:
+    if isinstance(duration, Exponential):
+        return -duration.mean_seconds * math.log(1 - rng.uniform())
+    if isinstance(duration, Weibull):
+        spread = -math.log(1 - rng.uniform())
+        return duration.scale_seconds * float(spread ** (1 / duration.shape))
+    return duration.seconds[int(rng.uniform() * len(duration.seconds))]

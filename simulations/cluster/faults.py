@@ -20,7 +20,6 @@ from simulations.scenario.plans import (
     Partition,
     RollingRestart,
     Selection,
-    Share,
     Skew,
     Stall,
 )
@@ -49,12 +48,7 @@ def chosen(world: World, selection: Selection, rng: Rng) -> list[str]:
     if selection.names:
         return [name for name in selection.names if name in world.machines]
     there = [name for name in world.running if world.machines[name].role in selection.roles]
-    count = len(there)
-    if selection.count is not None:
-        count = selection.count
-    elif selection.share is not None:
-        count = round(selection.share * len(there))
-    drawn = dict.fromkeys(rng.sample(there, count))
+    drawn = dict.fromkeys(rng.sample(there, selection.size(len(there))))
     return [name for name in there if name in drawn]
 
 
@@ -72,29 +66,28 @@ def _struck(world: World, plan: OfNodes, rng: Rng) -> list[str]:
 # The network
 
 
-def _islands(world: World, shares: tuple[Share, ...], rng: Rng) -> list[list[str]]:
-    """Deal all nodes onto islands of these shares at random; the rest is one more."""
+def _islands(world: World, plan: Partition | Flapping, rng: Rng) -> list[list[str]]:
+    """Deal all nodes onto the islands of a plan at random, and tell; the rest is one more."""
     names = list(world.machines)
     shuffled = rng.sample(names, len(names))
     islands, start = [], 0
-    for share in shares:
+    for share in plan.islands:
         end = start + round(share * len(names))
         islands.append(shuffled[start:end])
         start = end
+    _tell(world, plan.kind, shuffled[:start])
     return islands
 
 
 async def _partition(world: World, plan: Partition, rng: Rng) -> None:
-    islands = _islands(world, plan.islands, rng)
-    _tell(world, plan.kind, [name for island in islands for name in island])
+    islands = _islands(world, plan, rng)
     cut = world.network.partition(*islands)
     await asyncio.sleep(plan.seconds)
     world.network.heal(cut)
 
 
 async def _flapping(world: World, plan: Flapping, rng: Rng) -> None:
-    islands = _islands(world, plan.islands, rng)
-    _tell(world, plan.kind, [name for island in islands for name in island])
+    islands = _islands(world, plan, rng)
     end = world.loop.time() + plan.seconds
     while world.loop.time() < end:
         cut = world.network.partition(*islands)
@@ -130,7 +123,7 @@ async def _stall(world: World, plan: Stall, rng: Rng) -> None:
         world.network.stall(name)
     await asyncio.sleep(plan.seconds)
     for name in names:
-        world.network.resume(name)
+        world.network.stall(name, stalled=False)
 
 
 async def _capacity(world: World, plan: Capacity, rng: Rng) -> None:
@@ -166,7 +159,7 @@ async def _disk_full(world: World, plan: DiskFull, rng: Rng) -> None:
         disk.quota_bytes = None
 
 
-# Lives
+# Sessions
 
 
 async def _crash(world: World, plan: Crash, rng: Rng) -> None:

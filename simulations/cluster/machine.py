@@ -1,4 +1,4 @@
-"""A simulated machine: what outlives its daemon, and the life that its daemon has now."""
+"""A simulated machine: what outlives its daemon, and the present session of its daemon."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -8,9 +8,9 @@ from node.daemon import Daemon
 from protocol.crypto import Signer
 from protocol.replica import Replica
 from simulations.network.connections import Host
-from simulations.ports.engines import Compute
-from simulations.ports.storage import Disk, Life
+from simulations.ports.storage import Disk, Session
 from simulations.scenario.plans import RoleName
+from simulations.scenario.scenario import Compute
 
 
 @dataclass(slots=True)
@@ -27,15 +27,15 @@ class Machine:
     behaviour: str = ""
     """The name of its dishonest behaviour; empty for an honest node."""
     disk: Disk = field(default_factory=Disk)
-    life: Life = field(default_factory=lambda: Life(alive=False))
-    lives: int = 0
+    session: Session = field(default_factory=lambda: Session(alive=False))
+    starts: int = 0
     daemon: Daemon | None = None
     task: "asyncio.Task[None] | None" = None
 
     @property
     def running(self) -> bool:
         """Whether its daemon runs."""
-        return self.life.alive
+        return self.session.alive
 
     def replica(self) -> Replica | None:
         """Return what its daemon has concluded, None while there is none."""

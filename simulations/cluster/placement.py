@@ -6,29 +6,10 @@ Dealing by the largest deficit gives every class its share of any number of node
 from collections.abc import Mapping
 from typing import TypeVar
 
-from simulations.ports.engines import Compute
 from simulations.scenario.plans import RoleName
-from simulations.scenario.scenario import BYTES_PER_MBIT, ComputeClass, LineClass, Scenario
+from simulations.scenario.scenario import BYTES_PER_MBIT, Compute, LineClass, Scenario
 
 T = TypeVar("T")
-
-_NO_COMPUTE = Compute(1.0, 1.0, 1.0)
-
-
-class Dealer:
-    """Deals names in proportion to shares."""
-
-    def __init__(self) -> None:
-        self._dealt: dict[str, dict[str, int]] = {}
-
-    def deal(self, deck: str, shares: Mapping[str, float]) -> str:
-        """Return the name that is furthest behind its share in ``deck``; the first of equals."""
-        dealt = self._dealt.setdefault(deck, dict.fromkeys(shares, 0))
-        total = sum(shares.values()) or 1.0
-        count = 1 + sum(dealt.values())
-        name = max(shares, key=lambda name: shares[name] / total * count - dealt[name])
-        dealt[name] += 1
-        return name
 
 
 class Placement:
@@ -36,36 +17,37 @@ class Placement:
 
     def __init__(self, scenario: Scenario) -> None:
         self._scenario = scenario
-        self._dealer = Dealer()
+        self._dealt: dict[str, dict[str, int]] = {}
+        """Deck to how often each of its names was dealt."""
 
     def region(self, role: RoleName) -> str:
         """Return the region of the next node of a role."""
-        return self._dealer.deal(f"region/{role}", self._scenario.network.regions)
+        return self._deal(f"region/{role}", self._scenario.network.regions)
 
     def line(self, role: RoleName) -> tuple[LineClass, bool]:
         """Return the access line of the next node of a role, and whether it is behind NAT."""
         classes = {item.name: item for item in self._scenario.lines if role in item.roles}
         shares = {name: item.share for name, item in classes.items()}
-        line = classes[self._dealer.deal(f"line/{role}", shares)]
+        line = classes[self._deal(f"line/{role}", shares)]
         deck = {"open": 1 - line.nat_share, "nat": line.nat_share}
-        return line, self._dealer.deal(f"nat/{role}/{line.name}", deck) == "nat"
+        return line, self._deal(f"nat/{role}/{line.name}", deck) == "nat"
 
     def compute(self, role: RoleName) -> Compute:
         """Return the hardware of the next node of a role."""
         classes = {item.name: item for item in self._scenario.compute if role in item.roles}
         if not classes:
-            return _NO_COMPUTE
+            return Compute()
         shares = {name: item.share for name, item in classes.items()}
-        return _compute(classes[self._dealer.deal(f"compute/{role}", shares)])
+        return classes[self._deal(f"compute/{role}", shares)]
 
-
-def _compute(item: ComputeClass) -> Compute:
-    return Compute(
-        item.generate_tokens_per_second,
-        item.check_tokens_per_second,
-        item.train_tokens_per_second,
-        item.load_seconds,
-    )
+    def _deal(self, deck: str, shares: Mapping[str, float]) -> str:
+        """Return the name that is furthest behind its share in ``deck``; the first of equals."""
+        dealt = self._dealt.setdefault(deck, dict.fromkeys(shares, 0))
+        total = sum(shares.values()) or 1.0
+        count = 1 + sum(dealt.values())
+        name = max(shares, key=lambda name: shares[name] / total * count - dealt[name])
+        dealt[name] += 1
+        return name
 
 
 def bytes_per_second(mbit: float) -> float:

@@ -2,21 +2,27 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from functools import partial
+
+from blake3 import blake3
 
 from node.daemon import Daemon
 from protocol.types import Topic
 from roles.ports.storage import Put
-from simulations.cluster.draws import Draws
 from simulations.cluster.machine import Machine
 from simulations.ports.signing import Sighting
-from simulations.ports.storage import Life, OnPut
+from simulations.ports.storage import OnPut, Session
 from simulations.runtime.loop import START
 from simulations.runtime.trace import Emit, Trace, Value
 from simulations.scenario.scenario import Scenario
 
 SIGHTINGS_FULL = 100
 """Swarms up to this size trace every gossiped message; larger ones trace 1 in nodes / this."""
+
+NODES_ASKED_MAX = 64
+"""Drawing costs a hash per validator; the share that agrees is known well enough from these."""
+
+AFTER_EPOCHS = 2
+"""The committee is drawn in the epoch after the commit; by the end of that one all have done so."""
 
 
 class Recorder:
@@ -30,7 +36,8 @@ class Recorder:
         self._scenario = scenario
         self._loop = asyncio.get_running_loop()
         self._first_held_at: dict[int, float] = {}
-        self._draws = Draws(scenario.nodes.total)
+        self._asked: dict[str, int] = {}
+        """Node to the last epoch of commits for which it was asked whom it draws."""
 
     def emit(self, node: str, kind: str, **facts: Value) -> None:
         """Record an event."""
@@ -39,11 +46,11 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - a checker's finding ends the run, not a daemon
             self._halt(error)
 
-    def emitter(self, name: str, life: Life) -> Emit:
-        """Return what the ports of one life record with; it falls silent with that life."""
+    def emitter(self, name: str, session: Session) -> Emit:
+        """Return what the ports of one session record with; it falls silent when that ends."""
 
         def emit(kind: str, **facts: Value) -> None:
-            if life.alive:
+            if session.alive:
                 self.emit(name, kind, **facts)
 
         return emit
@@ -84,12 +91,12 @@ class Recorder:
         """Record the numbers of every node now and then, until cancelled."""
         while True:
             await asyncio.sleep(self._scenario.sample_seconds)
+            one_in = -(-self._scenario.nodes.total // NODES_ASKED_MAX)
             for number, machine in enumerate(machines.values()):
                 if machine.daemon is not None:
                     self._sample(machine, machine.daemon)
-                    now = machine.host.clock.now()
-                    emit = partial(self.emit, machine.name)
-                    self._draws.ask(machine.name, number, machine.daemon, now, emit)
+                    if number % one_in == 0:
+                        self._ask(machine, machine.daemon)
 
     def _sample(self, machine: Machine, daemon: Daemon) -> None:
         snapshot = daemon.snapshot()
@@ -120,3 +127,17 @@ class Recorder:
                 sent=meter.sent,
                 received=meter.received,
             )
+
+    def _ask(self, machine: Machine, daemon: Daemon) -> None:
+        """Record which committees a node draws, once per epoch of its."""
+        replica = daemon.replica
+        epoch = replica.manifest.epoch_at(machine.host.clock.now()) - AFTER_EPOCHS
+        if self._asked.get(machine.name) == epoch:
+            return
+        self._asked[machine.name] = epoch
+        for entry in list(replica.ledger.entries.values()):
+            if entry.commit.message.epoch == epoch:
+                committee = replica.committee(entry.commit)
+                drawn = () if committee is None else committee.escalated
+                members = blake3("/".join(drawn).encode()).hexdigest()[:16]
+                self.emit(machine.name, "committee", commit=entry.commit.digest, members=members)

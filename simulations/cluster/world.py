@@ -1,7 +1,6 @@
 """A whole swarm in one process: it makes the machines of a scenario and runs real daemons on them.
 
-``World`` starts, crashes and restarts nodes, and turns what their ports do into a trace. Whatever
-plans trouble (churn, faults) is an actor: a coroutine over the world.
+Whatever plans trouble (churn, faults) is an actor: a coroutine over the world.
 """
 
 import asyncio
@@ -26,14 +25,14 @@ from simulations.network.links import SimClock
 from simulations.network.meshsight import mesh_pipes
 from simulations.network.network import SimNetwork
 from simulations.network.transport import address_of
-from simulations.ports.directory import DirectoryQuality, SharedDirectory
-from simulations.ports.engines import SimEngines, Workload, policy_digest, policy_seed
+from simulations.ports.directory import SharedDirectory
+from simulations.ports.engines import SimEngines, policy_digest, policy_seed
 from simulations.ports.parts import Behaviour, Parts
-from simulations.ports.signing import Scheme, TracedSigner, TracedVerifier
-from simulations.ports.storage import Life, SimBlobs, SimPolicyFiles, SimStore
+from simulations.ports.signing import Scheme, TracedSigner, traced
+from simulations.ports.storage import Session, SimBlobs, SimPolicyFiles, SimStore
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, VirtualLoop
-from simulations.runtime.trace import Emit, Trace, Value
+from simulations.runtime.trace import Emit, Trace
 from simulations.scenario.plans import ALL_ROLES, RoleName
 from simulations.scenario.scenario import Scenario
 
@@ -47,8 +46,7 @@ SHORT_NAMES = {
 
 REMEMBERED_PER_NODE = 4
 """Checked messages that all nodes share: a record and its successor, and as many commits and
-certificates. A thousand nodes start with as many records under way, and what is forgotten between
-two of them is checked, and kept, by each."""
+certificates. What is forgotten between two nodes is checked, and kept, by each."""
 
 Actor = Callable[["World"], Coroutine[Any, Any, None]]
 
@@ -58,10 +56,7 @@ class NodeFailedError(Exception):
 
 
 class World:
-    """One simulation; make it inside a ``VirtualLoop``.
-
-    ``behaviours`` are what dishonest nodes do, by name.
-    """
+    """One simulation, made in a ``VirtualLoop``; ``behaviours`` are those of dishonest nodes."""
 
     def __init__(
         self,
@@ -78,6 +73,8 @@ class World:
         self.trace = trace
         self.loop = loop
         self._recorder = Recorder(trace, self.halt, scenario)
+        self.emit = self._recorder.emit
+        """Records an event, as actors do of what they bring about."""
         self.rng = Rng(seed.to_bytes(8, "big")).child(scenario.name)
         self.machines: dict[str, Machine] = {}
         """By name, in the order they were added."""
@@ -91,21 +88,8 @@ class World:
         self.network = SimNetwork(
             loop, self.rng.child("paths"), conditions, scenario.network.round_trip_seconds
         )
-        self.network.pipe_makers["gossip"] = mesh_pipes(self._recorder.emit)
-        directory = scenario.directory
-        self._directory = SharedDirectory(
-            SimClock(loop),
-            DirectoryQuality(
-                directory.delay_seconds,
-                directory.lookup_seconds,
-                directory.missing,
-                directory.failing,
-            ),
-        )
-        workload = scenario.workload
-        self._workload = Workload(
-            workload.weights_bytes, workload.tokens_mean, workload.skill, workload.learning_rate
-        )
+        self.network.pipe_makers["gossip"] = mesh_pipes(self.emit)
+        self._directory = SharedDirectory(SimClock(loop), scenario.directory)
         self._counts = dict.fromkeys(ALL_ROLES, 0)
         self._opened = Opened(max(OPENED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
         self._decoded = Decoded(max(DECODED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
@@ -120,11 +104,8 @@ class World:
 
     # Machines
 
-    def add(self, role: RoleName, *, behaviour: str = "") -> str:
-        """Make a machine for another node and return its name; it is not started yet.
-
-        Trainers and validators that come after the run was founded are not of its genesis.
-        """
+    def add(self, role: RoleName) -> str:
+        """Make a machine for another node, which is not started yet; return its name."""
         name = f"{SHORT_NAMES[role]}-{self._counts[role]}"
         self._counts[role] += 1
         rng = self.rng.child(f"machine/{name}")
@@ -149,7 +130,6 @@ class World:
             signer,
             self._placement.compute(role),
             tuple(address_of(machine.host) for machine in known),
-            behaviour,
         )
         return name
 
@@ -165,8 +145,8 @@ class World:
 
     def _found_run(self) -> SignedManifest:
         creator = self._scheme.signer(self.rng.child("creator").bytes(32))
-        seed = policy_seed(self._workload.skill, b"genesis")
-        genesis = Extent.of(seed, 0, self._workload.weights_bytes)
+        seed = policy_seed(self.scenario.workload.skill, b"genesis")
+        genesis = Extent.of(seed, 0, self.scenario.workload.weights_bytes)
         manifest = RunManifest(
             **dict(self.scenario.recipe()),
             genesis=Genesis(
@@ -200,41 +180,37 @@ class World:
         """Sleep until so many virtual seconds after the start; not at all when that is over."""
         await asyncio.sleep(max(0.0, seconds - self.loop.time()))
 
-    def emit(self, node: str, kind: str, **facts: Value) -> None:
-        """Record an event, as actors do of what they bring about."""
-        self._recorder.emit(node, kind, **facts)
-
-    # Lives
+    # Sessions
 
     def start(self, name: str) -> None:
         """Start a daemon, anew or with what its machine kept; no effect when it runs."""
         machine = self.machines[name]
         if machine.running:
             return
-        machine.life = life = Life()
-        machine.lives += 1
-        emit = self._recorder.emitter(machine.name, life)
+        machine.session = session = Session()
+        machine.starts += 1
+        emit = self._recorder.emitter(machine.name, session)
         emit(
             "node-up",
             role=machine.role,
             peer=machine.signer.peer_id,
-            restart=machine.lives > 1,
+            restart=machine.starts > 1,
             behaviour=machine.behaviour,
             upload=round(machine.host.up.bytes_per_second),
             download=round(machine.host.down.bytes_per_second),
             nat=machine.host.nat,
         )
-        machine.daemon = self._daemon(machine, life, emit)
+        machine.daemon = self._daemon(machine, session, emit)
         machine.task = self.loop.create_task(machine.daemon.run(), name=name)
-        machine.task.add_done_callback(lambda task: self._daemon_ended(name, life, task))
+        machine.task.add_done_callback(lambda task: self._daemon_ended(name, session, task))
 
     def crash(self, name: str, *, lose_state: bool = False) -> None:
         """End a daemon as ``kill -9`` does: nothing is said, nothing more is written."""
         machine = self.machines[name]
         if not machine.running or machine.task is None:
             return
-        self._recorder.emit(name, "node-down", how="lost" if lose_state else "crash")
-        self._end_life(machine)
+        self.emit(name, "node-down", how="lost" if lose_state else "crash")
+        self._end_session(machine)
         machine.task.cancel()
         if lose_state:
             machine.disk.wipe()
@@ -244,25 +220,25 @@ class World:
         machine = self.machines[name]
         if not machine.running or machine.daemon is None or machine.task is None:
             return
-        life = machine.life
+        session = machine.session
         machine.daemon.stop()
         await asyncio.wait([machine.task])
-        if life.alive:
-            self._recorder.emit(name, "node-down", how="leave")
-            self._end_life(machine)
+        if session.alive:
+            self.emit(name, "node-down", how="leave")
+            self._end_session(machine)
 
-    def _end_life(self, machine: Machine) -> None:
-        machine.life.alive = False
+    def _end_session(self, machine: Machine) -> None:
+        machine.session.alive = False
         machine.daemon = None
         self.network.detach(machine.name)
 
-    def _daemon_ended(self, name: str, life: Life, task: "asyncio.Task[None]") -> None:
+    def _daemon_ended(self, name: str, session: Session, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
-        if error is not None and life.alive:
+        if error is not None and session.alive:
             self.halt(NodeFailedError(f"{name}: {_root(error)!r}"), error)
 
-    def _daemon(self, machine: Machine, life: Life, emit: Emit) -> Daemon:
-        rng = self.rng.child(f"life/{machine.name}/{machine.lives}")
+    def _daemon(self, machine: Machine, session: Session, emit: Emit) -> Daemon:
+        rng = self.rng.child(f"life/{machine.name}/{machine.starts}")
         transport = self.network.attach(machine.name, self._handler_failed)
         sighting = self._recorder.sighting(emit)
         parts = Parts(
@@ -272,15 +248,20 @@ class World:
                 rng=rng.child("daemon"),
                 transport=transport,
                 directory=self._directory.directory(machine.signer.peer_id, rng.child("directory")),
-                blobs=SimBlobs(machine.disk, life, emit),
-                store=SimStore(machine.disk, life, self._recorder.on_put(emit)),
-                files=SimPolicyFiles(machine.disk, life, machine.weights, machine.genesis),
+                blobs=SimBlobs(machine.disk, session, emit),
+                store=SimStore(machine.disk, session, self._recorder.on_put(emit)),
+                files=SimPolicyFiles(machine.disk, session, machine.weights, machine.genesis),
             ),
             SimEngines(
-                machine.disk, machine.compute, self._workload, rng.child("engines"), emit, life
+                machine.disk,
+                machine.compute,
+                self.scenario.workload,
+                rng.child("engines"),
+                emit,
+                session,
             ),
             machine.disk,
-            life,
+            session,
             machine.replica,
             self._accomplices.setdefault(machine.behaviour, {}),
         )
@@ -300,7 +281,7 @@ class World:
             parts.ports,
             parts.engines,
             machine.bootstrap,
-            verifier=TracedVerifier(self._scheme, sighting),
+            verifier=traced(self._scheme.verifier, sighting),
             opened=self._opened,
             decoded=self._decoded,
             upload_bytes_per_second=round(upload * self.scenario.upload_limit_share),
@@ -328,7 +309,7 @@ class World:
     def begin(self) -> None:
         """Record which run this is; nothing may have happened before."""
         self.loop.set_exception_handler(self._loop_failed)
-        self._recorder.emit(
+        self.emit(
             "world",
             "run",
             name=self.scenario.name,
@@ -376,7 +357,7 @@ class World:
         self.loop.set_exception_handler(lambda _loop, _context: None)
         machines = [machine for machine in self.machines.values() if machine.running]
         for machine in machines:
-            self._end_life(machine)
+            self._end_session(machine)
         tasks = [*self._tasks, *(machine.task for machine in machines if machine.task is not None)]
         for task in tasks:
             task.cancel()

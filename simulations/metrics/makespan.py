@@ -1,7 +1,7 @@
 """How long each version took to reach the last node, against what the links allow at best."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from simulations.checkers import Watch
 from simulations.checkers.swarm import TracedNode
@@ -30,9 +30,8 @@ class VersionSpread:
 
 @dataclass(slots=True)
 class _Open:
-    published_at: float
-    ideal_seconds: float
-    nodes: int
+    spread: VersionSpread
+    """Without an end."""
     waiting: int
     last_at: float
 
@@ -50,12 +49,11 @@ class Makespans:
 
     def finished(self) -> list[VersionSpread]:
         """Return the versions that are everywhere, and those that had long enough and are not."""
+        long_ago = self._watch.now - STUCK_SECONDS
         stuck = [
-            VersionSpread(
-                version, spread.published_at, math.inf, spread.ideal_seconds, spread.nodes
-            )
-            for version, spread in self._open.items()
-            if spread.waiting and self._watch.now > spread.published_at + STUCK_SECONDS
+            item.spread
+            for item in self._open.values()
+            if item.waiting and item.spread.published_at < long_ago
         ]
         both = [*self._finished.values(), *stuck]
         return sorted(both, key=lambda spread: spread.version)
@@ -72,33 +70,32 @@ class Makespans:
         ideal = ideal_seconds(manifest.fields["total_bytes"], member, audience)
         waiting = sum(1 << other.number for other in audience)
         self._finished.pop(version, None)  # superseded by a later term
-        self._open[version] = _Open(event.at, ideal, len(audience), waiting, event.at)
+        spread = VersionSpread(version, event.at, math.inf, ideal, len(audience))
+        self._open[version] = _Open(spread, waiting, event.at)
 
     def _on_weights(self, event: Event) -> None:
         member, newest = self._watch.swarm.members.get(event.node), event.facts["version"]
         if member is None or not isinstance(newest, int):
             return
-        for version, spread in list(self._open.items()):
-            if version <= newest and spread.waiting >> member.number & 1:
-                spread.last_at = event.at
-                self._leave(version, spread, member)
+        for version, item in list(self._open.items()):
+            if version <= newest and item.waiting >> member.number & 1:
+                item.last_at = event.at
+                self._leave(version, item, member)
 
     def _on_down(self, event: Event) -> None:
         member = self._watch.swarm.members.get(event.node)
         if member is not None:
-            for version, spread in list(self._open.items()):
-                self._leave(version, spread, member)
+            for version, item in list(self._open.items()):
+                self._leave(version, item, member)
 
-    def _leave(self, version: int, spread: _Open, member: TracedNode) -> None:
-        spread.waiting &= ~(1 << member.number)
-        if spread.waiting:
+    def _leave(self, version: int, item: _Open, member: TracedNode) -> None:
+        item.waiting &= ~(1 << member.number)
+        if item.waiting:
             return
         del self._open[version]
-        seconds = spread.last_at - spread.published_at
+        seconds = item.last_at - item.spread.published_at
         if seconds > 0:  # else everybody went away before anybody had it
-            self._finished[version] = VersionSpread(
-                version, spread.published_at, seconds, spread.ideal_seconds, spread.nodes
-            )
+            self._finished[version] = replace(item.spread, seconds=seconds)
 
 
 def ideal_seconds(total_bytes: int, root: TracedNode, audience: list[TracedNode]) -> float:

@@ -1,10 +1,7 @@
-"""What a simulation showed, as numbers: computed from the trace alone.
-
-Every number is defined in ``docs/simulation.md``. ``Meter`` listens through the same ``Watch`` as
-the checkers, so each event is decoded once; nothing here asks a node.
-"""
+"""What a simulation showed, as numbers of the trace alone; ``docs/simulation.md`` defines them."""
 
 import math
+from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -75,12 +72,6 @@ class Result:
         return asdict(self)
 
 
-@dataclass(slots=True)
-class _Commit:
-    epoch: int
-    honest: bool
-
-
 class Meter:
     """Counts while the trace goes by."""
 
@@ -90,11 +81,12 @@ class Meter:
         self._spread = Spread(watch)
         self._makespans = Makespans(watch)
         self.series = Series(watch, certificates)
-        self._commits: dict[bytes, _Commit] = {}
-        self._draws: dict[bytes, dict[object, int]] = {}
+        self._commits: dict[bytes, tuple[int, bool]] = {}
+        """Commit digest to its epoch, and whether its author is honest."""
+        self._draws: dict[bytes, Counter[object]] = {}
         self._weights_bytes = 0
         self._weights_sampled: dict[str, int] = {}
-        """Node to what it had received in this life at its last sample."""
+        """Node to what it had received in this session at its last sample."""
         self._step_seconds = 0.0
         self._training_since: float | None = None
         self._training_until: float | None = None
@@ -108,11 +100,10 @@ class Meter:
 
     # What happens
 
-    def _on_commit(self, event: Event, member: TracedNode, commit: Opened) -> None:
-        del event, member
+    def _on_commit(self, _event: Event, _member: TracedNode, commit: Opened) -> None:
         if commit.digest not in self._commits:
             honest = self._watch.swarm.honest(commit.signer)
-            self._commits[commit.digest] = _Commit(commit.fields["epoch"], honest)
+            self._commits[commit.digest] = (commit.fields["epoch"], honest)
 
     def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         if manifest.signer == member.peer:
@@ -126,9 +117,7 @@ class Meter:
     def _on_committee(self, event: Event) -> None:
         commit = event.facts["commit"]
         if isinstance(commit, bytes):
-            draws = self._draws.setdefault(commit, {})
-            members = event.facts["members"]
-            draws[members] = draws.get(members, 0) + 1
+            self._draws.setdefault(commit, Counter())[event.facts["members"]] += 1
 
     def _on_up(self, event: Event) -> None:
         self._weights_sampled[event.node] = 0
@@ -190,27 +179,27 @@ class Meter:
         rules, outcomes = self._watch.rules, self._certificates.outcomes
         oldest = rules.epoch_at(self._watch.now) - rules.expire_epochs
         certified = rejected = expired = lost = 0
-        for digest, commit in self._commits.items():
+        for digest, (epoch, honest) in self._commits.items():
             outcome = outcomes.get(digest)
             if outcome is None:
-                expired += commit.epoch < oldest
-                lost += commit.honest and commit.epoch < oldest
+                expired += epoch < oldest
+                lost += honest and epoch < oldest
             elif True in outcome:
                 certified += 1
             else:
                 rejected += 1
-                lost += commit.honest
+                lost += honest
         return RolloutNumbers(len(self._commits), certified, rejected, expired, lost)
 
     def _committee_agreement(self) -> float | None:
-        compared = [draws for draws in self._draws.values() if sum(draws.values()) > 1]
-        pairs = sum(sum(draws.values()) for draws in compared)
+        compared = [draws for draws in self._draws.values() if draws.total() > 1]
+        pairs = sum(draws.total() for draws in compared)
         agreeing = sum(max(draws.values()) for draws in compared)
         return round(agreeing / pairs, 6) if pairs else None
 
     def _weights(self) -> WeightsNumbers:
-        ratios = sorted(spread.ratio for spread in self._makespans.finished())
         self.series.makespans = self._makespans.finished()
+        ratios = sorted(spread.ratio for spread in self.series.makespans)
         self.series.delays = self._spread.delays
         return WeightsNumbers(
             versions=len(ratios),

@@ -1,6 +1,6 @@
 """What happened over time, for the plots of a report."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from statistics import fmean, median
 from typing import Any
 
@@ -69,14 +69,8 @@ class Series:
         """Return plain JSON values."""
         started_at = self._watch.started_at
         return {
-            "moments": [
-                {name: getattr(moment, name) for name in Moment.__slots__}
-                for moment in self.moments
-            ],
-            "versions": [
-                {name: getattr(version, name) for name in Learned.__slots__}
-                for version in self.versions.values()
-            ],
+            "moments": [asdict(moment) for moment in self.moments],
+            "versions": [asdict(version) for version in self.versions.values()],
             "makespans": [
                 {
                     "version": spread.version,
@@ -93,8 +87,7 @@ class Series:
             "marks": [[round(at, 3), what] for at, what in self.marks],
         }
 
-    def _on_commit(self, event: Event, member: TracedNode, commit: Opened) -> None:
-        del event, member
+    def _on_commit(self, _event: Event, _member: TracedNode, commit: Opened) -> None:
         self._committed += commit.stores == 1
 
     def _on_manifest(self, event: Event, member: TracedNode, manifest: Opened) -> None:

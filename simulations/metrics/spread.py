@@ -21,14 +21,12 @@ class Histogram:
 
     def __init__(self) -> None:
         self._buckets: dict[int, int] = {}
-        self._infinite = 0
         self.count = 0
 
     def add(self, value: float, times: int = 1) -> None:
         """Count a value; infinity is one."""
         self.count += times
         if math.isinf(value):
-            self._infinite += times
             return
         ratio = max(value, self.SMALLEST) / self.SMALLEST
         bucket = math.ceil(math.log(ratio) / math.log(self.GROWTH))
@@ -63,9 +61,8 @@ class _Message:
 class Spread:
     """Follows every gossiped message until it is old; nodes are bits of an integer.
 
-    What most nodes have heard of already is not passed on, a second certificate of one commit for
-    example, or a commit that a worker announces again. So a message counts only when at least half
-    of the nodes got it; then those that did not are infinitely late.
+    What most nodes know already is not passed on, as a second certificate of one commit. So a
+    message counts only when at least half of the nodes got it; the others are infinitely late.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -100,13 +97,11 @@ class Spread:
             message.delays.append(event.at - message.published_at)
 
     def _on_up(self, event: Event) -> None:
-        self._copies.pop(event.node, None)  # a new life counts from zero
+        self._copies.pop(event.node, None)  # a new session counts from zero
 
     def _on_sample(self, event: Event) -> None:
-        received, duplicates = (
-            event.facts.get("gossip_received"),
-            event.facts.get("gossip_duplicates"),
-        )
+        received = event.facts.get("gossip_received")
+        duplicates = event.facts.get("gossip_duplicates")
         if isinstance(received, int) and isinstance(duplicates, int):
             before = self._copies.get(event.node, (0, 0))
             self._copies[event.node] = (received, duplicates)

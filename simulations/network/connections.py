@@ -1,6 +1,7 @@
 """Machines and the connections between them: their delay, their streams, and which way is cut."""
 
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,10 +23,9 @@ _DRAWS = 4096
 
 
 class LinkConditions:
-    """Jitter and loss, drawn once and used in turn: a draw for every write would cost more.
+    """Jitter (the largest addition to a one-way delay, as a share of it) and loss (of packets).
 
-    ``jitter`` is the largest addition to a one-way delay as a share of it, ``loss`` the share of
-    packets lost.
+    Drawn once and used in turn: a draw for every write would cost more.
     """
 
     def __init__(self, rng: Rng, jitter: float = 0.1, loss: float = 0.0) -> None:
@@ -61,28 +61,14 @@ class Host:
     nat: bool
     clock: SimClock
     stalled: bool = False
-    meters: dict[str, Meter] = field(default_factory=dict)
+    meters: defaultdict[str, Meter] = field(default_factory=lambda: defaultdict(Meter))
+    """By protocol."""
     connections: "dict[PeerId, Connection]" = field(default_factory=dict)
     """By the other end, oldest first."""
-
-    def meter(self, protocol: str) -> Meter:
-        """Return the meter of a protocol."""
-        return self.meters.setdefault(protocol, Meter())
 
 
 class Connection:
     """An authenticated connection; ``latency`` is one way, in seconds."""
-
-    __slots__ = (
-        "_back",
-        "_blocked_since",
-        "_loop",
-        "_there",
-        "acceptor",
-        "latency",
-        "opener",
-        "streams",
-    )
 
     def __init__(
         self,
@@ -114,7 +100,7 @@ class Connection:
         acceptor, there, back = self.acceptor, self._there, self._back
         if opener is acceptor:
             acceptor, there, back = self.opener, back, there
-        ours, theirs = opener.meter(protocol), acceptor.meter(protocol)
+        ours, theirs = opener.meters[protocol], acceptor.meters[protocol]
         pipe = make(self._loop, there, back, ours, theirs, self._forget)
         pipe.opposite = make(self._loop, back, there, theirs, ours, self._forget)
         pipe.opposite.opposite = pipe
@@ -148,7 +134,6 @@ class Connection:
         self.reset_streams()
 
     def _forget(self, pipe: Pipe) -> None:
-        """Drop a stream that is over."""
         self.streams.pop(pipe, None)
         self.streams.pop(pipe.opposite, None)
 

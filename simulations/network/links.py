@@ -1,11 +1,10 @@
 """Access lines, what passed over them, and one direction of a connection between two.
 
-Capacity is shared without simulating packets. A write of a stream takes its turn on the sender's
-line and then on the receiver's; because each stream may have one window of bytes on its way and no
-more, the turns of streams that all have much to send go round, which gives each an equal share, and
-a stream that is held up elsewhere leaves its share to the others: max-min fairness, to the grain of
-a window. Small writes overtake large ones on both lines, as they do wherever flows are queued
-fairly, and still take their capacity from them.
+Capacity is shared without simulating packets: a write takes its turn on the sender's line and then
+on the receiver's. Each stream may have one window of bytes on its way, so streams that all have
+much to send get equal shares, and one that is held up elsewhere leaves its share to the others:
+max-min fairness, to the grain of a window. Small writes overtake large ones on both lines, as where
+flows are queued fairly, and still take their capacity from them.
 """
 
 from collections.abc import Callable

@@ -1,18 +1,17 @@
 """What passes between gossip routers about their meshes, read off the wire.
 
 A GRAFT or PRUNE is an event when it is written, and a PRUNE also when it arrives: so a checker
-knows what a router had been told when it grafted. Read from the protobuf schema of the pubsub
-specification and not with the router's own codec: RPC {3 control}, control {3 graft, 4 prune},
-graft {1 topic}, prune {1 topic, 3 back-off seconds}.
+knows what a router had been told when it grafted. Read without the router's own codec, from the
+pubsub schema: RPC {3 control}, control {3 graft, 4 prune}, graft {1 topic}, prune {1 topic, 3
+back-off seconds}.
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any, Literal
 
-from simulations.network.links import Meter, Way
 from simulations.network.streams import Pipe, PipeMaker
-from simulations.runtime.loop import VirtualLoop
 
 Record = Callable[..., None]
 """``record(node, kind, **facts)``."""
@@ -21,23 +20,20 @@ _CONTROL, _GRAFT, _PRUNE, _TOPIC, _BACKOFF = 3, 3, 4, 1, 3
 _VARINT, _LENGTH = 0, 2
 
 _READ_KEPT = 4096
-"""Writes whose control is remembered: the same bytes go to several peers, and each is looked at
-when it leaves and when it comes."""
+"""Writes whose control is remembered: the same bytes go to several peers, and leave and come."""
 
 
 @dataclass(frozen=True, slots=True)
-class Graft:
-    """A router takes the other one into its mesh of a topic (the last word of its name)."""
+class Control:
+    """A router takes the other one into its mesh of a topic, or out of it.
 
+    A PRUNE asks the other one to keep away for so many seconds.
+    """
+
+    kind: Literal["graft", "prune"]
     topic: str
-
-
-@dataclass(frozen=True, slots=True)
-class Prune:
-    """A router takes the other one out, and asks it to keep away for so many seconds."""
-
-    topic: str
-    backoff_seconds: int
+    """The last word of its name."""
+    backoff_seconds: int = 0
 
 
 class MeshPipe(Pipe):
@@ -45,55 +41,36 @@ class MeshPipe(Pipe):
 
     __slots__ = ("_record",)
 
-    _record: Record
+    def __init__(self, record: Record, *pipe: Any) -> None:
+        super().__init__(*pipe)
+        self._record = record
 
     def _send(self, data: bytes) -> None:
         for control in mesh_control(data):
-            peer, topic = self._way.target, control.topic
-            if isinstance(control, Graft):
-                self._record(self._way.source, "graft", peer=peer, topic=topic)
-            else:
-                seconds = control.backoff_seconds
-                self._record(self._way.source, "prune", peer=peer, topic=topic, backoff=seconds)
+            self._tell(self._way.source, self._way.target, control.kind, control)
         super()._send(data)
 
     def _arrive(self, data: bytes) -> None:
-        controls = mesh_control(data)
-        if not controls:
-            super()._arrive(data)
-            return
         waiting = len(self._items)
         super()._arrive(data)
         if len(self._items) == waiting:
             return  # held up, or for nobody
-        for control in controls:
-            if isinstance(control, Prune):
-                peer, seconds = self._way.source, control.backoff_seconds
-                self._record(
-                    self._way.target, "prune-in", peer=peer, topic=control.topic, backoff=seconds
-                )
+        for control in mesh_control(data):
+            if control.kind == "prune":
+                self._tell(self._way.target, self._way.source, "prune-in", control)
+
+    def _tell(self, node: str, peer: str, kind: str, control: Control) -> None:
+        backoff = {} if control.kind == "graft" else {"backoff": control.backoff_seconds}
+        self._record(node, kind, peer=peer, topic=control.topic, **backoff)
 
 
 def mesh_pipes(record: Record) -> PipeMaker:
     """Return what makes watched pipes."""
-
-    def make(
-        loop: VirtualLoop,
-        way: Way,
-        back: Way,
-        sent: Meter,
-        received: Meter,
-        on_end: Callable[[Pipe], None],
-    ) -> Pipe:
-        pipe = MeshPipe(loop, way, back, sent, received, on_end)
-        pipe._record = record  # noqa: SLF001 - ours; a constructor would repeat that of the pipe
-        return pipe
-
-    return make
+    return partial(MeshPipe, record)
 
 
 @lru_cache(maxsize=_READ_KEPT)
-def mesh_control(data: bytes) -> tuple[Graft | Prune, ...]:
+def mesh_control(data: bytes) -> tuple[Control, ...]:
     """Return the mesh control in a write of whole frames; what is no RPC holds none."""
     try:
         return tuple(
@@ -107,7 +84,7 @@ def mesh_control(data: bytes) -> tuple[Graft | Prune, ...]:
         return ()
 
 
-def _control(data: bytes) -> Iterator[Graft | Prune]:
+def _control(data: bytes) -> Iterator[Control]:
     for number, field in _fields(data):
         if number in (_GRAFT, _PRUNE) and isinstance(field, bytes):
             values = dict(_fields(field))
@@ -115,7 +92,7 @@ def _control(data: bytes) -> Iterator[Graft | Prune]:
             if not isinstance(topic, bytes) or not isinstance(backoff, int):
                 raise ValueError("fields of other types")
             name = topic.decode().rpartition("/")[2]
-            yield Graft(name) if number == _GRAFT else Prune(name, backoff)
+            yield Control("graft", name) if number == _GRAFT else Control("prune", name, backoff)
 
 
 def _frames(data: bytes) -> Iterator[bytes]:

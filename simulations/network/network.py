@@ -1,10 +1,9 @@
 """The simulated network: which machines there are, how far apart, and what is broken between them.
 
-Faults do what they do to TCP. While the way between two machines is cut nothing is lost: bytes wait
-and come when it is open again; after ``connections.KEEPALIVE_SECONDS`` both ends give the
-connection up. Loss of packets shows as the delay of a retransmission on small writes and as a lower
-pace on bulk; jitter never reorders within a stream. A daemon that dies resets its connections at
-once, as the kernel does for a killed process.
+Faults do what they do to TCP. While the way between two machines is cut, bytes wait and come when
+it is open again; after ``connections.KEEPALIVE_SECONDS`` both ends give the connection up. Loss is
+the delay of a retransmission on small writes and a lower pace on bulk; jitter never reorders within
+a stream. A daemon that dies resets its connections at once, as the kernel does.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from roles.ports.transport import TransportError
 from simulations.network.connections import Connection, Host, LinkConditions
 from simulations.network.links import Line, SimClock
 from simulations.network.streams import PipeMaker
-from simulations.network.transport import Network, SimTransport
+from simulations.network.transport import SimTransport
 from simulations.runtime.loop import VirtualLoop
 
 RoundTrip = Callable[[str, str], float]
@@ -39,7 +38,7 @@ CONNECTIONS_LOW = 256
 """p2pd's connection manager as the daemon starts it: above the one it trims to the other."""
 
 
-class SimNetwork(Network):
+class SimNetwork:
     """Hosts, connections and faults; one per simulation."""
 
     def __init__(
@@ -49,6 +48,7 @@ class SimNetwork(Network):
         self.hosts: dict[str, Host] = {}
         """By name, in the order they were added."""
         self.pipe_makers: dict[str, PipeMaker] = {}
+        """How the pipes of a protocol are made, where they are watched."""
         self._rng = rng
         self._conditions = conditions
         self._round_trip = round_trip
@@ -145,12 +145,6 @@ class SimNetwork(Network):
         spread = 1 + PATH_SPREAD * (self._rng.child(path).uniform() - 0.5)
         return self._round_trip(one.region, other.region) / 2 * spread
 
-    def disconnect(self, one: str, other: str) -> None:
-        """Close the connection between two machines; idempotent."""
-        connection = self.hosts[one].connections.get(self.hosts[other].peer_id)
-        if connection is not None:
-            connection.close()
-
     # Faults
 
     def partition(self, *islands: Iterable[str]) -> Cut:
@@ -182,14 +176,9 @@ class SimNetwork(Network):
             del self._cuts[cut]
             self._follow_faults()
 
-    def stall(self, name: str) -> None:
-        """Keep every byte to and from a machine waiting until ``resume``."""
-        self.hosts[name].stalled = True
-        self._follow_faults()
-
-    def resume(self, name: str) -> None:
-        """Let the bytes of a stalled machine pass again."""
-        self.hosts[name].stalled = False
+    def stall(self, name: str, *, stalled: bool = True) -> None:
+        """Keep every byte to and from a machine waiting, or let them pass again."""
+        self.hosts[name].stalled = stalled
         self._follow_faults()
 
     def break_streams(self, one: str, other: str | None = None) -> None:
@@ -250,7 +239,6 @@ class SimNetwork(Network):
 
 
 def _trim(host: Host) -> None:
-    """Drop the oldest connections of a machine that has too many."""
     if len(host.connections) > CONNECTIONS_HIGH:
         for connection in list(host.connections.values())[
             : len(host.connections) - CONNECTIONS_LOW

@@ -1,13 +1,13 @@
 """Streams: two pipes, each an ordered, flow-controlled line of bytes from one machine to another.
 
-A pipe behaves as TCP with one stream on it would: order is kept, at most ``WINDOW_BYTES`` are on
-their way or unread (then the writer waits), loss shows as delay, and while the way is blocked bytes
-are kept and come later. What a connection loses is lost by a reset, never by a gap.
+As in TCP with one stream: order is kept, at most ``WINDOW_BYTES`` are on their way or unread (then
+the writer waits), loss shows as delay, a blocked way as bytes that come later; a reset loses bytes.
 """
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from protocol.types import PeerId
 from roles.ports.transport import TransportError
@@ -22,64 +22,33 @@ _END = b""
 """Travels as the last item of a closed pipe."""
 
 
+@dataclass(slots=True, eq=False)
 class Pipe:
-    """One direction of a stream."""
+    """One direction of a stream; ``on_end`` hears that its writer has closed it."""
 
-    __slots__ = (
-        "_arrives_at",
-        "_back",
-        "_bulk",
-        "_held",
-        "_items",
-        "_loop",
-        "_on_end",
-        "_on_the_way",
-        "_paced_until",
-        "_reader",
-        "_received",
-        "_sent",
-        "_small_arrives_at",
-        "_unacknowledged",
-        "_way",
-        "_writers",
-        "broken",
-        "closed",
-        "ended",
-        "opposite",
-    )
-
-    def __init__(
-        self,
-        loop: VirtualLoop,
-        way: Way,
-        back: Way,
-        sent: Meter,
-        received: Meter,
-        on_end: "Callable[[Pipe], None]",
-    ) -> None:
-        self._loop = loop
-        self._way = way
-        self._back = back
-        self._on_end = on_end
-        self._sent = sent
-        self._received = received
-        self._items: deque[bytes] = deque()
-        self._held: list[bytes] = []
-        self._on_the_way = 0
-        self._unacknowledged = 0
-        self._bulk = 0
-        self._arrives_at = 0.0
-        self._small_arrives_at = 0.0
-        self._paced_until = 0.0
-        self._reader: asyncio.Future[None] | None = None
-        self._writers: deque[asyncio.Future[None]] | None = None
-        self.ended = False
-        """The reader will get no more than what is here."""
-        self.closed = False
-        """The writer has said all."""
-        self.broken = False
-        self.opposite = self
-        """The pipe of the other direction; whoever makes a stream sets it."""
+    _loop: VirtualLoop
+    _way: Way
+    _back: Way
+    _sent: Meter
+    _received: Meter
+    _on_end: "Callable[[Pipe], None]"
+    _items: deque[bytes] = field(default_factory=deque, init=False)
+    _held: list[bytes] = field(default_factory=list, init=False)
+    _on_the_way: int = field(default=0, init=False)
+    _unacknowledged: int = field(default=0, init=False)
+    _bulk: int = field(default=0, init=False)
+    _arrives_at: float = field(default=0.0, init=False)
+    _small_arrives_at: float = field(default=0.0, init=False)
+    _paced_until: float = field(default=0.0, init=False)
+    _reader: "asyncio.Future[None] | None" = field(default=None, init=False)
+    _writers: "deque[asyncio.Future[None]] | None" = field(default=None, init=False)
+    ended: bool = field(default=False, init=False)
+    """The reader will get no more than what is here."""
+    closed: bool = field(default=False, init=False)
+    """The writer has said all."""
+    broken: bool = field(default=False, init=False)
+    opposite: "Pipe" = field(init=False)
+    """The pipe of the other direction; whoever makes a stream sets it."""
 
     # The writer's end
 
@@ -180,9 +149,7 @@ class Pipe:
             return
         self._received.received += len(data)
         self._items.append(data)
-        reader = self._reader
-        if reader is not None and not reader.done():
-            reader.set_result(None)
+        self._wake_reader()
 
     def release(self) -> None:
         """Let what was held while the way was blocked come in."""

@@ -1,19 +1,21 @@
-"""The ``Transport`` port of one life of a daemon on a ``SimNetwork``.
+"""The ``Transport`` port of one session of a daemon; when that ends, it reaches nobody any more.
 
-Addresses are ``/sim/<name>/p2p/<peer id>``. When the daemon's life ends its transport is dead for
-ever: what still runs of it reaches nobody.
+Addresses are ``/sim/<name>/p2p/<peer id>``.
 """
 
 import asyncio
 from collections.abc import Callable
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from typing_extensions import override
 
 from protocol.types import PeerId
 from roles.ports.transport import StreamHandler, Transport, TransportError
 from simulations.network.connections import KEEPALIVE_SECONDS, Host
-from simulations.network.streams import Pipe, PipeMaker, SimStream
+from simulations.network.streams import Pipe, SimStream
+
+if TYPE_CHECKING:
+    from simulations.network.network import SimNetwork
 
 STREAM_ROUND_TRIPS = 1.0
 """multistream negotiation, before the opener may write."""
@@ -22,24 +24,11 @@ _EXPECTED = (TransportError, TimeoutError, LookupError)
 """How a handler ends when its peer or its blob goes away."""
 
 
-class Network(Protocol):
-    """What a transport asks of the network that it is on."""
-
-    pipe_makers: dict[str, PipeMaker]
-    """How the pipes of a protocol are made, where they are watched."""
-
-    async def dial(self, opener: Host, peer: PeerId) -> None:
-        """Connect two machines; raises ``TransportError`` after the time that a failure takes."""
-
-    def running(self, peer: PeerId) -> "SimTransport | None":
-        """Return the transport of a peer whose daemon runs."""
-
-
 class SimTransport(Transport):
     """One daemon's end of the network."""
 
     def __init__(
-        self, network: Network, host: Host, on_error: Callable[[BaseException], None]
+        self, network: "SimNetwork", host: Host, on_error: Callable[[BaseException], None]
     ) -> None:
         self._network = network
         self._host = host

@@ -1,8 +1,7 @@
 """A modelled DHT: slow, stale, partial and lossy, with expiry.
 
-A record becomes visible some time after it was published, a look-up misses some of the records (the
-nodes that held them have left), or fails altogether, and costs some round trips. None of it depends
-on who asks where: the daemon treats the directory as a hint.
+A record becomes visible some time after it was published; a look-up costs some round trips, misses
+some of the records, or fails.
 """
 
 import asyncio
@@ -15,23 +14,10 @@ from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.ports.clock import Clock
 from roles.ports.transport import Directory
+from simulations.scenario.scenario import DirectoryQuality
 
 OWNERS_PER_KEY_MAX = 240
 """As the live directory's nodes keep (``node.live.records``); who comes later is not listed."""
-
-
-@dataclass(frozen=True, slots=True)
-class DirectoryQuality:
-    """How bad the directory is."""
-
-    delay_seconds: float = 1.0
-    """From publication to visibility."""
-    lookup_seconds: float = 0.5
-    """Mean duration of a call."""
-    missing: float = 0.0
-    """Share of the records that a look-up does not find."""
-    failing: float = 0.0
-    """Share of the calls that achieve nothing."""
 
 
 @dataclass(slots=True)
@@ -53,13 +39,13 @@ class SharedDirectory:
         reaches: Callable[[PeerId, PeerId], bool] = lambda _one, _other: True,
     ) -> None:
         self._clock = clock
-        self._quality = quality
+        self.quality = quality
         self._reaches = reaches
         self._stored: dict[str, dict[PeerId, _Stored]] = {}
 
     def directory(self, owner: PeerId, rng: Rng) -> "SimDirectory":
         """Return one node's ``Directory`` port."""
-        return SimDirectory(self, owner, rng, self._quality)
+        return SimDirectory(self, owner, rng)
 
     def store(self, key: str, owner: PeerId, value: bytes, expires_at: float) -> bool:
         """Take a record; False when there is no room for another owner."""
@@ -71,7 +57,7 @@ class SharedDirectory:
         if known is None and len(records) >= OWNERS_PER_KEY_MAX:
             return False
         previous = None if known is None else _visible(known, now)
-        records[owner] = _Stored(value, now + self._quality.delay_seconds, expires_at, previous)
+        records[owner] = _Stored(value, now + self.quality.delay_seconds, expires_at, previous)
         return True
 
     def read(self, key: str, reader: PeerId) -> dict[PeerId, bytes]:
@@ -94,13 +80,11 @@ class SharedDirectory:
 class SimDirectory(Directory):
     """The ``Directory`` port of one node."""
 
-    def __init__(
-        self, shared: SharedDirectory, owner: PeerId, rng: Rng, quality: DirectoryQuality
-    ) -> None:
+    def __init__(self, shared: SharedDirectory, owner: PeerId, rng: Rng) -> None:
         self._shared = shared
+        self._quality = shared.quality
         self._owner = owner
         self._rng = rng
-        self._quality = quality
 
     @override
     async def publish(self, key: str, value: bytes, expires_at: float) -> bool:
@@ -114,10 +98,9 @@ class SimDirectory(Directory):
         await self._take_time()
         if self._rng.uniform() < self._quality.failing:
             return {}
-        found = self._shared.read(key, self._owner)
-        if not self._quality.missing:
+        found, missing = self._shared.read(key, self._owner), self._quality.missing
+        if not missing:
             return found
-        missing = self._quality.missing
         return {owner: value for owner, value in found.items() if self._rng.uniform() >= missing}
 
     async def _take_time(self) -> None:

@@ -1,14 +1,13 @@
 """Modelled compute: what engines would give, and how long they would take, without any model.
 
-A policy is a file of declared length whose seed says how skilled it is and what it descends from;
-what it samples for a prompt and a noise seed is a hash, so a validator that has the same policy
-knows the truth, and a proof is the digest of the policy that was really used. Training makes a new
-seed, more skilled the more its groups disagreed. Durations follow token counts and the machine.
+A policy is a file of declared length whose seed says how skilled it is and what it descends from.
+What it samples is a hash of prompt and noise seed, so who has the policy knows the truth; a proof
+is the digest of the policy that was really used. Training makes a new seed, more skilled the more
+its groups disagreed.
 """
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from blake3 import blake3
@@ -20,6 +19,7 @@ from protocol.manifest import RunManifest
 from protocol.rng import Rng
 from protocol.toploc.proof import ChunkResult
 from protocol.types import DIGEST_BYTES, Digest, Version
+from roles.environments.base import END
 from roles.ports.engines import (
     Engines,
     Environment,
@@ -33,11 +33,11 @@ from roles.ports.engines import (
     VerificationEngine,
     VerificationRequest,
 )
-from simulations.ports.storage import Disk, Life
+from simulations.ports.storage import Disk, Session
 from simulations.runtime.content import Extent
 from simulations.runtime.trace import Emit
+from simulations.scenario.scenario import Compute, Workload
 
-END = 1
 _FIRST = 2
 """Tokens 0 and 1 are padding and end."""
 
@@ -51,29 +51,6 @@ _FAR = 120
 
 _SPREAD = 0.2
 """Durations vary by up to this share either way."""
-
-
-@dataclass(frozen=True, slots=True)
-class Compute:
-    """How fast a machine is."""
-
-    generate_tokens_per_second: float
-    check_tokens_per_second: float
-    train_tokens_per_second: float
-    load_seconds: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class Workload:
-    """What the run is about, as far as sizes go."""
-
-    weights_bytes: int
-    tokens_mean: int
-    """Of a sequence; lengths are uniform up to twice that, within the recipe's limit."""
-    skill: float
-    """Of the first policy: its probability of a right answer."""
-    learning_rate: float
-    """Share of what is left to learn that a step with fully informative groups teaches."""
 
 
 class SumTask(Environment):
@@ -123,58 +100,17 @@ def sample(seed: bytes, prompt: Sequence[int], noise_seed: int, length_max: int)
 
 
 def rollout_mark(sequences: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
-    """Return what names a rollout in the trace: a hash of its (prompt, tokens) pairs in order.
-
-    Engines see no commits; the same mark on what was generated and on what was trained on tells
-    which rollout it was.
-    """
+    """Return what names a rollout in the trace: a hash of its (prompt, tokens) pairs in order."""
     hasher = blake3()
     for prompt, tokens in sequences:
         hasher.update(bytes(prompt) + b"/" + bytes(tokens) + b"/")
     return hasher.hexdigest()[:16]
 
 
-class _Machine:
-    """What the engines of one node share."""
-
-    def __init__(
-        self, disk: Disk, compute: Compute, workload: Workload, emit: Emit, life: Life
-    ) -> None:
-        self.disk = disk
-        self.life = life
-        self.compute = compute
-        self.workload = workload
-        self.emit = emit
-
-    def open_policy(self, policy: Policy, engine: str) -> bytes:
-        """Return the seed of a policy file; raises ``ValueError`` when it is another policy.
-
-        Or none: retention may delete a version between a flow's choice of it and this.
-        """
-        content = self.disk.files.get(policy.path)
-        if content is None:
-            raise ValueError(f"{policy.path} is not here")
-        actual = policy_digest(content)
-        self.emit(
-            "policy-loaded",
-            engine=engine,
-            version=policy.version,
-            claimed=policy.digest.hex(),
-            actual=actual.hex(),
-        )
-        if actual != policy.digest or not isinstance(content, Extent):
-            raise ValueError(f"the weights of version {policy.version} are another policy")
-        return content.seed
-
-    def length_max(self, tokens_max: int) -> int:
-        """Return the most tokens of a sequence here."""
-        return max(2, min(tokens_max, 2 * self.workload.tokens_mean))
-
-
 class SimGeneration(GenerationEngine):
     """The ``GenerationEngine`` port."""
 
-    def __init__(self, machine: _Machine, rng: Rng) -> None:
+    def __init__(self, machine: "SimEngines", rng: Rng) -> None:
         self._machine = machine
         self._rng = rng
         self._seed: bytes | None = None
@@ -216,7 +152,7 @@ class SimGeneration(GenerationEngine):
 class SimVerification(VerificationEngine):
     """The ``VerificationEngine`` port."""
 
-    def __init__(self, machine: _Machine, rng: Rng, manifest: RunManifest) -> None:
+    def __init__(self, machine: "SimEngines", rng: Rng, manifest: RunManifest) -> None:
         self._machine = machine
         self._rng = rng
         self._kept = manifest.shardcast.versions_kept
@@ -262,7 +198,7 @@ class SimVerification(VerificationEngine):
 class SimTraining(TrainingEngine):
     """The ``TrainingEngine`` port."""
 
-    def __init__(self, machine: _Machine, rng: Rng, manifest: RunManifest) -> None:
+    def __init__(self, machine: "SimEngines", rng: Rng, manifest: RunManifest) -> None:
         self._machine = machine
         self._rng = rng
         self._prompts_per_rollout = manifest.sampling.prompts_per_rollout
@@ -337,7 +273,7 @@ class SimTraining(TrainingEngine):
 
     async def _write(self, path: Path, content: bytes) -> None:
         machine = self._machine
-        async with machine.life.writing(seconds=0):  # is in the time of a step
+        async with machine.session.writing(seconds=0):  # is in the time of a step
             machine.disk.require_room()
             machine.disk.files[path] = content
 
@@ -357,7 +293,7 @@ class SimTraining(TrainingEngine):
 
 
 class SimEngines(Engines):
-    """The ``Engines`` of one node."""
+    """The ``Engines`` of one node, and what they share."""
 
     def __init__(
         self,
@@ -366,9 +302,13 @@ class SimEngines(Engines):
         workload: Workload,
         rng: Rng,
         emit: Emit,
-        life: Life | None = None,
+        session: Session | None = None,
     ) -> None:
-        self._machine = _Machine(disk, compute, workload, emit, life or Life())
+        self.disk = disk
+        self.compute = compute
+        self.workload = workload
+        self.emit = emit
+        self.session = session or Session()
         self._rng = rng
 
     @override
@@ -379,15 +319,39 @@ class SimEngines(Engines):
     @override
     def generation(self, manifest: RunManifest) -> SimGeneration:
         del manifest
-        return SimGeneration(self._machine, self._rng.child("generation"))
+        return SimGeneration(self, self._rng.child("generation"))
 
     @override
     def verification(self, manifest: RunManifest) -> SimVerification:
-        return SimVerification(self._machine, self._rng.child("verification"), manifest)
+        return SimVerification(self, self._rng.child("verification"), manifest)
 
     @override
     def training(self, manifest: RunManifest) -> SimTraining:
-        return SimTraining(self._machine, self._rng.child("training"), manifest)
+        return SimTraining(self, self._rng.child("training"), manifest)
+
+    def open_policy(self, policy: Policy, engine: str) -> bytes:
+        """Return the seed of a policy file; raises ``ValueError`` when it is another policy.
+
+        Or none: retention may delete a version between a flow's choice of it and this.
+        """
+        content = self.disk.files.get(policy.path)
+        if content is None:
+            raise ValueError(f"{policy.path} is not here")
+        actual = policy_digest(content)
+        self.emit(
+            "policy-loaded",
+            engine=engine,
+            version=policy.version,
+            claimed=policy.digest.hex(),
+            actual=actual.hex(),
+        )
+        if actual != policy.digest or not isinstance(content, Extent):
+            raise ValueError(f"the weights of version {policy.version} are another policy")
+        return content.seed
+
+    def length_max(self, tokens_max: int) -> int:
+        """Return the most tokens of a sequence here."""
+        return max(2, min(tokens_max, 2 * self.workload.tokens_mean))
 
 
 def _spread(rng: Rng) -> float:

@@ -1,7 +1,8 @@
 """What a simulated daemon is made of, and where a dishonest one differs."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from node.context import Ports
 from protocol.crypto import Signer
@@ -9,7 +10,7 @@ from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.ports.engines import Engines
-from simulations.ports.storage import Disk, Life
+from simulations.ports.storage import Disk, Session
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,11 +21,15 @@ class Parts:
     ports: Ports
     engines: Engines
     disk: Disk
-    life: Life
+    session: Session
     replica: Callable[[], Replica | None]
     """What the daemon has concluded; None before it is made and after its end."""
     accomplices: dict[PeerId, Signer] = field(default_factory=dict)
     """Shared by the nodes of one behaviour: what they tell each other outside of the protocol."""
+
+    def with_ports(self, **ports: Any) -> "Parts":
+        """Return the same daemon on other ports, by their names in ``Ports``."""
+        return replace(self, ports=replace(self.ports, **ports))
 
 
 Behaviour = Callable[[Parts, Rng], Parts]

@@ -1,9 +1,8 @@
 """Signatures for simulations: as cheap as one hash, and a look at who gossips what when.
 
 The keyed scheme stands in for Ed25519: whoever lacks the simulation's secret cannot sign, and no
-simulated code has it but the signers of their own keys. Every gossiped message is signed once by
-its author and verified once by each node that sees it for the first time, before anything else is
-done with it; that is where ``TracedVerifier`` looks.
+simulated code has it but the signers of their own keys. A gossiped message is signed once and
+verified once by each node that sees it for the first time; that is where ``traced`` looks.
 """
 
 from collections.abc import Callable
@@ -11,11 +10,10 @@ from collections.abc import Callable
 from blake3 import blake3
 from typing_extensions import override
 
-from protocol.crypto import Identity, Signer, Verifier, peer_id_from_public_key, verify
+from protocol.crypto import SIGNATURE_BYTES, Identity, Signer, Verifier, peer_id_from_public_key
+from protocol.crypto import verify as verify_ed25519
 from protocol.gossip.message import SIGN_PREFIX
 from protocol.types import PeerId
-
-SIGNATURE_BYTES = 64
 
 Sighting = Callable[[str, bytes, bool], None]
 """``(topic, signature, ours)``: we published or first saw a gossiped message."""
@@ -27,7 +25,6 @@ class KeyedSigner(Signer):
     def __init__(self, secret: bytes, public_key: bytes) -> None:
         self._secret = secret
         self._peer_id = peer_id_from_public_key(public_key)
-        self._prefix = self._peer_id.encode()
 
     @property
     @override
@@ -36,32 +33,27 @@ class KeyedSigner(Signer):
 
     @override
     def sign(self, message: bytes) -> bytes:
-        return blake3(self._prefix + message, key=self._secret).digest(SIGNATURE_BYTES)
+        return _keyed(self._peer_id, message, self._secret)
 
 
-class KeyedVerifier:
-    """Checks what ``KeyedSigner`` made; ``secret`` has 32 bytes."""
-
-    def __init__(self, secret: bytes) -> None:
-        self._secret = secret
-
-    def __call__(self, signer: PeerId, message: bytes, signature: bytes) -> bool:
-        """Tell whether ``signer`` signed ``message``."""
-        hasher = blake3(signer.encode() + message, key=self._secret)
-        return hasher.digest(SIGNATURE_BYTES) == signature
+def _keyed(signer: PeerId, message: bytes, secret: bytes) -> bytes:
+    return blake3(signer.encode() + message, key=secret).digest(SIGNATURE_BYTES)
 
 
 class Scheme:
-    """How the nodes of one simulation sign: ``keyed`` or ``ed25519``."""
+    """How the nodes of one simulation sign: ``keyed`` (``secret`` has 32 bytes) or ``ed25519``."""
 
     def __init__(self, name: str, secret: bytes) -> None:
         self._ed25519 = name == "ed25519"
         self._secret = secret
-        self.verifier: Verifier = verify if self._ed25519 else KeyedVerifier(secret)
+        self.verifier: Verifier = verify_ed25519 if self._ed25519 else self._verify_keyed
 
     def signer(self, seed: bytes) -> Signer:
         """Return the signer of the key that ``seed`` (32 bytes) makes."""
         return Identity(seed) if self._ed25519 else KeyedSigner(self._secret, seed)
+
+    def _verify_keyed(self, signer: PeerId, message: bytes, signature: bytes) -> bool:
+        return _keyed(signer, message, self._secret) == signature
 
 
 class TracedSigner(Signer):
@@ -84,19 +76,16 @@ class TracedSigner(Signer):
         return signature
 
 
-class TracedVerifier:
-    """Verifies for one node and tells of what it sees gossiped for the first time."""
+def traced(verify: Verifier, sighting: Sighting) -> Verifier:
+    """Return what verifies for one node and tells of what it sees gossiped for the first time."""
 
-    def __init__(self, scheme: Scheme, sighting: Sighting) -> None:
-        self._verify = scheme.verifier
-        self._sighting = sighting
-
-    def __call__(self, signer: PeerId, message: bytes, signature: bytes) -> bool:
-        """Tell whether ``signer`` signed ``message``."""
-        valid = self._verify(signer, message, signature)
+    def verified(signer: PeerId, message: bytes, signature: bytes) -> bool:
+        valid = verify(signer, message, signature)
         if valid and message.startswith(SIGN_PREFIX):
-            self._sighting(_topic(message), signature, False)
+            sighting(_topic(message), signature, False)
         return valid
+
+    return verified
 
 
 def _topic(message: bytes) -> str:

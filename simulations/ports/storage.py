@@ -1,8 +1,7 @@
-"""A machine's disk, and the ports of storage of one life of a daemon on it.
+"""A machine's disk, and the ports of storage of one session of a daemon on it.
 
-The disk outlives the daemon. A write takes ``COMMIT_SECONDS``; a daemon that dies meanwhile has
-written nothing of it. The ports of a dead daemon change nothing any more, whatever still runs of
-it.
+A write takes ``COMMIT_SECONDS``; a daemon that dies meanwhile has written nothing of it, and its
+ports change nothing any more.
 """
 
 import asyncio
@@ -32,9 +31,6 @@ from simulations.runtime.trace import Emit
 COMMIT_SECONDS = 0.004
 """A synced SQLite transaction on an SSD; a guess."""
 
-STORED_ENTRY_BYTES = 64
-"""Overhead of an entry towards the quota; a guess."""
-
 
 @dataclass(slots=True)
 class Disk:
@@ -62,21 +58,18 @@ class Disk:
 
     def wipe(self) -> None:
         """Lose everything."""
-        self.tables.clear()
-        self.blobs.clear()
-        self.arrivals.clear()
-        self.owners.clear()
-        self.files.clear()
+        for kept in (self.tables, self.blobs, self.arrivals, self.owners, self.files):
+            kept.clear()
         self.used_bytes = 0
 
 
 @dataclass(slots=True)
-class Life:
-    """Whether the daemon that holds a port still lives, and what happens when it writes."""
+class Session:
+    """One start of a daemon: whether it still runs, and what happens when it writes."""
 
     alive: bool = True
     at_write: Callable[[], Awaitable[None]] | None = None
-    """Awaited before and after every durable write: where a fault may end this life."""
+    """Awaited before and after every durable write: where a fault may end this session."""
 
     @asynccontextmanager
     async def writing(self, seconds: float = COMMIT_SECONDS) -> AsyncGenerator[None, None]:
@@ -96,27 +89,24 @@ OnPut = Callable[[Put], None]
 class SimStore(Store):
     """The ``Store`` port; ``on_put`` hears of each entry that became durable."""
 
-    def __init__(self, disk: Disk, life: Life, on_put: OnPut = lambda _put: None) -> None:
+    def __init__(self, disk: Disk, session: Session, on_put: OnPut = lambda _put: None) -> None:
         self._disk = disk
-        self._life = life
+        self._session = session
         self._on_put = on_put
 
     @override
     async def commit(self, changes: Sequence[Put | Delete]) -> None:
-        async with self._life.writing():
-            self._apply(changes)
-
-    def _apply(self, changes: Sequence[Put | Delete]) -> None:
-        if not self._life.alive:
-            return
-        self._disk.require_room()
-        for change in changes:
-            table = self._disk.tables.setdefault(change.table, {})
-            if isinstance(change, Put):
-                table[change.key] = change.value
-                self._on_put(change)
-            else:
-                table.pop(change.key, None)
+        async with self._session.writing():
+            if not self._session.alive:
+                return
+            self._disk.require_room()
+            for change in changes:
+                table = self._disk.tables.setdefault(change.table, {})
+                if isinstance(change, Put):
+                    table[change.key] = change.value
+                    self._on_put(change)
+                else:
+                    table.pop(change.key, None)
 
     @override
     def get(self, table: str, key: bytes) -> bytes | None:
@@ -205,14 +195,16 @@ class Arrival(PartialBlob):
 class SimBlobs(Blobs):
     """Blobs on a disk; ``emit`` hears what each is stored for, and what goes."""
 
-    def __init__(self, disk: Disk, life: Life, emit: Emit = lambda _kind, **_facts: None) -> None:
+    def __init__(
+        self, disk: Disk, session: Session, emit: Emit = lambda _kind, **_facts: None
+    ) -> None:
         self._disk = disk
-        self._life = life
+        self._session = session
         self._emit = emit
 
     @override
     async def put(self, data: bytes, owner: Owner) -> Digest:
-        async with self._life.writing():
+        async with self._session.writing():
             return self._keep(data, owner)
 
     @override
@@ -224,7 +216,7 @@ class SimBlobs(Blobs):
 
     def _keep(self, data: bytes, owner: Owner) -> Digest:
         digest = digest_of(data)
-        if not self._life.alive:
+        if not self._session.alive:
             return digest
         if digest not in self._disk.blobs:
             arrival = self._disk.arrivals.get(digest)
@@ -272,18 +264,18 @@ class SimBlobs(Blobs):
             raise ValueError("the blob is here with other sizes or chunks")
         if whole is not None:
             arrival.fill(whole)
-        elif self._life.alive:
+        elif self._session.alive:
             if digest not in self._disk.arrivals:
                 self._disk.reserve(length)
                 self._disk.arrivals[digest] = arrival
             arrival.on_complete = self._completed
-        if self._life.alive:
+        if self._session.alive:
             self._claim(digest, owner)
         return arrival
 
     def _completed(self, arrival: Arrival, whole: bytes | None) -> None:
         """Make a whole arrival a blob; ``None`` when its chunks make another one."""
-        if not self._life.alive or self._disk.arrivals.pop(arrival.digest, None) is None:
+        if not self._session.alive or self._disk.arrivals.pop(arrival.digest, None) is None:
             return
         if whole is None:
             self._disk.used_bytes -= arrival.length
@@ -319,7 +311,7 @@ class SimBlobs(Blobs):
 
     @override
     async def release(self, owner: Owner) -> None:
-        if not self._life.alive or owner not in self._disk.owners:
+        if not self._session.alive or owner not in self._disk.owners:
             return
         digests = self._disk.owners.pop(owner)
         self._emit("blobs-released", purpose=owner.purpose, subject=owner.subject)
@@ -341,10 +333,10 @@ class SimBlobs(Blobs):
 class SimPolicyFiles(PolicyFiles):
     """The files of one machine's policies, on its disk."""
 
-    def __init__(self, disk: Disk, life: Life, directory: Path, genesis: Path) -> None:
+    def __init__(self, disk: Disk, session: Session, directory: Path, genesis: Path) -> None:
         super().__init__(directory, genesis)
         self._disk = disk
-        self._life = life
+        self._session = session
 
     @override
     def size(self, path: Path) -> int | None:
@@ -353,7 +345,7 @@ class SimPolicyFiles(PolicyFiles):
 
     @override
     def delete(self, path: Path) -> None:
-        if self._life.alive:
+        if self._session.alive:
             self._disk.files.pop(path, None)
 
     @override
@@ -370,11 +362,11 @@ class SimPolicyFiles(PolicyFiles):
 
     @override
     async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
-        async with self._life.writing():
+        async with self._session.writing():
             if not all(digest in self._disk.blobs for digest in digests):
                 raise LookupError("not every blob is here")
             self._disk.require_room()
-            if self._life.alive:
+            if self._session.alive:
                 self._disk.files[path] = joined([self._disk.blobs[digest] for digest in digests])
 
 

@@ -1,12 +1,15 @@
-"""The HTML page of a report: one file, pictures inline, no scripts, readable without colours."""
+"""The report of a run: numbers and series as JSON, pictures, and one HTML page without scripts."""
 
 import base64
+import json
 from collections.abc import Iterable, Mapping
 from html import escape
+from pathlib import Path
 
 from simulations.checkers import Violation
 from simulations.metrics.numbers import Result
 from simulations.metrics.series import Series
+from simulations.report.plots import draw_all
 
 CAPTIONS = {
     "progress": "Rollouts committed and certified, and the mean reward of each version's batch. "
@@ -54,6 +57,19 @@ td:first-child { color: var(--soft); width: 50%; }
 """
 
 
+def write_report(directory: Path, result: Result, series: Series, command: str) -> Path:
+    """Write the report of a run, which ``command`` repeats; return the page's path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    pictures = draw_all(series)
+    for name, png in pictures.items():
+        (directory / f"{name}.png").write_bytes(png)
+    (directory / "result.json").write_text(json.dumps(result.to_json(), indent=2) + "\n")
+    (directory / "series.json").write_text(json.dumps(series.to_json()) + "\n")
+    page = directory / "index.html"
+    page.write_text(render_page(result, series, pictures, command))
+    return page
+
+
 def render_page(result: Result, series: Series, pictures: Mapping[str, bytes], command: str) -> str:
     """Return the page of one run, which ``command`` repeats."""
     title = f"{result.scenario}, seed {result.seed}"
@@ -98,9 +114,10 @@ def _verdict(violations: tuple[Violation, ...]) -> str:
 
 def _tiles(result: Result) -> str:
     rollouts = result.rollouts
+    lost_share = rollouts.lost / rollouts.committed if rollouts.committed else None
     tiles = (
         (f"{rollouts.certified:,}", f"certified of {rollouts.committed:,} rollouts"),
-        (_share(rollouts.lost, rollouts.committed), "of the rollouts lost"),
+        (_percent(lost_share), "of the rollouts lost"),
         (f"{result.versions_published:,}", "versions published"),
         (_percent(result.trainer_idle_share), "of the time the trainer waited"),
         (_number(result.gossip.coverage_p99_s, " s"), "gossip to 99 %"),
@@ -171,10 +188,6 @@ def _number(value: float | None, unit: str) -> str:
 
 def _percent(value: float | None, digits: int = 1) -> str:
     return "none" if value is None else f"{value:.{digits}%}"
-
-
-def _share(part: int, whole: int) -> str:
-    return _percent(part / whole if whole else None)
 
 
 def _duration(seconds: float) -> str:

@@ -106,17 +106,10 @@ def draw_members(figure: Any, series: Series) -> None:
     lowest = [moment.view_min for moment in series.moments]
     highest = [moment.view_max for moment in series.moments]
     axes.fill_between(times, lowest, highest, color=PALE, alpha=0.5, label="views, least to most")
-    axes.plot(
-        times, [moment.view_median for moment in series.moments], color=BLUE, label="median view"
-    )
-    axes.step(
-        times,
-        [moment.live for moment in series.moments],
-        color=INK,
-        linewidth=1,
-        where="post",
-        label="live",
-    )
+    medians = [moment.view_median for moment in series.moments]
+    axes.plot(times, medians, color=BLUE, label="median view")
+    live = [moment.live for moment in series.moments]
+    axes.step(times, live, color=INK, linewidth=1, where="post", label="live")
     axes.set_ylim(bottom=0)
     _mark(axes, series)
     axes.legend(loc="lower right")
@@ -131,15 +124,14 @@ def draw_makespans(figure: Any, series: Series) -> None:
         return
     versions = [spread.version for spread in reached]
     ideals = [spread.ideal_seconds for spread in reached]
-    axes.scatter(
-        versions, [spread.seconds for spread in reached], s=14, color=BLUE, label="makespan"
-    )
+    seconds = [spread.seconds for spread in reached]
+    axes.scatter(versions, seconds, s=14, color=BLUE, label="makespan")
     if any(ideals):
         axes.plot(versions, ideals, color=ORANGE, linewidth=1.2, label="bound of the links")
     stuck = [spread.version for spread in series.makespans if math.isinf(spread.seconds)]
     if stuck:
         axes.scatter(stuck, [0] * len(stuck), marker="x", color=ORANGE, label="never everywhere")
-    axes.set_ylim(0, HEADROOM * max(*ideals, *(spread.seconds for spread in reached)))
+    axes.set_ylim(0, HEADROOM * max(*ideals, *seconds))
     axes.legend(loc="upper right")
 
 
@@ -170,18 +162,11 @@ def draw_lag(figure: Any, series: Series) -> None:
         _empty(axes, "no version was published")
         return
     numbers = [version.version for version in versions]
-    axes.plot(
-        numbers, [version.lag_mean for version in versions], color=BLUE, label="mean of a batch"
-    )
-    axes.step(
-        numbers,
-        [version.lag_max for version in versions],
-        color=ORANGE,
-        linewidth=1,
-        where="mid",
-        label="oldest of a batch",
-    )
-    axes.set_ylim(0, HEADROOM * max(1, *(version.lag_max for version in versions)))
+    means = [version.lag_mean for version in versions]
+    oldest = [version.lag_max for version in versions]
+    axes.plot(numbers, means, color=BLUE, label="mean of a batch")
+    axes.step(numbers, oldest, color=ORANGE, linewidth=1, where="mid", label="oldest of a batch")
+    axes.set_ylim(0, HEADROOM * max(1, *oldest))
     axes.legend(loc="upper right")
 
 

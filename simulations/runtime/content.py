@@ -1,9 +1,7 @@
-"""Bytes of which only the length and the identity matter.
+"""Bytes of which only the length and the identity matter: a thousand nodes can hold weights.
 
-A thousand nodes that hold the weights of six versions would hold the same gigabytes a thousand
-times. An ``Extent`` is a range of a file that was never written out: it passes through exchange and
-transport as ``bytes`` do, costs nothing to cut, join or check, and its digest is a hash of what
-range of which file it is.
+An ``Extent`` is a range of a file that was never written out: it passes for ``bytes``, costs
+nothing to cut, join or check, and its digest is a hash of what range of which file it is.
 """
 
 from collections.abc import Sequence

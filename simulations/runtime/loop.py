@@ -1,8 +1,7 @@
 """An asyncio event loop whose clock jumps: a sleep of an hour costs nothing.
 
-There is no selector and no thread. What is ready runs in the order in which it became ready; when
-nothing is, the clock jumps to the earliest timer, and timers of one moment run in the order in
-which they were set. So a program that draws no other randomness does the same thing every time.
+There is no selector and no thread. What is ready runs in order; when nothing is, the clock jumps to
+the earliest timer, and timers of one moment run in the order in which they were set.
 
 The clock starts at zero and not at unix time: a double of today's unix seconds has steps of 0.24
 microseconds, which swallows short timers. ``START`` is what wall clocks add to it.
@@ -84,8 +83,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._timers_cancelled = 0
         self._ticks: list[int] = []
         self._at_tick: dict[int, list[tuple[Callable[[Any], None], Any]]] = {}
-        self.steps = 0
-        """Callbacks run so far."""
 
     def time(self) -> float:
         """Return virtual seconds since the start."""
@@ -138,9 +135,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_about(self, when: float, callback: Callable[[Any], None], argument: Any) -> float:
         """Run ``callback(argument)`` at ``when``, rounded up to a tick, and return that moment.
 
-        It cannot be cancelled. Timers of the same moment come after it.
-
-        For what there are millions of: a list per tick costs a fraction of a heap of timers.
+        It cannot be cancelled; timers of the same moment come after it. For what there are millions
+        of: a list per tick costs a fraction of a heap of timers.
         """
         tick = int(when * TICKS_PER_SECOND) + 1
         calls = self._at_tick.get(tick)
@@ -174,7 +170,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
             callback = handle.callback
             if callback is None:
                 continue
-            self.steps += 1
             try:
                 if handle.context is None:
                     callback(*handle.args)
@@ -211,9 +206,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         """Move the clock to the earliest tick and make the calls of it."""
         tick = heapq.heappop(self._ticks)
         self._now = max(self._now, tick / TICKS_PER_SECOND)
-        calls = self._at_tick.pop(tick)
-        self.steps += len(calls)
-        for callback, argument in calls:
+        for callback, argument in self._at_tick.pop(tick):
             try:
                 callback(argument)
             except Exception as error:  # noqa: BLE001 - as in ``_run_once``

@@ -1,8 +1,7 @@
 """What happened in a simulation, as a stream of events with one digest.
 
-Everything that a simulated port does is an event; checkers, numbers and plots are made from events
-alone and share no code with the daemon. The digest is BLAKE3 over the canonical lines: the same
-scenario and seed give the same digest on every machine, under any ``PYTHONHASHSEED``.
+Everything that a simulated port does is an event. The digest is BLAKE3 over the canonical lines:
+the same for a scenario and seed on every machine, under any ``PYTHONHASHSEED``.
 """
 
 from collections.abc import Callable

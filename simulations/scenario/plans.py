@@ -1,15 +1,13 @@
 """The parts of a scenario that say what goes wrong: churn, faults and adversaries, as data.
 
-``churn`` and ``faults`` carry them out. Times are minutes of the simulation where a name says
-``minute`` and seconds else; shares are of the nodes that a ``Selection`` leaves.
+Times are minutes where a name says ``minute`` and seconds else; shares are of the nodes that a
+``Selection`` leaves.
 """
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, model_validator
-
-from protocol.types import Role
 
 Share = Annotated[float, Field(ge=0, le=1)]
 Minute = Annotated[float, Field(ge=0, le=100_000)]
@@ -97,6 +95,12 @@ class Selection(Section):
     roles: tuple[RoleName, ...] = ALL_ROLES
     share: Share | None = None
     count: Annotated[int, Field(ge=0)] | None = None
+
+    def size(self, there: int) -> int:
+        """Return how many it means of so many nodes that have the roles."""
+        if self.count is not None:
+            return self.count
+        return there if self.share is None else round(self.share * there)
 
 
 class _Fault(Section):
@@ -267,8 +271,3 @@ class Adversaries(Section):
             fit = " or ".join(roles)
             raise ValueError(f"behaviour {self.behaviour!r} is for {fit} nodes, not {self.role}")
         return self
-
-
-def role_of(name: RoleName) -> Role:
-    """Return the role of a name."""
-    return Role(name)

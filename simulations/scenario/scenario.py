@@ -7,6 +7,7 @@ lists as a whole.
 
 import tomllib
 from importlib import resources
+from itertools import combinations
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -68,19 +69,24 @@ class LineClass(Section):
     download_mbit: Mbits
     nat_share: Share = 0.0
     """Of these nodes: nobody can dial them."""
-    roles: tuple[RoleName, ...] = ("inference", "validator", "trainer", "relay")
+    roles: tuple[RoleName, ...] = ALL_ROLES
 
 
-class ComputeClass(Section):
-    """A machine and the share of nodes of a role that have it; see ``engines.Compute``."""
+class Compute(Section):
+    """How fast a machine is."""
 
-    name: str
-    share: Share
-    roles: tuple[RoleName, ...]
     generate_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
     check_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
     train_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
     load_seconds: Seconds = 1.0
+
+
+class ComputeClass(Compute):
+    """A machine and the share of nodes of a role that have it."""
+
+    name: str
+    share: Share
+    roles: tuple[RoleName, ...]
 
 
 REGIONS = {"eu": 0.4, "us": 0.4, "asia": 0.2}
@@ -102,11 +108,9 @@ class NetworkSection(Section):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        names = sorted(self.regions)
-        for index, one in enumerate(names):
-            for other in names[index + 1 :]:
-                if f"{one}-{other}" not in self.round_trip_ms:
-                    raise ValueError(f"round_trip_ms lacks {one}-{other}")
+        for one, other in combinations(sorted(self.regions), 2):
+            if f"{one}-{other}" not in self.round_trip_ms:
+                raise ValueError(f"round_trip_ms lacks {one}-{other}")
         return self
 
     def round_trip_seconds(self, one: str, other: str) -> float:
@@ -116,22 +120,29 @@ class NetworkSection(Section):
         return self.round_trip_ms["-".join(sorted((one, other)))] / 1000
 
 
-class DirectorySection(Section):
-    """The modelled DHT; see ``directory.DirectoryQuality``."""
+class DirectoryQuality(Section):
+    """How bad the modelled DHT is."""
 
     delay_seconds: Seconds = 1.0
+    """From publication to visibility."""
     lookup_seconds: Seconds = 0.5
+    """Mean duration of a call."""
     missing: Share = 0.05
+    """Of the records, those that a look-up does not find."""
     failing: Share = 0.02
+    """Of the calls, those that achieve nothing."""
 
 
-class WorkloadSection(Section):
-    """Sizes of what is moved and computed; see ``engines.Workload``."""
+class Workload(Section):
+    """Sizes of what is moved and computed."""
 
     weights_bytes: Annotated[int, Field(ge=4096)] = 8_000_000
     tokens_mean: Annotated[int, Field(ge=1)] = 12
+    """Of a sequence; lengths are uniform up to twice that, within the recipe's limit."""
     skill: Share = 0.3
+    """Of the first policy: its probability of a right answer."""
     learning_rate: Share = 0.03
+    """Share of what is left to learn that a step with fully informative groups teaches."""
 
 
 DATACENTRE: tuple[RoleName, ...] = ("relay", "trainer", "validator")
@@ -178,8 +189,8 @@ class Scenario(Section):
     lines: tuple[LineClass, ...] = LINES
     compute: tuple[ComputeClass, ...] = COMPUTE
     network: NetworkSection = NetworkSection()
-    directory: DirectorySection = DirectorySection()
-    workload: WorkloadSection = WorkloadSection()
+    directory: DirectoryQuality = DirectoryQuality()
+    workload: Workload = Workload()
     protocol: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Changes to the recipe, section by section."""
     churn: tuple[Churn, ...] = ()

@@ -1,7 +1,6 @@
 """Seeds that once showed a defect: they run with the tests for ever after.
 
-``simulations/regressions.toml`` is a list of plans with what they broke. A failing run adds itself
-to the file of the checkout that it was started in.
+A failing run adds itself to ``simulations/regressions.toml`` of the checkout it was started in.
 """
 
 import json
@@ -14,9 +13,6 @@ from simulations.study.study import Plan
 FILE = Path("simulations") / "regressions.toml"
 """Within a checkout."""
 
-NODE_MINUTES_MAX = 250.0
-"""What ``make test`` repeats at most: 20 nodes for 10 minutes, some seconds of computing."""
-
 
 @dataclass(frozen=True, slots=True)
 class Regression:
@@ -26,26 +22,20 @@ class Regression:
     rule: str
     what: str
 
-    @property
-    def node_minutes(self) -> float:
-        """How much there is to simulate; raises ``ScenarioError``."""
-        scenario = self.plan.load()
-        return scenario.nodes.total * scenario.minutes
-
     def to_toml(self) -> str:
-        """Return the entry as it stands in the file."""
+        """Return the entry as it stands in the file; JSON writes a TOML basic string."""
         plan = self.plan
         lines = [
             "",
             "[[regression]]",
-            f"scenario = {_quoted(plan.scenario)}",
+            f"scenario = {json.dumps(plan.scenario)}",
             f"seed = {plan.seed}",
         ]
         if plan.nodes is not None:
             lines.append(f"nodes = {plan.nodes}")
         if plan.minutes is not None:
             lines.append(f"minutes = {plan.minutes:g}")
-        lines += [f"rule = {_quoted(self.rule)}", f"what = {_quoted(self.what)}", ""]
+        lines += [f"rule = {json.dumps(self.rule)}", f"what = {json.dumps(self.what)}", ""]
         return "\n".join(lines)
 
 
@@ -68,10 +58,9 @@ def load_regressions(path: Path) -> list[Regression]:
 
 
 def add_regression(regression: Regression, start: Path) -> Path | None:
-    """Add an entry to the file of the checkout around ``start``; return the file.
+    """Add an entry, unless its plan is there, to the file of the checkout around ``start``.
 
-    None when there is no checkout or it cannot be written. A plan that is there already stays as it
-    is.
+    Return the file; None when there is no checkout or it cannot be written.
     """
     path = find_file(start)
     if path is None:
@@ -91,8 +80,3 @@ def find_file(start: Path) -> Path | None:
         if (folder / FILE).is_file():
             return folder / FILE
     return None
-
-
-def _quoted(text: str) -> str:
-    """Return a TOML basic string; JSON escapes the same way."""
-    return json.dumps(text)

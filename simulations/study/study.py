@@ -1,13 +1,14 @@
-"""One simulation as people ask for it: a plan in, numbers and a history out.
+"""One simulation as people ask for it: a plan in, numbers and a history out."""
 
-Puts together what the other modules are: a scenario, the world that runs it, the trace, and the
-checkers and meters that listen to it.
-"""
-
+import gc
+import logging
 import resource
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+
+import structlog
 
 from simulations.adversaries import BEHAVIOURS
 from simulations.checkers import Patience, Violation, Watch, attach_checkers
@@ -17,9 +18,7 @@ from simulations.cluster.faults import fault_actor
 from simulations.cluster.world import Actor, NodeFailedError, World
 from simulations.metrics.numbers import Meter, Result
 from simulations.metrics.series import Series
-from simulations.ports.parts import Behaviour
 from simulations.runtime.loop import run_virtual
-from simulations.runtime.process import many_nodes
 from simulations.runtime.trace import Event, Trace
 from simulations.scenario.scenario import Nodes, Scenario, load_scenario
 
@@ -82,32 +81,29 @@ class RunOutcome:
 class ViolationError(Exception):
     """Ends a simulation in which a rule did not hold."""
 
-    def __init__(self, violation: Violation) -> None:
-        super().__init__(str(violation))
-        self.violation = violation
-
 
 def run_plan(
     plan: Plan,
     *,
     clock: Callable[[], float],
     on_progress: Progress = lambda _now, _end: None,
-    behaviours: Mapping[str, Behaviour] = BEHAVIOURS,
     actors: Sequence[Actor] = (),
 ) -> RunOutcome:
-    """Run a plan to its end or to its first violation; raises ``ScenarioError``.
-
-    ``clock`` gives real seconds, to say how long it took.
-    """
+    """Run a plan to its end or first violation, timed by ``clock``; raises ``ScenarioError``."""
     scenario = plan.load()
     trace, watch = Trace(), Watch(_end_simulation)
     meter = Meter(watch, attach_checkers(watch, PATIENCE))
     trace.listen(watch.see)
-    trace.listen(_reporter(watch, scenario.seconds, on_progress))
+
+    def report(event: Event) -> None:
+        if trace.events % PROGRESS_EVENTS == 0:
+            on_progress(event.at - watch.started_at, scenario.seconds)
+
+    trace.listen(report)
     began = clock()
     try:
-        with many_nodes():
-            run_virtual(_live(scenario, plan.seed, trace, behaviours, actors))
+        with _many_nodes():
+            run_virtual(_live(scenario, plan.seed, trace, actors))
         watch.finish(watch.started_at + scenario.seconds)
     except ViolationError:
         pass  # the watch knows it
@@ -125,43 +121,36 @@ def run_plan(
     return RunOutcome(plan, result, meter.series)
 
 
-async def _live(
-    scenario: Scenario,
-    seed: int,
-    trace: Trace,
-    behaviours: Mapping[str, Behaviour],
-    actors: Sequence[Actor],
-) -> None:
+@contextmanager
+def _many_nodes() -> Iterator[None]:
+    """Let many nodes share this process: quiet, and with few collections of garbage."""
+    logging_before = structlog.get_config()
+    nothing = structlog.make_filtering_bound_logger(logging.CRITICAL)
+    structlog.configure(wrapper_class=nothing, cache_logger_on_first_use=False)
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, 20, 100)  # cycles are few; looking took a tenth of the time and more
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        structlog.configure(**logging_before)
+
+
+async def _live(scenario: Scenario, seed: int, trace: Trace, actors: Sequence[Actor]) -> None:
     plans = (
         announce_calm,
         *(churn_actor(plan, number) for number, plan in enumerate(scenario.churn)),
         *(fault_actor(plan, number) for number, plan in enumerate(scenario.faults)),
     )
-    await World(scenario, seed, trace, behaviours=behaviours).run((*plans, *actors))
+    await World(scenario, seed, trace, behaviours=BEHAVIOURS).run((*plans, *actors))
 
 
 def _end_simulation(violation: Violation) -> None:
-    raise ViolationError(violation)
-
-
-def _reporter(watch: Watch, seconds: float, on_progress: Progress) -> Callable[[Event], None]:
-    seen = 0
-
-    def report(event: Event) -> None:
-        nonlocal seen
-        seen += 1
-        if seen % PROGRESS_EVENTS == 0:
-            on_progress(event.at - watch.started_at, seconds)
-
-    return report
+    raise ViolationError(str(violation))
 
 
 def resized(nodes: Nodes, total: int) -> Nodes:
-    """Return as many nodes as asked for, in the proportions of ``nodes``; trainers stay as many.
-
-    Relays and validators are rounded, at least one and as many as a committee needs; workers are
-    the rest.
-    """
+    """Return as many nodes as asked for, in the proportions of ``nodes``; trainers stay as many."""
     share = total / nodes.total
     relays = max(1, round(nodes.relay * share))
     validators = max(min(nodes.validator, 4), round(nodes.validator * share))

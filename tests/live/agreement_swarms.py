@@ -34,12 +34,12 @@ from roles.ports.swarm import RefusedError
 from simulations.adversaries.passthrough import OtherEngines
 from simulations.adversaries.testnet import edited_tokens, forged_rewards
 from simulations.cluster.world import SHORT_NAMES, World
-from simulations.ports.engines import Compute, SimEngines, Workload, policy_seed
-from simulations.ports.storage import Disk, Life, SimBlobs, SimPolicyFiles
+from simulations.ports.engines import SimEngines, policy_seed
+from simulations.ports.storage import Disk, Session, SimBlobs, SimPolicyFiles
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, run_virtual
 from simulations.runtime.trace import Trace
-from simulations.scenario.scenario import parse_scenario
+from simulations.scenario.scenario import Compute, Workload, parse_scenario
 
 SLOTS = 3
 SCENARIO = parse_scenario("""
@@ -77,8 +77,13 @@ chunk_bytes = 2048
 """)
 HONEST = ("worker-0", "worker-1")
 LIARS = {"worker-2": forged_rewards, "worker-3": edited_tokens}
-WORKLOAD = Workload(20_000, 12, 0.5, 0.03)
-COMPUTE = Compute(400, 4000, 4000, load_seconds=0.05)
+WORKLOAD = Workload(weights_bytes=20_000, skill=0.5)
+COMPUTE = Compute(
+    generate_tokens_per_second=400,
+    check_tokens_per_second=4000,
+    train_tokens_per_second=4000,
+    load_seconds=0.05,
+)
 ROLES = {short: Role(role) for role, short in SHORT_NAMES.items()}
 SETTLE_SECONDS = 240.0
 SINCE = ("incarnation",)
@@ -354,10 +359,10 @@ async def give_version_0(world, machine, envelope, manifest):
     disk.files[machine.weights / "v0.state"] = GENESIS.seed
     disk.tables.setdefault("messages", {})[bytes(8)] = envelope
     disk.tables["policies"] = {bytes(8): manifest.policy}
-    rules, life = world.manifest.manifest.shardcast, Life()
-    files = SimPolicyFiles(disk, life, machine.weights, machine.genesis)
+    rules, session = world.manifest.manifest.shardcast, Session()
+    files = SimPolicyFiles(disk, session, machine.weights, machine.genesis)
     index, _ = await publish_file(
-        path, files, SimBlobs(disk, life), rules.shard_bytes, rules.chunk_bytes
+        path, files, SimBlobs(disk, session), rules.shard_bytes, rules.chunk_bytes
     )
     assert index == manifest.index
 

@@ -1,7 +1,6 @@
 """Whole swarms in virtual time while disks fill, machines die at any write, and peers lie."""
 
 import asyncio
-from dataclasses import replace
 
 import pytest
 
@@ -343,7 +342,7 @@ def test_one_slow_validator_does_not_set_the_pace():
     async def scenario():
         world = Swarm(validator=3, committee__escalated_size=3)
         slow = world.machines["validator-0"]
-        slow.compute = replace(slow.compute, check_tokens_per_second=2.0)
+        slow.compute = slow.compute.model_copy(update={"check_tokens_per_second": 2.0})
         world.start_all()
         await world.reach(8, seconds=120)
         await world.finish()
@@ -380,7 +379,6 @@ def test_after_a_partition_everybody_follows_the_later_term():
             inference=2,
             validator=4,
             trainer=2,
-            unseen=STORAGE_EVENTS,  # they take each of two versions for the one to keep
             epochs__record_epochs=6,
             epochs__refresh_epochs=2,
         )
@@ -472,7 +470,6 @@ def test_two_heirs_that_lead_at_once_end_on_one_chain():
             trainer=3,
             # The chain of the later term may give way: its commits have no outcome across the cut.
             tolerated=["one-chain"],
-            unseen=STORAGE_EVENTS,
             epochs__record_epochs=6,
             epochs__refresh_epochs=2,
         )

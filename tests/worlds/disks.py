@@ -6,13 +6,13 @@ from pathlib import Path
 from node.storage.policy_files import PolicyDirectory
 from protocol.types import Digest
 from roles.ports.storage import Owner
-from simulations.ports.storage import Disk, Life, SimBlobs, SimStore
+from simulations.ports.storage import Disk, Session, SimBlobs, SimStore
 
 
 class MemoryStore(SimStore):
     def __init__(self, disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
-        super().__init__(self.disk, Life())
+        super().__init__(self.disk, Session())
 
     @property
     def tables(self) -> dict[str, dict[bytes, bytes]]:
@@ -24,7 +24,7 @@ class MemoryBlobs(SimBlobs):
 
     def __init__(self, disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
-        super().__init__(self.disk, Life())
+        super().__init__(self.disk, Session())
 
     async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
         return await self.put(path.read_bytes()[offset : offset + length], owner)

@@ -15,15 +15,16 @@ from simulations.network.connections import LinkConditions
 from simulations.network.network import SimNetwork
 from simulations.network.streams import SimStream
 from simulations.network.transport import SimTransport
-from simulations.ports.directory import DirectoryQuality, SharedDirectory
+from simulations.ports.directory import SharedDirectory
 from simulations.runtime import loop as virtual
 from simulations.runtime.loop import START, VirtualLoop
+from simulations.scenario.scenario import DirectoryQuality
 
 ROUND_TRIP_SECONDS = 0.002
 LINE_BYTES_PER_SECOND = 125e6
 """A local network of a gigabit per second."""
 
-PERFECT = DirectoryQuality(delay_seconds=0.0, lookup_seconds=0.0)
+PERFECT = DirectoryQuality(delay_seconds=0.0, lookup_seconds=0.0, missing=0.0, failing=0.0)
 
 T = TypeVar("T")
 

@@ -18,12 +18,12 @@ from simulations.cluster.world import World
 from simulations.runtime.trace import Trace
 from simulations.scenario.scenario import (
     ComputeClass,
-    DirectorySection,
+    DirectoryQuality,
     LineClass,
     NetworkSection,
     Nodes,
     Scenario,
-    WorkloadSection,
+    Workload,
 )
 from tests.worlds.messages import RECIPE
 from tests.worlds.network import eventually
@@ -67,10 +67,10 @@ def scenario(nodes: dict[str, int], changes: dict[str, Any]) -> Scenario:
             ),
         ),
         network=NetworkSection(regions={"here": 1.0}, same_region_ms=2.0, jitter=0.0),
-        directory=DirectorySection(
+        directory=DirectoryQuality(
             delay_seconds=0.0, lookup_seconds=0.01, missing=0.0, failing=0.0
         ),
-        workload=WorkloadSection(weights_bytes=200_000, tokens_mean=4, skill=0.5),
+        workload=Workload(weights_bytes=200_000, tokens_mean=4, skill=0.5),
         protocol=protocol,
     )
 
@@ -94,7 +94,7 @@ class Swarm(World):
         self.begin()
         self.spawn(self._recorder.sample(self.machines))
 
-    # Lives
+    # Sessions
 
     def start_all(self, *, but: Iterable[str] = ()) -> None:
         for name in self.machines:
@@ -126,7 +126,7 @@ class Swarm(World):
                 self.crash(name)
                 await asyncio.Event().wait()  # whoever wrote goes no further
 
-        self.machines[name].life.at_write = touched
+        self.machines[name].session.at_write = touched
 
     async def died(self, name: str) -> None:
         """Wait until a node that is to die has."""

@@ -6,7 +6,7 @@ from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from protocol.crypto import digest
 from roles.ports.storage import Owner, Purpose
-from simulations.ports.storage import Disk, Life, SimBlobs, SimPolicyFiles
+from simulations.ports.storage import Disk, Session, SimBlobs, SimPolicyFiles
 
 
 def owner(name: bytes, purpose: Purpose = Purpose.ROLLOUT_BODY) -> Owner:
@@ -33,19 +33,19 @@ class FileMachine:
 
 
 class SimMachine:
-    """A simulated disk; the ports of the life before change nothing any more."""
+    """A simulated disk; the ports of the session before change nothing any more."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._disk = Disk()
-        self._life = Life()
+        self._session = Session()
 
     def restart(self) -> None:
-        self._life.alive = False
-        self._life = Life()
-        self.blobs = SimBlobs(self._disk, self._life)
+        self._session.alive = False
+        self._session = Session()
+        self.blobs = SimBlobs(self._disk, self._session)
         self.files = SimPolicyFiles(
-            self._disk, self._life, self._directory / "weights", self._directory / "genesis"
+            self._disk, self._session, self._directory / "weights", self._directory / "genesis"
         )
 
     def write(self, path: Path, content: bytes) -> None:

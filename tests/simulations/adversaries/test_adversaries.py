@@ -18,7 +18,7 @@ from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.relays import WrongBytes
 from simulations.adversaries.validators import CredulousEnvironment
 from simulations.ports.engines import SumTask
-from simulations.ports.storage import Disk, Life
+from simulations.ports.storage import Disk, Session
 from simulations.runtime.content import Extent, digest_of, joined
 from simulations.scenario import plans
 from simulations.study.study import Plan, run_plan
@@ -236,7 +236,7 @@ async def served(blobs, digest):
 
 
 async def test_bad_bytes_have_the_right_length_and_another_digest():
-    blobs, content = WrongBytes(Disk(), Life()), Extent.of(b"seed", 0, 1000)
+    blobs, content = WrongBytes(Disk(), Session()), Extent.of(b"seed", 0, 1000)
     digest = await blobs.put(content, OWNER)
     assert len(await served(blobs, digest)) == 50
     assert digest_of(await served(blobs, digest)) != digest_of(content[10:60])
@@ -244,7 +244,7 @@ async def test_bad_bytes_have_the_right_length_and_another_digest():
 
 
 async def test_instead_of_an_index_that_of_another_version_is_served():
-    blobs, old, new = WrongBytes(Disk(), Life()), bytes(100), bytes(range(100))
+    blobs, old, new = WrongBytes(Disk(), Session()), bytes(100), bytes(range(100))
     digest = await blobs.put(old, OWNER)
     assert await served(blobs, digest) == old[10:60]
     for other in (b"shorter", Extent.of(b"seed", 0, 100)):
@@ -300,9 +300,9 @@ def published(monkeypatch):
     said = Counter()
     honest_publish = GossipingTransport.publish
 
-    async def publish(self, replica, topic, message, to=None):
+    async def publish(self, replica, topic, message):
         said[type(self).__name__, type(message).__name__] += 1
-        return await honest_publish(self, replica, topic, message, to)
+        return await honest_publish(self, replica, topic, message)
 
     monkeypatch.setattr(GossipingTransport, "publish", publish)
     return said

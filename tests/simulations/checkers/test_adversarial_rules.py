@@ -43,7 +43,7 @@ def test_what_a_dishonest_committee_accepts_must_be_rejected_before_it_expires()
     run.wait(EXPIRE_EPOCHS)
     assert run.violations == []
     run.wait(2)
-    assert run.rules_broken == ["no-lie-certified"]
+    assert run.rules_broken == ["no-false-rollout-certified"]
 
 
 @pytest.mark.parametrize("escalated", [False, True])
@@ -51,7 +51,7 @@ def test_an_honest_member_or_a_larger_committee_never_accepts_what_is_false(esca
     run = small_run()
     dishonest(run, "validator-0", *(["validator-1"] if escalated else []))
     false_and_accepted(run, escalated=escalated)
-    assert run.rules_broken == ["no-lie-certified"]
+    assert run.rules_broken == ["no-false-rollout-certified"]
 
 
 def test_every_node_must_come_to_the_outcome_that_counts():

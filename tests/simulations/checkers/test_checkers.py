@@ -234,7 +234,7 @@ def test_two_larger_committees_that_disagree_are_seen():
 def test_a_certified_lie_is_seen():
     run = small_run()
     run.certified("liar")
-    assert run.rules_broken == ["no-lie-certified"]
+    assert run.rules_broken == ["no-false-rollout-certified"]
     assert run.certificates.certified_false == 1
 
 

@@ -155,6 +155,21 @@ def test_a_version_that_a_later_term_replaced_may_go():
     assert run.rules_broken == []
 
 
+@pytest.mark.parametrize(("forked", "broken"), [(False, RULE), (True, [])])
+def test_the_longer_branch_may_go_when_a_later_term_has_begun_below_it(forked, broken):
+    run = small_run()
+    first = run.published(1, run.genesis, index=index(1), term=1)
+    parent = first
+    for version in (2, 3, 4):
+        parent = run.checkpoint(version, parent, index=index(version), term=1)
+        run.spread(parent, "relay", "validator-1")
+    if forked:
+        run.spread(run.checkpoint(2, first, index=index(9), term=2), "validator-0")
+    own(run, "relay", WEIGHTS, index(4))
+    release(run, "relay", WEIGHTS, index(4))
+    assert run.rules_broken == broken
+
+
 # Who is judged
 
 

@@ -76,7 +76,7 @@ def test_a_violation_is_part_of_the_result():
     values = result(run).to_json()
     assert values["certified_false"] == 1
     (violation,) = values["violations"]
-    assert violation["rule"] == "no-lie-certified"
+    assert violation["rule"] == "no-false-rollout-certified"
     assert violation["causes"]
 
 
@@ -227,7 +227,7 @@ def test_idle_time_ends_with_the_last_step():
     run.trained(commit)
     run.now += 4
     run.trained(commit)
-    run.watch._rules = type(run.watch.rules)(
+    run.watch.rules = type(run.watch.rules)(
         **{name: getattr(run.watch.rules, name) for name in run.watch.rules.__slots__}
         | {"steps": 2}
     )

@@ -267,7 +267,7 @@ def test_a_connection_that_was_closed_meanwhile_is_not_closed_again():
     async def scenario():
         machines, *_ = await two()
         cut = machines.network.partition(["a"])
-        machines.network.disconnect("a", "b")
+        machines.network.break_connections("a", "b")
         machines.network.heal(cut)
         ours, theirs = await machines.stream("a", "b")
         await asyncio.sleep(2 * KEEPALIVE_SECONDS)

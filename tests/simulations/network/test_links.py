@@ -180,7 +180,7 @@ def test_meters_count_what_was_sent_and_what_was_received():
         await ours.write(bytes(300_000))
         await theirs.write(bytes(100))
         await asyncio.sleep(1)
-        a, b = (machines.network.hosts[name].meter("test") for name in "ab")
+        a, b = (machines.network.hosts[name].meters["test"] for name in "ab")
         assert (a.sent, b.received, b.sent, a.received) == (300_000, 300_000, 100, 100)
 
     run_virtual(scenario())

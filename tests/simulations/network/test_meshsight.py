@@ -6,9 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol.gossip.frames import frame
-from protocol.gossip.rpc import IHave, Rpc, Subscription, encode_rpc
-from protocol.gossip.rpc import Prune as WrittenPrune
-from simulations.network.meshsight import Graft, Prune, mesh_control, mesh_pipes
+from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
+from simulations.network.meshsight import Control, mesh_control, mesh_pipes
 from simulations.runtime.loop import run_virtual
 from tests.simulations.network.machines import Machines
 
@@ -22,7 +21,7 @@ RPCS = st.builds(
     ),
     iwant=st.lists(st.binary(max_size=40), max_size=2).map(tuple),
     graft=st.lists(TOPICS, max_size=2).map(tuple),
-    prune=st.lists(st.builds(WrittenPrune, TOPICS, st.integers(0, 4000)), max_size=2).map(tuple),
+    prune=st.lists(st.builds(Prune, TOPICS, st.integers(0, 4000)), max_size=2).map(tuple),
 )
 
 
@@ -35,8 +34,10 @@ def test_grafts_and_prunes_of_a_write_are_seen_in_order(rpcs):
     seen = mesh_control(b"".join(frame(encode_rpc(rpc)) for rpc in rpcs))
     expected = []
     for rpc in rpcs:
-        expected += [Graft(short(topic)) for topic in rpc.graft]
-        expected += [Prune(short(entry.topic), entry.backoff_seconds) for entry in rpc.prune]
+        expected += [Control("graft", short(topic)) for topic in rpc.graft]
+        expected += [
+            Control("prune", short(entry.topic), entry.backoff_seconds) for entry in rpc.prune
+        ]
     assert list(seen) == expected
 
 
@@ -51,7 +52,7 @@ def test_a_write_that_breaks_off_is_no_error(rpc, missing):
 
 
 def test_what_is_written_is_told_at_once_and_a_prune_again_when_it_arrives():
-    graft, prune = Rpc(graft=("run/commits",)), Rpc(prune=(WrittenPrune("run/roster", 60),))
+    graft, prune = Rpc(graft=("run/commits",)), Rpc(prune=(Prune("run/roster", 60),))
 
     async def scenario():
         machines, told = Machines(round_trip_seconds=1.0), []

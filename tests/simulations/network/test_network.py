@@ -195,7 +195,7 @@ def test_nobody_can_dial_across_a_cut_in_either_direction():
             network.heal(cut)
             network.heal(cut)
             await machines.connect("a", "b")
-            network.disconnect("a", "b")
+            network.break_connections("a", "b")
 
     run_virtual(scenario())
 
@@ -275,7 +275,7 @@ def test_a_stalled_machine_neither_sends_nor_receives_until_it_resumes():
         for pair in (("stalled", "third"), ("third", "stalled")):
             with pytest.raises(TransportError):
                 await machines.connect(*pair)
-        machines.network.resume("stalled")
+        machines.network.stall("stalled", stalled=False)
         assert await asyncio.wait_for(theirs.read(10), 1) == b"out"
         assert await asyncio.wait_for(ours.read(10), 1) == b"in"
 

@@ -7,8 +7,9 @@ import pytest
 from protocol.rng import Rng
 from protocol.types import PeerId
 from simulations.network.links import SimClock
-from simulations.ports.directory import OWNERS_PER_KEY_MAX, DirectoryQuality, SharedDirectory
+from simulations.ports.directory import OWNERS_PER_KEY_MAX, SharedDirectory
 from simulations.runtime.loop import START, run_virtual
+from simulations.scenario.scenario import DirectoryQuality
 
 
 def shared() -> SharedDirectory:
@@ -52,10 +53,11 @@ def test_what_has_expired_makes_room():
 # How bad it is
 
 KEY, OWNER, READER = "key", PeerId("owner"), PeerId("reader")
+PERFECT = {"lookup_seconds": 0.0, "delay_seconds": 0.0, "missing": 0.0, "failing": 0.0}
 
 
 def of_quality(**options) -> SharedDirectory:
-    quality = DirectoryQuality(**{"lookup_seconds": 0.0, "delay_seconds": 0.0, **options})
+    quality = DirectoryQuality(**PERFECT | options)
     return SharedDirectory(SimClock(asyncio.get_running_loop()), quality)
 
 

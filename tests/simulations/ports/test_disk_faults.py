@@ -1,4 +1,4 @@
-"""What faults of a disk do: a life ends at any write, and a quota is used up."""
+"""What faults of a disk do: a session ends at any write, and a quota is used up."""
 
 import asyncio
 from pathlib import Path
@@ -8,30 +8,31 @@ import pytest
 from protocol.crypto import digest
 from protocol.rng import Rng
 from roles.ports.storage import Owner, Purpose, Put, StorageFullError
-from simulations.ports.engines import Compute, SimEngines, Workload
-from simulations.ports.storage import Disk, Life, SimBlobs, SimPolicyFiles, SimStore
+from simulations.ports.engines import SimEngines
+from simulations.ports.storage import Disk, Session, SimBlobs, SimPolicyFiles, SimStore
 from simulations.runtime.loop import run_virtual
+from simulations.scenario.scenario import Compute, Workload
 
 OWNER = Owner(Purpose.WEIGHTS, digest(b"index"))
 PATH = Path("v1.safetensors")
-WORKLOAD = Workload(weights_bytes=1000, tokens_mean=4, skill=0.3, learning_rate=0.1)
+WORKLOAD = Workload(weights_bytes=4096, tokens_mean=4, skill=0.3, learning_rate=0.1)
 
 
-async def commit(disk, life):
-    await SimStore(disk, life).commit([Put("table", b"key", b"value")])
+async def commit(disk, session):
+    await SimStore(disk, session).commit([Put("table", b"key", b"value")])
 
 
-async def put(disk, life):
-    await SimBlobs(disk, life).put(b"blob", OWNER)
+async def put(disk, session):
+    await SimBlobs(disk, session).put(b"blob", OWNER)
 
 
-async def assemble(disk, life):
+async def assemble(disk, session):
     disk.blobs[digest(b"part")] = b"part"
-    await SimPolicyFiles(disk, life, Path(), Path()).assemble([digest(b"part")], PATH)
+    await SimPolicyFiles(disk, session, Path(), Path()).assemble([digest(b"part")], PATH)
 
 
-async def write_policy(disk, life):
-    engines = SimEngines(disk, Compute(1.0, 1.0, 1.0), WORKLOAD, Rng(b""), lambda *_, **__: 0, life)
+async def write_policy(disk, session):
+    engines = SimEngines(disk, Compute(), WORKLOAD, Rng(b""), lambda *_, **__: 0, session)
     await engines.training(MANIFEST).write_policy(PATH)
 
 
@@ -53,18 +54,18 @@ def written(disk):
 @pytest.mark.parametrize("touch", [1, 2])
 def test_a_life_that_ends_before_a_write_leaves_nothing_and_one_after_it_everything(write, touch):
     async def scenario():
-        disk, life, touches = Disk(), Life(), 0
+        disk, session, touches = Disk(), Session(), 0
 
         async def die():
             nonlocal touches
             touches += 1
             if touches == touch:
-                life.alive = False
+                session.alive = False
                 await asyncio.Event().wait()
 
-        life.at_write = die
+        session.at_write = die
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(write(disk, life), 10)
+            await asyncio.wait_for(write(disk, session), 10)
         assert written(disk) == (touch == 2)
 
     run_virtual(scenario())
@@ -75,10 +76,10 @@ def test_a_disk_without_room_takes_no_write(write):
     async def scenario():
         disk = Disk(quota_bytes=0)
         with pytest.raises(StorageFullError):
-            await write(disk, Life())
+            await write(disk, Session())
         assert not written(disk)
         disk.quota_bytes = None
-        await write(disk, Life())
+        await write(disk, Session())
         assert written(disk)
 
     run_virtual(scenario())

@@ -8,14 +8,15 @@ import pytest
 from protocol.rng import Rng
 from protocol.types import Digest, Version
 from roles.ports.engines import Policy
-from simulations.ports.engines import Compute, SimEngines, Workload, policy_digest
+from simulations.ports.engines import SimEngines, policy_digest
 from simulations.ports.storage import Disk
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import run_virtual
+from simulations.scenario.scenario import Compute, Workload
 
 PATH = Path("v3.safetensors")
 CONTENT = Extent.of(b"seed", 0, 1000)
-WORKLOAD = Workload(weights_bytes=1000, tokens_mean=4, skill=0.3, learning_rate=0.1)
+WORKLOAD = Workload(weights_bytes=4096, tokens_mean=4, skill=0.3, learning_rate=0.1)
 
 
 def load(disk: Disk, digest: Digest) -> list[dict[str, Any]]:
@@ -25,7 +26,7 @@ def load(disk: Disk, digest: Digest) -> list[dict[str, Any]]:
     def emit(_kind: str, **facts: Any) -> None:
         told.append(facts)
 
-    engines = SimEngines(disk, Compute(1.0, 1.0, 1.0), WORKLOAD, Rng(b"seed"), emit)
+    engines = SimEngines(disk, Compute(), WORKLOAD, Rng(b"seed"), emit)
     generation = engines.generation(None)  # type: ignore[arg-type] # every run is of the same sums
     try:
         run_virtual(generation.load(Policy(Version(3), digest, PATH)))

@@ -4,7 +4,7 @@ import pytest
 
 from protocol.gossip.message import SIGN_PREFIX
 from protocol.gossip.message import sign_message as gossip_message
-from simulations.ports.signing import Scheme, TracedSigner, TracedVerifier
+from simulations.ports.signing import Scheme, TracedSigner, traced
 
 SECRET = bytes(31) + b"s"
 ONE, OTHER = bytes(31) + b"1", bytes(31) + b"2"
@@ -37,7 +37,7 @@ def test_what_is_gossiped_is_seen_when_it_is_signed_and_when_it_is_first_verifie
         seen.append((topic, signature, ours))
 
     signer = TracedSigner(scheme.signer(ONE), sighting)
-    verify = TracedVerifier(scheme, sighting)
+    verify = traced(scheme.verifier, sighting)
     signature = signer.sign(b"a message that is not gossiped")
     verify(signer.peer_id, b"a message that is not gossiped", signature)
     assert seen == []

@@ -7,9 +7,8 @@ from html.parser import HTMLParser
 import pytest
 
 from simulations.metrics.numbers import Meter
-from simulations.report.page import CAPTIONS
+from simulations.report.page import CAPTIONS, write_report
 from simulations.report.plots import PICTURES, draw_all
-from simulations.report.report import write_report
 from tests.simulations.trace_examples import small_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -87,7 +86,7 @@ def test_a_violation_stands_on_the_page_with_its_causes():
 
     result, series = story(broken=True)
     text = render_page(result, series, {}, COMMAND)
-    assert "no-lie-certified" in text
+    assert "no-false-rollout-certified" in text
     assert "stored certificate" in text
     assert "Every check held" not in text
 

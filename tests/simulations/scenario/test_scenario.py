@@ -8,7 +8,7 @@ import pytest
 from pydantic import TypeAdapter
 
 from protocol.rng import Rng
-from simulations.scenario.durations import draw_seconds
+from simulations.cluster.churn import draw_seconds
 from simulations.scenario.plans import Duration
 from simulations.scenario.scenario import (
     ScenarioError,
