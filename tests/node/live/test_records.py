@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from node.live import records
 from node.live.records import BoundedStorage, RecordValidator, key_id
-from protocol.crypto import Identity
+from protocol.crypto import Identity, verify
 from protocol.types import RunId
 
 NOW = 1_000_000.0
@@ -106,13 +106,20 @@ def test_a_flipped_bit_anywhere_is_refused(data):
     assert judge.validate(good)
 
 
-def test_the_memory_of_verified_signatures_is_bounded(monkeypatch):
+def test_the_last_signatures_are_verified_once_and_what_is_remembered_is_bounded(monkeypatch):
     monkeypatch.setattr(records, "_VERIFIED_MAX", 3)
-    judge = validator()
+    judge, verified = validator(), []
+
+    def counting(*signed):
+        verified.append(signed)
+        return verify(*signed)
+
+    monkeypatch.setattr(records, "verify", counting)
     several = [record(bytes([n])) for n in range(8)]
-    assert all(judge.validate(one) for one in several)
-    assert all(judge.validate(one) for one in several)
-    assert len(judge._verified) == 3
+    assert all(judge.validate(one) for one in (*several, *several[5:]))
+    assert len(verified) == 8
+    assert all(judge.validate(one) for one in several[:5])
+    assert len(verified) == 13
 
 
 def test_an_owner_beyond_the_limit_finds_no_room_and_a_known_one_does(monkeypatch):
