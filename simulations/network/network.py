@@ -91,7 +91,7 @@ class SimNetwork:
         host = self.hosts[name]
         if host.peer_id in self._transports:
             raise ValueError(f"{name} is running")
-        transport = SimTransport(self, host, on_error)
+        transport = SimTransport(host, self.dial, self.running, self.pipe_makers, on_error)
         self._transports[host.peer_id] = transport
         return transport
 

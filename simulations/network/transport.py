@@ -4,18 +4,14 @@ Addresses are ``/sim/<name>/p2p/<peer id>``.
 """
 
 import asyncio
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Mapping
 
 from typing_extensions import override
 
 from protocol.types import PeerId
 from roles.ports.transport import StreamHandler, Transport, TransportError
 from simulations.network.connections import KEEPALIVE_SECONDS, Host
-from simulations.network.streams import Pipe, SimStream
-
-if TYPE_CHECKING:
-    from simulations.network.network import SimNetwork
+from simulations.network.streams import Pipe, PipeMaker, SimStream
 
 STREAM_ROUND_TRIPS = 1.0
 """multistream negotiation, before the opener may write."""
@@ -25,13 +21,20 @@ _EXPECTED = (TransportError, TimeoutError, LookupError)
 
 
 class SimTransport(Transport):
-    """One daemon's end of the network."""
+    """One daemon's end of the network, which gives it ``dial``, who runs, and its pipes."""
 
     def __init__(
-        self, network: "SimNetwork", host: Host, on_error: Callable[[BaseException], None]
+        self,
+        host: Host,
+        dial: Callable[[Host, PeerId], Awaitable[object]],
+        running: Callable[[PeerId], "SimTransport | None"],
+        pipe_makers: Mapping[str, PipeMaker],
+        on_error: Callable[[BaseException], None],
     ) -> None:
-        self._network = network
         self._host = host
+        self._dial = dial
+        self._running = running
+        self._pipe_makers = pipe_makers
         self._on_error = on_error
         self._handlers: dict[str, StreamHandler] = {}
         self._serving: dict[asyncio.Task[None], None] = {}
@@ -53,7 +56,7 @@ class SimTransport(Transport):
     async def connect(self, address: str) -> PeerId:
         self._require_alive()
         _, _, peer = address.rpartition("/p2p/")
-        await self._network.dial(self._host, PeerId(peer))
+        await self._dial(self._host, PeerId(peer))
         return PeerId(peer)
 
     @override
@@ -76,14 +79,14 @@ class SimTransport(Transport):
         await asyncio.sleep(2 * connection.latency * STREAM_ROUND_TRIPS)
         if connection.blocked:
             await asyncio.sleep(KEEPALIVE_SECONDS)
-        remote = self._network.running(peer)
+        remote = self._running(peer)
         if self._host.connections.get(peer) is not connection or remote is None:
             raise TransportError(f"the connection to {peer} broke")
         handler = remote.handler(protocol)
         if handler is None:
             raise TransportError("protocols not supported")
         label = _label(protocol)
-        make = self._network.pipe_makers.get(label, Pipe)
+        make = self._pipe_makers.get(label, Pipe)
         outgoing = connection.open_stream(self._host, label, make)
         remote.serve(handler, SimStream(self.peer_id, outgoing.opposite))
         return SimStream(peer, outgoing)
