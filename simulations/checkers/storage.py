@@ -22,6 +22,10 @@ RULE = "stored-is-kept"
 EXPIRY_MARGIN_EPOCHS = 2
 """Clocks of machines differ by seconds, and an outcome takes a moment to be stored."""
 
+FORGOTTEN_EXPIRIES = 4
+"""A commit is forgotten, and learned from no more, when it is so many times as old as it may get
+without an outcome."""
+
 _Owner = tuple[str, bytes]
 """Purpose and subject, as events tell them."""
 
@@ -106,9 +110,11 @@ class Storage:
         if commit is None or digest in self._learned:
             return None
         accepted, rules = self._settled.get(digest), self._watch.rules
+        age_epochs = rules.epoch_at(at) - commit.fields["epoch"] + EXPIRY_MARGIN_EPOCHS
         if accepted is None:
-            expires = commit.fields["epoch"] + rules.expire_epochs - EXPIRY_MARGIN_EPOCHS
-            return "which has no outcome" if rules.epoch_at(at) <= expires else None
+            return "which has no outcome" if age_epochs <= rules.expire_epochs else None
+        if age_epochs > FORGOTTEN_EXPIRIES * rules.expire_epochs:
+            return None
         young = commit.fields["version"] >= max(self._versions, default=0) - rules.async_level
         made_with = self._watch.wire.message(commit.fields["checkpoint"])
         contested = made_with is not None and self._is_contested(made_with)

@@ -107,6 +107,16 @@ def test_the_body_of_a_certified_commit_is_kept_while_it_is_young(newer, broken)
     assert run.rules_broken == broken
 
 
+@pytest.mark.parametrize(("epochs", "broken"), [(37, RULE), (42, [])])
+def test_the_body_of_a_certified_commit_is_kept_until_all_forget_it(epochs, broken):
+    run = small_run()
+    commit = run.certified("worker-0")
+    own(run, "trainer", BODY, run.digest(commit))
+    run.wait(epochs)
+    release(run, "trainer", BODY, run.digest(commit))
+    assert run.rules_broken == broken
+
+
 def test_the_body_of_a_commit_that_was_learned_from_may_go():
     run = small_run()
     commit = run.certified("worker-0")
