@@ -17,6 +17,7 @@ from protocol.manifest import RunManifest
 from protocol.messages import Message
 from protocol.replica import TOPIC_KINDS
 from protocol.shardcast.forest import ForestMember, tree
+from protocol.toploc.sampling import CHECK_VECTORS
 from protocol.types import Role, RunId, Topic
 from roles.environments.base import ENVIRONMENTS, environment
 from tests.vectors.by_hand import Refused, canonical, parents
@@ -155,6 +156,13 @@ def test_every_environment_is_documented():
     for name, row in rows.items():
         characters = re.sub(r"</?code>", "", row["characters"]).replace("&nbsp;", " ")
         assert characters == environment(name).characters
+
+
+def test_the_vectors_of_the_noise_are_those_that_engines_check():
+    table = TABLES["7. Assignment and sampling"][1]
+    places = [(int(row["seed"]), int(row["position"]), int(row["token"])) for row in table]
+    bits = [int(row["bits"], 16) for row in table]
+    assert [(*place, value) for place, value in zip(places, bits, strict=True)] == [*CHECK_VECTORS]
 
 
 def test_links_within_the_page_lead_somewhere():

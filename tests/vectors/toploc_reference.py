@@ -1,7 +1,7 @@
 """TOPLOC once more: slow, in Python integers, written from the description and sharing no code.
 
 Lagrange in place of Newton, sorting in place of partitions, sets in place of array tricks. Run as a
-script it prints the vectors: ``python tests/protocol/toploc/toploc_reference.py``.
+script it prints the vectors: ``python tests/vectors/toploc_reference.py``.
 """
 
 import json
@@ -13,7 +13,7 @@ from fractions import Fraction
 P = 65497
 WIDTH = {"bf16": 16, "fp32": 32}
 MANTISSA = {"bf16": 7, "fp32": 23}
-M64 = (1 << 64) - 1
+M32, M64 = (1 << 32) - 1, (1 << 64) - 1
 
 
 def top(bits, variant, top_k):
@@ -101,36 +101,42 @@ def verify(bits, hidden, proofs, variant, chunk_tokens=32, top_k=128):
     return [verify_chunk(chunk, proof, variant, top_k) for chunk, proof in chunks]
 
 
-def mix(z):
-    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & M64
-    z = (z ^ z >> 27) * 0x94D049BB133111EB & M64
-    return z ^ z >> 31
-
-
 class SplitMix:
-    """The generator as its authors print it."""
+    """SplitMix64, as its authors print it: a source of made-up states."""
 
     def __init__(self, state):
         self.state = state
 
     def next(self):
         self.state = (self.state + 0x9E3779B97F4A7C15) & M64
-        return mix(self.state)
+        z = (self.state ^ self.state >> 30) * 0xBF58476D1CE4E5B9 & M64
+        z = (z ^ z >> 27) * 0x94D049BB133111EB & M64
+        return z ^ z >> 31
 
-    def skip(self, count):
-        for _ in range(count):
-            self.next()
-        return self
+
+def mix(x, key=0):
+    """triple32 as its author prints it, with a key before the second product."""
+    x ^= x >> 17
+    x = x * 0xED5AD4BB & M32
+    x ^= x >> 11
+    x ^= key
+    x = x * 0xAC4C1B51 & M32
+    x ^= x >> 15
+    x = x * 0x31848BAB & M32
+    return x ^ x >> 14
 
 
 def noise_bits(seed, position, vocabulary):
-    over_positions = SplitMix(SplitMix(seed).next()).skip(position)
-    over_tokens = SplitMix(over_positions.next())
-    return [over_tokens.next() for _ in range(vocabulary)]
+    low, high = seed & M32, seed >> 32
+    keys = [
+        mix(mix(mix(word + increment & M32) + other & M32) + position & M32)
+        for word, other, increment in ((low, high, 0x9E3779B9), (high, low, 0x85EBCA6B))
+    ]
+    return [mix(token ^ keys[0], keys[1]) for token in range(vocabulary)]
 
 
 def gumbel(bits):
-    return -math.log(-math.log(((bits >> 12) + 0.5) / 2**52))
+    return -math.log(-math.log1p(-min((bits + 0.5) / 2**32, 1 - 2**-24)))
 
 
 def float_bits(value, variant):
@@ -210,7 +216,7 @@ def build_vectors():
         {
             "seed": seed,
             "position": position,
-            "bits": [f"{value:016x}" for value in noise_bits(seed, position, 4)],
+            "bits": [f"{value:08x}" for value in noise_bits(seed, position, 4)],
             "noise": [gumbel(value) for value in noise_bits(seed, position, 4)],
         }
         for seed, position in ((0, 0), (1234567, 0), (1234567, 41), (2**64 - 1, 7))

@@ -8,15 +8,13 @@ padded on the left, which keeps every row's next slot in the same column.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 from transformers import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-Noise = Callable[[Sequence[int], int], NDArray[np.float64] | None]
+Noise = Callable[[Sequence[int], int], Tensor | None]
 """(rows, position) -> what is added to the scaled logits, ``[rows, vocabulary]``; None is zero."""
 
 
@@ -96,8 +94,8 @@ class Decoder:
     ) -> list[Decoded]:
         """Continue every prompt until the end token or its ``tokens_max``, as one batch.
 
-        Each token is ``argmax(logits / temperature + noise)``, the sum in float64; without noise
-        that is greedy decoding.
+        Each token is ``argmax(logits / temperature + noise)``; without noise that is greedy
+        decoding.
         """
         longest = max(tokens_max)
         steps: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []
@@ -107,7 +105,7 @@ class Decoder:
         for position in range(longest):
             scaled = linear(states, self._unembedding).float() / temperature
             tokens = _choose(scaled, noise(rows.tolist(), position))
-            logprobs = scaled.log_softmax(-1).gather(1, tokens[:, None])[:, 0]
+            logprobs = scaled.gather(1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
             # A view of the states would keep those of the whole prompts.
             steps.append((rows, tokens, logprobs, states.clone()))
             alive = (tokens != self.config.eos_token_id) & (position + 1 < limits[rows])
@@ -232,7 +230,5 @@ def _mask(columns: Tensor, cache: _Cache) -> Tensor:
     return ((causal & filled) | (seen == columns[:, None]))[:, None]
 
 
-def _choose(scaled: Tensor, noise: NDArray[np.float64] | None) -> Tensor:
-    if noise is None:
-        return scaled.argmax(-1)
-    return (scaled.double() + torch.from_numpy(noise).to(scaled.device)).argmax(-1)
+def _choose(scaled: Tensor, noise: Tensor | None) -> Tensor:
+    return (scaled if noise is None else noise.add_(scaled)).argmax(-1)

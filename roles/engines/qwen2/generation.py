@@ -4,12 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from typing_extensions import override
 
 from protocol.manifest import ModelSection, ToplocSection
 from protocol.toploc.proof import States, build_proofs_batch
-from protocol.toploc.sampling import gumbel_noise_batch
+from roles.engines.noise import NoiseSource
 from roles.engines.qwen2.decoder import Decoded, Decoder
 from roles.engines.qwen2.engine import Qwen2Engine, computed
 from roles.ports.engines import Generation, GenerationEngine, GenerationRequest, Policy
@@ -30,6 +29,7 @@ class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
         batch_sequences_max: int = 256,
     ) -> None:
         super().__init__(model, toploc.precision, device)
+        self._noise = NoiseSource(self._config.vocab_size, device)
         self._toploc = toploc
         self._batch_sequences_max = batch_sequences_max
         self._decoder: Decoder | None = None
@@ -60,8 +60,8 @@ class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
             raise RuntimeError("no policy is loaded")
         seeds = np.array([request.seed for request in batch], dtype=np.uint64)
 
-        def noise(rows: Sequence[int], position: int) -> NDArray[np.float64]:
-            return gumbel_noise_batch(seeds[rows], position, self._config.vocab_size)
+        def noise(rows: Sequence[int], position: int) -> torch.Tensor:
+            return self._noise.draw(seeds[rows], position)
 
         return self._decoder.decode(
             [request.prompt for request in batch],

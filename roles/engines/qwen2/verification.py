@@ -18,14 +18,14 @@ from protocol.audit import Measurement
 from protocol.manifest import ModelSection, ToplocSection
 from protocol.toploc.layout import Variant
 from protocol.toploc.proof import proof_fault, verify_proofs_batch
-from protocol.toploc.sampling import gumbel_noise_batch
 from protocol.types import Version
+from roles.engines.noise import NoiseSource
 from roles.engines.qwen2.engine import Qwen2Engine, computed
 from roles.engines.qwen2.generation import as_states
 from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
 
 _SCORES_PER_BLOCK = 1 << 23
-"""Logits (positions x vocabulary) held at once: 64 MB in float64."""
+"""Logits (positions x vocabulary) held at once: 32 MB in float32."""
 
 
 class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
@@ -45,6 +45,7 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         batch_tokens_max: int = 1 << 14,
     ) -> None:
         super().__init__(model, toploc.precision, device)
+        self._noise = NoiseSource(self._config.vocab_size, device)
         self._toploc = toploc
         self._policies_kept = policies_kept
         self._batch_tokens_max = batch_tokens_max
@@ -170,10 +171,9 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         for start in range(0, len(seeds), rows_per_block):
             block = slice(start, start + rows_per_block)
             scaled = model.lm_head(states[block]).float() / temperature
-            noise = gumbel_noise_batch(seeds[block], positions[block], self._config.vocab_size)
-            scores = scaled.double() + torch.from_numpy(noise).to(self._device)
+            scores = self._noise.draw(seeds[block], positions[block]).add_(scaled)
             chosen = tokens[block]
-            logprobs.append(scaled.log_softmax(-1).gather(1, chosen)[:, 0])
+            logprobs.append((scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True))[:, 0])
             gaps.append(scores.amax(-1) - scores.gather(1, chosen)[:, 0])
         return torch.cat(logprobs).cpu(), torch.cat(gaps).cpu()
 

@@ -21,7 +21,7 @@ def silent(rows, position):
 
 def seeded(rows, position):
     noise = [np.random.default_rng((row, position)).gumbel(size=32) for row in rows]
-    return np.array(noise)
+    return torch.from_numpy(np.array(noise, dtype=np.float32))
 
 
 @torch.no_grad()
@@ -87,7 +87,7 @@ def forced(tokens):
         scores = np.zeros((len(rows), 32))
         for index, row in enumerate(rows):
             scores[index, tokens[row][position]] = 1e6
-        return scores
+        return torch.from_numpy(scores).float()
 
     return noise
 

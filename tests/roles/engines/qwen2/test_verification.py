@@ -1,6 +1,7 @@
 import math
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -122,10 +123,10 @@ def scores_of(policy, claim, temperature):
     model = build_model(configuration(CONFIG), torch.float32, "cpu")
     model.load_state_dict(load_file(policy.path))
     states = model(input_ids=torch.tensor([claim.prompt + claim.tokens])).logits[0].detach()
-    first = len(claim.prompt) - 1
+    first, seed = len(claim.prompt) - 1, np.array([claim.seed], dtype=np.uint64)
     return [
         states[first + place].double() / temperature
-        + torch.from_numpy(gumbel_noise(claim.seed, place, CONFIG["vocab_size"]))
+        + torch.from_numpy(gumbel_noise(seed, place, CONFIG["vocab_size"]))[0]
         for place in range(len(claim.tokens))
     ]
 

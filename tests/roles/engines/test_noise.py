@@ -1,0 +1,55 @@
+import numpy as np
+import pytest
+import torch
+
+from protocol.toploc.sampling import SEED_MAX, gumbel_noise, noise_bits, noise_keys
+from roles.engines import noise
+from roles.engines.noise import NoiseSource
+from roles.engines.qwen2.generation import TransformersGenerationEngine
+from roles.engines.qwen2.verification import TransformersVerificationEngine
+from tests.roles.engines.tiny import model, toploc
+
+VOCABULARY = 151_936
+SEEDS = np.array([0, 1, SEED_MAX, 0x0123_4567_89AB_CDEF, 7], dtype=np.uint64)
+POSITIONS = np.array([0, 2**32 - 1, 5, 41, 262_143])
+
+noise_of, noise_values = noise._bits, noise._gumbel
+
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    ),
+]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_device_draws_the_integers_of_the_reference(device):
+    keys = noise_keys(SEEDS, POSITIONS)
+    tokens = torch.arange(VOCABULARY, dtype=torch.int32, device=device)
+    drawn = noise._bits(tokens, torch.from_numpy(keys.view(np.int32)).to(device))
+    assert np.array_equal(drawn.cpu().numpy().view(np.uint32), noise_bits(keys, VOCABULARY))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_device_draws_the_noise_of_the_reference(device):
+    drawn = NoiseSource(VOCABULARY, device).draw(SEEDS, POSITIONS)
+    assert (drawn.device.type, drawn.dtype) == (device, torch.float32)
+    expected = gumbel_noise(SEEDS, POSITIONS, VOCABULARY)
+    np.testing.assert_allclose(drawn.cpu().numpy(), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        ("_bits", lambda *given: noise_of(*given) ^ 1),
+        ("_gumbel", lambda bits: noise_values(bits) + 0.01),
+        ("_gumbel", lambda bits: noise_values(bits) * torch.nan),
+    ],
+)
+@pytest.mark.parametrize("engine", [TransformersGenerationEngine, TransformersVerificationEngine])
+def test_an_engine_whose_device_draws_other_noise_refuses_to_work(engine, name, wrong, monkeypatch):
+    monkeypatch.setattr(noise, name, wrong)
+    with pytest.raises(RuntimeError, match="cpu draws other sampling noise"):
+        engine(model(), toploc())
