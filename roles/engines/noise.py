@@ -38,7 +38,8 @@ class NoiseSource:
 
     def __init__(self, vocabulary: int, device: str) -> None:
         self._device = device
-        self._tokens = torch.arange(vocabulary, dtype=torch.int32, device=device)
+        self.tokens = torch.arange(vocabulary, dtype=torch.int32, device=device)
+        """All of the vocabulary, on the device."""
         self._check()
 
     def draw(self, seeds: NDArray[np.uint64], positions: int | NDArray[np.int64]) -> Tensor:
@@ -46,7 +47,7 @@ class NoiseSource:
 
         Only the keys, eight bytes a draw, go to the device.
         """
-        return _gumbel(_bits(self._tokens, self._to_device(noise_keys(seeds, positions))))
+        return _gumbel(_bits(self.tokens, self._to_device(noise_keys(seeds, positions))))
 
     def _to_device(self, keys: NDArray[np.uint32]) -> Tensor:
         return torch.from_numpy(keys.view(np.int32)).to(self._device)

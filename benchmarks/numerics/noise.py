@@ -1,0 +1,133 @@
+"""What sampling noise costs at a real model's vocabulary, on one CPU thread.
+
+One draw for a whole vocabulary: ours in NumPy (the reference) and in torch (what engines use), and
+as peers SplitMix64 in 64-bit integers and float64 (what several public schemes do in NumPy) and
+torch's own exponential variates, which nobody can draw again. Then a rollout of the testnet's model
+with that vocabulary, generated and verified, with the noise and with zeros in its place.
+
+Usage: ``python benchmarks/numerics/noise.py [--vocabulary N] [--tokens N] [--json]``
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from protocol.manifest import ModelSection, ToplocSection, load_recipe
+from protocol.toploc.sampling import gumbel_noise
+from protocol.types import Version
+from roles.engines.noise import NoiseSource
+from roles.engines.qwen2.generation import TransformersGenerationEngine
+from roles.engines.qwen2.policy import build_model, configuration, write_policy
+from roles.engines.qwen2.verification import TransformersVerificationEngine
+from roles.ports.engines import GenerationRequest, Policy, VerificationRequest
+
+RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
+PROMPT = (2, 3, 4, 5)
+DRAWS = 30
+
+
+def splitmix_noise(seed: int, position: int, vocabulary: int) -> NDArray[np.float64]:
+    """Return Gumbel noise from SplitMix64, in float64."""
+    gamma = np.uint64(0x9E37_79B9_7F4A_7C15)
+    state = np.full(1, seed, dtype=np.uint64) + np.uint64(position) * gamma
+    mixed = state + np.arange(1, vocabulary + 1, dtype=np.uint64) * gamma
+    for shift, multiplier in ((30, 0xBF58_476D_1CE4_E5B9), (27, 0x94D0_49BB_1331_11EB)):
+        mixed ^= mixed >> np.uint64(shift)
+        mixed *= np.uint64(multiplier)
+    mixed ^= mixed >> np.uint64(31)
+    noise: NDArray[np.float64] = -np.log(-np.log(((mixed >> np.uint64(12)) + 0.5) * 2.0**-52))
+    return noise
+
+
+def torch_noise(vocabulary: int) -> torch.Tensor:
+    """Return Gumbel noise from torch's own generator."""
+    return torch.empty(1, vocabulary).exponential_().log_().neg_()
+
+
+def milliseconds(draw: Callable[[int], object]) -> float:
+    """Return how long the fastest of some draws took; ``draw`` is given a position."""
+    taken = []
+    for position in range(DRAWS):
+        began = time.perf_counter()
+        draw(position)
+        taken.append(time.perf_counter() - began)
+    return 1000 * min(taken)
+
+
+async def engine_speeds(vocabulary: int, sequences: int, tokens: int) -> dict[str, float]:
+    """Return tokens per second of generation and verification, with noise and without."""
+    recipe = load_recipe(RECIPE.read_text())
+    config = recipe.model.config | {"vocab_size": vocabulary, "max_position_embeddings": 4096}
+    model = ModelSection(**recipe.model.model_dump() | {"config": config})
+    toploc = ToplocSection(**recipe.toploc.model_dump())
+    requests = [GenerationRequest(PROMPT, seed, tokens) for seed in range(sequences)]
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "policy"
+        torch.manual_seed(1)
+        network = build_model(configuration(config), torch.float32, "cpu")
+        policy = Policy(Version(0), write_policy(network, path), path)
+        generator = TransformersGenerationEngine(model, toploc)
+        verifier = TransformersVerificationEngine(model, toploc)
+        await generator.load(policy)
+        await verifier.load(policy)
+    results = {}
+    for suffix, draw in (("", NoiseSource.draw), ("_without_noise", _zeros)):
+        with patch.object(NoiseSource, "draw", draw):
+            began = time.perf_counter()
+            generated = await generator.generate(requests, 1.0)
+            generated_at = time.perf_counter()
+            claims = [
+                VerificationRequest(r.prompt, r.seed, g.tokens, g.logprobs, g.proofs)
+                for r, g in zip(requests, generated, strict=True)
+            ]
+            await verifier.measure(Version(0), claims, 1.0)
+            ended = time.perf_counter()
+        count = sum(len(g.tokens) for g in generated)
+        results[f"generate_tokens_per_s{suffix}"] = count / (generated_at - began)
+        results[f"verify_tokens_per_s{suffix}"] = count / (ended - generated_at)
+    generator.close()
+    verifier.close()
+    return results
+
+
+def _zeros(source: NoiseSource, seeds: NDArray[np.uint64], _positions: object) -> torch.Tensor:
+    return torch.zeros(len(seeds), len(source.tokens))
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--sequences", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=24)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    vocabulary, seeds = options.vocabulary, np.array([12345], dtype=np.uint64)
+    source = NoiseSource(vocabulary, "cpu")
+    results = {
+        "vocabulary": vocabulary,
+        "numpy_ms_per_token": milliseconds(lambda at: gumbel_noise(seeds, at, vocabulary)),
+        "torch_cpu_ms_per_token": milliseconds(lambda at: source.draw(seeds, at)),
+        "splitmix64_numpy_ms_per_token": milliseconds(lambda at: splitmix_noise(1, at, vocabulary)),
+        "torch_generator_ms_per_token": milliseconds(lambda _: torch_noise(vocabulary)),
+        **asyncio.run(engine_speeds(vocabulary, options.sequences, options.tokens)),
+    }
+    if options.json:
+        print(json.dumps(results))
+        return
+    for name, value in results.items():
+        print(f"{name:36} {value:12,.3f}")
+
+
+if __name__ == "__main__":
+    main()
