@@ -1,6 +1,7 @@
 """Which peers are kept away, because what they sent can only come from who breaks the protocol."""
 
 from collections import deque
+from collections.abc import Collection
 
 from protocol.faults import Blame, Fault
 from protocol.types import PeerId
@@ -31,7 +32,7 @@ class Bans:
 
     def blame(self, peer: PeerId, fault: Fault, now: float) -> bool:
         """Count a fault; True when it is the one for which the peer is kept away from now on."""
-        if fault.code.blame is not Blame.SENDER or self.holds(peer, now):
+        if fault.code.blame is not Blame.SENDER or peer in self.held(now):
             return False
         times = self._faults.setdefault(peer, deque(maxlen=FAULTS_MAX))
         times.append(now)
@@ -43,16 +44,11 @@ class Bans:
         _bound(self._until)
         return True
 
-    def holds(self, peer: PeerId, now: float) -> bool:
-        """Tell whether a peer is kept away."""
-        until = self._until.get(peer)
-        if until is not None and until <= now:
-            del self._until[peer]
-        return peer in self._until
-
-    def count(self, now: float) -> int:
-        """Return how many peers are kept away."""
-        return sum(until > now for until in self._until.values())
+    def held(self, now: float) -> Collection[PeerId]:
+        """Return the peers that are kept away."""
+        if any(until <= now for until in self._until.values()):
+            self._until = {peer: until for peer, until in self._until.items() if until > now}
+        return self._until.keys()
 
 
 def _bound(table: dict[PeerId, deque[float]] | dict[PeerId, float]) -> None:

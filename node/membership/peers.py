@@ -83,7 +83,7 @@ class PeerTable(Peers):
     @property
     def banned(self) -> int:
         """How many peers are kept away."""
-        return self._bans.count(_now())
+        return len(self._bans.held(_now()))
 
     @override
     def follow(self, follower: Callable[[Sequence[PeerId]], None]) -> None:
@@ -100,7 +100,7 @@ class PeerTable(Peers):
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
         async def serve(stream: Stream) -> None:
-            if not self._bans.holds(stream.peer, _now()):
+            if stream.peer not in self._bans.held(_now()):
                 self._connected[stream.peer] = None  # before the next look
                 await handler(stream)
 
@@ -163,7 +163,7 @@ class PeerTable(Peers):
         """Connect to a member if we are not; False when its addresses do not answer."""
         if peer in self._connected:
             return True
-        if self._bans.holds(peer, _now()):
+        if peer in self._bans.held(_now()):
             return False
         return await self._dial_any(self._addresses_of(peer))
 
@@ -190,11 +190,9 @@ class PeerTable(Peers):
             *self._rng.sample(list(self._answered), TRIED_MAX),
             *self._rng.sample(members, TRIED_MAX),
         ]
-        return [
-            address
-            for address in dict.fromkeys((*self._initial, *known))
-            if (peer := _peer_of(address)) != self.peer_id and not self._bans.holds(peer, _now())
-        ]
+        nobody = (self.peer_id, *self._bans.held(_now()))
+        addresses = dict.fromkeys((*self._initial, *known))
+        return [address for address in addresses if _peer_of(address) not in nobody]
 
     async def _look(self) -> None:
         """Poll the transport; end the connections of peers that are kept away."""
@@ -204,8 +202,10 @@ class PeerTable(Peers):
             self._connected = {}
             self._few.set()
             return
-        away = [peer for peer in peers if self._bans.holds(peer, _now())]
-        self._connected = dict.fromkeys(peer for peer in peers if peer not in away)
+        self._connected = dict.fromkeys(peers)
+        away = [peer for peer in self._bans.held(_now()) if peer in self._connected]
+        for peer in away:
+            del self._connected[peer]
         await asyncio.gather(*map(self.disconnect, away))
         if self._connected:
             self.unreachable_since = None

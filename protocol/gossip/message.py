@@ -31,6 +31,9 @@ MESSAGE_ID_BYTES = SOURCE_BYTES + SEQNO_BYTES
 _FIELDS_MAX = 8
 """A canonical message has five."""
 
+_SIGNATURE_FIELD_BYTES = 2 + SIGNATURE_BYTES
+"""Tag, length and content; it is the last field of the canonical bytes."""
+
 DECODED_MAX = 1024
 """Messages remembered: each comes from about six mesh peers within seconds."""
 
@@ -78,7 +81,8 @@ def sign_message(signer: Signer, topic: str, data: bytes, seqno: int) -> Message
 
 def verify_message(message: Message, verifier: Verifier) -> bool:
     """Check the author's signature."""
-    return verifier(message.author, SIGN_PREFIX + _encode_unsigned(message), message.signature)
+    unsigned = message.encoded[:-_SIGNATURE_FIELD_BYTES] or _encode_unsigned(message)
+    return verifier(message.author, SIGN_PREFIX + unsigned, message.signature)
 
 
 def encode_message(message: Message) -> bytes:

@@ -203,6 +203,7 @@ def test_what_ours_writes_is_read_by_hand(value):
 
 @settings(max_examples=500)
 @given(st.binary(max_size=24) | VALUES.map(encode), st.integers(0, 40), st.binary(max_size=3))
+@example(b"\x82\xa1b\x01\xa1a\x02", 0, b"")  # keys out of order
 @example(b"\x91" * 15 + b"\xc0", 0, b"")
 @example(b"\x91" * 16 + b"\xc0", 0, b"")
 @example(b"\x91" * 15 + b"\x90", 0, b"")
@@ -229,6 +230,7 @@ def test_what_ours_refuses_is_refused_by_hand_and_nothing_else(data, place, spli
     st.integers(1, 5),
     st.integers(2, 4),
 )
+@example([(1, True), (1000, True), *[(1, True)] * 22], bytes(32), 1, 2)  # a full inner node
 def test_the_forest_is_the_one_that_the_page_describes(members, version, stripes, fanout):
     named = [(f"peer {n}", upload, there) for n, (upload, there) in enumerate(members)]
     ours = [ForestMember(*member) for member in named]
