@@ -26,7 +26,7 @@ from protocol.toploc.sampling import gumbel_noise
 from protocol.types import Version
 from roles.engines.noise import NoiseSource
 from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import build_model, configuration, write_policy
+from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
 from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.ports.engines import GenerationRequest, Policy, VerificationRequest
 
@@ -74,7 +74,7 @@ async def engine_speeds(vocabulary: int, sequences: int, tokens: int) -> dict[st
         path = Path(directory) / "policy"
         torch.manual_seed(1)
         network = build_model(configuration(config), torch.float32, "cpu")
-        policy = Policy(Version(0), write_policy(network, path), path)
+        policy = Policy(Version(0), write_policy(tensors_of(network), path), path)
         generator = TransformersGenerationEngine(model, toploc)
         verifier = TransformersVerificationEngine(model, toploc)
         await generator.load(policy)
