@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 
 from protocol.manifest import ModelSection, ToplocSection, load_recipe
-from protocol.toploc.sampling import gumbel_noise
+from protocol.toploc.sampling import SEED_MAX, gumbel_noise
 from protocol.types import Version
 from roles.engines.noise import NoiseSource
 from roles.engines.qwen2.generation import TransformersGenerationEngine
@@ -38,7 +38,7 @@ DRAWS = 30
 def splitmix_noise(seed: int, position: int, vocabulary: int) -> NDArray[np.float64]:
     """Return Gumbel noise from SplitMix64, in float64."""
     gamma = np.uint64(0x9E37_79B9_7F4A_7C15)
-    state = np.full(1, seed, dtype=np.uint64) + np.uint64(position) * gamma
+    state = np.array([seed + position * int(gamma) & SEED_MAX], dtype=np.uint64)
     mixed = state + np.arange(1, vocabulary + 1, dtype=np.uint64) * gamma
     for shift, multiplier in ((30, 0xBF58_476D_1CE4_E5B9), (27, 0x94D0_49BB_1331_11EB)):
         mixed ^= mixed >> np.uint64(shift)

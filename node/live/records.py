@@ -97,9 +97,8 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
     def _verify(self, owner: PeerId, message: bytes, signature: bytes) -> bool:
         """Check a signature once: replicas send the same records again with each lookup."""
         seen = digest(signature + message)  # the message contains the owner
-        bad = Fault(FaultCode.BAD_SIGNATURE)
         found = self._verified.recall(
-            seen, lambda: True if verify(owner, message, signature) else bad
+            seen, lambda: verify(owner, message, signature) or Fault(FaultCode.BAD_SIGNATURE)
         )
         return found is True
 

@@ -191,7 +191,7 @@ def write_atomically(path: Path, data: bytes, *, replace: bool = True) -> None:
 
 def sync_directory(path: Path) -> None:
     """Write the names in a directory to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

@@ -15,7 +15,9 @@ from transformers import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
 Noise = Callable[[Sequence[int], int], Tensor | None]
-"""(rows, position) -> what is added to the scaled logits, ``[rows, vocabulary]``; None is zero."""
+"""(rows, position) -> what is added to the scaled logits, ``[rows, vocabulary]``; None is zero.
+
+The sum is written over it."""
 
 
 @dataclass(frozen=True, slots=True)
