@@ -1,7 +1,7 @@
 """The protocol: how strangers' machines train one model together, with nobody in charge.
 
-A *run* is everything that its nodes agree on beforehand (``manifest``); its digest is in every
-signature. A node is an Ed25519 key (``crypto``) and says what it is in a signed record
+A *run* is everything that its nodes agree on beforehand (``recipe``, ``manifest``); its digest is
+in every signature. A node is an Ed25519 key (``crypto``) and says what it is in a signed record
 (``membership``). Every message is a frozen model in a signed envelope (``messages``), spelled in
 exactly one way (``codec``).
 
@@ -12,10 +12,11 @@ its digest.
 
 The epoch after decides who checks it: validators ranked by a hash over the epoch's beacon and the
 commit (``electorate``, ``committee``), and only commits that came in time are checked. They read
-the body, recompute rewards, and repeat the computation by one prefill (``audit``, ``toploc``). The
-first few decide if they agree; otherwise more are asked and two thirds decide. Their signed
-verdicts together are a *certificate*. A validator that signs two that contradict each other has
-signed the *evidence* that excludes it.
+the body, recompute rewards, and repeat the computation by one prefill (``toploc``), which is as far
+from theirs as honest engines are or further (``statistics``, ``audit``). The first few decide if
+they agree; otherwise more are asked and two thirds decide. Their signed verdicts together are a
+*certificate*. A validator that signs two that contradict each other has signed the *evidence* that
+excludes it.
 
 The *trainer* learns from certified rollouts only and publishes the next policy as a signed
 checkpoint manifest, which names the commits that it learned from. A node takes it when each of them
@@ -30,7 +31,7 @@ Everything here is pure. Time, randomness and identity are arguments; effects ar
 rejected message leaves the state untouched. What another node did wrong is a value (``Fault``),
 what we did wrong is an exception. So the same code runs live and in simulated time.
 
-Read in this order: ``types``, ``messages``, ``manifest``, ``membership``, ``assignment``,
-``committee``, ``audit``, ``ledger``, ``replica``; then the packages ``gossip``, ``toploc`` and
-``shardcast``, each of which opens with a page like this one.
+Read in this order: ``types``, ``messages``, ``recipe``, ``manifest``, ``membership``,
+``assignment``, ``committee``, ``audit``, ``ledger``, ``replica``; then the packages ``gossip``,
+``toploc`` and ``shardcast``, each of which opens with a page like this one.
 """

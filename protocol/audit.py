@@ -1,56 +1,64 @@
 """What a validator decides about a rollout body, cheapest checks first.
 
 The order is fixed: format and limits, assignment (by construction: prompts and seeds are
-recomputed, never read), rewards, termination, then what one prefill shows: proofs,
-log-probabilities, sampling. The first failure is the verdict's reason; the margins say how close
-everything measured came.
+recomputed, never read), rewards, termination, then what one prefill shows: proofs, the loose limits
+of single values, the statistics of this rollout, and those of its worker's last ones. The first
+failure is the verdict's reason.
+
+A lie that cannot be an accident ends a worker's standing. What is only improbable, a rollout that
+is too far from ours, is rejected; when many of them add up to what an honest worker does not come
+to once in ``1 / slash_rate`` tries, that is a lie, too.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from protocol.crypto import digest
 from protocol.faults import Fault
-from protocol.manifest import RunManifest, ToplocSection
-from protocol.messages import Margin, RolloutCommit
+from protocol.manifest import RunManifest
+from protocol.messages import RolloutCommit, Verdict
 from protocol.rollout import RolloutSequence, decode_body
-from protocol.toploc.proof import ChunkResult
+from protocol.statistics import Extremes, Measurement, Sums, added, beyond, stated
 from protocol.types import Digest
 
 ACCEPTED = "accepted"
-_MILLIONTHS_MAX = 2**53
 
+LIES = frozenset({"format", "reward", "termination", "computation", "history"})
+"""Reasons of a rejection that end a worker's standing; the others cost it the rollout."""
 
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What one prefill says of a claimed sequence.
+_REASONS = ("computation", "computation", "computation", "logprobs", "sampling")
+"""What a value beyond its limit shows, in the order of ``Extremes``."""
 
-    ``proof_fault`` is None when the proofs are well formed, and then ``chunks`` holds one entry per
-    chunk. ``sampling_gap_max``: nats by which a token's perturbed score falls below the best one,
-    worst over positions. ``end_probability``: the model's probability of the last token. Anything
-    that could not be computed is infinite and so fails its limit.
-    """
-
-    proof_fault: str | None
-    chunks: tuple[ChunkResult, ...]
-    logprob_error_max: float
-    sampling_gap_max: float
-    end_probability: float
+HISTORY_ROLLOUTS_MIN = 4
+"""Fewer rollouts are no history: one of a broken machine may be as far off as it likes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A verdict in the making."""
+    """A verdict in the making; ``sums`` and ``extremes`` are there if something was measured."""
 
     reason: str
     detail: str = ""
-    margins: tuple[Margin, ...] = ()
+    sums: Sums | None = None
+    extremes: Extremes | None = None
 
     @property
     def accept(self) -> bool:
         """Whether nothing was found."""
         return self.reason == ACCEPTED
+
+    def verdict(self, commit: Digest) -> Verdict:
+        """Return what a validator signs."""
+        return Verdict(
+            commit=commit,
+            accept=self.accept,
+            reason=self.reason,
+            detail=self.detail[:200],
+            chunks=0 if self.sums is None else self.sums.chunks,
+            means=() if self.sums is None else stated(self.sums.means),
+            extremes=stated(self.extremes or ()),
+        )
 
 
 def audited(beacon: Digest, commit: Digest, count: int, share: float) -> list[int]:
@@ -107,65 +115,36 @@ def check_claims(
 
 
 def decide(
-    manifest: RunManifest,
-    sequences: Sequence[RolloutSequence],
-    measurements: Sequence[Measurement],
+    manifest: RunManifest, measurements: Sequence[Measurement], history: Sequence[Sums]
 ) -> Finding:
-    """Decide about the measured ``sequences`` (those audited, in the same order)."""
+    """Decide about measured sequences; ``history`` are the worker's last rollouts."""
     rules = manifest.toploc
     for index, measurement in enumerate(measurements):
         if measurement.proof_fault is not None:
-            return Finding("proof-malformed", f"sequence {index}: {measurement.proof_fault}"[:200])
-    margins = _computation(rules, measurements)
-    ends = [
-        measurement.end_probability
-        for item, measurement in zip(sequences, measurements, strict=True)
-        if item.tokens[-1] == manifest.model.end_token
-        and len(item.tokens) < manifest.sampling.tokens_max
+            return Finding("format", f"sequence {index}: {measurement.proof_fault}")
+    sums = added(measurement.sums for measurement in measurements)
+    extremes = Extremes(*map(max, zip(*(item.extremes for item in measurements), strict=True)))
+
+    def finding(reason: str, detail: str = "") -> Finding:
+        return Finding(reason, detail, sums, extremes)
+
+    limits = [
+        (name, value, getattr(rules, name))
+        for name, value in zip(Extremes._fields, extremes, strict=True)
     ]
-    logprob_error = _worst([item.logprob_error_max for item in measurements], max)
-    sampling_gap = _worst([item.sampling_gap_max for item in measurements], max)
-    end_probability = _worst([1.0, *ends], min)
-    checks = [
-        ("termination", "end-probability", end_probability, rules.end_probability_min),
-        *(("computation", *margin) for margin in margins),
-        ("logprobs", "logprob-error-max", logprob_error, rules.logprob_error_max),
-        ("sampling", "sampling-gap-max", sampling_gap, rules.sampling_gap_max),
-    ]
-    shown = tuple(
-        Margin(name=name, value=_millionths(value), limit=_millionths(limit))
-        for _, name, value, limit in checks
-    )
-    for reason, name, value, limit in checks:
-        kept = value >= limit if reason == "termination" else value <= limit
-        if not kept:  # a NaN keeps no limit
-            return Finding(reason, f"{name} {value:.6g}, limit {limit:g}"[:200], shown)
-    return Finding(ACCEPTED, margins=shown)
-
-
-def _computation(
-    rules: ToplocSection, measurements: Sequence[Measurement]
-) -> list[tuple[str, float, float]]:
-    """Return the name, the worst value over all chunks and the limit of each statistic."""
-    chunks = [chunk for item in measurements for chunk in item.chunks]
-    if not chunks:
-        raise ValueError("no chunk was measured")
-    mismatches = [float(chunk.exponent_mismatches) for chunk in chunks]
-    means = [chunk.mantissa_error_mean for chunk in chunks]
-    medians = [chunk.mantissa_error_median for chunk in chunks]
-    return [
-        ("exponent-mismatches", _worst(mismatches, max), rules.exponent_mismatches_max),
-        ("mantissa-error-mean", _worst(means, max), rules.mantissa_error_mean_max),
-        ("mantissa-error-median", _worst(medians, max), rules.mantissa_error_median_max),
-    ]
-
-
-def _worst(values: Sequence[float], worst: Callable[[Sequence[float]], float]) -> float:
-    """Return the worst value; a NaN is worse than any, where ``max`` would keep what came first."""
-    return math.nan if any(map(math.isnan, values)) else worst(values)
-
-
-def _millionths(value: float) -> int:
-    if math.isnan(value):
-        return _MILLIONTHS_MAX
-    return round(max(-_MILLIONTHS_MAX, min(_MILLIONTHS_MAX, value * 1_000_000)))
+    outside = {
+        reason: f"{name} {value:.6g}, limit {limit:g}"
+        for reason, (name, value, limit) in zip(_REASONS, limits, strict=True)
+        if not value <= limit
+    }
+    if "computation" in outside:
+        return finding("computation", outside["computation"])
+    rollouts = [*history[-(rules.history_rollouts - 1) :], sums]
+    if len(rollouts) >= HISTORY_ROLLOUTS_MIN:
+        excess = beyond(rules, added(rollouts), rules.slash_rate)
+        if excess is not None:
+            return finding("history", f"{excess} over {len(rollouts)} rollouts")
+    if outside:
+        return finding(*next(iter(outside.items())))
+    excess = beyond(rules, sums, rules.false_reject_rate)
+    return finding(ACCEPTED) if excess is None else finding("statistics", str(excess))

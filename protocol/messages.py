@@ -20,7 +20,7 @@ ENVELOPE_BYTES_MAX = 16 * 1024
 """What gossip carries at most; bodies travel by digest."""
 
 VERDICT_BYTES_MAX = 1024
-"""An honest envelope has at most about 900: six margins and 200 characters of detail."""
+"""An honest envelope has at most about 700: 13 numbers and 200 characters of detail."""
 
 EVIDENCE_BYTES_MAX = 4096
 """Two verdicts and a commit, which takes about 500."""
@@ -54,6 +54,7 @@ def _digest_or_empty(value: bytes) -> bytes:
 OptionalDigest = Annotated[bytes, AfterValidator(_digest_or_empty)]
 UInt = Annotated[int, Field(ge=0, le=2**53)]
 Millionths = Annotated[int, Field(ge=-(2**53), le=2**53)]
+Billionths = Annotated[int, Field(ge=-(2**53), le=2**53)]
 ShortText = Annotated[str, Field(max_length=200)]
 
 
@@ -121,15 +122,6 @@ class RolloutCommit(Message):
     tokens: UInt
 
 
-class Margin(Message):
-    """One measured quantity in millionths, worst over the rollout, and its limit."""
-
-    kind = "margin"
-    name: ShortText
-    value: Millionths
-    limit: Millionths
-
-
 class Verdict(Message):
     """What one validator found of one commit; ``reason`` is ``accepted`` or what failed first."""
 
@@ -139,7 +131,12 @@ class Verdict(Message):
     accept: bool
     reason: ShortText
     detail: ShortText = ""
-    margins: Annotated[tuple[Margin, ...], Field(max_length=16)] = ()
+    chunks: UInt = 0
+    """How many chunks of proofs were compared; 0 when nothing was measured."""
+    means: Annotated[tuple[Billionths, ...], Field(max_length=16)] = ()
+    """The means of ``protocol.statistics.STATISTICS``, clipped values, in order."""
+    extremes: Annotated[tuple[Billionths, ...], Field(max_length=16)] = ()
+    """The worst single values, as ``protocol.statistics.Extremes``."""
 
 
 class Certificate(Message):

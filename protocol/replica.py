@@ -141,7 +141,7 @@ class Replica:
             verdicts = self._open_verdicts(certificate) or []
             for verdict in verdicts:
                 self._restore_verdict(verdict)
-            self.ledger.offer_certificate(certificate, _reason(verdicts))
+            self.ledger.offer_certificate(certificate, [one.message for one in verdicts])
 
     def advance(self, now: float) -> list[Signed[Any]]:
         """Let time pass: expire, forget, and decide what waited; return what is now accepted."""
@@ -327,7 +327,8 @@ class Replica:
             return _received(certificate, fault)
         for verdict in verdicts:
             self._count(verdict)
-        return _received(certificate, self.ledger.offer_certificate(certificate, _reason(verdicts)))
+        messages = [verdict.message for verdict in verdicts]
+        return _received(certificate, self.ledger.offer_certificate(certificate, messages))
 
     def _checkpoint(self, manifest: Signed[CheckpointManifest], now: float) -> Received:
         is_live = partial(self.roster.is_live, now=now)
@@ -357,9 +358,3 @@ def _received(signed: Signed[Any], result: Fault | bool) -> Received:
         return Received(ValidationResult.ACCEPT if result else ValidationResult.IGNORE, signed)
     blamed = result.code.blame is Blame.SENDER
     return Received(ValidationResult.REJECT if blamed else ValidationResult.IGNORE, signed, result)
-
-
-def _reason(verdicts: list[Signed[Verdict]]) -> str:
-    """Return what most verdicts give as reason; ties by the alphabet."""
-    reasons = sorted(verdict.message.reason for verdict in verdicts)
-    return max(reasons, key=reasons.count, default="")

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from protocol.manifest import Recipe, load_recipe
+from protocol.recipe import Recipe, load_recipe
 
 RUNS = Path(__file__).parents[1] / "configs" / "runs"
 

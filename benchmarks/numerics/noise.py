@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from protocol.manifest import ModelSection, ToplocSection, load_recipe
+from protocol.recipe import ModelSection, ToplocSection, load_recipe
 from protocol.toploc.sampling import SEED_MAX, gumbel_noise
 from protocol.types import Version
 from roles.engines.noise import NoiseSource

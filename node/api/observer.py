@@ -13,7 +13,7 @@ from node.api.status import (
     State,
     TrafficStatus,
 )
-from node.api.why import FailedRollout, MeasuredMargin, TrainedOnRejected, VerdictFinding, Why
+from node.api.why import FailedRollout, MeasuredValue, TrainedOnRejected, VerdictFinding, Why
 from node.blobs.exchange import BlobExchange
 from node.blobs.wire import Kind
 from node.context import NodeContext
@@ -25,7 +25,9 @@ from protocol.faults import Fault
 from protocol.ledger.commits import CommitState, Entry
 from protocol.ledger.counts import Counts
 from protocol.messages import PROTOCOL_VERSION, Certificate, Signed, Verdict, open_envelope
+from protocol.recipe import ToplocSection
 from protocol.replica import Received
+from protocol.statistics import explained
 from protocol.types import Role, ValidationResult
 
 
@@ -206,7 +208,7 @@ class Observer:
         certificate, run_id = entry.certificate, self.context.replica.run_id
         envelopes = certificate.message.verdicts if certificate is not None else ()
         verdicts = (open_envelope(item, Verdict, run_id, lambda *_: True) for item in envelopes)
-        message = entry.commit.message
+        message, rules = entry.commit.message, self.context.replica.manifest.toploc
         return FailedRollout(
             commit=entry.commit.digest.hex(),
             version=message.version,
@@ -215,7 +217,11 @@ class Observer:
             state="rejected" if entry.state is CommitState.REJECTED else "expired",
             reason=entry.reason or "no committee decided in time",
             certificate=certificate.digest.hex() if certificate is not None else None,
-            verdicts=tuple(_finding(item) for item in verdicts if not isinstance(item, Fault)),
+            verdicts=tuple(
+                _finding(item, rules, message.tokens)
+                for item in verdicts
+                if not isinstance(item, Fault)
+            ),
         )
 
     def _trained_on_rejected(self) -> tuple[TrainedOnRejected, ...]:
@@ -230,7 +236,7 @@ class Observer:
         )
 
 
-def _finding(verdict: Signed[Verdict]) -> VerdictFinding:
+def _finding(verdict: Signed[Verdict], rules: ToplocSection, tokens: int) -> VerdictFinding:
     message = verdict.message
     return VerdictFinding(
         validator=verdict.signer,
@@ -238,9 +244,9 @@ def _finding(verdict: Signed[Verdict]) -> VerdictFinding:
         reason=message.reason,
         detail=message.detail,
         evidence=verdict.digest.hex(),
-        margins={
-            margin.name: MeasuredMargin(margin.value / 1e6, margin.limit / 1e6)
-            for margin in message.margins
+        measured={
+            excess.name: MeasuredValue(excess.mean, excess.allowed)
+            for excess in explained(rules, message, tokens)
         },
     )
 

@@ -19,7 +19,10 @@ ROLLOUTS_SHOWN = 20
 """Rollouts that ``why`` explains when none is named, the newest ones."""
 
 FINDINGS_CHARACTERS_MAX = 800
-"""Six margins take about 300; the rest is a peer's own words."""
+"""Three quantities take about 200; the rest is a peer's own words."""
+
+QUANTITIES_SHOWN = 3
+"""Of what a validator measured, those nearest to what is allowed, or furthest beyond it."""
 
 
 def plain(text: str, characters_max: int = 200) -> str:
@@ -84,7 +87,7 @@ def why_view(why: Why, which: str | None = None) -> RenderableType:
     parts: list[RenderableType] = [_state_line(why.state, why.reason)]
     if why.slashed:
         parts.append(
-            Text("This node is slashed: a rejected rollout ended its standing in this run.", BAD)
+            Text("This node is slashed: a lie that was proven ended its standing in this run.", BAD)
         )
     hidden = max(0, len(why.rollouts) - ROLLOUTS_SHOWN)
     if not why.rollouts:
@@ -206,8 +209,9 @@ def _failed_rollout(rollout: FailedRollout) -> RenderableType:
 def _findings(verdict: VerdictFinding) -> str:
     """Return why it was rejected, if it was, and what was measured."""
     head = [] if verdict.accept else [verdict.reason, verdict.detail]
-    margins = [
-        f"{name} {margin.value:.4g} (limit {margin.limit:.4g})"
-        for name, margin in sorted(verdict.margins.items())
+    nearest = sorted(verdict.measured.items(), key=lambda item: -item[1].share)
+    shown = [
+        f"{name.replace('_', ' ')} {one.value:.3g} of {one.allowed:.3g} allowed"
+        for name, one in nearest[:QUANTITIES_SHOWN]
     ]
-    return plain("; ".join(part for part in (*head, *margins) if part), FINDINGS_CHARACTERS_MAX)
+    return plain("; ".join(part for part in (*head, *shown) if part), FINDINGS_CHARACTERS_MAX)

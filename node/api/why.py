@@ -7,11 +7,16 @@ from node.api.status import State
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredMargin:
-    """A quantity that a validator measured, and its limit."""
+class MeasuredValue:
+    """A quantity that a validator measured, and the most that an honest worker comes to."""
 
     value: float
-    limit: float
+    allowed: float
+
+    @property
+    def share(self) -> float:
+        """The value as a share of what is allowed."""
+        return self.value / self.allowed if self.allowed else float(self.value > 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +28,7 @@ class VerdictFinding:
     reason: str
     detail: str
     evidence: str
-    margins: dict[str, MeasuredMargin]
+    measured: dict[str, MeasuredValue]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from protocol.crypto import verify
 from protocol.faults import Fault
 from protocol.manifest import (
     MANIFEST_BYTES_MAX,
-    ManifestError,
     SignedManifest,
     decode_signed_manifest,
     load_signed_manifest,
 )
+from protocol.recipe import ManifestError
 
 
 def pinned_run(datadir: DataDir) -> SignedManifest | None:

@@ -3,7 +3,7 @@
 import asyncio
 from pathlib import Path
 
-from protocol.manifest import Recipe
+from protocol.recipe import Recipe
 from protocol.rng import Rng
 from protocol.types import Version
 from roles.ports.engines import Policy

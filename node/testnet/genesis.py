@@ -9,14 +9,8 @@ from typing import Any
 from node.local.datadir import DataDir, load_or_create_identity, open_data_dir, write_atomically
 from node.testnet.manifest_toml import manifest_toml, recipe_toml
 from node.testnet.plan import Layout, NodePlan, Options
-from protocol.manifest import (
-    Genesis,
-    Recipe,
-    RunManifest,
-    SignedManifest,
-    load_recipe,
-    sign_manifest,
-)
+from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
+from protocol.recipe import Recipe, load_recipe
 from protocol.types import Role
 
 RECIPE = "configs/runs/testnet.toml"

@@ -5,7 +5,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from protocol.manifest import Recipe, SignedManifest
+from protocol.manifest import SignedManifest
+from protocol.recipe import Recipe
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 

@@ -24,7 +24,7 @@ from node.testnet.plan import Layout, NodePlan, Options
 from node.testnet.record import SwarmRecord
 from node.testnet.report import build_report, write_report
 from node.testnet.screen import Screen
-from protocol.manifest import Recipe
+from protocol.recipe import Recipe
 from protocol.types import Role
 from roles.ports.storage import weights_name
 

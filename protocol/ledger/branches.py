@@ -19,8 +19,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from protocol.ledger.chain import Chain
-from protocol.manifest import VERSIONS_MAX
 from protocol.messages import CheckpointManifest, NodeRecord, Signed
+from protocol.recipe import VERSIONS_MAX
 from protocol.types import Digest
 from protocol.waiting import Waiting
 

@@ -9,6 +9,7 @@ from protocol.manifest import RunManifest
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed
 from protocol.rollout import body_bytes_max
+from protocol.statistics import Sums
 
 EPOCHS_AHEAD_MAX = 2
 """A commit may claim an epoch this far ahead of ours: clock skew, not a choice."""
@@ -32,6 +33,8 @@ class Entry:
     certificate: Signed[Certificate] | None = None
     reason: str = ""
     trained_in: int | None = None
+    measured: Sums | None = None
+    """What the verdicts of its certificate agree on, if anything was measured."""
     timely: bool = True
     """Whether it came while its author could not know yet who would check it, and what of it."""
 

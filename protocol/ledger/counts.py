@@ -24,7 +24,7 @@ class Counts:
     @property
     def credit(self) -> int:
         """How many unsettled commits are believed to come to something: they are free to make."""
-        return max(0, min(CREDIT_MAX, self.certified - self.expired))
+        return max(0, min(CREDIT_MAX, self.certified - self.expired - self.rejected))
 
     def add_state(self, entry: Entry, sign: int = 1) -> None:
         """Count the state of a commit, or with ``sign`` -1 take it out again."""

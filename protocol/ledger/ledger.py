@@ -8,6 +8,7 @@ in has been checked (``replica``). Of two certificates that contradict each othe
 
 from collections.abc import Sequence
 
+from protocol.audit import LIES
 from protocol.faults import Fault, FaultCode
 from protocol.ledger.branches import Branches
 from protocol.ledger.chain import Chain, CheckpointEntry, IsLive
@@ -16,7 +17,8 @@ from protocol.ledger.counts import Counts
 from protocol.ledger.demand import Demand
 from protocol.ledger.slots import Slots
 from protocol.manifest import RunManifest
-from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed
+from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed, Verdict
+from protocol.statistics import Sums, agreed
 from protocol.types import Digest, PeerId
 
 COMMITS_IN_FLIGHT_MAX = 16
@@ -43,7 +45,7 @@ class Ledger:
         self._epoch = 0
         self._tidied: tuple[int, int] | None = None
         """Epoch and number of versions when old commits and slots were last forgotten."""
-        self._rejected: dict[PeerId, Digest] = {}
+        self._lies: dict[PeerId, Digest] = {}
         self.forks: dict[PeerId, tuple[Digest, Digest]] = {}
         """Workers that signed two commits for one slot, with the evidence."""
         self.policy_lag_max = 0
@@ -145,26 +147,41 @@ class Ledger:
         return max(map(len, self._in_flight.values()), default=0)
 
     def slashed(self, worker: PeerId) -> bool:
-        """Tell whether a rejected rollout, or two for one slot, ended a worker's standing.
+        """Tell whether a proven lie, or two commits for one slot, ended a worker's standing.
 
         Nobody checks what it commits to then, but all take it: some may have heard it before.
         """
         counts = self.workers.get(worker)
-        guilty = worker in self.forks or (counts is not None and counts.rejected > 0)
-        return self._manifest.credit.slash_on_reject and guilty
+        lied = counts is not None and not LIES.isdisjoint(+counts.reasons)
+        return self._manifest.credit.slash and (lied or worker in self.forks)
+
+    def history(self, worker: PeerId) -> list[Sums]:
+        """Return what was measured of the rollouts of ``worker``, the oldest first.
+
+        They are those that are not forgotten: of the last ``4 * expire_after_epochs``.
+        """
+        measured = [
+            (entry.commit.message.epoch, digest, entry.measured)
+            for digest, entry in self.entries.items()
+            if entry.commit.signer == worker and entry.measured is not None
+        ]
+        return [sums for *_, sums in sorted(measured, key=lambda item: item[:2])]
 
     # Outcomes
 
-    def offer_certificate(self, certificate: Signed[Certificate], reason: str) -> bool:
+    def offer_certificate(
+        self, certificate: Signed[Certificate], verdicts: Sequence[Verdict]
+    ) -> bool:
         """Take a checked certificate of a commit that is here; False when another outranks it."""
         entry = self.entries[Digest(certificate.message.commit)]
         if not entry.is_outranked_by(certificate.message):
             return False
-        accepted = certificate.message.accepted
+        accepted, reason = certificate.message.accepted, _reason(verdicts)
         entry.certificate = certificate
+        entry.measured = agreed(verdicts, entry.commit.message.tokens)
         self._change(entry, CommitState.CERTIFIED if accepted else CommitState.REJECTED, reason)
-        if not accepted:
-            self._rejected.setdefault(entry.commit.signer, entry.commit.digest)
+        if not accepted and reason in LIES:
+            self._lies.setdefault(entry.commit.signer, entry.commit.digest)
         return True
 
     def offer_checkpoint(
@@ -292,7 +309,7 @@ class Ledger:
     def _is_needed(self, entry: Entry) -> bool:
         """Tell whether an old commit proves a fault, or is the last link of slots still in use."""
         worker, digest = entry.commit.signer, entry.commit.digest
-        guilty = digest == self._rejected.get(worker) or digest in self.forks.get(worker, ())
+        guilty = digest == self._lies.get(worker) or digest in self.forks.get(worker, ())
         return guilty or (self._demand.is_current(entry) and self._slots.is_last(entry.commit))
 
     def _forget_slots(self) -> None:
@@ -322,3 +339,9 @@ class Ledger:
 
     def _counts(self, worker: PeerId) -> tuple[Counts, Counts]:
         return self.totals, self.workers.setdefault(worker, Counts())
+
+
+def _reason(verdicts: Sequence[Verdict]) -> str:
+    """Return what most verdicts give as reason; ties by the alphabet."""
+    reasons = sorted(verdict.reason for verdict in verdicts)
+    return max(reasons, key=reasons.count, default="")

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
-from protocol.manifest import ModelSection
+from protocol.recipe import ModelSection
 from protocol.rng import Rng
 from protocol.types import Digest
 from roles.engines.qwen2.policy import (

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from protocol.audit import Measurement
 from protocol.manifest import RunManifest
+from protocol.statistics import Measurement
 from protocol.types import Digest, Version
 
 

@@ -99,4 +99,5 @@ class Examination:
         except LookupError:  # the engine keeps fewer policies than we thought
             self._loaded.clear()
             return None
-        return decide(manifest, [sequences[index] for index in chosen], measurements)
+        history = self._context.replica.ledger.history(commit.signer)
+        return decide(manifest, measurements, history)

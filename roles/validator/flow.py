@@ -171,15 +171,7 @@ class ValidatorFlow:
         """Sign and store our verdict; False when that was not possible."""
         context = self._context
         try:
-            await context.network.record(
-                Verdict(
-                    commit=commit.digest,
-                    accept=finding.accept,
-                    reason=finding.reason,
-                    detail=finding.detail,
-                    margins=finding.margins,
-                )
-            )
+            await context.network.record(finding.verdict(commit.digest))
         except StorageFullError as error:
             context.conditions.set("validator", f"disk full: {error}; waiting for room")
             return False

@@ -9,7 +9,7 @@ from typing_extensions import override
 
 from node.streams.protocols import GOSSIP, MESSAGE
 from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import ACCEPTED, Measurement
+from protocol.audit import ACCEPTED
 from protocol.crypto import Signer, digest
 from protocol.faults import Fault
 from protocol.gossip.frames import Deframer, frame
@@ -20,7 +20,7 @@ from protocol.messages import Certificate, Verdict, open_envelope, seal
 from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.rollout import REWARD_SCALE, RolloutSequence, decode_body
-from protocol.toploc.proof import ChunkResult
+from protocol.statistics import STATISTICS, Extremes, Measurement, Sums
 from protocol.types import Digest, PeerId, RunId, Version
 from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
 from roles.ports.transport import Stream, StreamHandler, TransportError
@@ -36,8 +36,9 @@ from simulations.ports.parts import Parts
 _LENGTH_BYTES = 4
 """In front of a frame on such a stream."""
 
-_FLAWLESS = Measurement(None, (ChunkResult(0, 0.0, 0.0),), 0.0, 0.0, 1.0)
-_HOPELESS = Measurement(None, (ChunkResult(1 << 20, 1e9, 1e9),), 1e9, 1e9, 0.0)
+_NOTHING_OFF = Sums(1, 1, (0.0,) * len(STATISTICS))
+_FLAWLESS = Measurement(None, _NOTHING_OFF, Extremes(0, 0, 0, 0, 0))
+_HOPELESS = Measurement(None, _NOTHING_OFF, Extremes(1e6, 1e9, 1e9, 1e9, 1e9))
 
 CLAIMS_MAX = 100_000
 """Claims remembered; a rollout is checked within minutes."""
@@ -160,7 +161,7 @@ def _trusting(_signer: PeerId, _message: bytes, _signature: bytes) -> bool:
 def _opposite(verdict: Verdict, run_id: RunId, signer: Signer) -> bytes:
     reason = "computation" if verdict.accept else ACCEPTED
     other = verdict.model_copy(
-        update={"accept": not verdict.accept, "reason": reason, "detail": "", "margins": ()}
+        update={"accept": not verdict.accept, "reason": reason, "detail": ""}
     )
     return seal(other, run_id, signer).envelope
 

@@ -13,10 +13,10 @@ from pathlib import Path
 from blake3 import blake3
 from typing_extensions import override
 
-from protocol.audit import Measurement
 from protocol.crypto import digest
 from protocol.manifest import RunManifest
 from protocol.rng import Rng
+from protocol.statistics import Measurement, measured
 from protocol.toploc.proof import ChunkResult
 from protocol.types import DIGEST_BYTES, Digest, Version
 from roles.environments.base import END
@@ -47,7 +47,8 @@ _SKILL_BYTES = 4
 _SKILL_MAX = 0.97
 _LOGPROB = -0.5
 _FAR = 120
-"""Exponent mismatches of a proof about another policy; any number over the threshold would do."""
+"""Exponent mismatches of a proof about another policy, and nats by which a token that was not
+sampled loses; any number over the limits would do."""
 
 _SPREAD = 0.2
 """Durations vary by up to this share either way."""
@@ -155,6 +156,7 @@ class SimVerification(VerificationEngine):
     def __init__(self, machine: "SimEngines", rng: Rng, manifest: RunManifest) -> None:
         self._machine = machine
         self._rng = rng
+        self._rules = manifest.toploc
         self._kept = manifest.shardcast.versions_kept
         self._length_max = machine.length_max(manifest.sampling.tokens_max)
         self._policies: dict[int, tuple[bytes, Digest]] = {}
@@ -185,13 +187,13 @@ class SimVerification(VerificationEngine):
         seed, policy = self._policies[version]
         same_policy = request.proofs == (policy,)
         same_tokens = request.tokens == sample(seed, request.prompt, request.seed, self._length_max)
-        error = max((abs(value - _LOGPROB) for value in request.logprobs), default=0.0)
-        return Measurement(
-            None,
-            (ChunkResult(0 if same_policy else _FAR, 0.0, 0.0),),
-            error,
-            0.0 if same_tokens else 9.0,
-            0.5,
+        count = len(request.tokens)
+        return measured(
+            self._rules,
+            [ChunkResult(0 if same_policy else _FAR, 0.0, 0.0)],
+            request.logprobs,
+            [_LOGPROB] * count,
+            [0.0 if same_tokens else _FAR] * count,
         )
 
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from protocol.manifest import ManifestError, Recipe, load_recipe
+from protocol.recipe import ManifestError, Recipe, load_recipe
 from simulations.scenario.plans import (
     ALL_ROLES,
     Adversaries,

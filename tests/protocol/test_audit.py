@@ -1,18 +1,18 @@
 import math
-import sys
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.audit import ACCEPTED, Measurement, audited, check_claims, decide
+from protocol.audit import ACCEPTED, HISTORY_ROLLOUTS_MIN, LIES, audited, check_claims, decide
 from protocol.crypto import digest
-from protocol.messages import Verdict
 from protocol.rollout import RolloutSequence
+from protocol.statistics import STATISTICS, Extremes, Measurement, Sums, measured, unmeasured
 from protocol.toploc.proof import ChunkResult
 from tests.worlds.messages import World, run_manifest
 
-MANIFEST = run_manifest(toploc={"end_probability_min": 0.01})
+MANIFEST = run_manifest()
 RULES = MANIFEST.toploc
 TOKENS_MAX = MANIFEST.sampling.tokens_max
 WORLD = World(MANIFEST)
@@ -21,22 +21,26 @@ ENDED = RolloutSequence((5, 6, 1), (-1.0,) * 3, 100, ())
 FULL = RolloutSequence((5,) * TOKENS_MAX, (-1.0,) * TOKENS_MAX, 200, ())
 NAN, INFINITE = math.nan, math.inf
 ERRORS = st.floats(0, 1e300) | st.sampled_from([NAN, INFINITE])
+FLAWLESS = Measurement(None, Sums(100, 4, (0.0,) * len(STATISTICS)), Extremes(0, 0, 0, 0, 0))
 
 
-def measurement(**changes) -> Measurement:
-    fields = {
-        "proof_fault": None,
-        "chunks": (ChunkResult(0, 1.0, 1.0),),
-        "logprob_error_max": 1e-6,
-        "sampling_gap_max": 0.0,
-        "end_probability": 0.5,
-    }
-    return Measurement(**fields | changes)
+GOOD = ChunkResult(0, 1.0, 1.0)
 
 
-def decided(*measurements, sequences=None):
-    sequences = [ENDED] * len(measurements) if sequences is None else sequences
-    return decide(MANIFEST, sequences, measurements)
+def of(chunk=GOOD, error=0.0, gap=0.0) -> Measurement:
+    """Measure one sequence whose second token is off."""
+    return measured(RULES, [chunk], [-1.0] * 3, [-1.0, -1.0 + error, -1.0], [0.0, gap, 0.0])
+
+
+def shifted(name, mean, tokens=1000, chunks=32) -> Measurement:
+    """Return a measurement that is off in one statistic."""
+    sums = Sums(tokens, chunks, (0.0,) * len(STATISTICS))
+    values = [mean * sums.count(own) if own == name else 0.0 for own in STATISTICS]
+    return replace(FLAWLESS, sums=replace(sums, values=tuple(values)))
+
+
+def decided(*measurements, history=()):
+    return decide(MANIFEST, measurements, history)
 
 
 # Which sequences are measured
@@ -91,60 +95,101 @@ def test_a_full_sequence_may_end_on_its_last_token():
     assert check_claims(MANIFEST, COMMIT.message, [ENDED, ended], [100, 200]) is None
 
 
-# What one prefill shows
-
-
-def test_what_keeps_every_limit_is_accepted_with_its_margins():
-    finding = decided(measurement(), measurement(logprob_error_max=5e-4, end_probability=0.25))
-    assert finding.accept
-    assert finding.reason == ACCEPTED
-    margins = {margin.name: (margin.value, margin.limit) for margin in finding.margins}
-    assert margins["logprob-error-max"] == (500, 1000)
-    assert margins["end-probability"] == (250_000, 10_000)
-    assert len(margins) == 6
+# Single values
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("bad", "reason"),
     [
-        ({"proof_fault": "count of chunk 0", "chunks": ()}, "proof-malformed"),
-        ({"chunks": (ChunkResult(5, 1.0, 1.0),)}, "computation"),
-        ({"chunks": (ChunkResult(0, 33.0, 1.0),)}, "computation"),
-        ({"chunks": (ChunkResult(0, 1.0, 33.0),)}, "computation"),
-        ({"chunks": (ChunkResult(0, NAN, 1.0),)}, "computation"),
-        ({"chunks": (ChunkResult(0, INFINITE, INFINITE),)}, "computation"),
-        ({"logprob_error_max": 2e-3}, "logprobs"),
-        ({"logprob_error_max": INFINITE}, "logprobs"),
-        ({"logprob_error_max": NAN}, "logprobs"),
-        ({"sampling_gap_max": 2e-3}, "sampling"),
-        ({"sampling_gap_max": INFINITE}, "sampling"),
-        ({"sampling_gap_max": NAN}, "sampling"),
-        ({"end_probability": 0.009}, "termination"),
-        ({"end_probability": NAN}, "termination"),
-        ({"end_probability": -INFINITE}, "termination"),
+        (unmeasured("count of chunk 0"), "format"),
+        (of(ChunkResult(5, 1.0, 1.0)), "computation"),
+        (of(ChunkResult(0, 33.0, 1.0)), "computation"),
+        (of(ChunkResult(0, 1.0, 33.0)), "computation"),
+        (of(ChunkResult(0, NAN, 1.0)), "computation"),
+        (of(ChunkResult(0, 1.0, NAN)), "computation"),
+        (of(ChunkResult(0, INFINITE, INFINITE)), "computation"),
+        (of(error=2e-3), "logprobs"),
+        (of(error=-2e-3), "logprobs"),
+        (of(error=INFINITE), "logprobs"),
+        (of(error=NAN), "logprobs"),
+        (of(gap=2e-3), "sampling"),
+        (of(gap=INFINITE), "sampling"),
+        (of(gap=NAN), "sampling"),
     ],
 )
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_one_bad_sequence_is_found_wherever_it_stands(changes, reason, place):
-    measurements = [measurement()] * 3
-    measurements[place] = measurement(**changes)
+def test_one_bad_sequence_is_found_wherever_it_stands(bad, reason, place):
+    measurements = [of()] * 3
+    measurements[place] = bad
     finding = decided(*measurements)
     assert not finding.accept
     assert finding.reason == reason
 
 
+def test_only_what_cannot_be_an_accident_is_a_lie():
+    assert {"format", "reward", "termination", "computation", "history"} == LIES
+    assert decided(of()).reason == ACCEPTED
+
+
+# Statistics of one rollout and of many
+
+
+@pytest.mark.parametrize("name", STATISTICS)
+def test_an_average_beyond_the_honest_one_rejects_the_rollout(name):
+    honest = getattr(RULES.honest, name)
+    assert decided(shifted(name, honest.mean)).accept
+    finding = decided(FLAWLESS, shifted(name, honest.clip))
+    assert finding.reason == "statistics"
+    assert finding.detail.startswith(name)
+
+
+def test_the_shift_counts_either_way():
+    clip = RULES.honest.logprob_shift.clip
+    assert decided(shifted("logprob_shift", -clip)).reason == "statistics"
+
+
+def test_what_one_rollout_may_be_off_many_may_not():
+    """A worker that uses up the bound of each rollout is found over its last ones."""
+    off = shifted("sampling_gap", 3e-7)
+    assert decided(off).accept
+    reasons = [decided(off, history=[off.sums] * count).reason for count in range(40)]
+    few = HISTORY_ROLLOUTS_MIN - 1
+    assert reasons[:few] == [ACCEPTED] * few
+    assert reasons[-1] == "history"
+
+
+def test_few_rollouts_are_no_history_however_bad():
+    off = shifted("sampling_gap", RULES.honest.sampling_gap.clip)
+    few = [off.sums] * (HISTORY_ROLLOUTS_MIN - 2)
+    assert decided(off, history=few).reason == "statistics"
+    assert decided(off, history=[*few, off.sums]).reason == "history"
+
+
+def test_only_the_last_rollouts_are_judged_together():
+    off = shifted("sampling_gap", 3e-7)
+    old = [off.sums] * 40
+    good = [FLAWLESS.sums] * (RULES.history_rollouts - 1)
+    assert decided(FLAWLESS, history=[*old, *good[1:]]).accept
+    assert decided(FLAWLESS, history=[*good, *old]).reason == "history"
+
+
+def test_history_is_looked_at_before_what_costs_a_rollout_alone():
+    off = shifted("sampling_gap", RULES.honest.sampling_gap.clip)
+    beyond = replace(off, extremes=Extremes(0, 0, 0, 0, 1.0))
+    assert decided(beyond).reason == "sampling"
+    assert decided(beyond, history=[off.sums] * 5).reason == "history"
+
+
+# Verdicts
+
+
 @given(
     st.lists(
         st.builds(
-            measurement,
-            logprob_error_max=st.floats(),
-            sampling_gap_max=st.floats(),
-            end_probability=st.floats(),
-            chunks=st.lists(
-                st.builds(ChunkResult, st.integers(0, 128), ERRORS, ERRORS),
-                min_size=1,
-                max_size=3,
-            ).map(tuple),
+            of,
+            error=st.floats(),
+            gap=st.floats(),
+            chunk=st.builds(ChunkResult, st.integers(0, 128), ERRORS, ERRORS),
         ),
         min_size=1,
         max_size=4,
@@ -152,42 +197,30 @@ def test_one_bad_sequence_is_found_wherever_it_stands(changes, reason, place):
 )
 def test_any_measurement_becomes_a_verdict_that_can_be_signed(measurements):
     finding = decided(*measurements)
-    fits = all(
-        item.logprob_error_max <= RULES.logprob_error_max
-        and item.sampling_gap_max <= RULES.sampling_gap_max
-        and item.end_probability >= RULES.end_probability_min
-        and all(chunk.exponent_mismatches <= 4 for chunk in item.chunks)
-        and all(chunk.mantissa_error_mean <= 32 for chunk in item.chunks)
-        and all(chunk.mantissa_error_median <= 32 for chunk in item.chunks)
-        for item in measurements
+    worst = [max(column) for column in zip(*(item.extremes for item in measurements), strict=True)]
+    outside = any(
+        value > limit for value, limit in zip(worst, (4, 32, 32, 1e-3, 1e-3), strict=True)
     )
-    assert finding.accept == fits
-    WORLD.sealed(
-        Verdict(
-            commit=COMMIT.digest,
-            accept=finding.accept,
-            reason=finding.reason,
-            detail=finding.detail,
-            margins=finding.margins,
-        ),
-        WORLD.validators[0],
+    assert not (outside and finding.accept)
+    verdict = WORLD.sealed(finding.verdict(COMMIT.digest), WORLD.validators[0]).message
+    assert verdict.accept == finding.accept
+    assert len(verdict.means) == len(STATISTICS)
+    assert len(verdict.extremes) == 5
+    assert verdict.chunks == len(measurements)
+
+
+def test_a_verdict_states_billionths_and_cuts_what_is_huge():
+    verdict = decided(of(error=5e-4), of(gap=INFINITE)).verdict(COMMIT.digest)
+    assert verdict.extremes == (0, 10**9, 10**9, pytest.approx(500_000, abs=1), 2**53)
+    assert verdict.means[STATISTICS.index("replay_mismatches")] == round(1e9 / 6)
+
+
+def test_what_was_not_measured_states_nothing():
+    verdict = decided(of(), unmeasured("count of chunk 0")).verdict(COMMIT.digest)
+    assert (verdict.reason, verdict.chunks, verdict.means, verdict.extremes) == (
+        "format",
+        0,
+        (),
+        (),
     )
-
-
-def test_huge_values_are_cut_to_what_a_margin_holds():
-    finding = decided(measurement(sampling_gap_max=sys.float_info.max))
-    assert {margin.name: margin.value for margin in finding.margins}["sampling-gap-max"] == 2**53
-    finding = decided(measurement(end_probability=-INFINITE))
-    assert {margin.name: margin.value for margin in finding.margins}["end-probability"] == -(2**53)
-
-
-def test_only_an_end_before_the_limit_needs_its_probability():
-    assert decided(measurement(end_probability=0.0), sequences=[FULL]).accept
-    ended_at_limit = RolloutSequence((*FULL.tokens[:-1], 1), FULL.logprobs, 0, ())
-    assert decided(measurement(end_probability=0.0), sequences=[ended_at_limit]).accept
-    assert not decided(measurement(end_probability=0.0), sequences=[ENDED]).accept
-
-
-def test_a_measurement_of_nothing_is_our_own_fault():
-    with pytest.raises(ValueError, match="no chunk was measured"):
-        decided(measurement(chunks=()))
+    assert "sequence 1" in verdict.detail

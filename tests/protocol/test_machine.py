@@ -413,8 +413,7 @@ def conclusions(replica) -> tuple:
 
 
 CONVERGING = {
-    slash: World(run_manifest(trainers=2, credit={"slash_on_reject": slash}))
-    for slash in (True, False)
+    slash: World(run_manifest(trainers=2, credit={"slash": slash})) for slash in (True, False)
 }
 
 

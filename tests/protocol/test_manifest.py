@@ -9,16 +9,15 @@ from protocol.faults import Fault, FaultCode
 from protocol.manifest import (
     MANIFEST_BYTES_MAX,
     Genesis,
-    ManifestError,
     RunManifest,
     SignedManifest,
     decode_manifest,
     decode_signed_manifest,
-    load_recipe,
     load_signed_manifest,
     sign_manifest,
 )
 from protocol.messages import BATCH_MAX, VERDICTS_MAX
+from protocol.recipe import ManifestError, load_recipe
 from tests.worlds.messages import GENESIS_AT, RECIPE, World, identity, run_manifest
 
 MANIFEST = run_manifest()

@@ -14,7 +14,6 @@ from protocol.messages import (
     VERDICTS_MAX,
     Certificate,
     CheckpointManifest,
-    Margin,
     NodeRecord,
     RolloutCommit,
     Signed,
@@ -217,19 +216,20 @@ def test_the_id_covers_signer_and_payload_but_not_the_signature():
 
 
 def largest_verdict(signer) -> Signed[Verdict]:
-    margin = Margin(name="m" * 24, value=2**53, limit=2**53)
-    return WORLD.verdict(signer, COMMIT, detail="d" * 200, margins=(margin,) * 6)
+    return WORLD.verdict(
+        signer, COMMIT, detail="d" * 200, chunks=2**53, means=(-(2**53),) * 8, extremes=(2**53,) * 5
+    )
 
 
-def test_six_margins_and_a_full_detail_fit_a_verdict():
+def test_thirteen_numbers_and_a_full_detail_fit_a_verdict():
     assert len(largest_verdict(VALIDATOR).envelope) <= VERDICT_BYTES_MAX
 
 
 def test_a_bloated_verdict_cannot_keep_a_certificate_from_fitting():
-    margin = Margin(name="m" * 60, value=2**53, limit=2**53)
+    bloat = {"reason": "é" * 200, "detail": "é" * 200}
     with pytest.raises(ValueError, match="verdict of"):
-        WORLD.verdict(VALIDATOR, COMMIT, margins=(margin,) * 16)
-    values = Verdict(commit=COMMIT.digest, accept=True, reason="accepted", margins=(margin,) * 16)
+        WORLD.verdict(VALIDATOR, COMMIT, **bloat)
+    values = Verdict(commit=COMMIT.digest, accept=False, **bloat)
     bloated = sealed_payload(encode(values.model_dump()), "verdict", VALIDATOR)
     assert reason(bloated, Verdict) == "oversize"
 

@@ -7,7 +7,6 @@ from protocol.crypto import digest, verify
 from protocol.faults import Fault, FaultCode
 from protocol.ledger.commits import CommitState
 from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
-from protocol.messages import Margin
 from protocol.replica import TOPIC_KINDS, Received, Replica
 from protocol.types import Topic, ValidationResult
 from tests.worlds.messages import World, fingerprint, forged, run_manifest
@@ -268,10 +267,9 @@ def lies() -> dict:
 
     three = votes(ranked[:3])
     elsewhere = World(run_manifest(trainers=3)).verdict(ranked[0], COMMIT).envelope
-    bloated = (Margin(name="m" * 60, value=1, limit=1),) * 16
     worker_vote = WORLD.verdict(WORKER, COMMIT).envelope
     with pytest.raises(ValueError, match="limit"):
-        WORLD.verdict(ranked[0], COMMIT, margins=bloated)
+        WORLD.verdict(ranked[0], COMMIT, reason="é" * 200, detail="é" * 200)
     return {
         "one verdict": {"verdicts": three[:1]},
         "one verdict three times": {"verdicts": three[:1] * 3},

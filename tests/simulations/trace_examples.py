@@ -163,7 +163,6 @@ class TraceExample:
             accept=accept,
             reason="accepted" if accept else "computation",
             detail=detail,
-            margins=[],
         )
 
     def certificate(self, validators, commit, *, accepted=True, escalated=False, author=None):

@@ -10,7 +10,6 @@ from protocol.messages import (
     CheckpointManifest,
     Evidence,
     Hardware,
-    Margin,
     Message,
     NodeRecord,
     RolloutCommit,
@@ -126,8 +125,14 @@ def verdicts() -> list[Signed[Verdict]]:
     committee = replica().committee(COMMIT)
     assert committee is not None
     signers = {one.peer_id: one for one in VALIDATORS}
-    margin = Margin(name="logprob-error-max", value=3, limit=1000)
-    verdict = Verdict(commit=COMMIT.digest, accept=True, reason="accepted", margins=(margin,))
+    verdict = Verdict(
+        commit=COMMIT.digest,
+        accept=True,
+        reason="accepted",
+        chunks=3,
+        means=(5, -7, 0, 0, 0, 0, 0, 10**9),
+        extremes=(0, 2**53, 1, 300, 0),
+    )
     return [sealed(verdict, signers[peer]) for peer in committee.first]
 
 

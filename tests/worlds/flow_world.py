@@ -4,11 +4,10 @@ import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 
-from protocol.audit import Measurement
 from protocol.crypto import digest
 from protocol.messages import seal
 from protocol.replica import Replica
-from protocol.toploc.proof import ChunkResult
+from protocol.statistics import STATISTICS, Extremes, Measurement, Sums
 from protocol.types import PeerId, ValidationResult, Version
 from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.ports.engines import Generation, Policy, StepMetrics
@@ -64,8 +63,9 @@ class Engine:
             self.forgetful -= 1
             raise KeyError(version)
         self.measured.append(version)
-        good = ChunkResult(0 if self.honest else 120, 0.0, 0.0)
-        return [Measurement(None, (good,), 0.0, 0.0, 0.5) for _ in requests]
+        nothing_off = Sums(1, 1, (0.0,) * len(STATISTICS))
+        worst = Extremes(0 if self.honest else 120, 0, 0, 0, 0)
+        return [Measurement(None, nothing_off, worst) for _ in requests]
 
 
 class Trainer:

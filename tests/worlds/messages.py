@@ -8,7 +8,7 @@ import msgpack
 from protocol.codec import encode
 from protocol.crypto import Identity, digest, verify
 from protocol.ledger.commits import CommitState
-from protocol.manifest import Genesis, RunManifest, load_recipe
+from protocol.manifest import Genesis, RunManifest
 from protocol.messages import (
     PROTOCOL_VERSION,
     Certificate,
@@ -21,6 +21,7 @@ from protocol.messages import (
     Verdict,
     seal,
 )
+from protocol.recipe import load_recipe
 from protocol.replica import Replica
 
 GENESIS_AT = 1_700_000_000
@@ -59,6 +60,11 @@ def run_manifest(trainers=1, validators=6, **sections) -> RunManifest:
         validators=tuple(identity(f"validator {n}").peer_id for n in range(validators)),
     )
     return RunManifest(**values, genesis=genesis)
+
+
+def found(reason: str = "accepted", **fields) -> list[Verdict]:
+    """Return what a certificate's one verdict says."""
+    return [Verdict(commit=bytes(32), accept=reason == "accepted", reason=reason, **fields)]
 
 
 @dataclass

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from node.daemon import Daemon
-from protocol.manifest import load_recipe
+from protocol.recipe import load_recipe
 from protocol.replica import Replica
 from simulations.adversaries import BEHAVIOURS
 from simulations.checkers import Patience, Watch, attach_checkers

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
-from protocol.manifest import ModelSection
+from protocol.recipe import ModelSection
 from roles.engines.qwen2.policy import (
     DTYPES,
     Precision,

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from protocol.manifest import ModelSection, ToplocSection
+from protocol.recipe import ModelSection, ToplocSection
 from protocol.toploc.proof import States, build_proofs_batch
 from roles.engines.noise import NoiseSource
 from roles.engines.qwen2.decoder import Decoded, Decoder

@@ -4,7 +4,6 @@ Hugging Face's own module computes here, not the decode loop of the generation e
 in the loop shows as a rejected rollout instead of being repeated by the validator.
 """
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -14,8 +13,8 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 from typing_extensions import override
 
-from protocol.audit import Measurement
-from protocol.manifest import ModelSection, ToplocSection
+from protocol.recipe import ModelSection, ToplocSection
+from protocol.statistics import Measurement, measured, unmeasured
 from protocol.toploc.layout import Variant
 from protocol.toploc.proof import proof_fault, verify_proofs_batch
 from protocol.types import Version
@@ -71,7 +70,7 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         model = self._models[version]
         faults = [self._fault(request) for request in requests]
         results = {
-            index: _unmeasured(fault) for index, fault in enumerate(faults) if fault is not None
+            index: unmeasured(fault) for index, fault in enumerate(faults) if fault is not None
         }
         computable = [index for index, fault in enumerate(faults) if fault is None]
         for batch in self._batches(requests, computable):
@@ -118,7 +117,7 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
     ) -> list[Measurement]:
         states = self._prefill(model, requests)
         if not bool(states.isfinite().all()):
-            return [_unmeasured("the policy's own states are not finite")] * len(requests)
+            return [unmeasured("the policy's own states are not finite")] * len(requests)
         bounds = [0, *np.cumsum([len(request.tokens) for request in requests]).tolist()]
         own = states.cpu()
         chunks = verify_proofs_batch(
@@ -127,18 +126,12 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
             chunk_tokens=self._toploc.chunk_tokens,
             top_k=self._toploc.top_k,
         )
-        logprobs, gaps = self._replay(model, requests, states, temperature)
-        claimed = torch.tensor([value for request in requests for value in request.logprobs])
-        errors = (logprobs - claimed).abs().nan_to_num(nan=math.inf, posinf=math.inf)
+        replayed = self._replay(model, requests, states, temperature)
+        logprobs, gaps = (values.tolist() for values in replayed)
+        parts = zip(pairwise(bounds), requests, chunks, strict=True)
         return [
-            Measurement(
-                proof_fault=None,
-                chunks=tuple(own_chunks),
-                logprob_error_max=float(errors[start:end].max()),
-                sampling_gap_max=float(gaps[start:end].max()),
-                end_probability=math.exp(float(logprobs[end - 1])),
-            )
-            for (start, end), own_chunks in zip(pairwise(bounds), chunks, strict=True)
+            measured(self._toploc, own, request.logprobs, logprobs[start:end], gaps[start:end])
+            for (start, end), request, own in parts
         ]
 
     def _prefill(self, model: Qwen2ForCausalLM, requests: Sequence[VerificationRequest]) -> Tensor:
@@ -176,7 +169,3 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
             logprobs.append((scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True))[:, 0])
             gaps.append(scores.amax(-1) - scores.gather(1, chosen)[:, 0])
         return torch.cat(logprobs).cpu(), torch.cat(gaps).cpu()
-
-
-def _unmeasured(fault: str) -> Measurement:
-    return Measurement(fault, (), math.inf, math.inf, 0.0)

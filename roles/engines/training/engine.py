@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from transformers import Qwen2ForCausalLM
 from typing_extensions import override
 
-from protocol.manifest import GrpoSection, ModelSection, SamplingSection
+from protocol.recipe import GrpoSection, ModelSection, SamplingSection
 from protocol.types import Digest
 from roles.engines.qwen2.decoder import Decoder
 from roles.engines.qwen2.engine import Qwen2Engine, computed

@@ -81,11 +81,12 @@ WHY = {
                     "reason": "accepted" if peer == PEERS[4] else "computation",
                     "detail": "" if peer == PEERS[4] else "sequence 5, chunk 0",
                     "evidence": f"{index:02x}" * 32,
-                    "margins": {
-                        "exponent-mismatches": {
+                    "measured": {
+                        "sampling_gap": {"value": 2e-8, "allowed": 1e-7},
+                        "exponent_mismatches_max": {
                             "value": 2.0 if peer == PEERS[4] else 61.0,
-                            "limit": 4.0,
-                        }
+                            "allowed": 4.0,
+                        },
                     },
                 }
                 for index, peer in enumerate(PEERS[2:5])

@@ -79,12 +79,12 @@ def test_peers_are_listed_by_role():
     ]
 
 
-def test_why_shows_reason_margin_and_evidence():
+def test_why_shows_reason_what_was_measured_and_evidence():
     lines = drawn(why_view(EXPLAINED))
     assert lines[0] == "● paused  2 batches wait for the trainer"
     text = " ".join(" ".join(lines).split())
     assert "ab12ab12ab12ab12 version 40, slot 3, epoch 398 rejected: computation" in text
-    assert "exponent-mismatches 61 (limit 4)" in text
+    assert "mismatches max 61 of 4 allowed" in text
     assert "verdict 0101010101010101" in text
     assert "expired: no committee decided in time" in text
     assert f"Version 41 of {PEERS[1]} learned from rejected rollouts:" in text

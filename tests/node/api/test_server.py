@@ -110,7 +110,7 @@ async def test_commands_find_the_server_through_the_data_dir(datadir):
         assert (endpoint.port, endpoint.pid) == (port, os.getpid())
         assert await asyncio.to_thread(fetch_status, datadir) == STATUS
         why = await asyncio.to_thread(fetch_why, datadir)
-        assert why.rollouts[0].verdicts[0].margins["exponent-mismatches"].value == 61.0
+        assert why.rollouts[0].verdicts[0].measured["exponent_mismatches_max"].value == 61.0
     with pytest.raises(NodeError, match="no daemon is running"):
         fetch_status(datadir)
 

@@ -4,7 +4,8 @@ import json
 from pathlib import Path
 
 from protocol.crypto import Identity
-from protocol.manifest import Genesis, RunManifest, SignedManifest, load_recipe, sign_manifest
+from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
+from protocol.recipe import load_recipe
 
 RECIPE = Path(__file__).parents[3] / "configs" / "runs" / "testnet.toml"
 

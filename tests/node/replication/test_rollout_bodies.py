@@ -8,7 +8,7 @@ from protocol.crypto import digest
 from protocol.ledger.commits import CommitState
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from tests.worlds.disks import MemoryBlobs
-from tests.worlds.messages import World, run_manifest
+from tests.worlds.messages import World, found, run_manifest
 from tests.worlds.network import Hub, run_virtual
 
 WORLD = World(run_manifest())
@@ -40,7 +40,7 @@ class Machine:
 
     def settle(self, commit, *, accepted=True):
         self.replica.ledger.offer_certificate(
-            WORLD.certificate(commit, accepted=accepted, escalated=not accepted), "reason"
+            WORLD.certificate(commit, accepted=accepted, escalated=not accepted), found("reason")
         )
 
     def versions(self, count, *batch):

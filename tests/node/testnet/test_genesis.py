@@ -6,7 +6,8 @@ from node.testnet.genesis import create_members, found_run, recipe_for
 from node.testnet.picture import draw_reward
 from node.testnet.plan import CHEATER_KINDS, Layout, Options
 from protocol.crypto import verify
-from protocol.manifest import load_recipe, load_signed_manifest
+from protocol.manifest import load_signed_manifest
+from protocol.recipe import load_recipe
 from protocol.types import Role
 
 

@@ -4,14 +4,8 @@ from hypothesis import strategies as st
 from node.testnet.genesis import recipe_path
 from node.testnet.manifest_toml import manifest_toml, recipe_toml
 from protocol.crypto import Identity, verify
-from protocol.manifest import (
-    Genesis,
-    ModelSection,
-    RunManifest,
-    load_recipe,
-    load_signed_manifest,
-    sign_manifest,
-)
+from protocol.manifest import Genesis, RunManifest, load_signed_manifest, sign_manifest
+from protocol.recipe import ModelSection, load_recipe
 
 RECIPE = load_recipe(recipe_path().read_text())
 CREATOR = Identity(b"\x01" * 32)

@@ -8,7 +8,7 @@ from protocol.ledger.commits import EPOCHS_AHEAD_MAX, CommitState, window_epochs
 from protocol.ledger.counts import CREDIT_MAX
 from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, Ledger
 from protocol.messages import Certificate
-from tests.worlds.messages import World, run_manifest
+from tests.worlds.messages import World, found, run_manifest
 
 WORLD = World(run_manifest(trainers=2))
 WORKER, OTHER = WORLD.workers[:2]
@@ -38,7 +38,7 @@ def settle(result, commit, *, accepted=True, reason="reward") -> None:
         commit=commit.digest, escalated=not accepted, accepted=accepted, verdicts=(b"",)
     )
     certificate = WORLD.sealed(message, WORLD.validators[0])
-    assert result.offer_certificate(certificate, reason) is True
+    assert result.offer_certificate(certificate, found(reason)) is True
 
 
 def trained(result, *batch, parent=None, **changes) -> object:
@@ -235,9 +235,9 @@ def test_of_contradicting_outcomes_one_wins_whichever_came_first(order):
     certificates = outcomes(chain[0])
     highest = -1
     for place in order:
-        assert result.offer_certificate(certificates[place], "reward") is (place > highest)
+        assert result.offer_certificate(certificates[place], found("reward")) is (place > highest)
         highest = max(highest, place)
-        assert result.offer_certificate(certificates[place], "reward") is False
+        assert result.offer_certificate(certificates[place], found("reward")) is False
     entry = result.entries[chain[0].digest]
     assert (entry.state, entry.certificate) == (CommitState.REJECTED, certificates[2])
     counts = result.workers[WORKER.peer_id]
@@ -253,10 +253,10 @@ def test_a_version_stays_when_what_it_learned_from_is_rejected_after_all():
     commit = WORLD.commit(WORKER)
     result = ledger(commit)
     accepted, _, rejected = outcomes(commit)
-    assert result.offer_certificate(accepted, "") is True
+    assert result.offer_certificate(accepted, found()) is True
     assert trained(result, commit) is True
     assert result.trained_on_rejected == []
-    assert result.offer_certificate(rejected, "reward") is True
+    assert result.offer_certificate(rejected, found("reward")) is True
     assert result.version == 1
     assert [entry.commit for entry in result.trained_on_rejected] == [commit]
     assert (result.totals.trained, result.totals.rejected) == (1, 1)
@@ -280,6 +280,37 @@ def test_a_rejected_rollout_ends_a_workers_standing():
     assert not result.slashed(OTHER.peer_id)
 
 
+def test_a_rollout_that_is_only_improbable_costs_no_more_than_itself():
+    chain = WORLD.chain(WORKER, 3)
+    result = ledger(*chain)
+    settle(result, chain[0])
+    settle(result, chain[1], accepted=False, reason="statistics")
+    assert not result.slashed(WORKER.peer_id)
+    assert result.workers[WORKER.peer_id].credit == 0
+    settle(result, chain[2], accepted=False, reason="history")
+    assert result.slashed(WORKER.peer_id)
+
+
+def test_the_history_of_a_worker_is_what_was_measured_of_it_by_epoch():
+    late, early = WORLD.commit(WORKER, epoch=2), WORLD.commit(WORKER, epoch=1, tokens=20)
+    unmeasured, other = (
+        WORLD.commit(WORKER, epoch=1, slot=1, previous=late.digest),
+        WORLD.commit(OTHER),
+    )
+    result = ledger(late, early, unmeasured, other, epoch=2)
+    for commit, mean in ((late, 3), (early, 2), (other, 1)):
+        verdicts = found(chunks=4, means=(mean * 10**9,) * 8)
+        message = Certificate(commit=commit.digest, escalated=False, accepted=True, verdicts=(b"",))
+        signed = WORLD.sealed(message, WORLD.validators[0])
+        assert result.offer_certificate(signed, verdicts) is True
+    settle(result, unmeasured, accepted=False)
+    history = result.history(WORKER.peer_id)
+    assert [(sums.tokens, sums.chunks, sums.means[0]) for sums in history] == [
+        (20, 4, 2.0),
+        (10, 4, 3.0),
+    ]
+
+
 def test_what_a_slashed_worker_commits_to_is_heard_and_counts_for_nothing():
     chain = WORLD.chain(WORKER, 4)
     early, late = ledger(*chain[:3]), ledger(*chain[:2])
@@ -288,12 +319,12 @@ def test_what_a_slashed_worker_commits_to_is_heard_and_counts_for_nothing():
         settle(result, chain[1], accepted=False)
     assert late.offer_commit(chain[2], 0) is True  # the others had it before the outcome
     assert list(late.entries) == list(early.entries)
-    assert late.workers[WORKER.peer_id].credit == 1
+    assert late.workers[WORKER.peer_id].credit == 0
     assert late.backlog() == early.backlog() == 1  # the certified one alone
 
 
 def test_a_run_may_forgive():
-    world = World(run_manifest(credit={"slash_on_reject": False}))
+    world = World(run_manifest(credit={"slash": False}))
     chain = world.chain(WORKER, 2)
     result = ledger(chain[0], world=world)
     settle(result, chain[0], accepted=False)
@@ -708,7 +739,7 @@ def test_what_proves_a_fault_or_ends_a_chain_of_slots_survives_restarts():
     for entry in result.kept.values():
         restarted.restore_commit(entry.commit)
         if entry.certificate is not None:
-            restarted.offer_certificate(entry.certificate, entry.reason)
+            restarted.offer_certificate(entry.certificate, found(entry.reason))
     restarted.advance(5 * EXPIRE)
     assert restarted.next_slot(WORKER.peer_id, 0) == (3, chain[-1].digest)
     assert restarted.slashed(OTHER.peer_id)

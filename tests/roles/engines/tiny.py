@@ -2,13 +2,7 @@
 
 from pathlib import Path
 
-from protocol.manifest import (
-    GrpoSection,
-    ModelSection,
-    SamplingSection,
-    ToplocSection,
-    load_recipe,
-)
+from protocol.recipe import GrpoSection, ModelSection, SamplingSection, ToplocSection, load_recipe
 
 CONFIG = {
     "vocab_size": 32,

@@ -12,6 +12,7 @@ from roles.inference.flow import (
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from tests.worlds.flow_world import Engine, FlowWorld, Task
+from tests.worlds.messages import found
 from tests.worlds.network import run_virtual
 
 EPOCH_SECONDS = 10.0
@@ -28,7 +29,7 @@ def commits(world) -> list[RolloutCommit]:
 
 
 def settle(world, signed):
-    world.replica.ledger.offer_certificate(world.world.certificate(signed), "")
+    world.replica.ledger.offer_certificate(world.world.certificate(signed), found())
     world.changes.notify()
 
 
@@ -114,7 +115,7 @@ def test_a_slashed_worker_rests(tmp_path):
         await world.rest(2)
         signed = world.network.published[0]
         world.replica.ledger.offer_certificate(
-            world.world.certificate(signed, accepted=False, escalated=True), "sampling"
+            world.world.certificate(signed, accepted=False, escalated=True), found("computation")
         )
         before = len(commits(world))
         world.changes.notify()

@@ -5,6 +5,7 @@ from protocol.messages import CheckpointManifest
 from protocol.rollout import RolloutSequence, encode_body
 from roles.trainer.flow import TrainerFlow
 from tests.worlds.flow_world import ANSWER, END, FlowWorld, Task, Trainer
+from tests.worlds.messages import found
 
 EPOCH_SECONDS = 10.0
 
@@ -44,7 +45,7 @@ class World(FlowWorld):
         )
         self.take(signed)
         if certified:
-            self.replica.ledger.offer_certificate(self.world.certificate(signed), "")
+            self.replica.ledger.offer_certificate(self.world.certificate(signed), found())
         if held:
             self.network.bodies[digest(data)] = data
         self.changes.notify()

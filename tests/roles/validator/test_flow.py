@@ -13,6 +13,7 @@ from roles.validator import examination
 from roles.validator import flow as module
 from roles.validator.flow import CHECKS_PER_WORKER, ValidatorFlow
 from tests.worlds.flow_world import ANSWER, END, Engine, FlowWorld, Task
+from tests.worlds.messages import found
 from tests.worlds.network import run_virtual
 
 EPOCH_SECONDS = 10.0
@@ -382,7 +383,7 @@ def test_what_others_settled_while_we_waited_is_not_measured(tmp_path):
         second = world.commit(signer=world.world.workers[1])
         await world.rest(EPOCH_SECONDS + 5)
         for commit in (first, second):
-            world.replica.ledger.offer_certificate(world.world.certificate(commit), "")
+            world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
         await world.rest(6 * EPOCH_SECONDS)
         assert len(world.engine.measured) == 1
         await world.stop()

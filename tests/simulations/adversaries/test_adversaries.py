@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from protocol.assignment import assign
+from protocol.audit import HISTORY_ROLLOUTS_MIN
 from protocol.ledger.ledger import Ledger
 from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
 from protocol.types import Digest
@@ -128,8 +129,12 @@ def test_each_lie_of_a_worker_is_found_out_for_what_it_is(play):
     played = play(liars, minutes=1.6)
     for name, lie in liars.items():
         counts = played.workers[name]
-        assert (counts.certified, counts.rejected) == (0, 1), lie
-        assert dict(counts.reasons) == {LIES[lie]: 1}, lie
+        assert counts.certified == 0, lie
+        if LIES[lie] == "sampling":  # a rollout may be an accident, many of them are a lie
+            assert counts.reasons["sampling"] >= HISTORY_ROLLOUTS_MIN - 1
+            assert set(counts.reasons) == {"sampling", "history"}
+        else:
+            assert dict(counts.reasons) == {LIES[lie]: 1}, lie
         assert played.ledger.slashed(played.world.machines[name].signer.peer_id)
     honest_work_is_not_hurt(played, *liars)
 

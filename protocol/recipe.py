@@ -1,0 +1,286 @@
+"""The recipe: what a run creator decides, one section for each part of the protocol.
+
+It is written by hand (``configs/runs/*.toml``); with a genesis it becomes a run (``manifest``).
+Unknown keys and wrong types are errors that name the key.
+"""
+
+import tomllib
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from protocol.messages import BATCH_MAX, VERDICTS_MAX
+
+VERSIONS_MAX = 4096
+"""Steps of a run: a newcomer must hold all its manifests before it can take the first one."""
+
+_Model = TypeVar("_Model", bound=BaseModel)
+
+Count = Annotated[int, Field(ge=1, le=2**31)]
+Seconds = Annotated[float, Field(gt=0, le=86_400)]
+Rate = Annotated[float, Field(gt=0, le=1)]
+Share = Annotated[float, Field(ge=0, le=1)]
+Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+
+
+class Section(BaseModel):
+    """A table of a recipe or manifest."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class ModelSection(Section):
+    """The model: a Hugging Face architecture with its sizes; the weights are the genesis policy."""
+
+    name: str = Field(max_length=128)
+    architecture: Literal["qwen2"]
+    config: dict[str, int | float | str | bool]
+    dtype: Literal["fp32", "bf16"]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        for key in ("vocab_size", "eos_token_id"):
+            if type(self.config.get(key)) is not int:
+                raise ValueError(f"config.{key} must be an integer")
+        return self
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens there are; ids are below it."""
+        return int(self.config["vocab_size"])
+
+    @property
+    def end_token(self) -> int:
+        """The token that ends a sequence."""
+        return int(self.config["eos_token_id"])
+
+
+class EnvironmentSection(Section):
+    """The task."""
+
+    name: Name
+
+
+class SamplingSection(Section):
+    """How a rollout is drawn; ``length_targets`` empty means no length reward."""
+
+    temperature: Annotated[float, Field(gt=0, le=10)]
+    group_size: Count
+    prompts_per_rollout: Count
+    tokens_max: Count
+    length_targets: tuple[Count, ...] = ()
+    length_penalty: Share = 0.0
+
+
+class GrpoSection(Section):
+    """Asynchronous GRPO with two-sided clipping, and when a step is taken."""
+
+    learning_rate: Annotated[float, Field(gt=0, le=1)]
+    epsilon: Share
+    delta: Annotated[float, Field(gt=1, le=1000)]
+    gradient_clip: Annotated[float, Field(gt=0, le=1000)]
+    weight_decay: Share
+    adam_betas: tuple[Share, Share]
+    entropy_coefficient: Share = 0.0
+    warmup_steps: Annotated[int, Field(ge=0, le=100_000)] = 0
+    rollouts_per_step: Annotated[int, Field(ge=1, le=BATCH_MAX)]
+    rollouts_ahead: Count
+    """Batches that may wait, certified or in flight, before workers pause (back-pressure)."""
+    async_level: Annotated[int, Field(ge=0, le=64)]
+    steps: Annotated[int, Field(ge=1, le=VERSIONS_MAX)]
+
+
+class HonestValue(Section):
+    """How far an honest engine is from an honest validator in one quantity.
+
+    Values above ``clip`` count as ``clip``. ``mean`` is the largest mean of any honest pair of
+    engines, ``variance`` that of one value such that the sum of ``n`` has ``n`` times it.
+    """
+
+    mean: Annotated[float, Field(ge=0, le=2**23)]
+    variance: Annotated[float, Field(gt=0, le=2**46)]
+    clip: Annotated[float, Field(gt=0, le=2**23)]
+
+
+class HonestSection(Section):
+    """What the statistics of an audit are for honest workers; see ``protocol.audit``."""
+
+    logprob_error: HonestValue
+    """Nats by which a claimed log-probability is off, either way."""
+    logprob_shift: HonestValue
+    """The same with its sign, claimed less recomputed; its mean counts either way."""
+    logprob_outliers: HonestValue
+    """1 for a token whose error is beyond ``logprob_tau``, else 0."""
+    replay_mismatches: HonestValue
+    """1 for a token that the replay of the sampling does not choose, else 0."""
+    sampling_gap: HonestValue
+    """Nats by which a token's score is below the best one."""
+    sampling_surprise: HonestValue
+    """How improbable that gap is under errors of ``gap_sigma``, in nats."""
+    exponent_mismatches: HonestValue
+    """Of the values of a chunk."""
+    mantissa_error: HonestValue
+    """The mean of a chunk, in units of the last place."""
+
+
+class ToplocSection(Section):
+    """The proof format, and what honest workers may differ by from those who check them.
+
+    The limits called ``_max`` hold for every chunk or token and are loose: the statistics decide.
+    """
+
+    precision: Literal["fp32", "bf16"]
+    chunk_tokens: Annotated[int, Field(ge=1, le=1024)]
+    top_k: Annotated[int, Field(ge=1, le=1024)]
+    exponent_mismatches_max: Annotated[int, Field(ge=0, le=1024)]
+    mantissa_error_mean_max: Annotated[float, Field(ge=0, le=2**23)]
+    mantissa_error_median_max: Annotated[float, Field(ge=0, le=2**23)]
+    logprob_error_max: Annotated[float, Field(gt=0, le=100)]
+    sampling_gap_max: Annotated[float, Field(gt=0, le=100)]
+    logprob_tau: Annotated[float, Field(gt=0, le=10)]
+    gap_sigma: Annotated[float, Field(gt=0, le=10)]
+    false_reject_rate: Rate = 1e-6
+    """The probability that an honest rollout is rejected, at most."""
+    slash_rate: Rate = 1e-12
+    """The probability that the last rollouts of an honest worker end its standing, at most."""
+    history_rollouts: Annotated[int, Field(ge=4, le=1024)] = 64
+    """How many of a worker's last rollouts are judged together."""
+    measured_on: str = Field(max_length=500)
+    """Models, engines and machines that ``honest`` comes from."""
+    measured_tokens: Count
+    """How many honest tokens it rests on."""
+    honest: HonestSection
+    audit_share: Share = 1.0
+    """Of the sequences of a rollout, how many the prefill covers."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.audit_share < 1:
+            # A worker draws commits until the lies of one are where nobody looks: with a quarter
+            # audited it took seconds to hide 12 false sequences among 16.
+            raise ValueError("audit_share must be 1 while everyone can predict the beacon")
+        if self.slash_rate > self.false_reject_rate:
+            raise ValueError("slash_rate must not exceed false_reject_rate")
+        return self
+
+
+class CommitteeSection(Section):
+    """Who checks: sizes of the first and of the larger committee, and their deadlines."""
+
+    size: Count
+    escalated_size: Annotated[int, Field(ge=1, le=VERDICTS_MAX)]
+    roster_min: Count
+    """No committee is drawn before this many validators are live."""
+    escalate_after_epochs: Count
+    expire_after_epochs: Count
+    """A commit without an outcome by then has expired."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.escalated_size < self.size:
+            raise ValueError("escalated_size must not be smaller than size")
+        if self.expire_after_epochs <= self.escalate_after_epochs:
+            raise ValueError("expire_after_epochs must exceed escalate_after_epochs")
+        return self
+
+
+class EpochSection(Section):
+    """Epoch length, and for how long a member's record keeps it on the roster."""
+
+    seconds: Seconds
+    record_epochs: Count
+    refresh_epochs: Count
+
+
+class ShardcastSection(Section):
+    """How a checkpoint is cut and spread."""
+
+    shard_bytes: Annotated[int, Field(ge=4096, le=2**32)]
+    chunk_bytes: Annotated[int, Field(ge=1024, le=2**22)]
+    stripes: Annotated[int, Field(ge=1, le=64)]
+    fanout: Annotated[int, Field(ge=2, le=64)]
+    versions_kept: Annotated[int, Field(ge=2, le=1024)]
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.chunk_bytes > self.shard_bytes:
+            raise ValueError("chunk_bytes must not exceed shard_bytes")
+        return self
+
+
+class AdmissionSection(Section):
+    """Who may work; validators and trainers are always the keys that the genesis names."""
+
+    rule: Literal["open", "allowlist"]
+    workers: tuple[str, ...] = ()
+
+
+class CreditSection(Section):
+    """Whether a worker's standing ends with a proven lie (``protocol.audit.LIES``)."""
+
+    slash: bool
+
+
+class Recipe(Section):
+    """What a run creator decides; see ``configs/runs``."""
+
+    name: Name
+    model: ModelSection
+    environment: EnvironmentSection
+    sampling: SamplingSection
+    grpo: GrpoSection
+    toploc: ToplocSection
+    committee: CommitteeSection
+    epochs: EpochSection
+    shardcast: ShardcastSection
+    admission: AdmissionSection
+    credit: CreditSection
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.shardcast.versions_kept <= self.grpo.async_level:
+            raise ValueError("shardcast.versions_kept must exceed grpo.async_level")
+        return self
+
+
+class ManifestError(ValueError):
+    """A manifest that cannot be used; the message is one line and names the key."""
+
+
+def load_recipe(text: str) -> Recipe:
+    """Parse the TOML of a recipe; raises ``ManifestError`` naming the first wrong key."""
+    return validated(Recipe, parsed(text))
+
+
+def parsed(text: str) -> dict[str, Any]:
+    """Return the values of a TOML text; raises ``ManifestError``."""
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise ManifestError(f"not TOML: {error}") from None
+
+
+def validated(model: type[_Model], values: dict[str, Any]) -> _Model:
+    """Return TOML values as a ``model``; raises ``ManifestError`` naming the first wrong key."""
+    try:
+        return model.model_validate(_tuples(values))
+    except ValidationError as error:
+        raise ManifestError(first_error(error)) from None
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
+
+
+def first_error(error: ValidationError) -> str:
+    """Return the first of pydantic's findings in one line that names the key."""
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    # A misspelt required key is missing and unknown: what was written says more to its author.
+    first = next((item for item in errors if item["type"] == "extra_forbidden"), errors[0])
+    key = ".".join(str(part) for part in first["loc"]) or "manifest"
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key!r}"
+    return f"{key}: {first['msg'].removeprefix('Value error, ')}"
