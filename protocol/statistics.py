@@ -66,6 +66,19 @@ def added(parts: Iterable[Sums]) -> Sums:
 
 
 @dataclass(frozen=True, slots=True)
+class Recomputed:
+    """What a validator computes of a claimed sequence of ``n`` tokens.
+
+    ``chunks`` compare the proofs with its states, ``logprobs[n]`` are those of the claimed tokens
+    in nats, ``gaps[n]`` how far each token's score is below the best one.
+    """
+
+    chunks: Sequence[ChunkResult]
+    logprobs: Sequence[float]
+    gaps: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True)
 class Measurement:
     """What one prefill says of a claimed sequence, or of several.
 
@@ -78,24 +91,17 @@ class Measurement:
     extremes: Extremes
 
 
-def measured(
-    rules: ToplocSection,
-    chunks: Sequence[ChunkResult],
-    claimed: Sequence[float],
-    own: Sequence[float],
-    gaps: Sequence[float],
-) -> Measurement:
-    """Return the statistics of one sequence.
+def measured(rules: ToplocSection, claimed: Sequence[float], own: Recomputed) -> Measurement:
+    """Return the statistics of a sequence with the log-probabilities ``claimed``, in nats.
 
-    ``claimed`` and ``own`` are log-probabilities in nats, ``gaps`` how far each token's score is
-    below the best one. Raises ``ValueError`` when there is nothing to measure.
+    Raises ``ValueError`` when there is nothing to measure.
     """
+    chunks, honest = own.chunks, rules.honest
     if not chunks or not claimed:
         raise ValueError("nothing was measured")
-    honest = rules.honest
-    errors = [_number(ours - theirs) for ours, theirs in zip(own, claimed, strict=True)]
+    errors = [_number(ours - theirs) for ours, theirs in zip(own.logprobs, claimed, strict=True)]
     sizes = [abs(error) for error in errors]
-    lost = [_number(gap) for gap in gaps if not gap <= 0]
+    lost = [_number(gap) for gap in own.gaps if not gap <= 0]
     shift = honest.logprob_shift.clip
     values = (
         _clipped(sizes, honest.logprob_error),

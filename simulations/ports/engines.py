@@ -16,7 +16,7 @@ from typing_extensions import override
 from protocol.crypto import digest
 from protocol.manifest import RunManifest
 from protocol.rng import Rng
-from protocol.statistics import Measurement, measured
+from protocol.statistics import Measurement, Recomputed, measured
 from protocol.toploc.proof import ChunkResult
 from protocol.types import DIGEST_BYTES, Digest, Version
 from roles.environments.base import END
@@ -188,13 +188,12 @@ class SimVerification(VerificationEngine):
         same_policy = request.proofs == (policy,)
         same_tokens = request.tokens == sample(seed, request.prompt, request.seed, self._length_max)
         count = len(request.tokens)
-        return measured(
-            self._rules,
+        own = Recomputed(
             [ChunkResult(0 if same_policy else _FAR, 0.0, 0.0)],
-            request.logprobs,
             [_LOGPROB] * count,
             [0.0 if same_tokens else _FAR] * count,
         )
+        return measured(self._rules, request.logprobs, own)
 
 
 class SimTraining(TrainingEngine):

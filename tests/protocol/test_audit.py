@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from protocol.audit import ACCEPTED, HISTORY_ROLLOUTS_MIN, LIES, audited, check_claims, decide
 from protocol.crypto import digest
 from protocol.rollout import RolloutSequence
-from protocol.statistics import STATISTICS, Extremes, Measurement, Sums, measured, unmeasured
+from protocol.statistics import STATISTICS, Extremes, Measurement, Recomputed, Sums, measured, unmeasured
 from protocol.toploc.proof import ChunkResult
 from tests.worlds.messages import World, run_manifest
 
@@ -29,7 +29,8 @@ GOOD = ChunkResult(0, 1.0, 1.0)
 
 def of(chunk=GOOD, error=0.0, gap=0.0) -> Measurement:
     """Measure one sequence whose second token is off."""
-    return measured(RULES, [chunk], [-1.0] * 3, [-1.0, -1.0 + error, -1.0], [0.0, gap, 0.0])
+    own = Recomputed([chunk], [-1.0, -1.0 + error, -1.0], [0.0, gap, 0.0])
+    return measured(RULES, [-1.0] * 3, own)
 
 
 def shifted(name, mean, tokens=1000, chunks=32) -> Measurement:

@@ -10,6 +10,7 @@ from protocol.recipe import HonestValue
 from protocol.statistics import (
     SCALE,
     STATISTICS,
+    Recomputed,
     Sums,
     added,
     agreed,
@@ -32,7 +33,7 @@ GOOD = (ChunkResult(0, 0.0, 0.0),)
 
 
 def measure(claimed, own, gaps=None, chunks=GOOD):
-    return measured(RULES, chunks, claimed, own, gaps or [0.0] * len(claimed))
+    return measured(RULES, claimed, Recomputed(chunks, own, gaps or [0.0] * len(claimed)))
 
 
 def values(measurement):

@@ -44,7 +44,7 @@ class _Layer:
 
 
 @dataclass(slots=True)
-class _Cache:
+class Cache:
     """Keys and values ``[layers, rows, key heads, columns, head]``; ``filled`` columns are set."""
 
     keys: Tensor
@@ -119,7 +119,7 @@ class Decoder:
             states = self._forward(tokens[:, None], cache)[:, -1]
         return _by_row(steps)
 
-    def _prefill(self, prompts: Sequence[Sequence[int]], tokens_max: int) -> tuple[_Cache, Tensor]:
+    def _prefill(self, prompts: Sequence[Sequence[int]], tokens_max: int) -> tuple[Cache, Tensor]:
         """Return the cache after the prompts, and each row's state at its prompt's last token."""
         width = max(len(prompt) for prompt in prompts)
         padding = [width - len(prompt) for prompt in prompts]
@@ -131,7 +131,7 @@ class Decoder:
             width + tokens_max,
             self._head_size,
         )
-        cache = _Cache(
+        cache = Cache(
             torch.empty(shape, dtype=self.dtype, device=self.device),
             torch.empty(shape, dtype=self.dtype, device=self.device),
             torch.tensor(padding, device=self.device),
@@ -139,7 +139,7 @@ class Decoder:
         )
         return cache, self._forward(torch.tensor(tokens, device=self.device), cache)[:, -1]
 
-    def _forward(self, tokens: Tensor, cache: _Cache) -> Tensor:
+    def _forward(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Append ``tokens[rows, n]`` to the cache; return their states ``[rows, n, hidden]``."""
         new = slice(cache.filled, cache.filled + tokens.shape[1])
         columns = torch.arange(new.start, new.stop, device=self.device)
@@ -171,7 +171,7 @@ class Decoder:
         queries, keys, values = torch.split(mixed, heads, dim=1)
         return queries, keys, values
 
-    def _attend(self, queries: Tensor, index: int, cache: _Cache, mask: Tensor | None) -> Tensor:
+    def _attend(self, queries: Tensor, index: int, cache: Cache, mask: Tensor | None) -> Tensor:
         """Return the attention output ``[rows, n, heads * head]`` of ``queries`` over the cache."""
         rows, _, length, _ = queries.shape
         keys = cache.keys[index, :, :, : cache.filled]
@@ -221,7 +221,7 @@ def _rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     return states * cosine[:, None] + turned * sine[:, None]
 
 
-def _mask(columns: Tensor, cache: _Cache) -> Tensor:
+def _mask(columns: Tensor, cache: Cache) -> Tensor:
     """Return which columns ``[rows, 1, n, filled]`` each new column may see: causal, no padding.
 
     Padding sees itself, because a softmax over nothing is NaN and a NaN value spoils every row.

@@ -33,11 +33,14 @@ class Qwen2Engine:
     (measured).
     """
 
-    def __init__(self, model: ModelSection, precision: Precision, device: str) -> None:
+    def __init__(
+        self, model: ModelSection, precision: Precision, device: str, attention: str = "sdpa"
+    ) -> None:
         self._config = configuration(model.config)
         self._shapes = shapes_of(self._config)
         self._dtype = DTYPES[precision]
         self._device = device
+        self._attention = attention
         self._executor = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix=type(self).__name__,
@@ -59,7 +62,7 @@ class Qwen2Engine:
 
     def _model_of(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> Qwen2ForCausalLM:
         """Return a model with tensors whose names were checked."""
-        model = build_model(self._config, dtype, self._device)
+        model = build_model(self._config, dtype, self._device, self._attention)
         # Strict would miss the tied alias of one of them.
         model.load_state_dict(tensors, strict=False)
         return model

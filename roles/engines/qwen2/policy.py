@@ -54,11 +54,13 @@ def model_config_of(directory: Path) -> dict[str, int | float | str | bool]:
     }
 
 
-def build_model(config: Qwen2Config, dtype: torch.dtype, device: str) -> Qwen2ForCausalLM:
+def build_model(
+    config: Qwen2Config, dtype: torch.dtype, device: str, attention: str = "sdpa"
+) -> Qwen2ForCausalLM:
     """Return a model with random weights; without dropout its two modes are one."""
     with torch.device(device):
         model: Qwen2ForCausalLM = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=dtype, attn_implementation="sdpa"
+            config, dtype=dtype, attn_implementation=attention
         )
     return model
 

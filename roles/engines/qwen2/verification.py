@@ -14,7 +14,7 @@ from transformers import Qwen2ForCausalLM
 from typing_extensions import override
 
 from protocol.recipe import ModelSection, ToplocSection
-from protocol.statistics import Measurement, measured, unmeasured
+from protocol.statistics import Measurement, Recomputed, measured, unmeasured
 from protocol.toploc.layout import Variant
 from protocol.toploc.proof import proof_fault, verify_proofs_batch
 from protocol.types import Version
@@ -42,8 +42,9 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         device: str = "cpu",
         policies_kept: int = 4,
         batch_tokens_max: int = 1 << 14,
+        attention: str = "sdpa",
     ) -> None:
-        super().__init__(model, toploc.precision, device)
+        super().__init__(model, toploc.precision, device, attention)
         self._noise = NoiseSource(self._config.vocab_size, device)
         self._toploc = toploc
         self._policies_kept = policies_kept
@@ -65,18 +66,37 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
     def measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
+        return [
+            unmeasured(own) if isinstance(own, str) else measured(self._toploc, one.logprobs, own)
+            for one, own in zip(
+                requests, self._recompute(version, requests, temperature), strict=True
+            )
+        ]
+
+    @computed
+    @torch.inference_mode()
+    def recompute(
+        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
+    ) -> list[Recomputed | str]:
+        """Return what ``measure`` measures with, or why it could not be computed."""
+        return self._recompute(version, requests, temperature)
+
+    def _recompute(
+        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
+    ) -> list[Recomputed | str]:
         if not temperature > 0:
             raise ValueError("the temperature must be positive")
         model = self._models[version]
         faults = [self._fault(request) for request in requests]
-        results = {
-            index: unmeasured(fault) for index, fault in enumerate(faults) if fault is not None
+        results: dict[int, Recomputed | str] = {
+            index: fault for index, fault in enumerate(faults) if fault is not None
         }
         computable = [index for index, fault in enumerate(faults) if fault is None]
         for batch in self._batches(requests, computable):
             members = [requests[index] for index in batch]
-            measured = self._measure_batch(model, members, temperature)
-            results.update(zip(batch, measured, strict=True))
+            results.update(
+                zip(batch, self._recompute_batch(model, members, temperature), strict=True)
+            )
         return [results[index] for index in range(len(requests))]
 
     def _fault(self, request: VerificationRequest) -> str | None:
@@ -112,12 +132,12 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         if batch:
             yield batch
 
-    def _measure_batch(
+    def _recompute_batch(
         self, model: Qwen2ForCausalLM, requests: Sequence[VerificationRequest], temperature: float
-    ) -> list[Measurement]:
+    ) -> Sequence[Recomputed | str]:
         states = self._prefill(model, requests)
         if not bool(states.isfinite().all()):
-            return [unmeasured("the policy's own states are not finite")] * len(requests)
+            return ["the policy's own states are not finite"] * len(requests)
         bounds = [0, *np.cumsum([len(request.tokens) for request in requests]).tolist()]
         own = states.cpu()
         chunks = verify_proofs_batch(
@@ -128,10 +148,9 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         )
         replayed = self._replay(model, requests, states, temperature)
         logprobs, gaps = (values.tolist() for values in replayed)
-        parts = zip(pairwise(bounds), requests, chunks, strict=True)
         return [
-            measured(self._toploc, own, request.logprobs, logprobs[start:end], gaps[start:end])
-            for (start, end), request, own in parts
+            Recomputed(compared, logprobs[start:end], gaps[start:end])
+            for (start, end), compared in zip(pairwise(bounds), chunks, strict=True)
         ]
 
     def _prefill(self, model: Qwen2ForCausalLM, requests: Sequence[VerificationRequest]) -> Tensor:

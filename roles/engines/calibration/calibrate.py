@@ -1,0 +1,148 @@
+"""One calibration: honest pairs, lies, thresholds, and how well those tell them apart."""
+
+import platform
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from protocol.recipe import ModelSection, Recipe, ToplocSection
+from protocol.rng import Rng
+from protocol.types import Version
+from roles.engines.calibration.power import Power, power
+from roles.engines.calibration.proposal import propose
+from roles.engines.calibration.recording import Recording
+from roles.engines.calibration.workbench import Bench, Say, honest_pairs, lies
+from roles.engines.cold_start import import_pretrained
+from roles.engines.qwen2.policy import model_config_of
+from roles.environments.base import ENVIRONMENTS, environment
+from roles.ports.engines import Policy
+
+PROMPT_TOKENS = 16
+"""Of a prompt of arbitrary tokens, where the recipe's task has none for this vocabulary."""
+
+BATCHES = (1, 16, 64)
+ATTENTIONS = ("sdpa", "eager")
+_KEPT = ("precision", "chunk_tokens", "top_k", "false_reject_rate", "slash_rate",
+         "history_rollouts", "audit_share")  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """What was measured, and what follows from it."""
+
+    rules: ToplocSection
+    pairs: tuple[Recording, ...]
+    lies: tuple[Recording, ...]
+    honest: tuple[Power, ...]
+    caught: tuple[Power, ...]
+
+
+async def calibrate(
+    recipe: Recipe,
+    directories: Sequence[Path],
+    *,
+    device: str,
+    sequences: int,
+    tokens_max: int,
+    margin: float,
+    say: Say,
+    batches: Sequence[int] = BATCHES,
+    attentions: Sequence[str] = ATTENTIONS,
+) -> Calibration:
+    """Measure what ``recipe`` should tolerate, with the models in Hugging Face ``directories``.
+
+    Each pair of engines computes ``sequences`` of up to ``tokens_max`` tokens with each model; all
+    lies are told with the last. Raises ``ValueError`` for a model that cannot be used.
+    """
+    pairs: list[Recording] = []
+    told: list[Recording] = []
+    for directory in directories:
+        with tempfile.TemporaryDirectory(prefix="prime-node-calibrate-") as folder:
+            bench = _bench(recipe, directory, Path(folder), device, sequences, tokens_max)
+            pairs += await honest_pairs(bench, batches, attentions, say)
+            if directory is directories[-1]:
+                told = await lies(bench, max(batches), say)
+    kept = {name: getattr(recipe.toploc, name) for name in _KEPT}
+    names = ", ".join(directory.name for directory in directories)
+    rules = propose(pairs, kept, _measured_on(names, recipe.model.dtype, device), margin)
+    return judged(rules, pairs, told)
+
+
+def _bench(
+    recipe: Recipe, directory: Path, folder: Path, device: str, sequences: int, tokens_max: int
+) -> Bench:
+    model = ModelSection(
+        name=directory.name,
+        architecture=recipe.model.architecture,
+        config=model_config_of(directory),
+        dtype=recipe.model.dtype,
+    )
+    path = folder / "policy.safetensors"
+    return Bench(
+        model=model,
+        policy=Policy(Version(0), import_pretrained(directory, path, model.dtype), path),
+        layout=recipe.toploc,
+        prompts=_prompts(recipe, model, sequences),
+        tokens_max=tokens_max,
+        temperature=recipe.sampling.temperature,
+        learning_rate=recipe.grpo.learning_rate,
+        device=device,
+        directory=folder,
+    )
+
+
+def judged(
+    rules: ToplocSection, pairs: Sequence[Recording], told: Sequence[Recording]
+) -> Calibration:
+    """Return how often ``rules`` reject each recording."""
+    rng = np.random.default_rng(0)
+    return Calibration(
+        rules,
+        tuple(pairs),
+        tuple(told),
+        tuple(power(rules, recording, rng) for recording in pairs),
+        tuple(power(rules, recording, rng) for recording in told),
+    )
+
+
+def _prompts(recipe: Recipe, model: ModelSection, count: int) -> list[tuple[int, ...]]:
+    """Return prompts of the recipe's task, or of arbitrary tokens for a larger vocabulary."""
+    draws = Rng(b"calibration prompts")
+    if recipe.environment.name in ENVIRONMENTS:
+        task = environment(recipe.environment.name)
+        if len(task.vocabulary) == model.vocabulary_size:
+            return [task.prompt(draws.bits64()) for _ in range(count)]
+    return [
+        tuple(draws.below(model.vocabulary_size) for _ in range(PROMPT_TOKENS))
+        for _ in range(count)
+    ]
+
+
+def _measured_on(names: str, dtype: str, device: str) -> str:
+    machine = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
+    libraries = f"torch {torch.__version__}, transformers {version('transformers')}"
+    return f"{names} in {dtype} on {device} ({machine}), {libraries}"
+
+
+def as_toml(rules: ToplocSection) -> str:
+    """Return the ``[toploc]`` section of a recipe."""
+    values = rules.model_dump()
+    honest = values.pop("honest")
+    lines = ["[toploc]", *(f"{name} = {_toml(value)}" for name, value in values.items())]
+    lines += ["", "[toploc.honest]"]
+    for name, value in honest.items():
+        parts = ", ".join(f"{key} = {_toml(part)}" for key, part in value.items())
+        lines.append(f"{name} = {{ {parts} }}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return f"{value:_}" if isinstance(value, int) else repr(value)

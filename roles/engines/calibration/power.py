@@ -1,0 +1,75 @@
+"""How many tokens a lie takes until an audit catches it, and how often an honest rollout fails.
+
+Rollouts are put together from the chunks of recorded sequences, drawn again and again.
+"""
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.recipe import ToplocSection
+from protocol.statistics import STATISTICS, Extremes, Measurement, Sums, compared
+from roles.engines.calibration.recording import Recording
+
+TOKENS = tuple(32 << doubling for doubling in range(14))
+"""Lengths of rollouts that are tried: 32 to 262,144 tokens."""
+
+ROLLOUTS = 200
+"""Of each length; a rate of 1 in 200 is the least that is seen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Power:
+    """The share of rollouts rejected, by number of tokens in ``TOKENS``."""
+
+    name: str
+    tokens: int
+    rejected: tuple[float, ...]
+    reasons: tuple[str, ...]
+    """What caught it most often, at each length."""
+
+    def tokens_until(self, share: float) -> int | None:
+        """Return how long a rollout must be for this share to be caught, None beyond all tried."""
+        for tokens, rejected in zip(TOKENS, self.rejected, strict=True):
+            if rejected >= share:
+                return tokens
+        return None
+
+
+def power(rules: ToplocSection, recording: Recording, rng: np.random.Generator) -> Power:
+    """Return how often rollouts of a recording are rejected under ``rules``."""
+    chunks = [chunk for sequence in recording.by_chunk(rules) for chunk in sequence]
+    table = np.array([one.sums.values for one in chunks])
+    tokens = np.array([one.sums.tokens for one in chunks])
+    outside = np.array([_outside(rules, one) for one in chunks])
+    shares, reasons = [], []
+    for length in TOKENS:
+        needed = max(1, round(length / float(tokens.mean())))
+        allowed = _allowed(rules, length, needed)
+        found: Counter[str] = Counter()
+        for _ in range(ROLLOUTS):
+            chosen = rng.integers(len(chunks), size=needed)
+            excess = np.abs(table[chosen].sum(axis=0)) / allowed
+            if outside[chosen].max() >= 0:
+                found[Extremes._fields[int(outside[chosen].max())]] += 1
+            elif excess.max() > 1:
+                found[STATISTICS[int(excess.argmax())]] += 1
+        shares.append(found.total() / ROLLOUTS)
+        reasons.append(max(found, key=lambda name: found[name], default=""))
+    return Power(recording.name, recording.tokens, tuple(shares), tuple(reasons))
+
+
+def _allowed(rules: ToplocSection, tokens: int, chunks: int) -> NDArray[np.float64]:
+    """Return what the sums of a rollout of so many tokens may come to."""
+    nothing = Sums(tokens, chunks, (0.0,) * len(STATISTICS))
+    found = compared(rules, nothing, rules.false_reject_rate)
+    return np.array([one.allowed * nothing.count(one.name) for one in found])
+
+
+def _outside(rules: ToplocSection, measurement: Measurement) -> int:
+    """Return the place of an extreme that is beyond its limit, -1 when none is."""
+    worst = zip(Extremes._fields, measurement.extremes, strict=True)
+    over = [place for place, (name, value) in enumerate(worst) if not value <= getattr(rules, name)]
+    return max(over, default=-1)

@@ -1,0 +1,156 @@
+"""From honest recordings to the thresholds of a recipe.
+
+A statistic's clip is where a doubling of all errors shows most, in units of what the bound allows
+at ``TYPICAL_TOKENS``. Its mean is the largest of any honest pair, three standard errors up. Its
+variance is that of a whole sequence's sum per value, because the errors of one sequence depend on
+each other, and at least what a value of full size once in all recordings would make it.
+"""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.recipe import HonestSection, HonestValue, ToplocSection
+from protocol.statistics import PER_CHUNK, STATISTICS, bound, surprise
+from roles.engines.calibration.recording import Recording
+
+EXTREME_MARGIN = 4.0
+"""By which the worst single values are raised: they are loose limits, the statistics decide."""
+
+CLIP_MIN = {"exponent_mismatches": 1.0, "mantissa_error": 1.0, "sampling_surprise": 1.0}
+"""One mismatch, one unit in the last place and one nat are no less than that."""
+
+TYPICAL_TOKENS = 1024
+CLIP_QUANTILES = (0.9, 0.99, 0.999, 0.9999, 1.0)
+TAU_QUANTILE = 0.99
+STANDARD_ERRORS = 3.0
+RATE = 1e-6
+
+Values = list[NDArray[np.float64]]
+"""One array for each sequence."""
+
+
+def propose(
+    recordings: Sequence[Recording], layout: dict[str, object], measured_on: str, margin: float
+) -> ToplocSection:
+    """Return the thresholds that honest ``recordings`` ask for; ``layout`` is that of the proofs.
+
+    Means and variances are raised by ``margin`` for machines that were not measured. Raises ``ValueError`` when there is nothing to rest on.
+    """
+    errors = [_errors(recording) for recording in recordings]
+    every = np.concatenate([values for part in errors for values in part])
+    if len(every) < TYPICAL_TOKENS:
+        raise ValueError(f"{len(every)} honest tokens are too few to calibrate with")
+    tau = _positive(float(np.quantile(np.abs(every), TAU_QUANTILE)))
+    sigma = _positive(float(np.sqrt(np.mean(every**2))))
+    gaps = [_gaps(recording) for recording in recordings]
+    chunks = [chunk for part in recordings for own in part.recomputed for chunk in own.chunks]
+
+    def surprises(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.array([surprise(float(gap), sigma) if gap > 0 else 0.0 for gap in values])
+
+    def of_chunks(read: Callable[[object], float]) -> list[Values]:
+        return [
+            [np.array([read(chunk) for chunk in own.chunks]) for own in part.recomputed]
+            for part in recordings
+        ]
+
+    values: dict[str, list[Values]] = {
+        "logprob_error": _mapped(errors, np.abs),
+        "logprob_shift": errors,
+        "logprob_outliers": _mapped(errors, lambda one: (np.abs(one) > tau).astype(float)),
+        "replay_mismatches": _mapped(gaps, lambda one: (one > 0).astype(float)),
+        "sampling_gap": gaps,
+        "sampling_surprise": _mapped(gaps, surprises),
+        "exponent_mismatches": of_chunks(lambda chunk: float(chunk.exponent_mismatches)),  # type: ignore[attr-defined]
+        "mantissa_error": of_chunks(lambda chunk: chunk.mantissa_error_mean),  # type: ignore[attr-defined]
+    }
+    worst_gap = max(float(one.max()) for part in gaps for one in part)
+    return ToplocSection.model_validate(
+        {
+            **layout,
+            "exponent_mismatches_max": int(
+                np.ceil(EXTREME_MARGIN * max(chunk.exponent_mismatches for chunk in chunks)) + 2
+            ),
+            "mantissa_error_mean_max": _rounded(
+                EXTREME_MARGIN * max(chunk.mantissa_error_mean for chunk in chunks) + 1
+            ),
+            "mantissa_error_median_max": _rounded(
+                EXTREME_MARGIN * max(chunk.mantissa_error_median for chunk in chunks) + 1
+            ),
+            "logprob_error_max": _rounded(EXTREME_MARGIN * float(np.abs(every).max())),
+            "sampling_gap_max": _rounded(EXTREME_MARGIN * max(worst_gap, tau)),
+            "logprob_tau": _rounded(tau),
+            "gap_sigma": _rounded(sigma),
+            "measured_on": measured_on,
+            "measured_tokens": len(every),
+            "honest": HonestSection(
+                **{name: _honest(values[name], name, margin) for name in STATISTICS}
+            ),
+        }
+    )
+
+
+def _honest(pairs: Sequence[Values], name: str, margin: float) -> HonestValue:
+    every = np.concatenate([values for part in pairs for values in part])
+    sizes = np.abs(every)
+    share = name in ("logprob_outliers", "replay_mismatches")
+    quantiles = [1.0] if share else sorted({float(np.quantile(sizes, q)) for q in CLIP_QUANTILES})
+    least = CLIP_MIN.get(name, _positive(0.0))
+    fitted = [_fitted(pairs, clip, margin) for clip in {max(one, least) for one in quantiles}]
+    count = TYPICAL_TOKENS // 32 if name in PER_CHUNK else TYPICAL_TOKENS
+
+    def visible(honest: HonestValue) -> float:
+        doubled = np.minimum(2 * sizes, honest.clip).mean() - np.minimum(sizes, honest.clip).mean()
+        return float(doubled) / (bound(honest, count, RATE) / count)
+
+    return max(fitted, key=visible)
+
+
+def _fitted(pairs: Sequence[Values], clip: float, margin: float) -> HonestValue:
+    """Return mean and variance of the values cut at ``clip``: the largest of any pair."""
+    means, variances = [], []
+    for part in pairs:
+        sequences = [np.clip(values, -clip, clip) for values in part]
+        every = np.concatenate(sequences)
+        mean = float(every.mean())
+        lengths = np.array([len(values) for values in sequences], dtype=float)
+        sums = np.array([values.sum() for values in sequences])
+        spread = float(np.mean((sums - mean * lengths) ** 2 / lengths))
+        variance = max(spread, float(every.var()), clip**2 / len(every))
+        variances.append(variance)
+        means.append(abs(mean) + STANDARD_ERRORS * (variance / len(every)) ** 0.5)
+    return HonestValue(
+        mean=_rounded(margin * max(means)),
+        variance=_rounded(margin * max(variances)),
+        clip=_rounded(clip),
+    )
+
+
+def _errors(recording: Recording) -> Values:
+    pairs = zip(recording.claimed, recording.recomputed, strict=True)
+    return [np.array(claimed) - np.array(own.logprobs) for claimed, own in pairs]
+
+
+def _gaps(recording: Recording) -> Values:
+    return [np.maximum(np.array(own.gaps, dtype=float), 0) for own in recording.recomputed]
+
+
+def _mapped(
+    pairs: Sequence[Values], function: Callable[[NDArray[np.float64]], NDArray[np.float64]]
+) -> list[Values]:
+    return [[function(values) for values in part] for part in pairs]
+
+
+def _positive(value: float) -> float:
+    """Return ``value``, or where honest engines agree to the bit the least that can differ."""
+    return max(value, float(np.finfo(np.float32).eps))
+
+
+def _rounded(value: float) -> float:
+    """Return ``value`` with three digits, rounded up: a recipe is read by people."""
+    if value <= 0:
+        return 0.0
+    step = 10.0 ** (np.floor(np.log10(value)) - 2)
+    return float(f"{np.ceil(value / step - 1e-9) * step:.3g}")

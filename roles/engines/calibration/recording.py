@@ -1,0 +1,36 @@
+"""What a validator recomputed of the sequences of one kind of worker."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from protocol.recipe import ToplocSection
+from protocol.statistics import Measurement, Recomputed, measured
+
+
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """Sequences as claimed, each a list of log-probabilities, and as recomputed."""
+
+    name: str
+    claimed: Sequence[Sequence[float]]
+    recomputed: Sequence[Recomputed]
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens there are."""
+        return sum(map(len, self.claimed))
+
+    def by_chunk(self, rules: ToplocSection) -> list[list[Measurement]]:
+        """Return the measurement of every chunk of every sequence."""
+        return [
+            [measured(rules, *part) for part in _chunks(claimed, own, rules.chunk_tokens)]
+            for claimed, own in zip(self.claimed, self.recomputed, strict=True)
+        ]
+
+
+def _chunks(
+    claimed: Sequence[float], own: Recomputed, chunk_tokens: int
+) -> Iterator[tuple[Sequence[float], Recomputed]]:
+    for number, chunk in enumerate(own.chunks):
+        part = slice(number * chunk_tokens, (number + 1) * chunk_tokens)
+        yield claimed[part], Recomputed([chunk], own.logprobs[part], own.gaps[part])

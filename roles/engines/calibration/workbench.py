@@ -1,0 +1,312 @@
+"""Honest sequences and lies, generated and recomputed on one device.
+
+A lie is what a worker would really do: other weights are generated with, tokens are changed after
+their proofs were made. The validator knows the true policy alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from protocol.recipe import GrpoSection, ModelSection, SamplingSection, ToplocSection
+from protocol.rng import Rng
+from protocol.statistics import Recomputed
+from protocol.types import Version
+from roles.engines.calibration.recording import Recording
+from roles.engines.qwen2.decoder import Cache, Decoder
+from roles.engines.qwen2.engine import computed
+from roles.engines.qwen2.generation import TransformersGenerationEngine
+from roles.engines.qwen2.policy import configuration, read_policy, shapes_of, write_policy
+from roles.engines.qwen2.verification import TransformersVerificationEngine
+from roles.engines.training.engine import TorchTrainingEngine
+from roles.ports.engines import (
+    Generation,
+    GenerationRequest,
+    Policy,
+    TrainingSequence,
+    VerificationRequest,
+)
+
+Say = Callable[[str], None]
+
+STALE_STEPS = (1, 10)
+SHIFTS = (-0.05, -0.45)
+CHOICES = 4
+WEIGHT_NOISE = 1e-3
+TRAINED_SEQUENCES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What is measured with: a model, its policy, and how sequences are drawn."""
+
+    model: ModelSection
+    policy: Policy
+    layout: ToplocSection
+    prompts: Sequence[tuple[int, ...]]
+    tokens_max: int
+    temperature: float
+    learning_rate: float
+    device: str
+    directory: Path
+
+
+async def honest_pairs(
+    bench: Bench, batches: Sequence[int], attentions: Sequence[str], say: Say
+) -> list[Recording]:
+    """Record every pair of a worker's batch size and a validator's prefill and attention."""
+    recordings = []
+    prefills = (bench.tokens_max, 1 << 14)  # one sequence at a time, and many
+    for batch in batches:
+        claims = await _claims(bench, bench.policy, batch)
+        for attention in attentions:
+            for prefill_tokens in prefills:
+                name = f"decode {batch}, prefill {prefill_tokens} {attention}"
+                own = await _recomputed(
+                    bench, bench.policy, claims, attention=attention, batch_tokens=prefill_tokens
+                )
+                recordings.append(_recording(name, claims, own))
+                say(f"{name}: {recordings[-1].tokens} tokens")
+    return recordings
+
+
+async def lies(bench: Bench, batch: int, say: Say) -> list[Recording]:
+    """Record every lie."""
+    honest = await _claims(bench, bench.policy, batch)
+    truth = bench.policy
+    false: dict[str, tuple[Policy, list[VerificationRequest]]] = {}
+    for name, change in WEIGHTS.items():
+        other = _changed(bench, name, change)
+        false[name] = truth, await _claims(bench, other, batch)
+    for steps, newer in (await _trained(bench, honest)).items():
+        false[f"{steps} steps stale"] = newer, honest
+    false["int8 KV cache"] = (
+        truth,
+        await _claims(bench, truth, batch, engine_type=QuantisedCacheEngine),
+    )
+    altered = replace(bench, prompts=[_altered(prompt, bench) for prompt in bench.prompts])
+    false["altered prompt"] = (
+        truth,
+        [
+            replace(claim, prompt=prompt)
+            for claim, prompt in zip(
+                await _claims(altered, truth, batch), bench.prompts, strict=True
+            )
+        ],
+    )
+    for name, place in (("first", 0), ("middle", 0.5), ("last", 1.0)):
+        false[f"edited {name} token"] = truth, [_edited(one, place, bench) for one in honest]
+    others = [await _claims(bench, truth, batch, draw=draw) for draw in range(1, CHOICES)]
+    false[f"best of {CHOICES}"] = truth, _longest(honest, others)
+    halves = [max(1, len(one.tokens) // 2) for one in honest]
+    cut = await _claims(bench, truth, batch, tokens_max=halves)
+    false["early stop"] = truth, [_stopped(one, bench) for one in cut]
+    for shift in SHIFTS:
+        shifted = [replace(c, logprobs=tuple(v + shift for v in c.logprobs)) for c in honest]
+        false[f"log-probabilities {shift:+g}"] = truth, shifted
+    recordings = []
+    for name, (policy, claims) in false.items():
+        recordings.append(_recording(name, claims, await _recomputed(bench, policy, claims)))
+        say(f"{name}: {recordings[-1].tokens} tokens")
+    return recordings
+
+
+async def _claims(
+    bench: Bench,
+    policy: Policy,
+    batch: int,
+    *,
+    draw: int = 0,
+    tokens_max: Sequence[int] | None = None,
+    engine_type: type[TransformersGenerationEngine] = TransformersGenerationEngine,
+) -> list[VerificationRequest]:
+    """Return what a worker with ``policy`` claims; ``draw`` is another choice of its noise."""
+    engine = engine_type(bench.model, bench.layout, device=bench.device, batch_sequences_max=batch)
+    seeds = [
+        Rng(f"calibration/{draw}/{index}".encode()).bits64() for index in range(len(bench.prompts))
+    ]
+    limits = tokens_max or [bench.tokens_max] * len(bench.prompts)
+    own = [Rng(f"calibration/0/{index}".encode()).bits64() for index in range(len(bench.prompts))]
+    requests = [
+        GenerationRequest(prompt, seed, limit)
+        for prompt, seed, limit in zip(bench.prompts, seeds, limits, strict=True)
+    ]
+    try:
+        await engine.load(policy)
+        made: list[Generation] = await engine.generate(requests, bench.temperature)
+    finally:
+        engine.close()
+    return [
+        VerificationRequest(prompt, seed, one.tokens, one.logprobs, one.proofs)
+        for prompt, seed, one in zip(bench.prompts, own, made, strict=True)
+    ]
+
+
+async def _recomputed(
+    bench: Bench,
+    policy: Policy,
+    claims: Sequence[VerificationRequest],
+    *,
+    attention: str = "sdpa",
+    batch_tokens: int = 1 << 14,
+) -> list[Recomputed]:
+    engine = TransformersVerificationEngine(
+        bench.model,
+        bench.layout,
+        device=bench.device,
+        batch_tokens_max=batch_tokens,
+        attention=attention,
+    )
+    try:
+        await engine.load(policy)
+        found = await engine.recompute(policy.version, claims, bench.temperature)
+    finally:
+        engine.close()
+    computed_ones = [own for own in found if isinstance(own, Recomputed)]
+    if len(computed_ones) < len(found):
+        raise ValueError(next(own for own in found if isinstance(own, str)))
+    return computed_ones
+
+
+def _recording(
+    name: str, claims: Sequence[VerificationRequest], own: Sequence[Recomputed]
+) -> Recording:
+    return Recording(name, [claim.logprobs for claim in claims], own)
+
+
+async def _trained(bench: Bench, claims: Sequence[VerificationRequest]) -> dict[int, Policy]:
+    """Return the policies after some steps that learn from ``claims`` with arbitrary rewards."""
+    sampling = SamplingSection(
+        temperature=bench.temperature,
+        group_size=2,
+        prompts_per_rollout=1,
+        tokens_max=bench.tokens_max,
+    )
+    grpo = GrpoSection(
+        learning_rate=bench.learning_rate,
+        epsilon=0.2,
+        delta=4.0,
+        gradient_clip=1.0,
+        weight_decay=0.0,
+        adam_betas=(0.9, 0.95),
+        rollouts_per_step=1,
+        rollouts_ahead=1,
+        async_level=2,
+        steps=max(STALE_STEPS),
+    )
+    engine = TorchTrainingEngine(bench.model, sampling, grpo, device=bench.device)
+    batch = [
+        TrainingSequence(number // 2, one.prompt, one.tokens, one.logprobs, float(number % 2))
+        for number, one in enumerate(claims[:TRAINED_SEQUENCES])
+    ]
+    found: dict[int, Policy] = {}
+    try:
+        await engine.load_policy(bench.policy)
+        for step in range(1, max(STALE_STEPS) + 1):
+            await engine.step(batch)
+            if step in STALE_STEPS:
+                path = bench.directory / f"step-{step}.safetensors"
+                found[step] = Policy(Version(step), await engine.write_policy(path), path)
+    finally:
+        engine.close()
+    return found
+
+
+def _changed(bench: Bench, name: str, change: Callable[[Tensor], Tensor]) -> Policy:
+    """Return the policy with every matrix changed."""
+    shapes = shapes_of(configuration(bench.model.config))
+    tensors = read_policy(bench.policy.path, bench.policy.digest, shapes)
+    changed = {
+        key: change(value.float()).to(value.dtype) if value.ndim == 2 else value
+        for key, value in tensors.items()
+    }
+    path = bench.directory / f"{name.replace(' ', '-')}.safetensors"
+    return Policy(bench.policy.version, write_policy(changed, path), path)
+
+
+def _noisy(weight: Tensor) -> Tensor:
+    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
+    return weight * (1 + WEIGHT_NOISE * noise)
+
+
+def _quantised(bits: int) -> Callable[[Tensor], Tensor]:
+    levels = 2 ** (bits - 1) - 1
+
+    def change(weight: Tensor) -> Tensor:
+        return _rounded(weight, levels)
+
+    return change
+
+
+def _rounded(values: Tensor, levels: int) -> Tensor:
+    """Return ``values`` with ``2 * levels + 1`` steps along the last axis, as wide as needed."""
+    scale = values.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / levels
+    rounded: Tensor = (values / scale).round() * scale
+    return rounded
+
+
+class QuantisedCacheDecoder(Decoder):
+    """Keeps keys and values with 8 bits, a scale for each head and column."""
+
+    @override
+    def _forward(self, tokens: Tensor, cache: Cache) -> Tensor:
+        start = cache.filled
+        states = super()._forward(tokens, cache)
+        for kept in (cache.keys, cache.values):
+            new = kept[:, :, :, start : cache.filled]
+            new.copy_(_rounded(new.float(), 127))
+        return states
+
+
+class QuantisedCacheEngine(TransformersGenerationEngine):
+    """Decodes with a quantised cache."""
+
+    @override
+    @computed
+    def load(self, policy: Policy) -> None:
+        self._decoder = QuantisedCacheDecoder(
+            self._config, self._read(policy), self._dtype, self._device
+        )
+
+
+WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "noisy weights": _noisy,
+    "int8 weights": _quantised(8),
+    "int4 weights": _quantised(4),
+}
+"""What a cheaper or another copy of the weights is, by name; quantised per row."""
+
+
+def _altered(prompt: tuple[int, ...], bench: Bench) -> tuple[int, ...]:
+    """Return a prompt with one token replaced, half way."""
+    place = len(prompt) // 2
+    return (
+        *prompt[:place],
+        (prompt[place] + 1) % bench.model.vocabulary_size,
+        *prompt[place + 1 :],
+    )
+
+
+def _edited(claim: VerificationRequest, share: float, bench: Bench) -> VerificationRequest:
+    place = round(share * (len(claim.tokens) - 1))
+    other = (claim.tokens[place] + 1) % bench.model.vocabulary_size
+    return replace(claim, tokens=(*claim.tokens[:place], other, *claim.tokens[place + 1 :]))
+
+
+def _longest(
+    honest: Sequence[VerificationRequest], others: Sequence[Sequence[VerificationRequest]]
+) -> list[VerificationRequest]:
+    """Return of each sequence the most probable of several draws, as the one that was assigned."""
+    return [
+        max(drawn, key=lambda one: sum(one.logprobs) / len(one.logprobs))
+        for drawn in zip(honest, *others, strict=True)
+    ]
+
+
+def _stopped(claim: VerificationRequest, bench: Bench) -> VerificationRequest:
+    """Claim that a sequence ended where it did not."""
+    return replace(claim, tokens=(*claim.tokens[:-1], bench.model.end_token))
