@@ -37,6 +37,14 @@ class ModelSection(Section):
     architecture: Literal["qwen2"]
     config: dict[str, int | float | str | bool]
     dtype: Literal["fp32", "bf16"]
+    head: Literal["fp32", "model"] = "fp32"
+    """How logits are computed, and with them what a log-probability is.
+
+    It is the token's in the log-softmax of logits / temperature over the whole vocabulary, in
+    float32. Under ``fp32`` the logits are the product of the final states, as the model rounds
+    them, with the unembedding, both upcast to float32; under ``model`` they are computed in the
+    model's precision and upcast then.
+    """
 
     @model_validator(mode="after")
     def _check(self) -> Self:

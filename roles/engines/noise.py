@@ -4,6 +4,8 @@ The integers are those of the protocol's reference. torch has no arithmetic of u
 integers, so they are signed ones here: products wrap alike, and shifts are masked.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -30,6 +32,37 @@ _SIGNED_MULTIPLIERS = tuple(value - (value >> 31 << 32) for value in MULTIPLIERS
 _MASKS = tuple((1 << (32 - shift)) - 1 for shift in SHIFTS)
 
 
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """One draw for each of ``n`` rows: noise is computed for those tokens that are asked for.
+
+    Tokens and keys are kept as the first shift of the mix leaves them. It is linear, so what it
+    makes of their sum is the sum of what it makes of each, and it is done once.
+    """
+
+    tokens: Tensor
+    """``[vocabulary]``, int32."""
+
+    keys: Tensor
+    """``[n, 2]``, int32; the second key comes after that shift."""
+
+    def bits(self, block: slice) -> Tensor:
+        """Return the integers ``[n, tokens of the block]`` behind the noise, as int32."""
+        bits = self.tokens[block] ^ self.keys[:, :1]
+        shifted = torch.empty_like(bits)
+        for index, multiplier in enumerate(_SIGNED_MULTIPLIERS, start=1):
+            bits *= multiplier
+            torch.bitwise_right_shift(bits, SHIFTS[index], out=shifted)
+            bits ^= shifted.bitwise_and_(_MASKS[index])
+            if index == 1:
+                bits ^= self.keys[:, 1:]
+        return bits
+
+    def noise(self) -> Tensor:
+        """Return the noise ``[n, vocabulary]`` in float32."""
+        return gumbel(self.bits(slice(None)))
+
+
 class NoiseSource:
     """Draws for one vocabulary on one device.
 
@@ -38,54 +71,53 @@ class NoiseSource:
 
     def __init__(self, vocabulary: int, device: str) -> None:
         self._device = device
-        self.tokens = torch.arange(vocabulary, dtype=torch.int32, device=device)
-        """All of the vocabulary, on the device."""
+        self._tokens = self._to_device(_shifted(np.arange(vocabulary, dtype=np.uint32)))
         self._check()
 
-    def draw(self, seeds: NDArray[np.uint64], positions: int | NDArray[np.int64]) -> Tensor:
-        """Return the noise ``[n, vocabulary]`` of ``seeds[n]`` at ``positions``, in float32.
+    def at(self, seeds: NDArray[np.uint64], positions: int | NDArray[np.int64]) -> Draws:
+        """Return the draws of ``seeds[n]`` at ``positions``.
 
         Only the keys, eight bytes a draw, go to the device.
         """
-        return _gumbel(_bits(self.tokens, self._to_device(noise_keys(seeds, positions))))
+        return self._draws(self._tokens, noise_keys(seeds, positions))
 
-    def _to_device(self, keys: NDArray[np.uint32]) -> Tensor:
-        return torch.from_numpy(keys.view(np.int32)).to(self._device)
+    def draw(self, seeds: NDArray[np.uint64], positions: int | NDArray[np.int64]) -> Tensor:
+        """Return the noise ``[n, vocabulary]`` of ``seeds[n]`` at ``positions``, in float32."""
+        return self.at(seeds, positions).noise()
+
+    def _draws(self, tokens: Tensor, keys: NDArray[np.uint32]) -> Draws:
+        return Draws(tokens, self._to_device(np.stack((_shifted(keys[:, 0]), keys[:, 1]), axis=1)))
+
+    def _to_device(self, integers: NDArray[np.uint32]) -> Tensor:
+        return torch.from_numpy(integers.view(np.int32)).to(self._device)
 
     def _check(self) -> None:
         wrong = RuntimeError(f"{self._device} draws other sampling noise than the protocol")
         for seed, position, token, bits in CHECK_VECTORS:
             keys = noise_keys(np.array([seed], dtype=np.uint64), position)
-            one = torch.tensor([token], dtype=torch.int32, device=self._device)
-            if int(_bits(one, self._to_device(keys))[0, 0]) % 2**32 != bits:
+            one = self._to_device(_shifted(np.array([token], dtype=np.uint32)))
+            if int(self._draws(one, keys).bits(slice(None))[0, 0]) % 2**32 != bits:
                 raise wrong
-        tokens = torch.arange(CHECKED_TOKENS, dtype=torch.int32, device=self._device)
+        tokens = self._to_device(_shifted(np.arange(CHECKED_TOKENS, dtype=np.uint32)))
         seeds = np.arange(CHECKED_ROWS, dtype=np.uint64)
         keys = noise_keys(seeds, 0)
-        bits_drawn = _bits(tokens, self._to_device(keys))
+        bits_drawn = self._draws(tokens, keys).bits(slice(None))
         reference = noise_bits(keys, CHECKED_TOKENS)
         if not np.array_equal(bits_drawn.cpu().numpy().view(np.uint32), reference):
             raise wrong
-        drawn = _gumbel(bits_drawn).cpu().numpy()
+        drawn = gumbel(bits_drawn).cpu().numpy()
         if not np.abs(drawn - gumbel_noise(seeds, 0, CHECKED_TOKENS)).max() <= NOISE_ERROR_MAX:
             raise wrong
 
 
-def _bits(tokens: Tensor, keys: Tensor) -> Tensor:
-    """Return the integers ``[n, vocabulary]`` of draws with ``keys[n, 2]``, as int32."""
-    bits = tokens ^ keys[:, :1]
-    shifted = torch.empty_like(bits)
-    for index, (shift, mask) in enumerate(zip(SHIFTS, _MASKS, strict=True)):
-        torch.bitwise_right_shift(bits, shift, out=shifted)
-        bits ^= shifted.bitwise_and_(mask)
-        if index == 1:
-            bits ^= keys[:, 1:]
-        if index < len(_SIGNED_MULTIPLIERS):
-            bits *= _SIGNED_MULTIPLIERS[index]
-    return bits
-
-
-def _gumbel(bits: Tensor) -> Tensor:
+def gumbel(bits: Tensor) -> Tensor:
+    """Return the noise of the integers that ``Draws`` gives, in float32; it falls as they grow."""
     noise = bits.view(torch.uint32).to(torch.float32)
     noise.add_(0.5).mul_(-(2.0**-32)).clamp_(min=-UNIFORM_MAX)
     return noise.log1p_().neg_().log_().neg_()
+
+
+def _shifted(integers: NDArray[np.uint32]) -> NDArray[np.uint32]:
+    """Return what the first shift of the mix leaves."""
+    shifted: NDArray[np.uint32] = integers ^ integers >> np.uint32(SHIFTS[0])
+    return shifted

@@ -8,7 +8,15 @@ from hypothesis import strategies as st
 from protocol.audit import ACCEPTED, HISTORY_ROLLOUTS_MIN, LIES, audited, check_claims, decide
 from protocol.crypto import digest
 from protocol.rollout import RolloutSequence
-from protocol.statistics import STATISTICS, Extremes, Measurement, Recomputed, Sums, measured, unmeasured
+from protocol.statistics import (
+    STATISTICS,
+    Extremes,
+    Measurement,
+    Recomputed,
+    Sums,
+    measured,
+    unmeasured,
+)
 from protocol.toploc.proof import ChunkResult
 from tests.worlds.messages import World, run_manifest
 

@@ -202,3 +202,10 @@ def test_two_signatures_are_still_one_run():
 def test_everything_is_audited_while_the_beacon_can_be_predicted():
     with pytest.raises(ManifestError, match=r"audit_share must be 1 while everyone can predict"):
         load_recipe(RECIPE.read_text().replace("audit_share = 1.0", "audit_share = 0.25"))
+
+
+def test_logits_are_float32_unless_the_recipe_says_otherwise():
+    assert load_recipe(TEXT).model.head == "fp32"
+    with_head = changed('architecture = "qwen2"\n', 'architecture = "qwen2"\nhead = "model"\n')
+    assert load_recipe(with_head).model.head == "model"
+    assert "model.head" in recipe_error(with_head.replace('head = "model"', 'head = "bf16"'))

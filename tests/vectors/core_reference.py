@@ -66,6 +66,7 @@ MANIFEST: dict[str, Any] = {
         "architecture": "qwen2",
         "config": {"eos_token_id": 1, "vocab_size": 32},
         "dtype": "fp32",
+        "head": "fp32",
         "name": "vector",
     },
     "name": "vector",

@@ -36,7 +36,8 @@ def propose(
 ) -> ToplocSection:
     """Return the thresholds that honest ``recordings`` ask for; ``layout`` is that of the proofs.
 
-    Means and variances are raised by ``margin`` for machines that were not measured. Raises ``ValueError`` when there is nothing to rest on.
+    Means and variances are raised by ``margin`` for machines that were not measured. Raises
+    ``ValueError`` when there is too little to rest on.
     """
     errors = [_errors(recording) for recording in recordings]
     every = np.concatenate([values for part in errors for values in part])

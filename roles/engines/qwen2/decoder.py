@@ -14,10 +14,11 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 from transformers import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-Noise = Callable[[Sequence[int], int], Tensor | None]
-"""(rows, position) -> what is added to the scaled logits, ``[rows, vocabulary]``; None is zero.
+from roles.engines.noise import Draws
+from roles.engines.qwen2.head import Head, HeadPrecision
 
-The sum is written over it."""
+Noise = Callable[[Sequence[int], int], Draws | None]
+"""(rows, position) -> what is added to the scaled logits; None is zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class Decoder:
         tensors: Mapping[str, Tensor],
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
+        head: HeadPrecision = "fp32",
     ) -> None:
         weights = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         self.config = config
@@ -80,7 +82,7 @@ class Decoder:
         self._rotary = Qwen2RotaryEmbedding(config).to(device)
         self._embedding = weights["model.embed_tokens.weight"]
         self._norm = weights["model.norm.weight"]
-        self._unembedding = weights.get("lm_head.weight", self._embedding)
+        self._head = Head(weights.get("lm_head.weight", self._embedding), head)
         self._layers = [
             _packed_layer(weights, f"model.layers.{index}.")
             for index in range(config.num_hidden_layers)
@@ -105,11 +107,10 @@ class Decoder:
         rows = torch.arange(len(prompts), device=self.device)
         cache, states = self._prefill(prompts, longest)
         for position in range(longest):
-            scaled = linear(states, self._unembedding).float() / temperature
-            tokens = _choose(scaled, noise(rows.tolist(), position))
-            logprobs = scaled.gather(1, tokens[:, None])[:, 0] - scaled.logsumexp(-1)
+            sampled = self._head.sample(states, temperature, noise(rows.tolist(), position))
+            tokens = sampled.tokens
             # A view of the states would keep those of the whole prompts.
-            steps.append((rows, tokens, logprobs, states.clone()))
+            steps.append((rows, tokens, sampled.logprobs, states.clone()))
             alive = (tokens != self.config.eos_token_id) & (position + 1 < limits[rows])
             if not alive.any():
                 break
@@ -230,7 +231,3 @@ def _mask(columns: Tensor, cache: Cache) -> Tensor:
     causal = seen <= columns[:, None]
     filled = seen >= cache.padding[:, None, None]
     return ((causal & filled) | (seen == columns[:, None]))[:, None]
-
-
-def _choose(scaled: Tensor, noise: Tensor | None) -> Tensor:
-    return (scaled if noise is None else noise.add_(scaled)).argmax(-1)

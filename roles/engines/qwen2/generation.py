@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from protocol.recipe import ModelSection, ToplocSection
 from protocol.toploc.proof import States, build_proofs_batch
-from roles.engines.noise import NoiseSource
+from roles.engines.noise import Draws, NoiseSource
 from roles.engines.qwen2.decoder import Decoded, Decoder
 from roles.engines.qwen2.engine import Qwen2Engine, computed
 from roles.ports.engines import Generation, GenerationEngine, GenerationRequest, Policy
@@ -30,6 +30,7 @@ class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
     ) -> None:
         super().__init__(model, toploc.precision, device)
         self._noise = NoiseSource(self._config.vocab_size, device)
+        self._head = model.head
         self._toploc = toploc
         self._batch_sequences_max = batch_sequences_max
         self._decoder: Decoder | None = None
@@ -37,7 +38,9 @@ class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
     @override
     @computed
     def load(self, policy: Policy) -> None:
-        self._decoder = Decoder(self._config, self._read(policy), self._dtype, self._device)
+        self._decoder = Decoder(
+            self._config, self._read(policy), self._dtype, self._device, self._head
+        )
 
     @override
     @computed
@@ -60,8 +63,8 @@ class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
             raise RuntimeError("no policy is loaded")
         seeds = np.array([request.seed for request in batch], dtype=np.uint64)
 
-        def noise(rows: Sequence[int], position: int) -> torch.Tensor:
-            return self._noise.draw(seeds[rows], position)
+        def noise(rows: Sequence[int], position: int) -> Draws:
+            return self._noise.at(seeds[rows], position)
 
         return self._decoder.decode(
             [request.prompt for request in batch],

@@ -1,16 +1,18 @@
 """The built-in verification engine: one Hugging Face prefill per batch of claimed sequences.
 
 Hugging Face's own module computes here, not the decode loop of the generation engine, so a mistake
-in the loop shows as a rejected rollout instead of being repeated by the validator.
+in the loop shows as a rejected rollout instead of being repeated by the validator. What is drawn
+from the states is the protocol's definition, and one module computes it for both.
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Qwen2ForCausalLM
+from transformers import Qwen2Model
 from typing_extensions import override
 
 from protocol.recipe import ModelSection, ToplocSection
@@ -21,10 +23,19 @@ from protocol.types import Version
 from roles.engines.noise import NoiseSource
 from roles.engines.qwen2.engine import Qwen2Engine, computed
 from roles.engines.qwen2.generation import as_states
+from roles.engines.qwen2.head import Head
 from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
 
-_SCORES_PER_BLOCK = 1 << 23
-"""Logits (positions x vocabulary) held at once: 32 MB in float32."""
+_SCORES_PER_BLOCK = 1 << 24
+"""Logits (positions x vocabulary) that a GPU holds at once: 64 MB in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Policy:
+    """A policy without its own output layer, and that."""
+
+    model: Qwen2Model
+    head: Head
 
 
 class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
@@ -49,14 +60,15 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         self._toploc = toploc
         self._policies_kept = policies_kept
         self._batch_tokens_max = batch_tokens_max
-        self._models: dict[Version, Qwen2ForCausalLM] = {}
+        self._head = model.head
+        self._models: dict[Version, _Policy] = {}
 
     @override
     @computed
     def load(self, policy: Policy) -> None:
         model = self._model_of(self._read(policy), self._dtype)
         self._models.pop(policy.version, None)
-        self._models[policy.version] = model
+        self._models[policy.version] = _Policy(model.model, Head(model.lm_head.weight, self._head))
         while len(self._models) > self._policies_kept:
             del self._models[next(iter(self._models))]
 
@@ -133,7 +145,7 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
             yield batch
 
     def _recompute_batch(
-        self, model: Qwen2ForCausalLM, requests: Sequence[VerificationRequest], temperature: float
+        self, model: _Policy, requests: Sequence[VerificationRequest], temperature: float
     ) -> Sequence[Recomputed | str]:
         states = self._prefill(model, requests)
         if not bool(states.isfinite().all()):
@@ -153,7 +165,7 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
             for (start, end), compared in zip(pairwise(bounds), chunks, strict=True)
         ]
 
-    def _prefill(self, model: Qwen2ForCausalLM, requests: Sequence[VerificationRequest]) -> Tensor:
+    def _prefill(self, model: _Policy, requests: Sequence[VerificationRequest]) -> Tensor:
         """Return the states that produced each claimed token, all sequences joined ``[n, h]``.
 
         Padding is on the right, where causal attention never looks: no mask is needed.
@@ -168,7 +180,7 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
 
     def _replay(
         self,
-        model: Qwen2ForCausalLM,
+        model: _Policy,
         requests: Sequence[VerificationRequest],
         states: Tensor,
         temperature: float,
@@ -177,14 +189,13 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         counts = [len(request.tokens) for request in requests]
         seeds = np.repeat(np.array([r.seed for r in requests], dtype=np.uint64), counts)
         positions = np.concatenate([np.arange(count) for count in counts])
-        tokens = torch.tensor([t for r in requests for t in r.tokens], device=self._device)[:, None]
+        tokens = torch.tensor([t for r in requests for t in r.tokens], device=self._device)
         logprobs, gaps = [], []
         rows_per_block = max(1, _SCORES_PER_BLOCK // self._config.vocab_size)
         for start in range(0, len(seeds), rows_per_block):
             block = slice(start, start + rows_per_block)
-            scaled = model.lm_head(states[block]).float() / temperature
-            scores = self._noise.draw(seeds[block], positions[block]).add_(scaled)
-            chosen = tokens[block]
-            logprobs.append((scaled.gather(1, chosen) - scaled.logsumexp(-1, keepdim=True))[:, 0])
-            gaps.append(scores.amax(-1) - scores.gather(1, chosen)[:, 0])
+            draws = self._noise.at(seeds[block], positions[block])
+            sampled = model.head.sample(states[block], temperature, draws, tokens[block])
+            logprobs.append(sampled.logprobs)
+            gaps.append(sampled.gaps)
         return torch.cat(logprobs).cpu(), torch.cat(gaps).cpu()

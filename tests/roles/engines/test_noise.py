@@ -4,7 +4,7 @@ import torch
 
 from protocol.toploc.sampling import SEED_MAX, gumbel_noise, noise_bits, noise_keys
 from roles.engines import noise
-from roles.engines.noise import NoiseSource
+from roles.engines.noise import Draws, NoiseSource
 from roles.engines.qwen2.generation import TransformersGenerationEngine
 from roles.engines.qwen2.verification import TransformersVerificationEngine
 from tests.roles.engines.tiny import model, toploc
@@ -13,7 +13,7 @@ VOCABULARY = 151_936
 SEEDS = np.array([0, 1, SEED_MAX, 0x0123_4567_89AB_CDEF, 7], dtype=np.uint64)
 POSITIONS = np.array([0, 2**32 - 1, 5, 41, 262_143])
 
-noise_of, noise_values = noise._bits, noise._gumbel
+bits_of, noise_of = Draws.bits, noise.gumbel
 
 DEVICES = [
     "cpu",
@@ -26,10 +26,11 @@ DEVICES = [
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_a_device_draws_the_integers_of_the_reference(device):
-    keys = noise_keys(SEEDS, POSITIONS)
-    tokens = torch.arange(VOCABULARY, dtype=torch.int32, device=device)
-    drawn = noise._bits(tokens, torch.from_numpy(keys.view(np.int32)).to(device))
-    assert np.array_equal(drawn.cpu().numpy().view(np.uint32), noise_bits(keys, VOCABULARY))
+    draws = NoiseSource(VOCABULARY, device).at(SEEDS, POSITIONS)
+    expected = noise_bits(noise_keys(SEEDS, POSITIONS), VOCABULARY)
+    for block in (slice(None), slice(0, 1), slice(2048, 4096), slice(151_500, 160_000)):
+        drawn = draws.bits(block).cpu().numpy().view(np.uint32)
+        assert np.array_equal(drawn, expected[:, block])
 
 
 @pytest.mark.parametrize("device", DEVICES)
@@ -41,15 +42,17 @@ def test_a_device_draws_the_noise_of_the_reference(device):
 
 
 @pytest.mark.parametrize(
-    ("name", "wrong"),
+    ("place", "name", "wrong"),
     [
-        ("_bits", lambda *given: noise_of(*given) ^ 1),
-        ("_gumbel", lambda bits: noise_values(bits) + 0.01),
-        ("_gumbel", lambda bits: noise_values(bits) * torch.nan),
+        (Draws, "bits", lambda *given: bits_of(*given) ^ 1),
+        (noise, "gumbel", lambda bits: noise_of(bits) + 0.01),
+        (noise, "gumbel", lambda bits: noise_of(bits) * torch.nan),
     ],
 )
 @pytest.mark.parametrize("engine", [TransformersGenerationEngine, TransformersVerificationEngine])
-def test_an_engine_whose_device_draws_other_noise_refuses_to_work(engine, name, wrong, monkeypatch):
-    monkeypatch.setattr(noise, name, wrong)
+def test_an_engine_whose_device_draws_other_noise_refuses_to_work(
+    engine, place, name, wrong, monkeypatch
+):
+    monkeypatch.setattr(place, name, wrong)
     with pytest.raises(RuntimeError, match="cpu draws other sampling noise"):
         engine(model(), toploc())

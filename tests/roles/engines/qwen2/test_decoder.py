@@ -2,11 +2,13 @@ import numpy as np
 import pytest
 import torch
 
+from roles.engines.noise import Draws, NoiseSource
 from roles.engines.qwen2.decoder import Decoder
 from roles.engines.qwen2.policy import build_model, configuration, tensors_of
 
 EQUAL = [[2, 3, 4, 5], [7, 8, 9, 10], [6, 6, 6, 6]]
 UNEQUAL = [[2, 3, 4, 5], [7], [6] * 9, [11, 12]]
+SOURCE = NoiseSource(32, "cpu")
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +22,7 @@ def silent(rows, position):
 
 
 def seeded(rows, position):
-    noise = [np.random.default_rng((row, position)).gumbel(size=32) for row in rows]
-    return torch.from_numpy(np.array(noise, dtype=np.float32))
+    return SOURCE.at(np.array(rows, dtype=np.uint64), position)
 
 
 @torch.no_grad()
@@ -80,14 +81,19 @@ def test_bf16_states_stay_near_hugging_face(tiny_config):
     assert error < 0.02
 
 
+class Forced(Draws):
+    """Draws whose ``keys[n]`` are tokens: each has the most noise there is, others the least."""
+
+    def bits(self, block):
+        return torch.where(self.tokens[block] == self.keys, 0, -1).int()
+
+
 def forced(tokens):
     """Noise that makes row ``r`` emit ``tokens[r][position]``."""
 
     def noise(rows, position):
-        scores = np.zeros((len(rows), 32))
-        for index, row in enumerate(rows):
-            scores[index, tokens[row][position]] = 1e6
-        return torch.from_numpy(scores).float()
+        wanted = torch.tensor([tokens[row][position] for row in rows])
+        return Forced(torch.arange(32), wanted[:, None])
 
     return noise
 
