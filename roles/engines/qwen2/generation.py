@@ -30,7 +30,7 @@ class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
     ) -> None:
         super().__init__(model, toploc.precision, device)
         self._noise = NoiseSource(self._config.vocab_size, device)
-        self._head = model.head
+        self._head_precision = model.head
         self._toploc = toploc
         self._batch_sequences_max = batch_sequences_max
         self._decoder: Decoder | None = None
@@ -39,7 +39,7 @@ class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
     @computed
     def load(self, policy: Policy) -> None:
         self._decoder = Decoder(
-            self._config, self._read(policy), self._dtype, self._device, self._head
+            self._config, self._read(policy), self._dtype, self._device, self._head_precision
         )
 
     @override

@@ -24,7 +24,8 @@ class Head:
     """
 
     def __init__(self, unembedding: Tensor, precision: HeadPrecision) -> None:
-        self._weight = unembedding.float() if precision == "fp32" else unembedding
+        weight = unembedding.detach()
+        self._weight = weight.float() if precision == "fp32" else weight
 
     def sample(
         self, states: Tensor, temperature: float, draws: Draws | None, claimed: Tensor | None = None

@@ -60,7 +60,7 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         self._toploc = toploc
         self._policies_kept = policies_kept
         self._batch_tokens_max = batch_tokens_max
-        self._head = model.head
+        self._head_precision = model.head
         self._models: dict[Version, _Policy] = {}
 
     @override
@@ -68,7 +68,8 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
     def load(self, policy: Policy) -> None:
         model = self._model_of(self._read(policy), self._dtype)
         self._models.pop(policy.version, None)
-        self._models[policy.version] = _Policy(model.model, Head(model.lm_head.weight, self._head))
+        head = Head(model.lm_head.weight, self._head_precision)
+        self._models[policy.version] = _Policy(model.model, head)
         while len(self._models) > self._policies_kept:
             del self._models[next(iter(self._models))]
 

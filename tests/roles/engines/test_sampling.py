@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from roles.engines import noise, sampling
-from roles.engines.noise import Draws, NoiseSource
+from roles.engines.noise import NOISE_ERROR_MAX, Draws, NoiseSource
 from roles.engines.sampling import Sampled, sample_blocks, sample_whole
 
 VOCABULARIES = [1, 2, 15, 16, 17, 100, 4096]
@@ -15,10 +15,10 @@ SOURCES = {size: NoiseSource(size, "cpu") for size in VOCABULARIES}
 
 
 class CoarseDraws(Draws):
-    """Noise of four values only, so that many scores are equal."""
+    """Noise of little more than four values, so that many scores are equal."""
 
     def bits(self, block: slice) -> torch.Tensor:
-        return super().bits(block) & 0x3000_0000
+        return super().bits(block) & 0x3000_0001 | 0x0800_0000
 
 
 def plain(scaled: torch.Tensor, draws: Draws | None, claimed: torch.Tensor | None) -> Sampled:
@@ -85,6 +85,21 @@ def test_a_value_that_is_not_finite_is_the_best_and_stays_it(strange, place, mon
     sampled = in_blocks(scaled, draws, claimed)
     same(sampled, plain(scaled, draws, claimed), 0.0)
     assert sampled.tokens[0] == place
+
+
+def test_logarithms_may_be_off_by_what_is_allowed(monkeypatch):
+    """Noise then does not fall everywhere as its integer grows."""
+    exact = noise.gumbel
+
+    def off(bits: torch.Tensor) -> torch.Tensor:
+        return exact(bits) + 0.99 * NOISE_ERROR_MAX * (1 - 2 * (bits % 2 == 0).float())
+
+    monkeypatch.setattr(sampling, "BLOCK_TOKENS", 16)
+    monkeypatch.setattr(noise, "gumbel", off)
+    monkeypatch.setattr(sampling, "gumbel", off)
+    fine = SOURCES[100].at(np.arange(200, dtype=np.uint64), 3)
+    draws, scaled = CoarseDraws(fine.tokens, fine.keys), torch.zeros(200, 100)
+    same(in_blocks(scaled, draws), plain(scaled, draws, None), 0.0)
 
 
 def test_logarithms_are_taken_of_few_blocks(monkeypatch):
