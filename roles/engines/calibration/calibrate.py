@@ -63,19 +63,19 @@ async def calibrate(
     told: list[Recording] = []
     for directory in directories:
         with tempfile.TemporaryDirectory(prefix="prime-node-calibrate-") as folder:
-            bench = _bench(recipe, directory, Path(folder), device, sequences, tokens_max)
+            bench = bench_of(recipe, directory, Path(folder), device, sequences, tokens_max)
             pairs += await honest_pairs(bench, batches, attentions, say)
             if directory is directories[-1]:
                 told = await lies(bench, max(batches), say)
-    kept = {name: getattr(recipe.toploc, name) for name in _KEPT}
     names = ", ".join(directory.name for directory in directories)
-    rules = propose(pairs, kept, _measured_on(names, recipe.model.dtype, device), margin)
-    return judged(rules, pairs, told)
+    on = measured_on(names, recipe.model.dtype, device)
+    return judged(propose(pairs, kept(recipe), on, margin), pairs, told)
 
 
-def _bench(
+def bench_of(
     recipe: Recipe, directory: Path, folder: Path, device: str, sequences: int, tokens_max: int
 ) -> Bench:
+    """Return what to measure with a model, whose policy is written to ``folder``."""
     model = ModelSection(
         name=directory.name,
         architecture=recipe.model.architecture,
@@ -94,6 +94,11 @@ def _bench(
         device=device,
         directory=folder,
     )
+
+
+def kept(recipe: Recipe) -> dict[str, object]:
+    """Return the settings of a recipe that its calibration leaves as they are."""
+    return {name: getattr(recipe.toploc, name) for name in _KEPT}
 
 
 def judged(
@@ -123,7 +128,7 @@ def _prompts(recipe: Recipe, model: ModelSection, count: int) -> list[tuple[int,
     ]
 
 
-def _measured_on(names: str, dtype: str, device: str) -> str:
+def measured_on(names: str, dtype: str, device: str) -> str:
     machine = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
     libraries = f"torch {torch.__version__}, transformers {version('transformers')}"
     return f"{names} in {dtype} on {device} ({machine}), {libraries}"

@@ -6,7 +6,7 @@ variance is that of a whole sequence's sum per value, because the errors of one 
 each other, and at least what a value of full size once in all recordings would make it.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,10 @@ EXTREME_MARGIN = 4.0
 
 CLIP_MIN = {"exponent_mismatches": 1.0, "mantissa_error": 1.0, "sampling_surprise": 1.0}
 """One mismatch, one unit in the last place and one nat are no less than that."""
+
+SHARES = frozenset({"logprob_outliers", "replay_mismatches"})
+COUNTED = SHARES | {"sampling_surprise"}
+"""Errors of another machine are not larger ones here but more of them."""
 
 TYPICAL_TOKENS = 1024
 CLIP_QUANTILES = (0.9, 0.99, 0.999, 0.9999, 1.0)
@@ -36,8 +40,8 @@ def propose(
 ) -> ToplocSection:
     """Return the thresholds that honest ``recordings`` ask for; ``layout`` is that of the proofs.
 
-    Means and variances are raised by ``margin`` for machines that were not measured. Raises
-    ``ValueError`` when there is too little to rest on.
+    Errors, and how often there are any, are taken ``margin`` times for machines that were not
+    measured. Raises ``ValueError`` when there is too little to rest on.
     """
     errors = [_errors(recording) for recording in recordings]
     every = np.concatenate([values for part in errors for values in part])
@@ -67,23 +71,23 @@ def propose(
         "exponent_mismatches": of_chunks(lambda chunk: float(chunk.exponent_mismatches)),  # type: ignore[attr-defined]
         "mantissa_error": of_chunks(lambda chunk: chunk.mantissa_error_mean),  # type: ignore[attr-defined]
     }
+
+    def loose(found: Iterable[float]) -> float:
+        return EXTREME_MARGIN * margin * float(max(found))
+
     worst_gap = max(float(one.max()) for part in gaps for one in part)
     return ToplocSection.model_validate(
         {
             **layout,
-            "exponent_mismatches_max": int(
-                np.ceil(EXTREME_MARGIN * max(chunk.exponent_mismatches for chunk in chunks)) + 2
-            ),
-            "mantissa_error_mean_max": _rounded(
-                EXTREME_MARGIN * max(chunk.mantissa_error_mean for chunk in chunks) + 1
-            ),
+            "exponent_mismatches_max": int(2 + loose(c.exponent_mismatches for c in chunks)),
+            "mantissa_error_mean_max": _rounded(1 + loose(c.mantissa_error_mean for c in chunks)),
             "mantissa_error_median_max": _rounded(
-                EXTREME_MARGIN * max(chunk.mantissa_error_median for chunk in chunks) + 1
+                1 + loose(c.mantissa_error_median for c in chunks)
             ),
-            "logprob_error_max": _rounded(EXTREME_MARGIN * float(np.abs(every).max())),
-            "sampling_gap_max": _rounded(EXTREME_MARGIN * max(worst_gap, tau)),
-            "logprob_tau": _rounded(tau),
-            "gap_sigma": _rounded(sigma),
+            "logprob_error_max": _rounded(loose(np.abs(every))),
+            "sampling_gap_max": _rounded(loose((worst_gap, tau))),
+            "logprob_tau": _rounded(margin * tau),
+            "gap_sigma": _rounded(margin * sigma),
             "measured_on": measured_on,
             "measured_tokens": len(every),
             "honest": HonestSection(
@@ -96,21 +100,28 @@ def propose(
 def _honest(pairs: Sequence[Values], name: str, margin: float) -> HonestValue:
     every = np.concatenate([values for part in pairs for values in part])
     sizes = np.abs(every)
-    share = name in ("logprob_outliers", "replay_mismatches")
-    quantiles = [1.0] if share else sorted({float(np.quantile(sizes, q)) for q in CLIP_QUANTILES})
+    quantiles = (
+        [1.0] if name in SHARES else sorted({float(np.quantile(sizes, q)) for q in CLIP_QUANTILES})
+    )
     least = CLIP_MIN.get(name, _positive(0.0))
-    fitted = [_fitted(pairs, clip, margin) for clip in {max(one, least) for one in quantiles}]
+    clips = sorted({max(one, least) for one in quantiles})
+    fitted = [_fitted(pairs, clip, margin, counted=name in COUNTED) for clip in clips]
     count = TYPICAL_TOKENS // 32 if name in PER_CHUNK else TYPICAL_TOKENS
 
     def visible(honest: HonestValue) -> float:
-        doubled = np.minimum(2 * sizes, honest.clip).mean() - np.minimum(sizes, honest.clip).mean()
-        return float(doubled) / (bound(honest, count, RATE) / count)
+        scaled = sizes if name in COUNTED else margin * sizes
+        cut = np.minimum(scaled, honest.clip).mean()
+        doubled = np.minimum(2 * scaled, honest.clip).mean()
+        return float(doubled - cut) / (bound(honest, count, RATE) / count)
 
     return max(fitted, key=visible)
 
 
-def _fitted(pairs: Sequence[Values], clip: float, margin: float) -> HonestValue:
-    """Return mean and variance of the values cut at ``clip``: the largest of any pair."""
+def _fitted(pairs: Sequence[Values], clip: float, margin: float, *, counted: bool) -> HonestValue:
+    """Return mean and variance of the values cut at ``clip``: the largest of any pair.
+
+    With a margin what is ``counted`` happens more often, and everything else is larger.
+    """
     means, variances = [], []
     for part in pairs:
         sequences = [np.clip(values, -clip, clip) for values in part]
@@ -124,8 +135,8 @@ def _fitted(pairs: Sequence[Values], clip: float, margin: float) -> HonestValue:
         means.append(abs(mean) + STANDARD_ERRORS * (variance / len(every)) ** 0.5)
     return HonestValue(
         mean=_rounded(margin * max(means)),
-        variance=_rounded(margin * max(variances)),
-        clip=_rounded(clip),
+        variance=_rounded((margin if counted else margin**2) * max(variances)),
+        clip=_rounded(clip if counted else margin * clip),
     )
 
 

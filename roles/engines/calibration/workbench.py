@@ -33,10 +33,17 @@ from roles.ports.engines import (
 
 Say = Callable[[str], None]
 
+SEQUENCES_PER_ROW = 8
+"""Sequences of an honest pair by its batch size: one at a time takes ten times as long each."""
+
+LIAR_SEQUENCES = 64
 STALE_STEPS = (1, 10)
 SHIFTS = (-0.05, -0.45)
 CHOICES = 4
 WEIGHT_NOISE = 1e-3
+KNUTH_MULTIPLIER = 2_654_435_761
+"""Of multiplicative hashing; it decides which weights are raised and which lowered."""
+
 TRAINED_SEQUENCES = 16
 
 
@@ -62,20 +69,22 @@ async def honest_pairs(
     recordings = []
     prefills = (bench.tokens_max, 1 << 14)  # one sequence at a time, and many
     for batch in batches:
-        claims = await _claims(bench, bench.policy, batch)
+        fewer = replace(bench, prompts=bench.prompts[: SEQUENCES_PER_ROW * batch])
+        claims = await _claims(fewer, bench.policy, batch)
         for attention in attentions:
             for prefill_tokens in prefills:
                 name = f"decode {batch}, prefill {prefill_tokens} {attention}"
                 own = await _recomputed(
                     bench, bench.policy, claims, attention=attention, batch_tokens=prefill_tokens
                 )
-                recordings.append(_recording(name, claims, own))
-                say(f"{name}: {recordings[-1].tokens} tokens")
+                recordings.append(_recording(f"{bench.model.name}: {name}", claims, own))
+                say(f"{recordings[-1].name}: {recordings[-1].tokens} tokens")
     return recordings
 
 
 async def lies(bench: Bench, batch: int, say: Say) -> list[Recording]:
-    """Record every lie."""
+    """Record every lie, about the first ``LIAR_SEQUENCES`` prompts."""
+    bench = replace(bench, prompts=bench.prompts[:LIAR_SEQUENCES])
     honest = await _claims(bench, bench.policy, batch)
     truth = bench.policy
     false: dict[str, tuple[Policy, list[VerificationRequest]]] = {}
@@ -110,8 +119,9 @@ async def lies(bench: Bench, batch: int, say: Say) -> list[Recording]:
         false[f"log-probabilities {shift:+g}"] = truth, shifted
     recordings = []
     for name, (policy, claims) in false.items():
-        recordings.append(_recording(name, claims, await _recomputed(bench, policy, claims)))
-        say(f"{name}: {recordings[-1].tokens} tokens")
+        own = await _recomputed(bench, policy, claims)
+        recordings.append(_recording(f"{bench.model.name}: {name}", claims, own))
+        say(f"{recordings[-1].name}: {recordings[-1].tokens} tokens")
     return recordings
 
 
@@ -229,8 +239,9 @@ def _changed(bench: Bench, name: str, change: Callable[[Tensor], Tensor]) -> Pol
 
 
 def _noisy(weight: Tensor) -> Tensor:
-    noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
-    return weight * (1 + WEIGHT_NOISE * noise)
+    places = torch.arange(weight.numel()).view(weight.shape)
+    signs = 1 - 2 * (places * KNUTH_MULTIPLIER >> 16 & 1)
+    return weight * (1 + WEIGHT_NOISE * signs)
 
 
 def _quantised(bits: int) -> Callable[[Tensor], Tensor]:
@@ -269,7 +280,7 @@ class QuantisedCacheEngine(TransformersGenerationEngine):
     @computed
     def load(self, policy: Policy) -> None:
         self._decoder = QuantisedCacheDecoder(
-            self._config, self._read(policy), self._dtype, self._device
+            self._config, self._read(policy), self._dtype, self._device, self._head_precision
         )
 
 

@@ -1,0 +1,182 @@
+"""What honest engines differ by in bf16, and how many tokens each lie takes until it is caught.
+
+Two shapes of Qwen2 (0.1 and 0.5 billion weights), each with random and with briefly trained
+weights. Beside the table: what Token-DiFR (arXiv 2511.20621) publishes for its own test on models
+of 8 billion weights: 4-bit weights within 300 to 1,000 tokens, a quantised KV cache about 10,000.
+
+Each part is kept in ``--work``, so that a run that was cut off goes on where it was.
+"""
+
+import argparse
+import asyncio
+import json
+import pickle
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+
+from protocol.recipe import Recipe, load_recipe
+from roles.engines.calibration.calibrate import as_toml, bench_of, judged, kept, measured_on
+from roles.engines.calibration.picture import draw
+from roles.engines.calibration.power import Power
+from roles.engines.calibration.proposal import propose
+from roles.engines.calibration.recording import Recording
+from roles.engines.calibration.workbench import honest_pairs, lies
+from roles.engines.qwen2.policy import build_model, configuration, tensors_of
+
+RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "intellect2.toml"
+COMMON = {
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": True,
+    "rope_theta": 1e6,
+    "eos_token_id": 1,
+}
+SHAPES = {
+    "0.1b": {
+        "vocab_size": 49_152,
+        "hidden_size": 512,
+        "intermediate_size": 1664,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+    },
+    "0.5b": {  # Qwen2.5-0.5B's
+        "vocab_size": 151_936,
+        "hidden_size": 896,
+        "intermediate_size": 4864,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 14,
+        "num_key_value_heads": 2,
+    },
+}
+LOGIT_DEVIATION = 3.0
+"""Of random weights: a token has then a probability of about 0.1, where it is far less with the
+initial weights of Hugging Face, whose logits are all alike."""
+
+TRAINED_STEPS = 24
+SYMBOLS = 64
+"""Of the sequences that weights are trained on: each symbol has four that may follow it."""
+
+
+def write_model(directory: Path, shape: dict[str, int], *, trained: bool) -> None:
+    """Write a Hugging Face directory."""
+    directory.mkdir(parents=True, exist_ok=True)
+    config = {**COMMON, **shape}
+    torch.manual_seed(1)
+    model = build_model(configuration(config), torch.float32, "cpu")
+    if trained:
+        _train(model)
+    else:
+        spread = float(model.lm_head.weight.std()) * shape["hidden_size"] ** 0.5
+        model.model.norm.weight.data.fill_(LOGIT_DEVIATION / spread)
+    tensors = {name: tensor.bfloat16().contiguous() for name, tensor in tensors_of(model).items()}
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    values = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **config}
+    (directory / "config.json").write_text(json.dumps(values))
+
+
+def _train(model: torch.nn.Module) -> None:
+    """Take some steps on sequences whose every symbol leaves two bits of choice."""
+    followers = torch.randint(0, SYMBOLS, (SYMBOLS, 4))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    for _ in range(TRAINED_STEPS):
+        rows = torch.randint(0, SYMBOLS, (8, 1))
+        while rows.shape[1] < 32:
+            choice = torch.randint(0, 4, (8, 1))
+            rows = torch.cat([rows, followers[rows[:, -1:], choice[:, :, None]][:, :, 0]], dim=1)
+        loss = model(input_ids=rows, labels=rows, use_cache=False).loss
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def record(
+    recipe: Recipe, work: Path, shape: str, *, trained: bool, sequences: int, tokens: int
+) -> tuple[list[Recording], list[Recording]]:
+    """Return honest pairs and, with trained weights, lies; those kept in ``work`` if there are."""
+    name = f"{shape} {'trained' if trained else 'random'}"
+    known = work / f"{name.replace(' ', '-')}.pickle"
+    if known.exists():
+        found: tuple[list[Recording], list[Recording]] = pickle.loads(known.read_bytes())
+        return found
+    directory = work / name.replace(" ", "-")
+    if not (directory / "config.json").exists():
+        write_model(directory, SHAPES[shape], trained=trained)
+
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    async def measure() -> tuple[list[Recording], list[Recording]]:
+        with tempfile.TemporaryDirectory() as folder:
+            bench = bench_of(recipe, directory, Path(folder), "cpu", sequences, tokens)
+            pairs = await honest_pairs(bench, (1, 16, 64), ("sdpa", "eager"), say)
+            return pairs, await lies(bench, 64, say) if trained else []
+
+    found = asyncio.run(measure())
+    known.write_bytes(pickle.dumps(found))
+    return found
+
+
+def row(power: Power) -> dict[str, object]:
+    """Return what one recording showed."""
+    return {
+        "name": power.name,
+        "tokens": power.tokens,
+        "rejected_max": max(power.rejected),
+        "tokens_until_half": power.tokens_until(0.5),
+        "tokens_until_99_percent": power.tokens_until(0.99),
+        "caught_by": power.reasons[-1],
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()) / "audit")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--sequences", type=int, nargs="+", default=[400, 96])
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--margin", type=float, default=1.5)
+    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    recipe = load_recipe(RECIPE.read_text())
+    options.work.mkdir(parents=True, exist_ok=True)
+    pairs, told = [], []
+    for shape, sequences in zip(options.shapes, options.sequences, strict=False):
+        for trained in (False, True):
+            honest, false = record(
+                recipe,
+                options.work,
+                shape,
+                trained=trained,
+                sequences=sequences,
+                tokens=options.tokens,
+            )
+            pairs += honest
+            told += false
+    names = f"Qwen2 shapes {', '.join(options.shapes)}, random and briefly trained,"
+    rules = propose(pairs, kept(recipe), measured_on(names, "bf16", "cpu"), options.margin)
+    found = judged(rules, pairs, told)
+    if options.picture:
+        options.picture.write_text(draw(found))
+    results = {
+        "honest_tokens": sum(item.tokens for item in found.honest),
+        "honest": [row(item) for item in found.honest],
+        "lies": [row(item) for item in found.caught],
+    }
+    if options.json:
+        print(json.dumps(results))
+        return
+    for kind in ("honest", "lies"):
+        for item in results[kind]:
+            print("  ".join(f"{value!s:>12}" for value in item.values()))
+    print(as_toml(rules))
+
+
+if __name__ == "__main__":
+    main()
