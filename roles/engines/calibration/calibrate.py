@@ -129,6 +129,7 @@ def _prompts(recipe: Recipe, model: ModelSection, count: int) -> list[tuple[int,
 
 
 def measured_on(names: str, dtype: str, device: str) -> str:
+    """Return what a recipe says of where its thresholds come from."""
     machine = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
     libraries = f"torch {torch.__version__}, transformers {version('transformers')}"
     return f"{names} in {dtype} on {device} ({machine}), {libraries}"

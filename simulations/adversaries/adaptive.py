@@ -1,0 +1,175 @@
+"""A worker that knows the audit and spends all it leaves on tokens that raise its reward.
+
+For every answer that earns less than it could, it draws others with noise of its own, has each
+measured as if it had been drawn with the noise that was assigned, and claims the better ones that
+the audit, applied by itself to its whole rollout and its last ones, lets pass. Its states, proofs
+and log-probabilities are those of what it claims: nothing but the choice of tokens is a lie.
+"""
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from typing_extensions import override
+
+from protocol.audit import decide
+from protocol.manifest import RunManifest
+from protocol.rng import Rng
+from protocol.statistics import Measurement, added
+from roles.ports.engines import (
+    Engines,
+    Environment,
+    Generation,
+    GenerationEngine,
+    GenerationRequest,
+    Policy,
+    VerificationEngine,
+    VerificationRequest,
+)
+from simulations.adversaries.passthrough import (
+    OtherEngines,
+    PassingEnvironment,
+    PassingGeneration,
+)
+
+CANDIDATES = 8
+"""Draws for each answer that could be better."""
+
+PROBLEMS_MAX = 100_000
+"""Problems remembered by their prompts."""
+
+
+class RememberedProblems(PassingEnvironment):
+    """A task that remembers which problem a prompt is of."""
+
+    def __init__(self, honest: Environment) -> None:
+        super().__init__(honest)
+        self.problems: dict[tuple[int, ...], int] = {}
+
+    @override
+    def prompt(self, seed: int) -> tuple[int, ...]:
+        prompt = super().prompt(seed)
+        self.problems[prompt] = seed
+        while len(self.problems) > PROBLEMS_MAX:
+            del self.problems[next(iter(self.problems))]
+        return prompt
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """A better answer to one request."""
+
+    place: int
+    gain: float
+    cost: float
+    generation: Generation
+    measurement: Measurement
+
+
+class AdaptiveGeneration(PassingGeneration):
+    """Chooses among several answers; ``plans`` takes the cheapest gains first, not the first."""
+
+    def __init__(
+        self,
+        honest: GenerationEngine,
+        verification: VerificationEngine,
+        task: RememberedProblems,
+        manifest: RunManifest,
+        rng: Rng,
+        *,
+        plans: bool = True,
+    ) -> None:
+        super().__init__(honest)
+        self._verification = verification
+        self._task = task
+        self._manifest = manifest
+        self._rng = rng
+        self._plans = plans
+        self._policy: Policy | None = None
+        self._history = deque[Measurement](maxlen=manifest.toploc.history_rollouts)
+
+    @override
+    async def load(self, policy: Policy) -> None:
+        await super().load(policy)
+        await self._verification.load(policy)
+        self._policy = policy
+
+    @override
+    async def generate(
+        self, requests: Sequence[GenerationRequest], temperature: float
+    ) -> list[Generation]:
+        made = await super().generate(requests, temperature)
+        if self._policy is None:
+            return made
+        found = await self._measured(requests, made, temperature)
+        for choice in await self._choices(requests, made, temperature):
+            tried = [*found]
+            tried[choice.place] = choice.measurement
+            if self._passes(tried):
+                found, made[choice.place] = tried, choice.generation
+        sums = added(item.sums for item in found)
+        self._history.append(replace(found[0], sums=sums))
+        return made
+
+    def _passes(self, measurements: Sequence[Measurement]) -> bool:
+        history = [item.sums for item in self._history]
+        return decide(self._manifest, measurements, history).accept
+
+    async def _choices(
+        self, requests: Sequence[GenerationRequest], made: Sequence[Generation], temperature: float
+    ) -> list[_Choice]:
+        """Return better answers in the order in which they are tried."""
+        scores = [self._score(one, item.tokens) for one, item in zip(requests, made, strict=True)]
+        places = [place for place, score in enumerate(scores) if score < 1] * CANDIDATES
+        other = [replace(requests[place], seed=self._rng.bits64()) for place in places]
+        if not other:
+            return []
+        drawn = await super().generate(other, temperature)
+        better = [
+            (place, gain, item)
+            for place, item in zip(places, drawn, strict=True)
+            if (gain := self._score(requests[place], item.tokens) - scores[place]) > 0
+        ]
+        claimed = [requests[place] for place, *_ in better]
+        measured = await self._measured(claimed, [item for *_, item in better], temperature)
+        choices = [
+            _Choice(place, gain, self._cost(own), item, own)
+            for (place, gain, item), own in zip(better, measured, strict=True)
+        ]
+        order = (lambda one: one.cost / one.gain) if self._plans else (lambda one: one.place)
+        return sorted(choices, key=order)
+
+    def _cost(self, measurement: Measurement) -> float:
+        """Return the largest share of a rollout's bound that a sequence takes up."""
+        rules = self._manifest.toploc
+        return max(
+            measurement.extremes.sampling_gap_max / rules.sampling_gap_max,
+            measurement.extremes.logprob_error_max / rules.logprob_error_max,
+        )
+
+    def _score(self, request: GenerationRequest, tokens: Sequence[int]) -> float:
+        return self._task.score(self._task.problems[request.prompt], tokens)
+
+    async def _measured(
+        self, requests: Sequence[GenerationRequest], made: Sequence[Generation], temperature: float
+    ) -> list[Measurement]:
+        assert self._policy is not None
+        claims = [
+            VerificationRequest(one.prompt, one.seed, item.tokens, item.logprobs, item.proofs)
+            for one, item in zip(requests, made, strict=True)
+        ]
+        return await self._verification.measure(self._policy.version, claims, temperature)
+
+
+def adaptive_choice(honest: Engines, rng: Rng) -> Engines:
+    """Choose tokens that raise the reward as far as the audit lets it pass."""
+    tasks: dict[str, RememberedProblems] = {}
+
+    def remembering(task: Environment, manifest: RunManifest) -> RememberedProblems:
+        return tasks.setdefault(manifest.environment.name, RememberedProblems(task))
+
+    def choosing(engine: GenerationEngine, manifest: RunManifest) -> GenerationEngine:
+        task = remembering(honest.environment(manifest), manifest)
+        return AdaptiveGeneration(engine, honest.verification(manifest), task, manifest, rng)
+
+    return OtherEngines(honest, generation=choosing, environment=remembering)
