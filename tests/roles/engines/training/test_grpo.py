@@ -5,7 +5,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roles.engines.training.grpo import group_advantages, token_entropies, two_sided_losses
+from roles.engines.training.grpo import group_advantages, two_sided_losses
 
 DELTA, EPSILON = 4.0, 0.2
 LOG_RATIOS = st.floats(-5, 5).filter(
@@ -68,10 +68,3 @@ def test_advantages_are_those_of_each_group():
 def test_equal_rewards_give_exactly_zero(reward, count):
     rewards = torch.full((count,), reward, dtype=torch.float64)
     assert not group_advantages(rewards, torch.zeros(count, dtype=torch.int64)).any()
-
-
-def test_entropy_of_known_distributions():
-    uniform = torch.full((8,), 1 / 8).log()
-    certain = torch.tensor([30.0] + [-30.0] * 7).log_softmax(-1)
-    entropies = token_entropies(torch.stack([uniform, certain]))
-    torch.testing.assert_close(entropies, torch.tensor([math.log(8), 0.0]))
