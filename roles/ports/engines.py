@@ -146,11 +146,15 @@ class Environment(Protocol):
     def vocabulary(self) -> Sequence[str]:
         """The characters of its tokenizer; index is token id, 0 is padding, 1 is the end token."""
 
-    def prompt(self, seed: int) -> tuple[int, ...]:
-        """Return the prompt tokens of problem ``seed`` (64 bits)."""
+    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+        """Return the prompt tokens of problem ``seed`` (64 bits).
+
+        It tells the model how long the completion should become, if there is a target: the length
+        counts in the reward, and nobody learns to meet what it cannot know.
+        """
 
     def score(self, seed: int, completion: Sequence[int]) -> float:
-        """Return the reward in [0, 1] of completion tokens for problem ``seed``."""
+        """Return what the task gives completion tokens for problem ``seed``, in [0, 1]."""
 
 
 class Engines(Protocol):

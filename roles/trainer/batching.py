@@ -103,7 +103,7 @@ class Batching:
         return [
             TrainingSequence(
                 item.group,
-                self._environment.prompt(item.problem_seed),
+                self._environment.prompt(item.problem_seed, item.length_target),
                 claimed.tokens,
                 claimed.logprobs,
                 reward(context.manifest, self._environment, item, claimed.tokens) / REWARD_SCALE,

@@ -28,8 +28,8 @@ class Task:
     name = "task"
     vocabulary = tuple(str(index) for index in range(32))
 
-    def prompt(self, seed: int) -> tuple[int, ...]:
-        return (2 + seed % 8,)
+    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+        return (2 + seed % 8, *([] if length_target is None else [10 + length_target]))
 
     def score(self, seed: int, completion: Sequence[int]) -> float:
         [self.vocabulary[token] for token in completion]
@@ -43,6 +43,8 @@ class Engine:
         self.loads: list[int] = []
         self.refused: dict[bytes, None] = {}
         self.measured: list[int] = []
+        self.prompts: list[tuple[int, ...]] = []
+        """Those of the last call."""
         self.forgetful = 0
         self.on_load = lambda: None
         self.honest = True
@@ -56,6 +58,7 @@ class Engine:
 
     async def generate(self, requests, temperature):
         await asyncio.sleep(0.1)
+        self.prompts = [request.prompt for request in requests]
         return [Generation((ANSWER, END), (-0.5, -0.5), (b"proof",)) for _ in requests]
 
     async def measure(self, version, requests, temperature):
@@ -64,6 +67,7 @@ class Engine:
             self.forgetful -= 1
             raise KeyError(version)
         self.measured.append(version)
+        self.prompts = [request.prompt for request in requests]
         good = ChunkResult(0 if self.honest else 120, 0.0, 0.0)
         return [Measurement(None, (good,), 0.0, 0.0, 0.5) for _ in requests]
 

@@ -9,7 +9,7 @@ import pytest
 
 from protocol.assignment import assign
 from protocol.ledger.ledger import Ledger
-from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
+from protocol.rollout import RolloutSequence, encode_body, reward_of
 from protocol.types import Digest
 from roles.flow import reward
 from roles.ports.storage import Owner, Purpose
@@ -193,10 +193,15 @@ def test_a_credulous_validator_comes_to_the_reward_that_is_claimed():
     targets = {"length_targets": (4, 8), "length_penalty": 0.125}
     world = Worlds(run_manifest(sampling=targets))
     manifest, worker = world.manifest, world.workers[0]
-    claims = (REWARD_SCALE, 0, 250_000, 750_000)
+    checkpoint = Digest(world.genesis().digest)
+    items = assign(manifest, checkpoint, worker.peer_id, 0)
+    scores = (1.0, 0.0, 0.25, 0.75)
+    claims = tuple(
+        reward_of(manifest.sampling, score, 3, item.length_target)
+        for score, item in zip(scores, items, strict=True)
+    )
     body = encode_body([RolloutSequence((2, n, 1), (-0.5,) * 3, claims[n], ()) for n in range(4)])
-    commit = world.commit(worker, body=digest_of(body))
-    items = assign(manifest, Digest(commit.message.checkpoint), worker.peer_id, 0)
+    commit = world.commit(worker, body=digest_of(body), checkpoint=checkpoint)
     ledger = Ledger(manifest)
     assert ledger.offer_commit(commit, 0)
     parts = SimpleNamespace(disk=Disk(), replica=lambda: SimpleNamespace(ledger=ledger))

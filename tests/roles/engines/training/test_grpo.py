@@ -1,12 +1,16 @@
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.manifest import load_recipe
+from protocol.rollout import REWARD_SCALE, reward_of
 from roles.engines.training.grpo import group_advantages, two_sided_losses
 
+RUNS = Path(__file__).parents[4] / "configs" / "runs"
 DELTA, EPSILON = 4.0, 0.2
 LOG_RATIOS = st.floats(-5, 5).filter(
     lambda x: all(abs(x - math.log(edge)) > 1e-3 for edge in (1 - EPSILON, 1 + EPSILON, DELTA))
@@ -68,3 +72,22 @@ def test_advantages_are_those_of_each_group():
 def test_equal_rewards_give_exactly_zero(reward, count):
     rewards = torch.full((count,), reward, dtype=torch.float64)
     assert not group_advantages(rewards, torch.zeros(count, dtype=torch.int64)).any()
+
+
+def test_length_rewards_tell_long_answers_apart_as_published():
+    """INTELLECT-2's TARGET-LONG run: right and wrong answers, all far beyond the target of 2,000.
+
+    Each has lost more than it could earn; all of it must count, or nothing of the group would.
+    """
+    recipe = load_recipe((RUNS / "intellect2.toml").read_text())
+    lengths = [6000 + 500 * number for number in range(recipe.sampling.group_size)]
+    rewards = [
+        reward_of(recipe.sampling, float(number % 2), tokens, recipe.sampling.length_targets[0])
+        for number, tokens in enumerate(lengths)
+    ]
+    assert max(rewards) < 0
+    scaled = torch.tensor(rewards, dtype=torch.float64) / REWARD_SCALE
+    advantages = group_advantages(scaled, torch.zeros(len(lengths), dtype=torch.int64))
+    assert int(advantages.count_nonzero()) == len(lengths) == 16
+    right = advantages[1::2]
+    assert (right.diff() < 0).all(), "of the right ones a shorter one is better"

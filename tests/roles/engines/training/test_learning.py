@@ -33,7 +33,7 @@ async def test_asynchronous_grpo_learns_addition(tmp_path):
     for version in range(1, STEPS + 1):
         stale = policies[max(0, len(policies) - 1 - LAG)]
         problems = [seed for _ in range(PROMPTS) for seed in [draws.bits64()] * GROUP]
-        requests = [GenerationRequest(task.prompt(s), draws.bits64(), 8) for s in problems]
+        requests = [GenerationRequest(task.prompt(s, None), draws.bits64(), 8) for s in problems]
         await generator.load(stale)
         generations = await generator.generate(requests, 1.0)
         batch = [
