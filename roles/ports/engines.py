@@ -93,9 +93,10 @@ class TrainingSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """What one optimiser step did; not ``applied`` without a finite gradient, or without any."""
+    """What learning from one batch did: means over its tokens, and the largest gradient norm."""
 
-    applied: bool
+    updates: int
+    """Optimiser updates: none without a gradient, or without a finite one."""
     loss: float = 0.0
     gradient_norm: float = 0.0
     clip_fraction: float = 0.0
@@ -114,7 +115,7 @@ class TrainingEngine(Protocol):
         """Start from a policy with a fresh optimiser; raises ``ValueError`` as others do."""
 
     async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        """Do one optimiser step on ``batch``; without a finite gradient nothing changes."""
+        """Learn from ``batch`` in the run's number of updates, leaving out what is not finite."""
 
     async def write_policy(self, path: Path) -> Digest:
         """Write the weights atomically, return their digest; raises ``StorageFullError``."""

@@ -247,7 +247,7 @@ class SimTraining(TrainingEngine):
             seconds=round(seconds, 3),
         )
         return StepMetrics(
-            applied=bool(informative),
+            updates=int(bool(informative)),
             loss=0.0,
             gradient_norm=share,
             clip_fraction=0.0,

@@ -103,7 +103,7 @@ class Trainer:
         await asyncio.sleep(0.1)
         self.batches.append(list(batch))
         self.learned += 1
-        return StepMetrics(True, 0.0, 1.0, 0.0, 1.0, len(batch))
+        return StepMetrics(1, 0.0, 1.0, 0.0, 1.0, len(batch))
 
     async def write_policy(self, path: Path):
         self._write(path, f"policy {self.learned}")

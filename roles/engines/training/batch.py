@@ -20,6 +20,7 @@ from roles.ports.engines import TrainingSequence
 class Sample:
     """A sequence that teaches something, with its advantage."""
 
+    group: int
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -54,10 +55,23 @@ def select(sequences: Sequence[TrainingSequence]) -> list[Sample]:
     groups = torch.tensor([sequence.group for sequence in sequences], dtype=torch.int64)
     advantages = group_advantages(rewards, groups).tolist()
     return [
-        Sample(sequence.prompt, sequence.tokens, sequence.logprobs, advantage)
+        Sample(sequence.group, sequence.prompt, sequence.tokens, sequence.logprobs, advantage)
         for sequence, advantage in zip(sequences, advantages, strict=True)
         if advantage and sequence.tokens
     ]
+
+
+def minibatches(samples: Sequence[Sample], count: int) -> list[list[Sample]]:
+    """Return ``count`` parts of whole groups, or fewer when there are fewer groups.
+
+    The groups are dealt out in their order, which in a batch is drawn by lot.
+    """
+    groups: dict[int, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    dealt = list(groups.values())
+    parts = (dealt[start::count] for start in range(min(count, len(dealt))))
+    return [[sample for group in part for sample in group] for part in parts]
 
 
 def pack(samples: Sequence[Sample], pass_tokens: int) -> list[list[Sample]]:

@@ -1,4 +1,4 @@
-"""The training engine: one model, one AdamW, one update per batch of verified sequences."""
+"""The training engine: one model, one AdamW, batches of verified sequences."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from roles.engines.qwen2.decoder import Decoder
 from roles.engines.qwen2.engine import Qwen2Engine, computed
 from roles.engines.qwen2.policy import digest_of, tensors_of, write_policy
 from roles.engines.training.attention import PACKED
-from roles.engines.training.batch import Pass, collate, pack, select
+from roles.engines.training.batch import Pass, Sample, collate, minibatches, pack, select
 from roles.engines.training.checkpoint import (
     TrainingState,
     check_moments,
@@ -41,19 +41,19 @@ frees what further tokens need, and on a tiny model nothing does. The bound is a
 
 @dataclass(slots=True)
 class _Sums:
-    """Totals over the tokens of a batch."""
+    """What one update did; totals over its tokens."""
 
-    tokens: int = 0
+    tokens: int
     loss: float = 0.0
     clipped: float = 0.0
     entropy: float = 0.0
-
-    def mean(self, total: float) -> float:
-        return total / max(1, self.tokens)
+    norm: float = 0.0
+    """Of the gradient, before it is clipped."""
+    updated: bool = False
 
 
 class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
-    """Trains on a CPU or one GPU; the loss is the mean over all tokens of the batch.
+    """Trains on a CPU or one GPU; the loss of an update is the mean over its tokens.
 
     Weights, optimizer and output layer are float32; the model's ``dtype`` is that of the policies
     it writes and of the decoder's forward pass. Sequences are packed to forward passes of
@@ -116,23 +116,27 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
     @override
     @computed
     def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
+        parts = minibatches(select(batch), self._grpo.updates_per_version)
+        done = [self._learn(part) for part in parts]
+        tokens = max(1, sum(sums.tokens for sums in done))
+        return StepMetrics(
+            updates=sum(sums.updated for sums in done),
+            loss=sum(sums.loss for sums in done) / tokens,
+            gradient_norm=max((sums.norm for sums in done), default=0.0),
+            clip_fraction=sum(sums.clipped for sums in done) / tokens,
+            entropy=sum(sums.entropy for sums in done) / tokens,
+            sequences_used=sum(map(len, parts)),
+        )
+
+    def _learn(self, samples: Sequence[Sample]) -> _Sums:
+        """Do one optimiser update."""
         model, optimizer = self._loaded()
-        samples = select(batch)
-        if not samples:
-            return StepMetrics(applied=False)
         optimizer.zero_grad(set_to_none=True)
         sums = _Sums(tokens=sum(len(sample.tokens) for sample in samples))
         for packed in pack(samples, self._pass_tokens):
             self._accumulate(model, collate(packed, self._device), sums)
-        norm = self._update(model, optimizer, sums)
-        return StepMetrics(
-            applied=math.isfinite(norm) and math.isfinite(sums.loss),
-            loss=sums.mean(sums.loss),
-            gradient_norm=norm,
-            clip_fraction=sums.mean(sums.clipped),
-            entropy=sums.mean(sums.entropy),
-            sequences_used=len(samples),
-        )
+        self._update(model, optimizer, sums)
+        return sums
 
     def _accumulate(self, model: Qwen2ForCausalLM, packed: Pass, sums: _Sums) -> None:
         """Add the gradient of a pass, weighted by its share of the batch's tokens."""
@@ -164,19 +168,19 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
             ).last_hidden_state
         return states[0, packed.predictors]
 
-    def _update(self, model: Qwen2ForCausalLM, optimizer: torch.optim.AdamW, sums: _Sums) -> float:
-        """Step the optimizer if everything is finite; return the gradient norm before clipping."""
+    def _update(self, model: Qwen2ForCausalLM, optimizer: torch.optim.AdamW, sums: _Sums) -> None:
+        """Step the optimizer if everything is finite; note the gradient norm before clipping."""
         parameters = list(model.parameters())
         total = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        norm = float(total)
-        if math.isfinite(norm) and math.isfinite(sums.loss):
+        sums.norm = float(total)
+        sums.updated = math.isfinite(sums.norm) and math.isfinite(sums.loss)
+        if sums.updated:
             clip_grads_with_norm_(parameters, self._grpo.gradient_clip, total)
             warmth = min(1.0, (self._steps + 1) / (self._grpo.warmup_steps + 1))
             for group in optimizer.param_groups:
                 group["lr"] = self._grpo.learning_rate * warmth
             optimizer.step()
             self._steps += 1
-        return norm
 
     def _policy_tensors(self) -> dict[str, Tensor]:
         return self._rounded(tensors_of(self._loaded()[0]))
@@ -205,7 +209,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
     @computed
     def load_state(self, path: Path, policy: Digest) -> None:
         state = load_checkpoint(path, self._shapes)
-        if not 0 <= state.steps <= self._grpo.steps:
+        if not 0 <= state.steps <= self._grpo.steps * self._grpo.updates_per_version:
             raise ValueError(f"{path} claims {state.steps} steps, more than the run has")
         if digest_of(self._rounded(state.weights)) != policy:
             raise ValueError(f"{path} does not hold the weights of policy {policy.hex()}")

@@ -2,12 +2,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roles.engines.training.batch import Sample, collate, pack, select
+from roles.engines.training.batch import Sample, collate, minibatches, pack, select
 from roles.ports.engines import TrainingSequence
 
 
 def sample(prompt, tokens, advantage=1.0):
-    return Sample(tuple(prompt), tuple(tokens), tuple(-0.1 * t for t in tokens), advantage)
+    return Sample(0, tuple(prompt), tuple(tokens), tuple(-0.1 * t for t in tokens), advantage)
 
 
 def sequence(group, reward, tokens=(5, 1)):
@@ -20,6 +20,21 @@ def test_groups_without_a_difference_teach_nothing():
     kept = select([*batch, sequence(1, 1.0), sequence(1, 0.0, ())])
     assert [one.advantage > 0 for one in kept] == [False, True]
     assert select([]) == []
+
+
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 12))
+def test_minibatches_are_whole_groups_dealt_out_evenly(groups, count):
+    samples = [Sample(group, (2,), (n,), (-0.1,), 1.0) for n, group in enumerate(groups)]
+    parts = minibatches(samples, count)
+    order = list(dict.fromkeys(groups))
+    assert len(parts) == min(count, len(order))
+    dealt = [list(dict.fromkeys(one.group for one in part)) for part in parts]
+    assert dealt == [order[start::count] for start in range(len(parts))]
+    assert sorted(one.tokens for part in parts for one in part) == sorted(
+        one.tokens for one in samples
+    )
+    sizes = [len(part) for part in dealt]
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1
 
 
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=40)

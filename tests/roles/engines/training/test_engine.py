@@ -85,7 +85,7 @@ async def test_every_layout_computes_the_same_step(make, policies, layout):
     batch = batch_of()
     loss, norm = reference_loss(policies[0], batch)
     metrics = await (await make(layout=layout)).step(batch)
-    assert metrics.applied
+    assert metrics.updates == 1
     assert metrics.loss == pytest.approx(loss, rel=1e-4)
     assert metrics.gradient_norm == pytest.approx(norm, rel=1e-4)
     assert metrics.sequences_used == len(batch)
@@ -152,6 +152,29 @@ async def test_steps_are_those_of_adamw_with_the_manifests_settings(make, polici
     assert float(errors.mean()) < moved * 1e-3
 
 
+async def test_updates_of_a_version_are_steps_on_parts_of_whole_groups(make, tmp_path):
+    batch = batch_of(groups=5)
+    several, single = await make(updates_per_version=2, warmup_steps=3), await make(warmup_steps=3)
+    metrics = await several.step(batch)
+    parts = [[one for one in batch if one.group % 2 == part] for part in (0, 1)]
+    norms = [(await single.step(part)).gradient_norm for part in parts]
+    assert (metrics.updates, metrics.sequences_used) == (2, len(batch))
+    assert metrics.gradient_norm == max(norms)
+    digests = [await one.write_policy(tmp_path / "p") for one in (several, single)]
+    assert digests[0] == digests[1]
+
+
+async def test_an_update_that_is_not_finite_leaves_the_others(make, tmp_path):
+    batch = batch_of(groups=2)
+    poisoned = [replace(batch[0], logprobs=(math.nan,) * len(batch[0].tokens)), *batch[1:]]
+    several, single = await make(updates_per_version=2), await make()
+    metrics = await several.step(poisoned)
+    assert metrics.updates == 1
+    await single.step([one for one in batch if one.group == 1])
+    digests = [await one.write_policy(tmp_path / "p") for one in (several, single)]
+    assert digests[0] == digests[1]
+
+
 async def test_learning_raises_the_probability_of_what_was_rewarded(make):
     engine = await make(learning_rate=3e-3)
     good, bad = (7, 6), (9, 5)
@@ -176,17 +199,17 @@ async def test_a_step_that_is_not_finite_changes_nothing(make, field, poison, tm
     batch = batch_of()
     batch[3] = replace(batch[3], **{field: poison})
     metrics = await engine.step(batch)
-    assert not metrics.applied
+    assert metrics.updates == 0
     after = await weights_of(engine, tmp_path / "after")
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert (await engine.step(batch_of())).applied
+    assert (await engine.step(batch_of())).updates
 
 
 async def test_a_reward_that_is_not_a_number_drops_its_group(make):
     batch = batch_of()
     batch[3] = replace(batch[3], reward=math.nan)
     metrics = await (await make()).step(batch)
-    assert metrics.applied
+    assert metrics.updates == 1
     assert metrics.sequences_used == len(batch) - 4
 
 
@@ -195,7 +218,7 @@ async def test_a_batch_that_teaches_nothing_is_not_applied(make):
     equal = [TrainingSequence(0, (2,), (5, 1), (-1.0, -1.0), 1.0)] * 4
     for batch in ([], equal):
         metrics = await engine.step(batch)
-        assert not metrics.applied
+        assert metrics.updates == 0
         assert metrics.sequences_used == 0
 
 
@@ -241,6 +264,6 @@ async def test_an_untouched_policy_is_written_with_its_own_digest(make, policies
 
 async def test_bf16_policies_are_written_from_float32_weights(make, tmp_path):
     engine = await make("bf16")
-    assert (await engine.step(batch_of())).applied
+    assert (await engine.step(batch_of())).updates
     weights = await weights_of(engine, tmp_path / "p")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}

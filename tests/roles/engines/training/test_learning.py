@@ -51,7 +51,7 @@ async def test_asynchronous_grpo_learns_addition(tmp_path):
                 assert max(chunk.mantissa_error_mean for chunk in measured.chunks) < 16
                 assert max(measured.logprob_error_max, measured.sampling_gap_max) < 1e-4
         rewards.append(sum(one.reward for one in batch) / len(batch))
-        assert (await trainer.step(batch)).applied
+        assert (await trainer.step(batch)).updates
         digest = await trainer.write_policy(tmp_path / str(version))
         policies.append(Policy(Version(version), digest, tmp_path / str(version)))
     for engine in (generator, verifier, trainer):
