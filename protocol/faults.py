@@ -73,6 +73,7 @@ class FaultCode(StrEnum):
     RPC_MALFORMED = "rpc-malformed", Blame.SENDER
     RPC_OVERSIZE = "rpc-oversize", Blame.SENDER
     SLOT_ORDER = "slot-order", Blame.SENDER
+    STALE_BATCH = "stale-batch", Blame.SENDER
     TERM_JUMP = "term-jump", Blame.NOBODY
     TOO_MANY_TOPICS = "too-many-topics", Blame.SENDER
     TRAINED_TWICE = "trained-twice", Blame.SENDER

@@ -92,11 +92,31 @@ class GrpoSection(Section):
     adam_betas: tuple[Share, Share]
     entropy_coefficient: Share = 0.0
     warmup_steps: Annotated[int, Field(ge=0, le=100_000)] = 0
+    updates_per_version: Annotated[int, Field(ge=1, le=64)] = 1
+    """Optimiser updates that a batch is learned in, each from a part of its groups."""
     rollouts_per_step: Annotated[int, Field(ge=1, le=BATCH_MAX)]
+    refill_max: Annotated[int, Field(ge=0, le=BATCH_MAX)] = 0
+    """Rollouts that a step takes beyond ``rollouts_per_step``, at most, in place of groups whose
+    rewards are all equal: they teach nothing and would make the batch smaller."""
     rollouts_ahead: Count
     """Batches that may wait, certified or in flight, before workers pause (back-pressure)."""
     async_level: Annotated[int, Field(ge=0, le=64)]
+    """Age in versions of a policy whose rollouts may still be used."""
     steps: Annotated[int, Field(ge=1, le=VERSIONS_MAX)]
+
+    @property
+    def batch_max(self) -> int:
+        """The most rollouts that a step takes."""
+        return self.rollouts_per_step + self.refill_max
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.batch_max > BATCH_MAX:
+            raise ValueError(f"rollouts_per_step and refill_max must not exceed {BATCH_MAX}")
+        if self.batch_max > self.rollouts_per_step * self.rollouts_ahead:
+            # Or workers would pause before the step that waits for them has what it may wait for.
+            raise ValueError("refill_max must leave a batch within rollouts_ahead of them")
+        return self
 
 
 class HonestValue(Section):

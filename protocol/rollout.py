@@ -1,7 +1,9 @@
 """The body of a rollout: what a commit's digest stands for.
 
 Prompts and seeds are not in it: they follow from the assignment. Tokens are little-endian int32,
-log-probabilities little-endian float32, rewards millionths.
+log-probabilities little-endian float32, rewards millionths. A reward is what the task gives, less
+what the distance to the assigned length costs (INTELLECT-2, arXiv 2505.07291); far from it that is
+below zero, and by how much still tells one sequence of a group from another.
 """
 
 import math
@@ -13,8 +15,10 @@ from typing import Any
 from protocol.codec import decode, encode
 from protocol.faults import Fault, FaultCode
 from protocol.manifest import RunManifest
+from protocol.recipe import SamplingSection
 
 REWARD_SCALE = 1_000_000
+"""The most that a sequence can earn, in millionths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +30,21 @@ class RolloutSequence:
     reward: int
     """Millionths."""
     proofs: tuple[bytes, ...]
+
+
+def reward_of(
+    sampling: SamplingSection, score: float, tokens: int, length_target: int | None
+) -> int:
+    """Return ``score - penalty * |tokens - target|`` in millionths; ``score`` is from 0 to 1."""
+    distance = 0 if length_target is None else abs(tokens - length_target)
+    return round((score - sampling.length_penalty * distance) * REWARD_SCALE)
+
+
+def reward_min(sampling: SamplingSection) -> int:
+    """Return the least that a sequence of this run can earn, in millionths."""
+    lengths = (1, sampling.tokens_max)
+    targets: tuple[int | None, ...] = sampling.length_targets or (None,)
+    return min(reward_of(sampling, 0.0, n, target) for n in lengths for target in targets)
 
 
 def encode_body(sequences: Sequence[RolloutSequence]) -> bytes:
@@ -60,16 +79,17 @@ def decode_body(data: bytes, manifest: RunManifest) -> list[RolloutSequence] | F
     expected = manifest.sampling.group_size * manifest.sampling.prompts_per_rollout
     if not isinstance(items, tuple) or len(items) != expected:
         return Fault(FaultCode.FORMAT, f"not {expected} sequences")
+    rewards = range(reward_min(manifest.sampling), REWARD_SCALE + 1)
     sequences: list[RolloutSequence] = []
     for item in items:
-        sequence = _decode_sequence(item, manifest.sampling.tokens_max)
+        sequence = _decode_sequence(item, manifest.sampling.tokens_max, rewards)
         if isinstance(sequence, Fault):
             return sequence
         sequences.append(sequence)
     return sequences
 
 
-def _decode_sequence(item: Any, tokens_max: int) -> RolloutSequence | Fault:
+def _decode_sequence(item: Any, tokens_max: int, rewards: range) -> RolloutSequence | Fault:
     match item:
         case {
             "tokens": bytes(tokens),
@@ -86,8 +106,8 @@ def _decode_sequence(item: Any, tokens_max: int) -> RolloutSequence | Fault:
     values = struct.unpack(f"<{count}f", logprobs)
     if not all(math.isfinite(value) and value <= 0 for value in values):
         return Fault(FaultCode.FORMAT, "a log-probability is not a finite number <= 0")
-    if isinstance(reward, bool) or not 0 <= reward <= REWARD_SCALE:
-        return Fault(FaultCode.FORMAT, "the reward is not an integer number of millionths")
+    if isinstance(reward, bool) or reward not in rewards:
+        return Fault(FaultCode.FORMAT, "the reward is not a number of millionths that can be")
     if not all(isinstance(proof, bytes) for proof in proofs):
         return Fault(FaultCode.FORMAT, "a proof is not bytes")
     return RolloutSequence(struct.unpack(f"<{count}i", tokens), values, reward, proofs)

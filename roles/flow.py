@@ -8,7 +8,7 @@ from protocol.assignment import SequenceAssignment
 from protocol.crypto import Signer
 from protocol.manifest import RunManifest
 from protocol.replica import Replica
-from protocol.rollout import REWARD_SCALE
+from protocol.rollout import reward_of
 from protocol.types import PeerId
 from roles.ports.clock import Clock
 from roles.ports.engines import Environment
@@ -113,8 +113,9 @@ def reward(
     assignment: SequenceAssignment,
     tokens: Sequence[int],
 ) -> int:
-    """Return ``task - penalty * |length - target|`` (INTELLECT-2) in millionths, never below 0."""
-    value = environment.score(assignment.problem_seed, tokens)
-    if assignment.length_target is not None:
-        value -= manifest.sampling.length_penalty * abs(len(tokens) - assignment.length_target)
-    return round(min(1.0, max(0.0, value)) * REWARD_SCALE)
+    """Return what a sequence earns, in millionths: what the task gives it, less the length's cost.
+
+    A task that gives what it may not (or no number) is held to its bounds: all nodes do the same.
+    """
+    score = min(1.0, max(0.0, environment.score(assignment.problem_seed, tokens)))
+    return reward_of(manifest.sampling, score, len(tokens), assignment.length_target)

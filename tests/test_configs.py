@@ -30,6 +30,8 @@ def test_intellect2_is_the_published_recipe():
     assert run.grpo.async_level == 2
     prompts_per_step = run.grpo.rollouts_per_step * run.sampling.prompts_per_rollout
     assert prompts_per_step * run.sampling.group_size == 4096
+    assert 4096 / run.grpo.updates_per_version == 512
+    assert run.grpo.refill_max > 0, "groups without an advantage do not shrink a batch"
     assert run.toploc.precision == run.model.dtype == "bf16"
     assert (run.toploc.chunk_tokens, run.toploc.top_k) == (32, 128)
     limits = run.toploc.exponent_mismatches_max, run.toploc.mantissa_error_mean_max

@@ -13,7 +13,7 @@ PROBLEMS = 512
 
 
 def greedy_accuracy(recipe: Recipe, path: Path, seed: int) -> float:
-    """Return the mean reward of greedy answers to problems that ``seed`` draws."""
+    """Return the mean score of greedy answers to problems that ``seed`` draws."""
     return asyncio.run(_greedy_accuracy(recipe, path, seed))
 
 
@@ -25,13 +25,15 @@ async def _greedy_accuracy(recipe: Recipe, path: Path, seed: int) -> float:
     task = environment(recipe.environment.name)
     draws = Rng(seed.to_bytes(8, "big")).child("greedy evaluation")
     problems = [draws.bits64() for _ in range(PROBLEMS)]
+    targets = recipe.sampling.length_targets or (None,)
     engine = TorchTrainingEngine(recipe.model, recipe.sampling, recipe.grpo)
     try:
         from safetensors.torch import load_file  # noqa: PLC0415 - imports torch
 
         await engine.load_policy(Policy(Version(0), digest_of(load_file(path)), path))
         answers = await engine.evaluate(
-            [task.prompt(problem) for problem in problems], recipe.sampling.tokens_max
+            [task.prompt(one, targets[n % len(targets)]) for n, one in enumerate(problems)],
+            recipe.sampling.tokens_max,
         )
     finally:
         engine.close()

@@ -58,6 +58,7 @@ def cold_start_policy(recipe: Recipe, seed: int, path: Path) -> str:
         seed,
         path,
         target_accuracy=COLD_START_ACCURACY,
+        length_targets=recipe.sampling.length_targets,
     )
     return made.digest.hex()
 

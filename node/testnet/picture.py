@@ -24,7 +24,7 @@ def draw_reward(
     if greedy_eval_last is not None and versions:
         label = "greedy, last version"
         axes.scatter([versions[-1]], [greedy_eval_last], color="#e07a5f", zorder=3, label=label)
-    axes.set_ylim(0, 1.03)
+    axes.set_ylim(min([0.0, *means]), 1.03)  # a length penalty may take more than a task gives
     axes.set_xlim(left=0)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("policy version")

@@ -190,11 +190,12 @@ class Ledger:
         """Take a version on its trainer's word; False when it is known or has to wait.
 
         It has to wait for its parent and for the outcomes of all commits that it learned from;
-        ``is_live`` tells whether the leader that it would replace is here.
+        ``is_live`` tells whether the leader that it would replace is here. Who takes it knows those
+        commits, so nobody honest takes one that learned from a policy that was too old.
         """
         taken = self._fits(manifest)
         if taken is True:
-            taken = self._chain.takes_word_for(manifest, is_live)
+            taken = self._batch_fault(manifest) or self._chain.takes_word_for(manifest, is_live)
         if taken is not True:
             return taken
         if not all(self._has_outcome(Digest(commit)) for commit in manifest.message.batch):
@@ -223,9 +224,22 @@ class Ledger:
             return False
         return self._chain.branch_fault([manifest]) or True
 
+    def _batch_fault(self, manifest: Signed[CheckpointManifest]) -> Fault | None:
+        """Check the commits of a batch that are here: their policies are young enough."""
+        oldest = manifest.message.version - 1 - self._manifest.grpo.async_level
+        for commit in manifest.message.batch:
+            entry = self._known(Digest(commit))
+            if entry is not None and entry.commit.message.version < oldest:
+                used = entry.commit.message.version
+                return Fault(FaultCode.STALE_BATCH, f"of version {used}, the oldest is {oldest}")
+        return None
+
     def _has_outcome(self, commit: Digest) -> bool:
-        entry = self.entries.get(commit) or self.kept.get(commit)
+        entry = self._known(commit)
         return entry is not None and entry.certificate is not None
+
+    def _known(self, commit: Digest) -> Entry | None:
+        return self.entries.get(commit) or self.kept.get(commit)
 
     def _take_versions(self, branch: Sequence[Signed[CheckpointManifest]], now: float) -> None:
         superseded = self._chain.cut(branch[0].message.version)

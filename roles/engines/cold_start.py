@@ -5,6 +5,7 @@ start* learns from solved examples until nearly every group of samples holds rig
 answers. A published model needs none: ``import_pretrained`` turns it into a policy.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -69,6 +70,7 @@ def cold_start(
     *,
     target_accuracy: float = TARGET_ACCURACY,
     learning_rate: float = 1e-3,
+    length_targets: Sequence[int] = (),
     warmup_steps: int = 20,
     batch_problems: int = 128,
     problems_measured: int = 512,
@@ -78,8 +80,9 @@ def cold_start(
 
     One completion of each problem earns a reward, so the expected reward is its probability. It is
     continuous in the weights: between the last snapshot below the target and the first above it,
-    bisection finds the target. Computes in the calling thread for seconds; draws from torch's
-    global generator. Raises ``ValueError`` when ``steps_max`` is not enough.
+    bisection finds the target. Prompts name one of ``length_targets``, if there are any, as those
+    of the run do; solutions are as long as they are. Computes in the calling thread for seconds;
+    draws from torch's global generator. Raises ``ValueError`` when ``steps_max`` is not enough.
     """
     torch.manual_seed(seed)
     draws = Rng(seed.to_bytes(8, "big")).child("cold start")
@@ -90,10 +93,10 @@ def cold_start(
     warmup = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min(1.0, (step + 1) / warmup_steps)
     )
-    measured = _examples(task, draws.child("measured"), problems_measured)
+    measured = _examples(task, draws.child("measured"), problems_measured, length_targets)
     below = _snapshot(model)
     for step in range(1, steps_max + 1):
-        _learn(model, optimizer, _examples(task, draws, batch_problems))
+        _learn(model, optimizer, _examples(task, draws, batch_problems, length_targets))
         warmup.step()
         if step % _CHECK_EVERY_STEPS:
             continue
@@ -112,9 +115,13 @@ def import_pretrained(directory: Path, path: Path, precision: Precision) -> Dige
     return _write(model, precision, path)
 
 
-def _examples(task: SupervisedEnvironment, draws: Rng, count: int) -> _Examples:
+def _examples(
+    task: SupervisedEnvironment, draws: Rng, count: int, length_targets: Sequence[int]
+) -> _Examples:
     seeds = [draws.bits64() for _ in range(count)]
-    pairs = [(task.prompt(seed), task.solution(seed)) for seed in seeds]
+    pairs = [
+        (task.prompt(seed, _target(draws, length_targets)), task.solution(seed)) for seed in seeds
+    ]
     width = max(len(prompt) + len(solution) for prompt, solution in pairs) - 1
     tokens = torch.zeros(count, width, dtype=torch.int64)
     targets = torch.full((count, width), _IGNORED)
@@ -123,6 +130,10 @@ def _examples(task: SupervisedEnvironment, draws: Rng, count: int) -> _Examples:
         tokens[row, :end] = torch.tensor((prompt + solution)[:-1])
         targets[row, len(prompt) - 1 : end] = torch.tensor(solution)
     return _Examples(tokens, targets)
+
+
+def _target(draws: Rng, length_targets: Sequence[int]) -> int | None:
+    return length_targets[draws.below(len(length_targets))] if length_targets else None
 
 
 def _surprise(model: Qwen2ForCausalLM, examples: _Examples) -> Tensor:

@@ -48,7 +48,9 @@ def supervised(task: Environment) -> SupervisedEnvironment:
 class CharacterTask(SupervisedEnvironment, ABC):
     """A task over single characters: token ``i + 2`` is ``characters[i]``.
 
-    Its one right answer, followed by the end token, earns the reward 1, and nothing else does.
+    Its one right answer, followed by the end token, earns the reward 1, and nothing else does. Its
+    characters hold the digits and ``=``: a length target stands before the question, ``12=3+4=``,
+    where INTELLECT-2 writes "Think for 12 tokens before giving a response".
     """
 
     name: str
@@ -73,8 +75,9 @@ class CharacterTask(SupervisedEnvironment, ABC):
         """Return the one right answer of problem ``seed``."""
 
     @override
-    def prompt(self, seed: int) -> tuple[int, ...]:
-        return self.encode(self.question(seed))
+    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+        instruction = "" if length_target is None else f"{length_target}="
+        return self.encode(instruction + self.question(seed))
 
     @override
     def solution(self, seed: int) -> tuple[int, ...]:

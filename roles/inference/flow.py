@@ -132,7 +132,7 @@ class InferenceFlow:
         assignments = assign(manifest, checkpoint.digest, context.peer_id, slot)
         requests = [
             GenerationRequest(
-                self._environment.prompt(item.problem_seed),
+                self._environment.prompt(item.problem_seed, item.length_target),
                 item.noise_seed,
                 manifest.sampling.tokens_max,
             )

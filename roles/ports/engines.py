@@ -93,9 +93,10 @@ class TrainingSequence:
 
 @dataclass(frozen=True, slots=True)
 class StepMetrics:
-    """What one optimiser step did; not ``applied`` without a finite gradient, or without any."""
+    """What learning from one batch did: means over its tokens, and the largest gradient norm."""
 
-    applied: bool
+    updates: int
+    """Optimiser updates: none without a gradient, or without a finite one."""
     loss: float = 0.0
     gradient_norm: float = 0.0
     clip_fraction: float = 0.0
@@ -114,7 +115,7 @@ class TrainingEngine(Protocol):
         """Start from a policy with a fresh optimiser; raises ``ValueError`` as others do."""
 
     async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        """Do one optimiser step on ``batch``; without a finite gradient nothing changes."""
+        """Learn from ``batch`` in the run's number of updates, leaving out what is not finite."""
 
     async def write_policy(self, path: Path) -> Digest:
         """Write the weights atomically, return their digest; raises ``StorageFullError``."""
@@ -146,11 +147,15 @@ class Environment(Protocol):
     def vocabulary(self) -> Sequence[str]:
         """The characters of its tokenizer; index is token id, 0 is padding, 1 is the end token."""
 
-    def prompt(self, seed: int) -> tuple[int, ...]:
-        """Return the prompt tokens of problem ``seed`` (64 bits)."""
+    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+        """Return the prompt tokens of problem ``seed`` (64 bits).
+
+        It tells the model how long the completion should become, if there is a target: the length
+        counts in the reward, and nobody learns to meet what it cannot know.
+        """
 
     def score(self, seed: int, completion: Sequence[int]) -> float:
-        """Return the reward in [0, 1] of completion tokens for problem ``seed``."""
+        """Return what the task gives completion tokens for problem ``seed``, in [0, 1]."""
 
 
 class Engines(Protocol):

@@ -1,17 +1,27 @@
-"""Which certified rollouts the next step learns from; their claims are checked again here."""
+"""Which certified rollouts the next step learns from; their claims are checked again here.
+
+They are drawn by lot from all that are usable, so who is fast is not favoured. Groups whose rewards
+are all equal teach nothing: up to ``refill_max`` more rollouts are drawn in their place, and the
+step waits for them. It waits for a bounded number, and workers do not pause before that is there
+(``RunManifest``), so a run in which nothing teaches anything moves on as well, more slowly.
+"""
 
 import asyncio
 from collections import Counter
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import groupby, islice
 
 from protocol.assignment import assign
 from protocol.audit import Finding, check_claims, read_body
+from protocol.crypto import digest
 from protocol.ledger.commits import Entry
 from protocol.rollout import REWARD_SCALE
 from protocol.types import Digest
 from roles.flow import RoleContext, reward
 from roles.ports.engines import Environment, TrainingSequence
+
+_Drawn = dict[Digest, list[TrainingSequence]]
+"""The rollouts of a batch in the order of the lot, by commit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,53 +45,71 @@ class Batching:
         self._environment = environment
         self._used: dict[Digest, None] = {}
         self._misses: Counter[Digest] = Counter()
+        self._read: _Drawn = {}
+        """What was drawn while the batch was not complete."""
 
     def use(self, commits: tuple[Digest, ...]) -> None:
         """Leave out ``commits``, those of the version under way; the ledger knows earlier ones."""
         self._used = dict.fromkeys(commits)
+        self._read = {}
 
-    async def next(self, version: int) -> Batch | None:
-        """Return a batch for a step from ``version``, or None while there are too few rollouts."""
-        context = self._context
-        grpo = context.manifest.grpo
-        oldest = version - grpo.async_level
-        entries = context.replica.ledger.entries
-        self._misses = Counter({key: n for key, n in self._misses.items() if key in entries})
-        candidates = [
-            entry
-            for entry in context.replica.ledger.usable()
-            if entry.commit.digest not in self._used and oldest <= entry.commit.message.version
-        ]
+    async def next(self, version: int, policy: bytes) -> Batch | None:
+        """Return a batch for a step from ``version``, or None while there are too few rollouts.
+
+        ``policy`` is the digest of the weights of that version: nobody knew it when they committed
+        to rollouts of earlier ones, so nobody could choose a commit that its lot favours.
+        """
+        grpo = self._context.manifest.grpo
+        candidates = self._candidates(version, policy)
         if len(candidates) < grpo.rollouts_per_step:
             return None
-        # Bodies that could not be had come last, so that a few lost ones hold nothing up.
-        candidates.sort(key=lambda entry: self._misses[entry.commit.digest])
-        complete = await self._complete(candidates[: 2 * grpo.rollouts_per_step])
-        if len(complete) < grpo.rollouts_per_step:
-            return None
-        prompts = context.manifest.sampling.prompts_per_rollout
-        sequences = [
-            replace(item, group=index * prompts + item.group)
-            for index, (_, rollout) in enumerate(complete)
-            for item in rollout
-        ]
-        return Batch(tuple(entry.commit.digest for entry, _ in complete), sequences)
-
-    async def _complete(
-        self, candidates: list[Entry]
-    ) -> list[tuple[Entry, list[TrainingSequence]]]:
-        """Return a batch of entries with their bodies, or fewer; no more than needed is fetched."""
-        count = self._context.manifest.grpo.rollouts_per_step
-        complete: list[tuple[Entry, list[TrainingSequence]]] = []
-        waiting = iter(candidates)
-        while some := list(islice(waiting, count - len(complete))):
-            found = await asyncio.gather(*map(self._sequences, some))
+        drawn: _Drawn = {}
+        waiting = iter(candidates[: 2 * grpo.batch_max])
+        while some := list(islice(waiting, self._wanted(drawn))):
+            found = await asyncio.gather(*map(self._once, some))
             for entry, sequences in zip(some, found, strict=True):
                 if sequences is None:
                     self._misses[entry.commit.digest] += 1
                 else:
-                    complete.append((entry, sequences))
-        return complete
+                    drawn[entry.commit.digest] = sequences
+        self._read = drawn
+        if self._wanted(drawn):
+            return None
+        prompts = self._context.manifest.sampling.prompts_per_rollout
+        sequences = [
+            replace(item, group=index * prompts + item.group)
+            for index, rollout in enumerate(drawn.values())
+            for item in rollout
+        ]
+        return Batch(tuple(drawn), sequences)
+
+    def _candidates(self, version: int, policy: bytes) -> list[Entry]:
+        """Return what may be learned from, in the order of the lot."""
+        ledger, oldest = (
+            self._context.replica.ledger,
+            version - self._context.manifest.grpo.async_level,
+        )
+        self._misses = Counter({k: n for k, n in self._misses.items() if k in ledger.entries})
+        candidates = {
+            entry.commit.digest: entry
+            for entry in ledger.usable()
+            if entry.commit.digest not in self._used and oldest <= entry.commit.message.version
+        }
+        # Bodies that could not be had come last, so that a few lost ones hold nothing up.
+        ranked = sorted(candidates, key=lambda key: (self._misses[key], digest(policy + key)))
+        return [candidates[key] for key in ranked]
+
+    def _wanted(self, drawn: _Drawn) -> int:
+        """Return how many more rollouts a batch needs."""
+        grpo, sampling = self._context.manifest.grpo, self._context.manifest.sampling
+        prompts = sampling.prompts_per_rollout
+        teaching = sum(map(_teaching_groups, drawn.values()))
+        lacking = -(-(grpo.rollouts_per_step * prompts - teaching) // prompts)
+        return max(grpo.rollouts_per_step - len(drawn), min(lacking, grpo.batch_max - len(drawn)))
+
+    async def _once(self, entry: Entry) -> list[TrainingSequence] | None:
+        """Return what was read of a body before, or read it now."""
+        return self._read.get(entry.commit.digest) or await self._sequences(entry)
 
     async def _sequences(self, entry: Entry) -> list[TrainingSequence] | None:
         """Fetch a certified body; rewards are recomputed, never taken from it."""
@@ -103,10 +131,16 @@ class Batching:
         return [
             TrainingSequence(
                 item.group,
-                self._environment.prompt(item.problem_seed),
+                self._environment.prompt(item.problem_seed, item.length_target),
                 claimed.tokens,
                 claimed.logprobs,
                 reward(context.manifest, self._environment, item, claimed.tokens) / REWARD_SCALE,
             )
             for item, claimed in zip(assignments, sequences, strict=True)
         ]
+
+
+def _teaching_groups(rollout: list[TrainingSequence]) -> int:
+    """Return how many groups of a rollout, which lie one after another, have unequal rewards."""
+    groups = groupby(rollout, key=lambda item: item.group)
+    return sum(len({item.reward for item in group}) > 1 for _, group in groups)

@@ -58,7 +58,7 @@ class TrainerFlow:
             seen = context.changes.count
             if self._publication.ended and not await self._publication.settle():
                 return
-            batch = await self._batching.next(self._publication.version)
+            batch = await self._batching.next(self._publication.version, self._publication.policy)
             if batch is None:
                 await context.tick(seen)
             elif not await self._learn(batch):
@@ -72,7 +72,7 @@ class TrainerFlow:
             "step",
             version=self._publication.version + 1,
             reward_mean=round(batch.reward_mean, 4),
-            applied=metrics.applied,
+            updates=metrics.updates,
             gradient_norm=round(metrics.gradient_norm, 4),
             clip_fraction=round(metrics.clip_fraction, 4),
             sequences_used=metrics.sequences_used,

@@ -28,6 +28,8 @@ class Position:
     term: int
     parent: bytes
     """Digest of the manifest of ``version``; empty before version 0."""
+    policy: bytes
+    """Digest of its weights; empty before version 0."""
 
 
 class Leadership:
@@ -76,7 +78,7 @@ class Leadership:
         else:  # above what an earlier trainer, or we before we lost our disk, may have published
             term = context.manifest.term_of(context.peer_id, term + 1)
         log.info("training resumed", version=found.message.version, term=term)
-        return Position(found.message.version, term, found.digest)
+        return Position(found.message.version, term, found.digest, found.message.policy)
 
     async def _begin(self) -> Position | None:
         """Load the genesis weights, if version 0 is ours to publish."""
@@ -94,7 +96,7 @@ class Leadership:
             context.conditions.set("trainer", f"{path} is not the genesis policy of this run")
             await asyncio.sleep(context.epoch_seconds)
             return None
-        return Position(-1, 0, b"")
+        return Position(-1, 0, b"", b"")
 
     async def _take_over(self, head: Signed[CheckpointManifest]) -> bool:
         """Load the published state, or else the weights alone; False while neither is here."""

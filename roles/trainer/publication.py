@@ -37,10 +37,13 @@ class Publication:
         self._publishing: asyncio.Task[None] | None = None
         self.version = -1
         """The newest version that was written."""
+        self.policy = b""
+        """Digest of its weights."""
 
     def start_from(self, position: Position) -> None:
         """Let the next version be the one after ``position``."""
         self.version, self._term, self._parent = position.version, position.term, position.parent
+        self.policy = position.policy
 
     @property
     def ended(self) -> bool:
@@ -57,7 +60,7 @@ class Publication:
         path, state_path = context.files.weights(version), context.files.state(version)
         digest = await self._stored(lambda: self._engine.write_policy(path))
         await self._stored(lambda: self._engine.save_state(state_path))
-        self.version = version
+        self.version, self.policy = version, digest
         policy = Policy(Version(version), digest, path)
         self._publishing = asyncio.create_task(self._publish(policy, batch, reward_mean))
 

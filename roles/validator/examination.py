@@ -85,7 +85,9 @@ class Examination:
         chosen = audited(beacon, commit.digest, len(sequences), manifest.toploc.audit_share)
         requests = [
             VerificationRequest(
-                self._environment.prompt(assignments[index].problem_seed),
+                self._environment.prompt(
+                    assignments[index].problem_seed, assignments[index].length_target
+                ),
                 assignments[index].noise_seed,
                 sequences[index].tokens,
                 sequences[index].logprobs,

@@ -19,6 +19,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "two-verdicts": validators.two_verdicts,
     "two-certificates": validators.two_certificates,
     "invented-batch": trainers.invented_batch,
+    "stale-batch": trainers.stale_batch,
     "rolled-back": trainers.rolled_back,
     "term-jump": trainers.term_jump,
     "poisoned-state": trainers.poisoned_state,

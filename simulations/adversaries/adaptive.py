@@ -47,8 +47,8 @@ class RememberedProblems(PassingEnvironment):
         self.problems: dict[tuple[int, ...], int] = {}
 
     @override
-    def prompt(self, seed: int) -> tuple[int, ...]:
-        prompt = super().prompt(seed)
+    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+        prompt = super().prompt(seed, length_target)
         self.problems[prompt] = seed
         while len(self.problems) > PROBLEMS_MAX:
             del self.problems[next(iter(self.problems))]

@@ -124,8 +124,8 @@ class PassingEnvironment(Environment):
         return self._honest.vocabulary
 
     @override
-    def prompt(self, seed: int) -> tuple[int, ...]:
-        return self._honest.prompt(seed)
+    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+        return self._honest.prompt(seed, length_target)
 
     @override
     def score(self, seed: int, completion: Sequence[int]) -> float:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from protocol.messages import CheckpointManifest, Signed
+from protocol.ledger.commits import CommitState
+from protocol.messages import BATCH_MAX, CheckpointManifest, Signed
 from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.types import DIGEST_BYTES, Digest, Topic
@@ -23,8 +24,11 @@ PAUSE_EPOCHS = 6
 VERSIONS_BEFORE = 3
 """Versions that there are before a standby acts: something to roll back."""
 
-Forge = Callable[[Replica, Signed[CheckpointManifest], CheckpointManifest], CheckpointManifest]
-"""``(replica, head, successor) -> what to publish``; the successor repeats the head's weights."""
+Forge = Callable[
+    [Replica, Signed[CheckpointManifest], CheckpointManifest], CheckpointManifest | None
+]
+"""``(replica, head, successor) -> what to publish``, if anything; the successor repeats the head's
+weights."""
 
 
 class PublishingTransport(GossipingTransport):
@@ -53,7 +57,9 @@ class PublishingTransport(GossipingTransport):
                 "created_at": round(now * 1000),
             }
         )
-        await self.publish(replica, Topic.CHECKPOINTS, self._forge(replica, head, successor))
+        forged = self._forge(replica, head, successor)
+        if forged is not None:
+            await self.publish(replica, Topic.CHECKPOINTS, forged)
 
 
 def _publishes(forge: Forge) -> Behaviour:
@@ -69,6 +75,21 @@ def _invented(
     rng = Rng(head.digest)
     batch = tuple(rng.bytes(DIGEST_BYTES) for _ in range(INVENTED_COMMITS))
     return successor.model_copy(update={"batch": batch, "reward_mean": REWARD_MILLIONTHS})
+
+
+def _stale(
+    replica: Replica, _head: Signed[CheckpointManifest], successor: CheckpointManifest
+) -> CheckpointManifest | None:
+    """Return a version that learned from certified rollouts which were left over, if there are."""
+    oldest = successor.version - 1 - replica.manifest.grpo.async_level
+    batch = tuple(
+        digest
+        for digest, entry in replica.ledger.entries.items()
+        if entry.commit.message.version < oldest
+        and entry.state is CommitState.CERTIFIED
+        and entry.trained_in is None
+    )
+    return successor.model_copy(update={"batch": batch[:BATCH_MAX]}) if batch else None
 
 
 def _rolled_back(
@@ -88,6 +109,7 @@ def _far_term(
 
 
 invented_batch = _publishes(_invented)
+stale_batch = _publishes(_stale)
 rolled_back = _publishes(_rolled_back)
 term_jump = _publishes(_far_term)
 

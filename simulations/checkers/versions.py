@@ -85,7 +85,7 @@ class Versions:
             self._check_batch(event, manifest)
 
     def _check_batch(self, event: Event, manifest: Opened) -> None:
-        """Check that no commit of the batch was learned from in an ancestor, or twice."""
+        """Check that no commit of the batch was learned from in an ancestor, twice, or too late."""
         batch: tuple[bytes, ...] = manifest.fields["batch"]
         version = manifest.fields["version"]
         learned = dict.fromkeys(batch)
@@ -98,6 +98,10 @@ class Versions:
             ancestor = self._watch.wire.message(ancestor.fields["parent"])
         if twice:
             self._report(event, version, f"version {version} learned from a rollout a second time")
+        commits = (self._watch.wire.message(digest) for digest in batch)
+        used = min((one.fields["version"] for one in commits if one is not None), default=version)
+        if not twice and used + 1 + self._watch.rules.async_level < version:
+            self._report(event, version, f"version {version} learned from a rollout of {used}")
 
     def _check_order(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         version, term = manifest.fields["version"], manifest.fields["term"]

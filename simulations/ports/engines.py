@@ -55,22 +55,27 @@ _SPREAD = 0.2
 
 
 class SumTask(Environment):
-    """Two symbols are given, the first token of the answer is right when it is their sum."""
+    """Two symbols are given, the first token of the answer is right when it is their sum.
+
+    A length target follows them, its digits to the base 8.
+    """
 
     name = "simulated-sum"
     vocabulary: Sequence[str] = ("", "\n", *(str(value) for value in range(_SYMBOLS)))
 
     @override
-    def prompt(self, seed: int) -> tuple[int, ...]:
-        return (_FIRST + seed % _SYMBOLS, _FIRST + (seed >> 8) % _SYMBOLS)
+    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+        digits = "" if length_target is None else f"{length_target:o}"
+        target = (_FIRST + int(digit) for digit in digits)
+        return (_FIRST + seed % _SYMBOLS, _FIRST + (seed >> 8) % _SYMBOLS, *target)
 
     @override
     def score(self, seed: int, completion: Sequence[int]) -> float:
-        return float(bool(completion) and completion[0] == _answer(self.prompt(seed)))
+        return float(bool(completion) and completion[0] == _answer(self.prompt(seed, None)))
 
 
 def _answer(prompt: Sequence[int]) -> int:
-    return _FIRST + sum(token - _FIRST for token in prompt) % _SYMBOLS
+    return _FIRST + sum(token - _FIRST for token in prompt[:2]) % _SYMBOLS
 
 
 def policy_seed(skill: float, lineage: bytes) -> bytes:
@@ -243,7 +248,7 @@ class SimTraining(TrainingEngine):
             seconds=round(seconds, 3),
         )
         return StepMetrics(
-            applied=bool(informative),
+            updates=int(bool(informative)),
             loss=0.0,
             gradient_norm=share,
             clip_fraction=0.0,

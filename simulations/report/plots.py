@@ -91,7 +91,7 @@ def draw_progress(figure: Any, series: Series) -> None:
     versions = list(series.versions.values())
     points = [(version.at, version.reward) for version in versions]
     reward.plot(*zip(*points, strict=True) if points else ([], []), color=ORANGE, linewidth=1)
-    reward.set_ylim(0, 1.03)
+    reward.set_ylim(min([0.0, *(version.reward for version in versions)]), 1.03)
     reward.set_ylabel("mean reward of a batch", color=ORANGE)
     reward.spines["right"].set_visible(True)
 

@@ -240,6 +240,7 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "two-verdicts": ("validator",),
     "two-certificates": ("validator",),
     "invented-batch": ("trainer",),
+    "stale-batch": ("trainer",),
     "rolled-back": ("trainer",),
     "term-jump": ("trainer",),
     "poisoned-state": ("trainer",),

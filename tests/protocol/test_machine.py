@@ -317,6 +317,14 @@ class ReplicaMachine(RuleBasedStateMachine):
                 assert entries[commit].certificate is not None
 
     @invariant()
+    def nothing_was_learned_from_a_policy_that_was_too_old(self):
+        entries = self.replica.ledger.entries
+        for number, version in enumerate(self.replica.ledger.checkpoints):
+            for commit in version.manifest.message.batch:
+                lag = number - 1 - entries[commit].commit.message.version
+                assert lag <= WORLD.manifest.grpo.async_level
+
+    @invariant()
     def a_slot_has_one_commit_or_ended_its_workers_standing(self):
         commits = [entry.commit for entry in self.replica.ledger.entries.values()]
         slots = Counter(
@@ -413,7 +421,15 @@ def conclusions(replica) -> tuple:
 
 
 CONVERGING = {
-    slash: World(run_manifest(trainers=2, credit={"slash": slash})) for slash in (True, False)
+    slash: World(
+        run_manifest(
+            trainers=2,
+            credit={"slash": slash},
+            grpo={"async_level": 7},  # all commits are to version 0
+            shardcast={"versions_kept": 8},
+        )
+    )
+    for slash in (True, False)
 }
 
 

@@ -48,6 +48,11 @@ def changed(old: str, new: str) -> str:
     return TEXT.replace(old, new)
 
 
+def refill(rollouts: int) -> str:
+    """Four rollouts are a step, two steps may wait."""
+    return changed("async_level = 2", f"async_level = 2\nrefill_max = {rollouts}")
+
+
 def recipe_error(text: str) -> str:
     with pytest.raises(ManifestError) as caught:
         load_recipe(text)
@@ -85,6 +90,9 @@ def test_the_run_id_is_the_digest_of_everything_in_it():
         (changed("escalated_size = 3", "escalated_size = 1"), "not be smaller than size"),
         (changed("escalated_size = 3", f"escalated_size = {VERDICTS_MAX + 1}"), "escalated_size"),
         (changed("rollouts_per_step = 4", f"rollouts_per_step = {BATCH_MAX + 1}"), "rollouts_per_"),
+        (refill(253), f"must not exceed {BATCH_MAX}"),
+        (refill(5), "within rollouts_ahead"),
+        (refill(-1), "refill_max"),
         (changed("expire_after_epochs = 30", "expire_after_epochs = 4"), "must exceed escalate"),
         (changed("chunk_bytes = 65_536", "chunk_bytes = 1_048_576"), "must not exceed shard_bytes"),
         (changed("versions_kept = 6", "versions_kept = 2"), "must exceed grpo.async_level"),
@@ -93,6 +101,11 @@ def test_the_run_id_is_the_digest_of_everything_in_it():
 )
 def test_a_wrong_recipe_is_one_line_that_names_the_key(text, message):
     assert message in recipe_error(text)
+
+
+def test_a_step_may_wait_for_no_more_than_workers_make_before_they_pause():
+    grpo = load_recipe(refill(4)).grpo
+    assert grpo.batch_max == 8 == grpo.rollouts_per_step * grpo.rollouts_ahead
 
 
 def test_only_the_named_creator_signs():

@@ -13,6 +13,8 @@ from protocol.rollout import (
     body_bytes_max,
     decode_body,
     encode_body,
+    reward_min,
+    reward_of,
 )
 from protocol.toploc.layout import Layout, Variant
 from tests.worlds.messages import run_manifest
@@ -100,6 +102,45 @@ def test_a_bad_sequence_is_a_fault(changes):
 def test_a_missing_field_is_a_fault():
     without = {key: value for key, value in GOOD.items() if key != "proofs"}
     assert isinstance(decode_body(encode([without] * 4), MANIFEST), Fault)
+
+
+SAMPLING = st.builds(
+    lambda targets, tokens_max, penalty: (
+        run_manifest(
+            sampling={
+                "length_targets": tuple(targets),
+                "tokens_max": tokens_max,
+                "length_penalty": penalty,
+            }
+        ).sampling
+    ),
+    st.lists(st.integers(1, 40), max_size=3),
+    st.integers(1, 20),
+    st.floats(0, 1),
+)
+
+
+@given(SAMPLING)
+def test_the_bounds_of_a_reward_are_what_an_honest_sequence_can_earn(sampling):
+    earned = [
+        reward_of(sampling, score, tokens, target)
+        for score in (0.0, 1.0)
+        for tokens in range(1, sampling.tokens_max + 1)
+        for target in sampling.length_targets or (None,)
+    ]
+    assert min(earned) == reward_min(sampling) <= 0
+    assert max(earned) <= REWARD_SCALE
+
+
+def test_a_reward_below_what_can_be_earned_is_a_fault():
+    """Two tokens or five, eight off the target at most, an eighth for each."""
+    targets = {"length_targets": (4, 9), "length_penalty": 0.125, "tokens_max": 5}
+    manifest = run_manifest(sampling=targets)
+    for reward, is_good in ((-1_000_000, True), (-1_000_001, False), (1_000_000, True)):
+        body = encode([GOOD, GOOD, GOOD, GOOD | {"reward": reward}])
+        assert isinstance(decode_body(body, manifest), list) is is_good
+    sequence = RolloutSequence((5, 1), (-0.5, 0.0), -999_999, ())
+    assert decode_body(encode_body([sequence] * 4), manifest) == [sequence] * 4
 
 
 @pytest.mark.parametrize("items", [[], [GOOD] * 3, [GOOD] * 5, {}, None, [GOOD, GOOD, GOOD, 7]])

@@ -66,6 +66,8 @@ def test_a_reward_is_the_tasks_less_what_the_length_costs():
     assert reward(manifest, Task(0.5), plain, [1, 2]) == 500_000
     assert reward(manifest, Task(1.0), aimed, [1, 2, 3]) == 750_000
     assert reward(manifest, Task(1.0), aimed, [1] * 5) == 750_000
-    assert reward(manifest, Task(0.1), aimed, [1]) == 0
+    assert reward(manifest, Task(0.125), aimed, [1]) == -625_000
+    assert reward(manifest, Task(1.0), aimed, [1] * 12) == -1_000_000
     assert reward(manifest, Task(7.0), aimed, [1] * 4) == 1_000_000
+    assert reward(manifest, Task(-7.0), aimed, [1] * 4) == 0
     assert reward(manifest, Task(float("nan")), plain, [1]) == 0

@@ -27,8 +27,8 @@ class Task:
     name = "task"
     vocabulary = tuple(str(index) for index in range(32))
 
-    def prompt(self, seed: int) -> tuple[int, ...]:
-        return (2 + seed % 8,)
+    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+        return (2 + seed % 8, *([] if length_target is None else [10 + length_target]))
 
     def score(self, seed: int, completion: Sequence[int]) -> float:
         [self.vocabulary[token] for token in completion]
@@ -42,6 +42,8 @@ class Engine:
         self.loads: list[int] = []
         self.refused: dict[bytes, None] = {}
         self.measured: list[int] = []
+        self.prompts: list[tuple[int, ...]] = []
+        """Those of the last call."""
         self.forgetful = 0
         self.on_load = lambda: None
         self.honest = True
@@ -55,6 +57,7 @@ class Engine:
 
     async def generate(self, requests, temperature):
         await asyncio.sleep(0.1)
+        self.prompts = [request.prompt for request in requests]
         return [Generation((ANSWER, END), (-0.5, -0.5), (b"proof",)) for _ in requests]
 
     async def measure(self, version, requests, temperature):
@@ -63,6 +66,7 @@ class Engine:
             self.forgetful -= 1
             raise KeyError(version)
         self.measured.append(version)
+        self.prompts = [request.prompt for request in requests]
         nothing_off = Sums(1, 1, (0.0,) * len(STATISTICS))
         worst = Extremes(0 if self.honest else 120, 0, 0, 0, 0)
         return [Measurement(None, nothing_off, worst) for _ in requests]
@@ -99,7 +103,7 @@ class Trainer:
         await asyncio.sleep(0.1)
         self.batches.append(list(batch))
         self.learned += 1
-        return StepMetrics(True, 0.0, 1.0, 0.0, 1.0, len(batch))
+        return StepMetrics(1, 0.0, 1.0, 0.0, 1.0, len(batch))
 
     async def write_policy(self, path: Path):
         self._write(path, f"policy {self.learned}")

@@ -1,25 +1,26 @@
-"""From verified sequences to rows of tokens: filter, advantages, packing.
+"""From verified sequences to passes of the model: filter, advantages, minibatches, packing.
 
-Short sequences are packed several to a row. Positions restart with each and attention stays inside
-each, so the loss is that of unpacked sequences.
+The sequences of a pass lie one after another in one row, without padding. Positions restart with
+each and attention stays inside each, so the loss is that of sequences on their own.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 from torch import Tensor
 
+from roles.engines.training.attention import Run
 from roles.engines.training.grpo import group_advantages
 from roles.ports.engines import TrainingSequence
-
-_PADDING_SEGMENT = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
     """A sequence that teaches something, with its advantage."""
 
+    group: int
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...]
@@ -32,27 +33,20 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
-    """Packed rows: what the model reads ``[rows, width]`` and what is learned of it ``[n]``.
+class Pass:
+    """One row of tokens ``[1, width]`` for the model, and what is learned of it ``[n]``.
 
-    ``predictors`` are flat indices into ``rows * width`` of what predicts ``targets``, in order.
+    ``predictors`` are the places of what predicts ``targets``, in order; ``runs`` says where
+    sequences begin (``attention``).
     """
 
     tokens: Tensor
     positions: Tensor
-    segments: Tensor
+    runs: tuple[Run, ...]
     predictors: Tensor
     targets: Tensor
     behaviour_logprobs: Tensor
     advantages: Tensor
-
-    @property
-    def mask(self) -> Tensor | None:
-        """Who may look at whom, ``[rows, 1, width, width]``; None when plain causal does it."""
-        if not bool((self.segments > 0).any()):
-            return None
-        same = self.segments[:, :, None] == self.segments[:, None, :]
-        return same.tril()[:, None]
 
 
 def select(sequences: Sequence[TrainingSequence]) -> list[Sample]:
@@ -61,51 +55,60 @@ def select(sequences: Sequence[TrainingSequence]) -> list[Sample]:
     groups = torch.tensor([sequence.group for sequence in sequences], dtype=torch.int64)
     advantages = group_advantages(rewards, groups).tolist()
     return [
-        Sample(sequence.prompt, sequence.tokens, sequence.logprobs, advantage)
+        Sample(sequence.group, sequence.prompt, sequence.tokens, sequence.logprobs, advantage)
         for sequence, advantage in zip(sequences, advantages, strict=True)
         if advantage and sequence.tokens
     ]
 
 
-def pack(samples: Sequence[Sample], width: int) -> list[list[Sample]]:
-    """Distribute samples over rows of ``width`` tokens, or of one longer sample: first fit."""
-    rows: list[list[Sample]] = []
+def minibatches(samples: Sequence[Sample], count: int) -> list[list[Sample]]:
+    """Return ``count`` parts of whole groups, or fewer when there are fewer groups.
+
+    The groups are dealt out in their order, which in a batch is drawn by lot.
+    """
+    groups: dict[int, list[Sample]] = {}
+    for sample in samples:
+        groups.setdefault(sample.group, []).append(sample)
+    dealt = list(groups.values())
+    parts = (dealt[start::count] for start in range(min(count, len(dealt))))
+    return [[sample for group in part for sample in group] for part in parts]
+
+
+def pack(samples: Sequence[Sample], pass_tokens: int) -> list[list[Sample]]:
+    """Distribute samples over passes of ``pass_tokens``, or of one longer sample: first fit.
+
+    The longest come first, so those of equal length are neighbours.
+    """
+    passes: list[list[Sample]] = []
     free: list[int] = []
     for sample in sorted(samples, key=lambda sample: -sample.length):
-        fitting = (row for row, room in enumerate(free) if room >= sample.length)
-        row = next(fitting, len(rows))
-        if row == len(rows):
-            rows.append([])
-            free.append(width)
-        rows[row].append(sample)
-        free[row] -= sample.length
-    return rows
+        fitting = (number for number, room in enumerate(free) if room >= sample.length)
+        number = next(fitting, len(passes))
+        if number == len(passes):
+            passes.append([])
+            free.append(pass_tokens)
+        passes[number].append(sample)
+        free[number] -= sample.length
+    return passes
 
 
-def collate(rows: Sequence[Sequence[Sample]], device: str) -> Rows:
-    """Return packed rows as tensors, padded to the longest."""
-    width = max(sum(sample.length for sample in row) for row in rows)
-    tokens = torch.zeros(len(rows), width, dtype=torch.int64)
-    positions = torch.zeros(len(rows), width, dtype=torch.int64)
-    segments = torch.full((len(rows), width), _PADDING_SEGMENT)
+def collate(samples: Sequence[Sample], device: str) -> Pass:
+    """Return the samples of a pass as tensors."""
+    tokens: list[int] = []
+    positions: list[int] = []
     predictors: list[int] = []
-    for number, row in enumerate(rows):
-        start = 0
-        for segment, sample in enumerate(row):
-            end = start + sample.length
-            tokens[number, start:end] = torch.tensor((sample.prompt + sample.tokens)[:-1])
-            positions[number, start:end] = torch.arange(sample.length)
-            segments[number, start:end] = segment
-            predictors += range(number * width + end - len(sample.tokens), number * width + end)
-            start = end
-    flat = [sample for row in rows for sample in row]
-    targets = [token for sample in flat for token in sample.tokens]
-    logprobs = [logprob for sample in flat for logprob in sample.logprobs]
-    advantages = [sample.advantage for sample in flat for _ in sample.tokens]
-    return Rows(
-        tokens=tokens.to(device),
-        positions=positions.to(device),
-        segments=segments.to(device),
+    for sample in samples:
+        tokens += (sample.prompt + sample.tokens)[:-1]
+        positions += range(sample.length)
+        predictors += range(len(tokens) - len(sample.tokens), len(tokens))
+    lengths = groupby(sample.length for sample in samples)
+    targets = [token for sample in samples for token in sample.tokens]
+    logprobs = [logprob for sample in samples for logprob in sample.logprobs]
+    advantages = [sample.advantage for sample in samples for _ in sample.tokens]
+    return Pass(
+        tokens=torch.tensor([tokens], device=device),
+        positions=torch.tensor([positions], device=device),
+        runs=tuple((length, sum(1 for _ in run)) for length, run in lengths),
         predictors=torch.tensor(predictors, device=device),
         targets=torch.tensor(targets, device=device),
         behaviour_logprobs=torch.tensor(logprobs, dtype=torch.float32, device=device),

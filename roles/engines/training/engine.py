@@ -1,14 +1,16 @@
-"""The training engine: one model, one AdamW, one update per batch of verified sequences."""
+"""The training engine: one model, one AdamW, batches of verified sequences."""
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from transformers import Qwen2ForCausalLM
+from torch.utils.checkpoint import checkpoint
+from transformers import Qwen2Config, Qwen2ForCausalLM
 from typing_extensions import override
 
 from protocol.recipe import GrpoSection, ModelSection, SamplingSection
@@ -16,7 +18,8 @@ from protocol.types import Digest
 from roles.engines.qwen2.decoder import Decoder
 from roles.engines.qwen2.engine import Qwen2Engine, computed
 from roles.engines.qwen2.policy import digest_of, tensors_of, write_policy
-from roles.engines.training.batch import Rows, collate, pack, select
+from roles.engines.training.attention import PACKED
+from roles.engines.training.batch import Pass, Sample, collate, minibatches, pack, select
 from roles.engines.training.checkpoint import (
     TrainingState,
     check_moments,
@@ -24,29 +27,39 @@ from roles.engines.training.checkpoint import (
     load_checkpoint,
     save_checkpoint,
 )
-from roles.engines.training.grpo import token_entropies, two_sided_losses
+from roles.engines.training.grpo import two_sided_losses
+from roles.engines.training.head import target_logprobs
 from roles.ports.engines import Policy, StepMetrics, TrainingEngine, TrainingSequence
+
+_keeping_inputs = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+"""Calls a function so that only its arguments are kept; none here draws at random."""
+
+_KEPT_BYTES_MAX = 2**30
+"""What a pass may keep for its backward pass before recomputing it pays: a third more computing
+frees what further tokens need, and on a tiny model nothing does. The bound is a guess."""
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Totals over the tokens of a batch."""
+    """What one update did; totals over its tokens."""
 
-    tokens: int = 0
+    tokens: int
     loss: float = 0.0
     clipped: float = 0.0
     entropy: float = 0.0
-
-    def mean(self, total: float) -> float:
-        return total / max(1, self.tokens)
+    norm: float = 0.0
+    """Of the gradient, before it is clipped."""
+    updated: bool = False
 
 
 class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
-    """Trains on a CPU or one GPU; the loss is the mean over all tokens of the batch.
+    """Trains on a CPU or one GPU; the loss of an update is the mean over its tokens.
 
-    Weights and optimizer are float32; the model's ``dtype`` is that of the policies it writes and
-    of the forward pass. Short sequences are packed to rows of ``row_tokens`` (0: the batch's
-    longest), ``rows_per_pass`` to a forward pass; neither changes the result beyond rounding.
+    Weights, optimizer and output layer are float32; the model's ``dtype`` is that of the policies
+    it writes and of the decoder's forward pass. Sequences are packed to forward passes of
+    ``pass_tokens``, and with ``checkpointing`` a decoder layer keeps its input alone and is
+    computed again in the backward pass (None: where all of it would take too much); neither
+    changes the result beyond rounding.
     """
 
     def __init__(
@@ -55,15 +68,17 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         sampling: SamplingSection,
         grpo: GrpoSection,
         *,
-        row_tokens: int = 0,
-        rows_per_pass: int = 64,
+        pass_tokens: int = 16_384,
+        checkpointing: bool | None = None,
         device: str = "cpu",
     ) -> None:
         super().__init__(model, model.dtype, device)
         self._temperature = sampling.temperature
         self._grpo = grpo
-        self._row_tokens = row_tokens
-        self._rows_per_pass = rows_per_pass
+        self._pass_tokens = pass_tokens
+        kept_bytes = pass_tokens * _kept_bytes_per_token(self._config)
+        pays = kept_bytes > _KEPT_BYTES_MAX
+        self._checkpointing = pays if checkpointing is None else checkpointing
         self._steps = 0
         self._model: Qwen2ForCausalLM | None = None
         self._optimizer: torch.optim.AdamW | None = None
@@ -75,6 +90,10 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
 
     def _adopt(self, tensors: dict[str, Tensor]) -> tuple[Qwen2ForCausalLM, torch.optim.AdamW]:
         model = self._model_of(tensors, torch.float32)
+        model.set_attn_implementation(PACKED)
+        if self._checkpointing:
+            for layer in model.model.layers:
+                layer.forward = partial(_keeping_inputs, layer.forward)
         optimizer = torch.optim.AdamW(
             model.parameters(),
             lr=self._grpo.learning_rate,
@@ -97,65 +116,71 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
     @override
     @computed
     def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        model, optimizer = self._loaded()
-        samples = select(batch)
-        if not samples:
-            return StepMetrics(applied=False)
-        optimizer.zero_grad(set_to_none=True)
-        sums = _Sums(tokens=sum(len(sample.tokens) for sample in samples))
-        rows = pack(samples, self._row_tokens or max(sample.length for sample in samples))
-        for start in range(0, len(rows), self._rows_per_pass):
-            packed = collate(rows[start : start + self._rows_per_pass], self._device)
-            self._accumulate(model, packed, sums)
-        norm = self._update(model, optimizer, sums)
+        parts = minibatches(select(batch), self._grpo.updates_per_version)
+        done = [self._learn(part) for part in parts]
+        tokens = max(1, sum(sums.tokens for sums in done))
         return StepMetrics(
-            applied=math.isfinite(norm) and math.isfinite(sums.loss),
-            loss=sums.mean(sums.loss),
-            gradient_norm=norm,
-            clip_fraction=sums.mean(sums.clipped),
-            entropy=sums.mean(sums.entropy),
-            sequences_used=len(samples),
+            updates=sum(sums.updated for sums in done),
+            loss=sum(sums.loss for sums in done) / tokens,
+            gradient_norm=max((sums.norm for sums in done), default=0.0),
+            clip_fraction=sum(sums.clipped for sums in done) / tokens,
+            entropy=sum(sums.entropy for sums in done) / tokens,
+            sequences_used=sum(map(len, parts)),
         )
 
-    def _accumulate(self, model: Qwen2ForCausalLM, rows: Rows, sums: _Sums) -> None:
-        """Add the gradient of some rows, weighted by their share of the batch's tokens."""
-        distribution = self._distribution(model, rows)
-        logprobs = distribution.gather(1, rows.targets[:, None])[:, 0]
-        behaviour, delta, epsilon = rows.behaviour_logprobs, self._grpo.delta, self._grpo.epsilon
-        losses, clipped = two_sided_losses(logprobs, behaviour, rows.advantages, delta, epsilon)
-        entropies = token_entropies(distribution)
-        loss = (losses - self._grpo.entropy_coefficient * entropies).sum()
+    def _learn(self, samples: Sequence[Sample]) -> _Sums:
+        """Do one optimiser update."""
+        model, optimizer = self._loaded()
+        optimizer.zero_grad(set_to_none=True)
+        sums = _Sums(tokens=sum(len(sample.tokens) for sample in samples))
+        for packed in pack(samples, self._pass_tokens):
+            self._accumulate(model, collate(packed, self._device), sums)
+        self._update(model, optimizer, sums)
+        return sums
+
+    def _accumulate(self, model: Qwen2ForCausalLM, packed: Pass, sums: _Sums) -> None:
+        """Add the gradient of a pass, weighted by its share of the batch's tokens."""
+        coefficient = self._grpo.entropy_coefficient
+        logprobs, entropies = target_logprobs(
+            self._states(model, packed),
+            model.lm_head.weight,
+            packed.targets,
+            self._temperature,
+            entropy_gradient=coefficient != 0,
+        )
+        behaviour, delta, epsilon = packed.behaviour_logprobs, self._grpo.delta, self._grpo.epsilon
+        losses, clipped = two_sided_losses(logprobs, behaviour, packed.advantages, delta, epsilon)
+        loss = (losses - coefficient * entropies).sum()
         torch.autograd.backward(loss / sums.tokens)
         sums.loss += float(loss.detach())
         sums.clipped += float(clipped.sum())
         sums.entropy += float(entropies.detach().sum())
 
-    def _distribution(self, model: Qwen2ForCausalLM, rows: Rows) -> Tensor:
-        """Return the log-probabilities ``[n, vocabulary]`` at the places that predict."""
+    def _states(self, model: Qwen2ForCausalLM, packed: Pass) -> Tensor:
+        """Return the decoder's output ``[n, hidden]`` at the places that predict."""
         reduced = self._dtype != torch.float32
         with torch.autocast(torch.device(self._device).type, self._dtype, enabled=reduced):
-            states = model.model(
-                input_ids=rows.tokens,
-                position_ids=rows.positions,
-                attention_mask=rows.mask,
+            states: Tensor = model.model(
+                input_ids=packed.tokens,
+                position_ids=packed.positions,
+                runs=packed.runs,
                 use_cache=False,
             ).last_hidden_state
-            logits: Tensor = model.lm_head(states.flatten(0, 1)[rows.predictors])
-        return (logits.float() / self._temperature).log_softmax(-1)
+        return states[0, packed.predictors]
 
-    def _update(self, model: Qwen2ForCausalLM, optimizer: torch.optim.AdamW, sums: _Sums) -> float:
-        """Step the optimizer if everything is finite; return the gradient norm before clipping."""
+    def _update(self, model: Qwen2ForCausalLM, optimizer: torch.optim.AdamW, sums: _Sums) -> None:
+        """Step the optimizer if everything is finite; note the gradient norm before clipping."""
         parameters = list(model.parameters())
         total = get_total_norm([p.grad for p in parameters if p.grad is not None])
-        norm = float(total)
-        if math.isfinite(norm) and math.isfinite(sums.loss):
+        sums.norm = float(total)
+        sums.updated = math.isfinite(sums.norm) and math.isfinite(sums.loss)
+        if sums.updated:
             clip_grads_with_norm_(parameters, self._grpo.gradient_clip, total)
             warmth = min(1.0, (self._steps + 1) / (self._grpo.warmup_steps + 1))
             for group in optimizer.param_groups:
                 group["lr"] = self._grpo.learning_rate * warmth
             optimizer.step()
             self._steps += 1
-        return norm
 
     def _policy_tensors(self) -> dict[str, Tensor]:
         return self._rounded(tensors_of(self._loaded()[0]))
@@ -184,7 +209,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
     @computed
     def load_state(self, path: Path, policy: Digest) -> None:
         state = load_checkpoint(path, self._shapes)
-        if not 0 <= state.steps <= self._grpo.steps:
+        if not 0 <= state.steps <= self._grpo.steps * self._grpo.updates_per_version:
             raise ValueError(f"{path} claims {state.steps} steps, more than the run has")
         if digest_of(self._rounded(state.weights)) != policy:
             raise ValueError(f"{path} does not hold the weights of policy {policy.hex()}")
@@ -217,3 +242,9 @@ def _moments(model: Qwen2ForCausalLM, optimizer: torch.optim.AdamW, key: str) ->
         name: optimizer.state[parameter].get(key, torch.zeros_like(parameter))
         for name, parameter in model.named_parameters()
     }
+
+
+def _kept_bytes_per_token(config: Qwen2Config) -> int:
+    """Return what autograd keeps of a token's way through the decoder, in float32 (measured)."""
+    layer = 12 * config.hidden_size + 4 * config.intermediate_size
+    return 4 * config.num_hidden_layers * layer

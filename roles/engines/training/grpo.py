@@ -44,11 +44,6 @@ def two_sided_losses(
     return -torch.minimum(capped, near), (near < capped) | beyond_delta
 
 
-def token_entropies(log_distribution: Tensor) -> Tensor:
-    """Return the entropy in nats of each row of log-probabilities ``[n, vocabulary]``."""
-    return -(log_distribution.exp() * log_distribution).sum(-1)
-
-
 def _range(rewards: Tensor, member_of: Tensor, groups: int) -> Tensor:
     """Return for each reward the difference of its group's extremes."""
     zeros = torch.zeros(groups, dtype=rewards.dtype, device=rewards.device)

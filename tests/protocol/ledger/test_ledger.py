@@ -505,6 +505,48 @@ def test_a_version_waits_for_the_outcomes_of_all_that_it_learned_from():
     assert result.totals.trained == 2
 
 
+@pytest.mark.parametrize("certified", [True, False])
+def test_a_version_that_learned_from_a_policy_that_was_too_old_is_refused(certified):
+    commit, unknown = WORLD.commit(WORKER), WORLD.commit(OTHER)
+    result = ledger(commit)
+    if certified:
+        settle(result, commit)
+    for _ in range(WORLD.manifest.grpo.async_level + 1):
+        assert trained(result) is True
+    before = result.head
+    for batch in ((commit,), (unknown, commit)):
+        assert reason(trained(result, *batch)) == "stale-batch"
+    assert trained(result, unknown) is False, "nobody here knows how old it is"
+    assert (result.head, result.entries[commit.digest].trained_in) == (before, None)
+
+
+def test_what_was_forgotten_but_for_its_fault_is_still_known_to_be_too_old():
+    """A rejected commit is kept for good; it does not become any younger by that."""
+    commit = WORLD.commit(WORKER)
+    result = ledger(commit)
+    settle(result, commit, accepted=False)
+    for _ in range(WORLD.manifest.grpo.async_level + 1):
+        assert trained(result) is True
+    result.advance(5 * EXPIRE)
+    assert commit.digest in result.kept
+    assert commit.digest not in result.entries
+    assert reason(trained(result, commit)) == "stale-batch"
+
+
+def test_an_old_batch_that_the_validators_vouch_for_or_that_was_taken_before_stands():
+    """They knew its commits, or we did; a node that judged them anew would leave the others."""
+    commit = WORLD.commit(WORKER)
+    lag = WORLD.manifest.grpo.async_level + 1
+    versions = branch(GENESIS, batches=(*[()] * lag, (commit,)), term=1)
+    adopting, restored = ledger(commit), ledger(commit)
+    settle(adopting, commit)
+    settle(restored, commit)
+    assert adopting.adopt(versions, 0.0) is None
+    for version in versions:
+        restored.restore_checkpoint(version)
+    assert adopting.head == restored.head == versions[-1]
+
+
 @pytest.mark.parametrize("order", ["commit", "version"])
 def test_totals_do_not_depend_on_what_came_first(order):
     commit = WORLD.commit(WORKER)
@@ -584,14 +626,14 @@ def test_a_restart_takes_back_whatever_had_been_taken():
 
 
 def test_the_largest_lag_is_kept():
-    commit = WORLD.commit(WORKER)
+    commit, lag = WORLD.commit(WORKER), WORLD.manifest.grpo.async_level
     result = ledger(commit)
     settle(result, commit)
-    for _ in range(3):
+    for _ in range(lag):
         assert trained(result) is True
     assert result.policy_lag_max == 0
-    assert trained(result, commit) is True
-    assert result.policy_lag_max == 3
+    assert trained(result, commit) is True, "it is as old as it may be"
+    assert result.policy_lag_max == lag == 2
 
 
 # Time and demand

@@ -3,6 +3,7 @@ import pytest
 from protocol.types import Version
 from roles.engines.cold_start import cold_start
 from roles.engines.qwen2.generation import TransformersGenerationEngine
+from roles.environments.arithmetic import Arithmetic
 from roles.environments.base import environment, supervised
 from roles.ports.engines import GenerationRequest, Policy
 from tests.roles.engines.tiny import model, toploc
@@ -13,7 +14,7 @@ NARROW = model(initializer_range=0.05)
 async def sampled_reward(policy, task, samples):
     engine = TransformersGenerationEngine(NARROW, toploc())
     await engine.load(policy)
-    requests = [GenerationRequest(task.prompt(seed), seed * 31, 8) for seed in range(samples)]
+    requests = [GenerationRequest(task.prompt(seed, None), seed * 31, 8) for seed in range(samples)]
     generations = await engine.generate(requests, 1.0)
     engine.close()
     return sum(task.score(seed, one.tokens) for seed, one in enumerate(generations)) / samples
@@ -34,6 +35,19 @@ def test_a_cold_start_is_a_function_of_its_seed(tmp_path):
         cold_start(task, NARROW, seed, tmp_path / "p", target_accuracy=0.01) for seed in (5, 5, 6)
     ]
     assert made[0] == made[1] != made[2]
+
+
+def test_version_zero_has_seen_prompts_like_those_of_the_run(tmp_path, monkeypatch):
+    seen, prompt = {}, Arithmetic.prompt
+
+    def noted(task, seed, length_target):
+        seen[length_target] = None
+        return prompt(task, seed, length_target)
+
+    monkeypatch.setattr(Arithmetic, "prompt", noted)
+    task = supervised(environment("arithmetic"))
+    cold_start(task, NARROW, 0, tmp_path / "p", target_accuracy=0.01, length_targets=(4, 8))
+    assert set(seen) == {4, 8}
 
 
 def test_a_task_that_is_not_learned_in_time_is_an_error(tmp_path):

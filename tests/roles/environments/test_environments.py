@@ -23,7 +23,7 @@ def text(task, tokens):
 )
 def test_problems_never_change(name, seed, question, answer):
     task = supervised(environment(name))
-    assert text(task, task.prompt(seed)) == question
+    assert text(task, task.prompt(seed, None)) == question
     assert text(task, task.solution(seed)) == answer + "<end>"
 
 
@@ -39,17 +39,24 @@ def test_only_the_solution_with_its_end_token_is_rewarded(name, seed):
     assert task.score(seed, (VOCABULARY_SIZE - 1, END)) == 0.0
 
 
+@given(NAMES, SEEDS, st.integers(1, 10**6))
+def test_a_length_target_stands_before_the_question(name, seed, target):
+    task = environment(name)
+    said = text(task, task.prompt(seed, target))
+    assert said == f"{target}=" + text(task, task.prompt(seed, None))
+
+
 @given(SEEDS)
 def test_sums_are_right(seed):
     task = supervised(environment("arithmetic"))
-    left, right = text(task, task.prompt(seed)).rstrip("=").split("+")
+    left, right = text(task, task.prompt(seed, None)).rstrip("=").split("+")
     assert text(task, task.solution(seed)[:-1]) == str(int(left) + int(right))
 
 
 @given(SEEDS)
 def test_digits_are_sorted(seed):
     task = supervised(environment("sorting"))
-    digits = text(task, task.prompt(seed)).removeprefix("s ").removesuffix("=")
+    digits = text(task, task.prompt(seed, None)).removeprefix("s ").removesuffix("=")
     assert text(task, task.solution(seed)[:-1]) == "".join(sorted(digits))
     assert len(digits) == 6
 
@@ -57,8 +64,8 @@ def test_digits_are_sorted(seed):
 @given(NAMES, SEEDS, SEEDS)
 def test_prompts_have_one_width_and_known_tokens(name, seed, other):
     task = environment(name)
-    assert len(task.prompt(seed)) == len(task.prompt(other))
-    assert all(END < token < VOCABULARY_SIZE for token in task.prompt(seed))
+    assert len(task.prompt(seed, None)) == len(task.prompt(other, None))
+    assert all(END < token < VOCABULARY_SIZE for token in task.prompt(seed, None))
 
 
 @given(NAMES)
@@ -70,7 +77,7 @@ def test_vocabularies_have_one_size_and_no_duplicates(name):
 
 def test_all_sums_occur():
     task = environment("arithmetic")
-    assert len({task.prompt(seed) for seed in range(2000)}) == 100
+    assert len({task.prompt(seed, None) for seed in range(2000)}) == 100
 
 
 def test_a_character_outside_the_vocabulary_is_refused():

@@ -1,5 +1,6 @@
 import asyncio
 
+from protocol.assignment import assign
 from protocol.crypto import digest
 from protocol.ledger.commits import window_epochs
 from protocol.messages import RolloutCommit
@@ -16,6 +17,7 @@ from tests.worlds.messages import found
 from tests.worlds.network import run_virtual
 
 EPOCH_SECONDS = 10.0
+TARGETS = {"length_targets": (7, 9), "length_penalty": 0.1, "tokens_max": 8}
 
 
 def started(tmp_path, **options):
@@ -252,6 +254,23 @@ def test_a_worker_that_lost_its_disk_uses_only_slots_of_versions_that_come_later
         await world.rest(20)
         assert [(item.version, item.slot) for item in commits(world)] == [(2, 0), (2, 1)]
         assert world.context.conditions["inference"] == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_prompts_say_how_long_the_answer_should_become(tmp_path):
+    async def scenario():
+        world, engine, flow = started(tmp_path, sampling=TARGETS)
+        world.run(flow)
+        await world.rest(2)
+        commit = world.network.published[-1]
+        items = assign(world.manifest, commit.message.checkpoint, commit.signer, 1)
+        assert {item.length_target for item in items} <= {7, 9}
+        assert engine.prompts == [Task().prompt(i.problem_seed, i.length_target) for i in items]
+        body = await world.context.blobs.get(commit.message.body)
+        rewards = [item.reward for item in decode_body(body, world.manifest)]
+        assert rewards == [500_000 - 100_000 * (item.length_target - 7) for item in items]
         await world.stop()
 
     run_virtual(scenario())

@@ -1,12 +1,15 @@
 import asyncio
+from collections import Counter
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from protocol.crypto import digest
 from protocol.rollout import RolloutSequence, encode_body
 from roles.trainer.batching import Batching
 from tests.roles.trainer.trainer_world import World
-from tests.worlds.flow_world import END, Task
+from tests.worlds.flow_world import ANSWER, END, Task
 from tests.worlds.network import run_virtual
 
 
@@ -111,9 +114,148 @@ def test_a_body_of_a_version_that_is_superseded_meanwhile_is_not_used(tmp_path):
         world.version()
         world.batch()
         batching = Batching(world.context, Task())
-        found = asyncio.create_task(batching.next(1))
+        found = asyncio.create_task(batching.next(1, b"policy"))
         await asyncio.sleep(0.01)
         world.take(world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another")))
         assert await found is None
+
+    run_virtual(scenario())
+
+
+# The lot
+
+
+def test_the_batch_is_drawn_by_lot_and_not_by_age(tmp_path):
+    async def scenario():
+        world = World(tmp_path, grpo={"rollouts_per_step": 2, "rollouts_ahead": 9})
+        held = [world.rollout(worker=n % 3).digest for n in range(6)]
+        drawn = Counter()
+        for number in range(40):
+            policy = digest(b"%d" % number)
+            batch = await Batching(world.context, Task()).next(0, policy)
+            assert list(batch.commits) == sorted(held, key=lambda key: digest(policy + key))[:2]
+            again = await Batching(world.context, Task()).next(0, policy)
+            assert again.commits == batch.commits
+            drawn.update(batch.commits)
+        assert sorted(drawn) == sorted(held)
+        assert max(drawn.values()) < 3 * min(drawn.values()), "13 each are to be expected"
+
+    run_virtual(scenario())
+
+
+def test_the_lot_of_a_step_is_that_of_the_policy_before_it(tmp_path):
+    async def scenario():
+        world = World(tmp_path, grpo={"rollouts_per_step": 2, "rollouts_ahead": 9})
+        held = [world.rollout(worker=n % 3).digest for n in range(6)]
+        world.start()
+        await world.rest(3)
+        policies = [world.manifest.genesis_policy, *(item.policy for item in world.published)]
+        assert len(world.published) == 3
+        for policy, item in zip(policies, world.published, strict=False):
+            assert list(item.batch) == sorted(held, key=lambda key: digest(policy + key))[:2]
+            held = [key for key in held if key not in item.batch]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+# Groups that teach nothing
+
+GROUPS = {  # two groups of two
+    "dull": (ANSWER, ANSWER, 7, 7),
+    "half": (ANSWER, ANSWER, ANSWER, 7),
+    "teaching": (7, ANSWER, ANSWER, 7),
+}
+REFILLING = {"rollouts_per_step": 2, "refill_max": 3, "rollouts_ahead": 4}
+
+
+def rollout(world, kind, number):
+    """Take a rollout of a kind; its worker is another one each time."""
+    body = [RolloutSequence((token, END), (-0.5, -0.5), 0, (b"%d" % number,)) for token in kind]
+    return world.rollout(encode_body(body), worker=number % 3).digest
+
+
+@pytest.mark.parametrize(
+    ("kinds", "taken"),
+    [
+        (["teaching"] * 2, 2),
+        (["dull", "teaching"], None),
+        (["half", "half"], None),
+        (["half", "half", "teaching"], 3),
+        (["half"] * 3 + ["dull"], None),
+        (["half"] * 4, 4),
+        (["dull"] * 4, None),
+        (["dull"] * 5, 5),
+        (["dull"] * 4 + ["teaching"], 5),
+    ],
+)
+def test_more_is_drawn_in_place_of_groups_that_teach_nothing(tmp_path, kinds, taken):
+    """All of it is used up, and a run in which nothing teaches anything moves on."""
+
+    async def scenario():
+        world = World(tmp_path, grpo=REFILLING)
+        batching = Batching(world.context, Task())
+        batches, commits = [], []
+        for number, kind in enumerate(kinds):
+            assert world.replica.ledger.demand(), "workers do not pause while it waits"
+            commits.append(rollout(world, GROUPS[kind], number))
+            batches.append(await batching.next(0, b"policy"))
+        *early, last = batches
+        assert early == [None] * len(early)
+        if taken is None:
+            assert last is None
+        else:
+            assert sorted(last.commits) == sorted(commits)
+            assert len(last.sequences) == 4 * taken == 4 * len(commits)
+            assert len({item.group for item in last.sequences}) == 2 * taken
+        asked = [body for body, _ in world.network.asked]
+        assert len(asked) == len(set(asked)), "what was read is not fetched again"
+
+    run_virtual(scenario())
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.sampled_from(sorted(GROUPS)), max_size=8), st.binary(max_size=4))
+def test_no_more_is_drawn_than_is_needed(tmp_path_factory, kinds, policy):
+    async def scenario():
+        world = World(tmp_path_factory.mktemp("world"), grpo=REFILLING)
+        made = {rollout(world, GROUPS[kind], n): kind for n, kind in enumerate(kinds)}
+        batch = await Batching(world.context, Task()).next(0, policy)
+        teaching, expected = 0, []
+        for key in sorted(made, key=lambda key: digest(policy + key)):
+            if (teaching >= 4 and len(expected) >= 2) or len(expected) == 5:
+                break
+            expected.append(key)
+            teaching += {"dull": 0, "half": 1, "teaching": 2}[made[key]]
+        enough = (teaching >= 4 and len(expected) >= 2) or len(expected) == 5
+        assert (batch is not None) is enough
+        assert batch is None or list(batch.commits) == expected
+
+    run_virtual(scenario())
+
+
+def test_without_refilling_a_step_takes_what_it_draws(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        commits = [rollout(world, GROUPS["dull"], number) for number in range(2)]
+        batch = await Batching(world.context, Task()).next(0, b"policy")
+        assert sorted(batch.commits) == sorted(commits)
+
+    run_virtual(scenario())
+
+
+def test_a_trainer_that_refills_goes_on_step_after_step(tmp_path):
+    """Workers make what back-pressure lets them; nine of ten of their groups teach nothing."""
+
+    async def scenario():
+        world = World(tmp_path, grpo=REFILLING | {"rollouts_ahead": 3, "steps": 9})
+        world.start()
+        for number in range(200):
+            if world.replica.ledger.demand():
+                rollout(world, GROUPS["dull" if number % 5 else "half"], number)
+            await world.rest(1)
+        assert [item.version for item in world.published] == list(range(1, 10))
+        assert {len(item.batch) for item in world.published} <= {4, 5}
+        await world.stop()
 
     run_virtual(scenario())

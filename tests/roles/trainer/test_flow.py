@@ -104,3 +104,19 @@ def test_weights_that_came_out_otherwise_are_not_published(tmp_path):
         await world.stop()
 
     run_virtual(scenario())
+
+
+def test_it_learns_from_rewards_below_zero_and_from_prompts_that_say_the_length(tmp_path):
+    async def scenario():
+        targets = {"length_targets": (60,), "length_penalty": 0.1}
+        world = World(tmp_path, sampling=targets)
+        world.start()
+        world.batch()
+        await world.rest(3)
+        (batch,) = world.engine.batches
+        assert {item.reward for item in batch} == {-4.8}
+        assert {item.prompt[1:] for item in batch} == {(70,)}
+        assert world.published[-1].reward_mean == -4_800_000
+        await world.stop()
+
+    run_virtual(scenario())

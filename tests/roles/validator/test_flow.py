@@ -1,4 +1,5 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -700,6 +701,26 @@ def test_a_body_has_exactly_the_length_that_its_commit_says(tmp_path, difference
         (verdict,) = world.verdicts
         assert (verdict.accept, verdict.reason) == (False, "format")
         assert "bytes, its commit says" in verdict.detail
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_reward_below_zero_is_recomputed_and_prompts_say_the_length(tmp_path):
+    async def scenario():
+        targets = {"length_targets": (60,), "length_penalty": 0.1}
+        world = World(tmp_path, sampling=targets)
+        world.run(world.flow)
+        short = RolloutSequence((ANSWER, END), (-0.5, -0.5), -4_800_000, (b"proof",))
+        honest = world.commit(encode_body([short] * 4))
+        liar = replace(short, reward=-4_799_999)
+        world.commit(encode_body([short] * 3 + [liar]), world.world.workers[1])
+        await world.rest(EPOCH_SECONDS + 2)
+        verdicts = {item.commit: item.reason for item in world.verdicts}
+        assert sorted(verdicts.values()) == ["accepted", "reward"]
+        assert verdicts[honest.digest] == "accepted"
+        items = assign(world.manifest, honest.message.checkpoint, honest.signer, 0)
+        assert world.engine.prompts == [Task().prompt(item.problem_seed, 60) for item in items]
         await world.stop()
 
     run_virtual(scenario())

@@ -21,7 +21,7 @@ from tests.worlds.messages import run_manifest
 HIDDEN = 16
 MANIFEST = run_manifest()
 TASK = Arithmetic()
-REQUESTS = [GenerationRequest(TASK.prompt(seed), seed, 8) for seed in range(6)]
+REQUESTS = [GenerationRequest(TASK.prompt(seed, None), seed, 8) for seed in range(6)]
 
 
 class HonestEngine:
@@ -185,6 +185,6 @@ async def test_forged_proofs_are_well_formed_and_other_than_the_true_ones(tmp_pa
 async def test_forged_rewards_turn_right_and_wrong_around(tmp_path):
     _, task = dishonest("forged-rewards")
     assert (task.name, task.vocabulary) == (TASK.name, TASK.vocabulary)
-    assert task.prompt(7) == TASK.prompt(7)
+    assert task.prompt(7, 12) == TASK.prompt(7, 12) != TASK.prompt(7, None)
     assert task.score(7, TASK.solution(7)) == 0.0
     assert task.score(7, (2, END)) == 1.0 - TASK.score(7, (2, END))

@@ -31,11 +31,11 @@ def test_checkers_share_no_code_with_what_they_judge():
 def test_a_well_behaved_swarm_breaks_no_rule():
     run = small_run()
     run.emit("world", "calm")
-    manifest, previous = run.genesis, b""
+    manifest = run.genesis
     for version in range(1, 8):
         run.wait(3)
-        commit = run.certified("worker-0", slot=version - 1, previous=previous)
-        previous = run.digest(commit)
+        place = {"version": version - 1, "checkpoint": run.digest(manifest)}
+        commit = run.certified("worker-0", **place)
         run.now += 1
         run.trained(commit)
         manifest = run.published(version, manifest, [commit])

@@ -261,6 +261,18 @@ def test_nothing_is_learned_again_many_versions_later():
     assert run.rules_broken == ["one-chain"]
 
 
+@pytest.mark.parametrize("too_late", [False, True])
+def test_nothing_is_learned_from_a_policy_that_was_too_old(too_late):
+    run = small_run()
+    commit = run.certified("worker-0")
+    last = 1 + run.watch.rules.async_level + too_late
+    manifest = run.genesis
+    for version in range(1, last):
+        manifest = run.published(version, manifest)
+    run.published(last, manifest, [commit])
+    assert run.rules_broken == ["one-chain"] * too_late
+
+
 def test_two_chains_may_learn_from_one_rollout():
     run = small_run()
     commit = run.certified("worker-0")

@@ -19,7 +19,7 @@ def story(*, broken=False):
     """A run in which everything that a picture shows happens; return its result and series."""
     run = small_run()
     meter = Meter(run.watch, run.certificates)
-    manifest, previous = run.genesis, b""
+    manifest = run.genesis
     for version in range(1, 12):
         run.wait(2)
         run.emit("relay", "gossip-published", topic="commits", id=f"m{version}")
@@ -27,8 +27,8 @@ def story(*, broken=False):
             run.now += 0.05
             run.emit(node, "gossip-first", topic="commits", id=f"m{version}")
             run.emit(node, "sample", members=6 + version % 2)
-        commit = run.certified("worker-0", slot=version - 1, previous=previous)
-        previous = run.digest(commit)
+        place = {"version": version - 1, "checkpoint": run.digest(manifest)}
+        commit = run.certified("worker-0", **place)
         manifest = run.published(version, manifest, [commit])
         for node in ("relay", "worker-0", "validator-0", "validator-1", "validator-2"):
             run.now += 0.8

@@ -102,7 +102,7 @@ async def test_one_stale_step_is_separated(policies, verifier, tmp_path):
         TrainingSequence(i // 8, c.prompt, c.tokens, c.logprobs, float(i % 2))
         for i, c in enumerate(claimed)
     ]
-    assert (await trainer.step(batch)).applied
+    assert (await trainer.step(batch)).updates
     digest = await trainer.write_policy(tmp_path / "next")
     trainer.close()
     await verifier.load(Policy(Version(2), digest, tmp_path / "next"))

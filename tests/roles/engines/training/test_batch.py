@@ -2,12 +2,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roles.engines.training.batch import Sample, collate, pack, select
+from roles.engines.training.batch import Sample, collate, minibatches, pack, select
 from roles.ports.engines import TrainingSequence
 
 
 def sample(prompt, tokens, advantage=1.0):
-    return Sample(tuple(prompt), tuple(tokens), tuple(-0.1 * t for t in tokens), advantage)
+    return Sample(0, tuple(prompt), tuple(tokens), tuple(-0.1 * t for t in tokens), advantage)
 
 
 def sequence(group, reward, tokens=(5, 1)):
@@ -22,37 +22,48 @@ def test_groups_without_a_difference_teach_nothing():
     assert select([]) == []
 
 
+@given(st.lists(st.integers(0, 9), max_size=40), st.integers(1, 12))
+def test_minibatches_are_whole_groups_dealt_out_evenly(groups, count):
+    samples = [Sample(group, (2,), (n,), (-0.1,), 1.0) for n, group in enumerate(groups)]
+    parts = minibatches(samples, count)
+    order = list(dict.fromkeys(groups))
+    assert len(parts) == min(count, len(order))
+    dealt = [list(dict.fromkeys(one.group for one in part)) for part in parts]
+    assert dealt == [order[start::count] for start in range(len(parts))]
+    assert sorted(one.tokens for part in parts for one in part) == sorted(
+        one.tokens for one in samples
+    )
+    sizes = [len(part) for part in dealt]
+    assert max(sizes, default=0) - min(sizes, default=0) <= 1
+
+
 LENGTHS = st.lists(st.integers(1, 20), min_size=1, max_size=40)
 
 
 @given(LENGTHS, st.integers(1, 32))
-def test_packing_keeps_every_sample_once_within_the_width(lengths, width):
+def test_packing_keeps_every_sample_once_within_the_budget(lengths, tokens):
     samples = [sample((number + 2,) * length, (1,)) for number, length in enumerate(lengths)]
-    rows = pack(samples, width)
-    packed = sorted(one.prompt for row in rows for one in row)
+    passes = pack(samples, tokens)
+    packed = sorted(one.prompt for each in passes for one in each)
     assert packed == sorted(one.prompt for one in samples)
-    for row in rows:
-        assert len(row) == 1 or sum(one.length for one in row) <= width
-    halves = [sum(one.length for one in row) * 2 <= width for row in rows]
-    assert sum(halves) <= 1  # first fit leaves at most one row half empty
+    for each in passes:
+        assert len(each) == 1 or sum(one.length for one in each) <= tokens
+        assert [one.length for one in each] == sorted((one.length for one in each), reverse=True)
+    halves = [sum(one.length for one in each) * 2 <= tokens for each in passes]
+    assert sum(halves) <= 1  # first fit leaves at most one pass half empty
 
 
 def test_collating_resets_positions_and_marks_what_predicts():
-    rows = collate([[sample((2, 3), (4, 1), 0.5), sample((6,), (7, 8, 1), -2.0)]], "cpu")
-    assert rows.tokens.tolist() == [[2, 3, 4, 6, 7, 8]]
-    assert rows.positions.tolist() == [[0, 1, 2, 0, 1, 2]]
-    assert rows.predictors.tolist() == [1, 2, 3, 4, 5]
-    assert rows.targets.tolist() == [4, 1, 7, 8, 1]
-    assert rows.advantages.tolist() == [0.5, 0.5, -2.0, -2.0, -2.0]
-    torch.testing.assert_close(rows.behaviour_logprobs, -0.1 * rows.targets.float())
-
-
-def test_packed_sequences_do_not_see_each_other():
-    rows = collate([[sample((2, 3), (1,)), sample((4,), (1,))], [sample((5,), (1,))]], "cpu")
-    assert rows.mask is not None
-    assert rows.mask[0, 0].int().tolist() == [[1, 0, 0], [1, 1, 0], [0, 0, 1]]
-    assert rows.mask.any(-1).all()  # nobody attends to nothing, padding neither
-
-
-def test_one_sequence_a_row_needs_no_mask():
-    assert collate([[sample((2, 3), (1,))], [sample((5,), (1,))]], "cpu").mask is None
+    one, two, three = (
+        sample((2, 3), (4, 1), 0.5),
+        sample((6,), (7, 8, 1), -2.0),
+        sample((9,), (1,), 3.0),
+    )
+    packed = collate([one, two, three], "cpu")
+    assert packed.tokens.tolist() == [[2, 3, 4, 6, 7, 8, 9]]
+    assert packed.positions.tolist() == [[0, 1, 2, 0, 1, 2, 0]]
+    assert packed.runs == ((3, 2), (1, 1))
+    assert packed.predictors.tolist() == [1, 2, 3, 4, 5, 6]
+    assert packed.targets.tolist() == [4, 1, 7, 8, 1, 1]
+    assert packed.advantages.tolist() == [0.5, 0.5, -2.0, -2.0, -2.0, 3.0]
+    torch.testing.assert_close(packed.behaviour_logprobs, -0.1 * packed.targets.float())

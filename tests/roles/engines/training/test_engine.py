@@ -4,10 +4,13 @@ from dataclasses import replace
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.nn.functional import scaled_dot_product_attention
 
-from roles.engines.qwen2.policy import build_model, configuration
+from protocol.types import Version
+from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
+from roles.engines.training import attention
 from roles.engines.training.engine import TorchTrainingEngine
-from roles.ports.engines import TrainingSequence
+from roles.ports.engines import Policy, TrainingSequence
 from tests.roles.engines.tiny import CONFIG, grpo, model, sampling
 from tests.roles.engines.training.batches import batch_of
 
@@ -19,16 +22,16 @@ async def weights_of(engine, path):
     return load_file(path)
 
 
-def reference_loss(policy, batch):
+def reference_loss(policy, batch, entropy_coefficient=0.0, **config):
     """Return loss and gradient norm, computed without any of the engine's code."""
-    model = build_model(configuration(CONFIG), torch.float32, "cpu")
-    model.load_state_dict(load_file(policy.path))
-    loss = reference_backward(model, batch)
+    model = build_model(configuration(CONFIG | config), torch.float32, "cpu")
+    model.load_state_dict(load_file(policy.path), strict=False)
+    loss = reference_backward(model, batch, entropy_coefficient=entropy_coefficient)
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
     return loss, norm
 
 
-def reference_backward(model, batch, temperature=1.0):
+def reference_backward(model, batch, temperature=1.0, entropy_coefficient=0.0):
     """Leave the gradient of the mean token loss, one sequence at a time; return the loss."""
     total, count = 0.0, 0
     for one in batch:
@@ -36,10 +39,11 @@ def reference_backward(model, batch, temperature=1.0):
         advantage = (one.reward - rewards.mean()) / (rewards.std(correction=0) + 1e-4)
         logits = model(input_ids=torch.tensor([one.prompt + one.tokens])).logits[0] / temperature
         for place, (token, behaviour) in enumerate(zip(one.tokens, one.logprobs, strict=True)):
-            log_ratio = logits[len(one.prompt) - 1 + place].log_softmax(-1)[token] - behaviour
-            ratio = log_ratio.exp()
+            distribution = logits[len(one.prompt) - 1 + place].log_softmax(-1)
+            ratio = (distribution[token] - behaviour).exp()
             near = ratio.clamp(0.8, 1.2)
             total = total - torch.minimum(ratio.clamp(max=4.0) * advantage, near * advantage)
+            total = total + entropy_coefficient * (distribution.exp() * distribution).sum()
             count += 1
     loss = total / count
     loss.backward()
@@ -74,18 +78,63 @@ def reference_weights(policy, batches, rate, decay, betas, clip, temperature):
 
 @pytest.mark.parametrize(
     "layout",
-    [{}, {"row_tokens": 17}, {"row_tokens": 64}, {"rows_per_pass": 3}],
-    ids=["padded", "packed", "all in few rows", "several passes"],
+    [{}, {"pass_tokens": 1}, {"pass_tokens": 17}, {"checkpointing": True}],
+    ids=["one pass", "a pass each", "several passes", "recomputed"],
 )
 async def test_every_layout_computes_the_same_step(make, policies, layout):
     batch = batch_of()
     loss, norm = reference_loss(policies[0], batch)
     metrics = await (await make(layout=layout)).step(batch)
-    assert metrics.applied
+    assert metrics.updates == 1
     assert metrics.loss == pytest.approx(loss, rel=1e-4)
     assert metrics.gradient_norm == pytest.approx(norm, rel=1e-4)
     assert metrics.sequences_used == len(batch)
     assert 0 < metrics.entropy < math.log(32)
+
+
+async def test_an_output_layer_that_is_the_embedding_learns_as_both(tmp_path):
+    section = model(tie_word_embeddings=True)
+    torch.manual_seed(3)
+    network = build_model(configuration(section.config), torch.float32, "cpu")
+    digest = write_policy(tensors_of(network), tmp_path / "policy")
+    policy = Policy(Version(0), digest, tmp_path / "policy")
+    engine = TorchTrainingEngine(section, sampling(), grpo())
+    await engine.load_policy(policy)
+    metrics = await engine.step(batch_of())
+    loss, norm = reference_loss(policy, batch_of(), tie_word_embeddings=True)
+    assert metrics.loss == pytest.approx(loss, rel=1e-4)
+    assert metrics.gradient_norm == pytest.approx(norm, rel=1e-4)
+    engine.close()
+
+
+async def test_the_entropy_bonus_is_that_of_the_formula(make, policies):
+    metrics = await (await make(entropy_coefficient=0.5)).step(batch_of())
+    loss, norm = reference_loss(policies[0], batch_of(), entropy_coefficient=0.5)
+    assert metrics.loss == pytest.approx(loss, rel=1e-4)
+    assert metrics.gradient_norm == pytest.approx(norm, rel=1e-4)
+
+
+async def test_what_is_recomputed_is_computed_twice(make, monkeypatch):
+    calls = []
+
+    def counted(*heads, **options):
+        calls.append(options)
+        return scaled_dot_product_attention(*heads, **options)
+
+    monkeypatch.setattr(attention, "scaled_dot_product_attention", counted)
+    counts = []
+    for checkpointing in (False, True):
+        calls.clear()
+        await (await make(layout={"checkpointing": checkpointing})).step(batch_of())
+        counts.append(len(calls))
+    assert counts[1] == 2 * counts[0] > 0
+
+
+@pytest.mark.parametrize(("layers", "pays"), [(2, False), (400, True)])
+def test_layers_are_recomputed_where_a_pass_would_keep_too_much(layers, pays):
+    engine = TorchTrainingEngine(model(num_hidden_layers=layers), sampling(), grpo())
+    assert engine._checkpointing is pays
+    engine.close()
 
 
 async def test_steps_are_those_of_adamw_with_the_manifests_settings(make, policies, tmp_path):
@@ -101,6 +150,29 @@ async def test_steps_are_those_of_adamw_with_the_manifests_settings(make, polici
     moved = 1e-3 * len(batches)
     assert float(errors.quantile(0.99)) < moved * 1e-3
     assert float(errors.mean()) < moved * 1e-3
+
+
+async def test_updates_of_a_version_are_steps_on_parts_of_whole_groups(make, tmp_path):
+    batch = batch_of(groups=5)
+    several, single = await make(updates_per_version=2, warmup_steps=3), await make(warmup_steps=3)
+    metrics = await several.step(batch)
+    parts = [[one for one in batch if one.group % 2 == part] for part in (0, 1)]
+    norms = [(await single.step(part)).gradient_norm for part in parts]
+    assert (metrics.updates, metrics.sequences_used) == (2, len(batch))
+    assert metrics.gradient_norm == max(norms)
+    digests = [await one.write_policy(tmp_path / "p") for one in (several, single)]
+    assert digests[0] == digests[1]
+
+
+async def test_an_update_that_is_not_finite_leaves_the_others(make, tmp_path):
+    batch = batch_of(groups=2)
+    poisoned = [replace(batch[0], logprobs=(math.nan,) * len(batch[0].tokens)), *batch[1:]]
+    several, single = await make(updates_per_version=2), await make()
+    metrics = await several.step(poisoned)
+    assert metrics.updates == 1
+    await single.step([one for one in batch if one.group == 1])
+    digests = [await one.write_policy(tmp_path / "p") for one in (several, single)]
+    assert digests[0] == digests[1]
 
 
 async def test_learning_raises_the_probability_of_what_was_rewarded(make):
@@ -127,17 +199,17 @@ async def test_a_step_that_is_not_finite_changes_nothing(make, field, poison, tm
     batch = batch_of()
     batch[3] = replace(batch[3], **{field: poison})
     metrics = await engine.step(batch)
-    assert not metrics.applied
+    assert metrics.updates == 0
     after = await weights_of(engine, tmp_path / "after")
     assert all(torch.equal(before[name], after[name]) for name in before)
-    assert (await engine.step(batch_of())).applied
+    assert (await engine.step(batch_of())).updates
 
 
 async def test_a_reward_that_is_not_a_number_drops_its_group(make):
     batch = batch_of()
     batch[3] = replace(batch[3], reward=math.nan)
     metrics = await (await make()).step(batch)
-    assert metrics.applied
+    assert metrics.updates == 1
     assert metrics.sequences_used == len(batch) - 4
 
 
@@ -146,7 +218,7 @@ async def test_a_batch_that_teaches_nothing_is_not_applied(make):
     equal = [TrainingSequence(0, (2,), (5, 1), (-1.0, -1.0), 1.0)] * 4
     for batch in ([], equal):
         metrics = await engine.step(batch)
-        assert not metrics.applied
+        assert metrics.updates == 0
         assert metrics.sequences_used == 0
 
 
@@ -192,6 +264,6 @@ async def test_an_untouched_policy_is_written_with_its_own_digest(make, policies
 
 async def test_bf16_policies_are_written_from_float32_weights(make, tmp_path):
     engine = await make("bf16")
-    assert (await engine.step(batch_of())).applied
+    assert (await engine.step(batch_of())).updates
     weights = await weights_of(engine, tmp_path / "p")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}

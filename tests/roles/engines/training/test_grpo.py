@@ -1,12 +1,16 @@
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roles.engines.training.grpo import group_advantages, token_entropies, two_sided_losses
+from protocol.recipe import load_recipe
+from protocol.rollout import REWARD_SCALE, reward_of
+from roles.engines.training.grpo import group_advantages, two_sided_losses
 
+RUNS = Path(__file__).parents[4] / "configs" / "runs"
 DELTA, EPSILON = 4.0, 0.2
 LOG_RATIOS = st.floats(-5, 5).filter(
     lambda x: all(abs(x - math.log(edge)) > 1e-3 for edge in (1 - EPSILON, 1 + EPSILON, DELTA))
@@ -70,8 +74,20 @@ def test_equal_rewards_give_exactly_zero(reward, count):
     assert not group_advantages(rewards, torch.zeros(count, dtype=torch.int64)).any()
 
 
-def test_entropy_of_known_distributions():
-    uniform = torch.full((8,), 1 / 8).log()
-    certain = torch.tensor([30.0] + [-30.0] * 7).log_softmax(-1)
-    entropies = token_entropies(torch.stack([uniform, certain]))
-    torch.testing.assert_close(entropies, torch.tensor([math.log(8), 0.0]))
+def test_length_rewards_tell_long_answers_apart_as_published():
+    """INTELLECT-2's TARGET-LONG run: right and wrong answers, all far beyond the target of 2,000.
+
+    Each has lost more than it could earn; all of it must count, or nothing of the group would.
+    """
+    recipe = load_recipe((RUNS / "intellect2.toml").read_text())
+    lengths = [6000 + 500 * number for number in range(recipe.sampling.group_size)]
+    rewards = [
+        reward_of(recipe.sampling, float(number % 2), tokens, recipe.sampling.length_targets[0])
+        for number, tokens in enumerate(lengths)
+    ]
+    assert max(rewards) < 0
+    scaled = torch.tensor(rewards, dtype=torch.float64) / REWARD_SCALE
+    advantages = group_advantages(scaled, torch.zeros(len(lengths), dtype=torch.int64))
+    assert int(advantages.count_nonzero()) == len(lengths) == 16
+    right = advantages[1::2]
+    assert (right.diff() < 0).all(), "of the right ones a shorter one is better"

@@ -33,7 +33,7 @@ async def test_asynchronous_grpo_learns_addition(tmp_path):
     for version in range(1, STEPS + 1):
         stale = policies[max(0, len(policies) - 1 - LAG)]
         problems = [seed for _ in range(PROMPTS) for seed in [draws.bits64()] * GROUP]
-        requests = [GenerationRequest(task.prompt(s), draws.bits64(), 8) for s in problems]
+        requests = [GenerationRequest(task.prompt(s, None), draws.bits64(), 8) for s in problems]
         await generator.load(stale)
         generations = await generator.generate(requests, 1.0)
         batch = [
@@ -51,7 +51,7 @@ async def test_asynchronous_grpo_learns_addition(tmp_path):
                 assert measured.extremes.mantissa_error_mean_max < 16
                 assert max(measured.extremes[-2:]) < 1e-4
         rewards.append(sum(one.reward for one in batch) / len(batch))
-        assert (await trainer.step(batch)).applied
+        assert (await trainer.step(batch)).updates
         digest = await trainer.write_policy(tmp_path / str(version))
         policies.append(Policy(Version(version), digest, tmp_path / str(version)))
     for engine in (generator, verifier, trainer):

@@ -21,7 +21,7 @@ async def trained(make, tmp_path):
     """Return an engine after some steps, the digest of its policy, and where its state is."""
     engine = await make(warmup_steps=5)
     for seed in range(STEPS):
-        assert (await engine.step(batch_of(seed))).applied
+        assert (await engine.step(batch_of(seed))).updates
     policy = await engine.write_policy(tmp_path / "policy")
     await engine.save_state(tmp_path / "state")
     return engine, policy, tmp_path / "state"
@@ -128,7 +128,24 @@ async def test_what_no_gradients_make_is_refused(make, trained, lie):
     successor = await make()
     with pytest.raises(ValueError, match=r"moments|steps"):
         await successor.load_state(path, policy)
-    assert (await successor.step(batch_of())).applied
+    assert (await successor.step(batch_of())).updates
+
+
+@pytest.mark.parametrize(("updates", "is_possible"), [(2, True), (1, False)])
+async def test_progress_is_bounded_by_the_updates_of_all_versions(
+    make, tmp_path, updates, is_possible
+):
+    engine = await make(updates_per_version=2, steps=1)
+    assert (await engine.step(batch_of())).updates == 2
+    policy = await engine.write_policy(tmp_path / "policy")
+    await engine.save_state(tmp_path / "state")
+    successor = await make(updates_per_version=updates, steps=1)
+    if is_possible:
+        await successor.load_state(tmp_path / "state", policy)
+        assert await successor.step(batch_of(1)) == await engine.step(batch_of(1))
+    else:
+        with pytest.raises(ValueError, match="claims 2 steps"):
+            await successor.load_state(tmp_path / "state", policy)
 
 
 @pytest.mark.parametrize("betas", [(0.9, 0.95), (0.0, 0.5), (0.9, 0.999), (0.99, 0.9), (0.0, 0.0)])
@@ -198,7 +215,7 @@ async def test_a_damaged_state_is_refused_and_the_trainer_goes_on(trained, damag
         save_file(load_file(path), path, {"format": "1"})
     with pytest.raises(ValueError, match="state"):
         await engine.load_state(path, policy)
-    assert (await engine.step(batch_of())).applied
+    assert (await engine.step(batch_of())).updates
 
 
 async def test_the_state_of_another_model_is_refused(trained):

@@ -1,0 +1,170 @@
+"""What one optimiser step of the trainer takes in memory at a real model's vocabulary.
+
+A step of the testnet's model with that vocabulary: our engine, and as its peer the plain form (all
+logits of a pass, float32 log-softmax, autograd), each in a process of its own. The peak counts from
+what lies there between two steps (weights, gradients, both moments), so it holds the optimiser's
+buffers, too, and is divided by the tokens that are predicted. It is that of the process or, on
+CUDA, of torch's allocator. Then both forms compute the gradient of one small batch.
+
+Usage: ``python benchmarks/numerics/trainer_memory.py [--vocabulary N] [--tokens N] [--json]``
+"""
+
+import argparse
+import asyncio
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+from protocol.recipe import ModelSection, load_recipe
+from protocol.types import Version
+from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
+from roles.engines.training.engine import TorchTrainingEngine
+from roles.engines.training.grpo import two_sided_losses
+from roles.ports.engines import Policy, TrainingSequence
+
+RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
+PROMPT = (2, 3, 4, 5)
+SEQUENCE_TOKENS = 128
+
+
+def batch_of(tokens: int, vocabulary: int) -> list[TrainingSequence]:
+    """Return one group of sequences with random tokens, every other one rewarded."""
+    draws = torch.Generator().manual_seed(1)
+    length = min(tokens // 2, SEQUENCE_TOKENS)
+    made = []
+    for number in range(tokens // length):
+        drawn = torch.randint(2, vocabulary, (length,), generator=draws).tolist()
+        logprobs = (-12 * torch.rand(length, generator=draws)).tolist()
+        made.append(TrainingSequence(0, PROMPT, tuple(drawn), tuple(logprobs), number % 2))
+    return made
+
+
+class ChunkedEngine(TorchTrainingEngine):
+    """Ours; shows its gradients."""
+
+    def gradients(self) -> Tensor:
+        """Return the gradients of the last step, which are scaled to one norm."""
+        model, _ = self._loaded()
+        return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+class PlainEngine(ChunkedEngine):
+    """Keeps the log-probabilities of the whole vocabulary for every token of a pass."""
+
+    def _accumulate(self, model: Any, packed: Any, sums: Any) -> None:
+        logits = model.lm_head(self._states(model, packed))
+        distribution = (logits / self._temperature).log_softmax(-1)
+        logprobs = distribution.gather(1, packed.targets[:, None])[:, 0]
+        rules = self._grpo
+        losses, clipped = two_sided_losses(
+            logprobs, packed.behaviour_logprobs, packed.advantages, rules.delta, rules.epsilon
+        )
+        entropies = -(distribution.exp() * distribution).sum(-1)
+        loss = (losses - rules.entropy_coefficient * entropies).sum()
+        (loss / sums.tokens).backward()
+        sums.loss += float(loss.detach())
+        sums.clipped += float(clipped.sum())
+        sums.entropy += float(entropies.detach().sum())
+
+
+FORMS: dict[str, type[ChunkedEngine]] = {"chunked": ChunkedEngine, "plain": PlainEngine}
+
+
+async def engine_of(form: str, vocabulary: int, device: str) -> ChunkedEngine:
+    """Return an engine of a form for the testnet's model with that vocabulary."""
+    recipe = load_recipe(RECIPE.read_text())
+    config = recipe.model.config | {"vocab_size": vocabulary, "max_position_embeddings": 4096}
+    model = ModelSection(**recipe.model.model_dump() | {"config": config})
+    engine = FORMS[form](model, recipe.sampling, recipe.grpo, device=device)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "policy"
+        torch.manual_seed(1)
+        network = build_model(configuration(config), torch.float32, "cpu")
+        digest = write_policy(tensors_of(network), path)
+        del network
+        await engine.load_policy(Policy(Version(0), digest, path))
+    return engine
+
+
+def bytes_held(device: str, *, peak: bool) -> int:
+    """Return the bytes that are held now, or were held at most."""
+    if device != "cpu":
+        return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
+    if peak:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return psutil.Process().memory_info().rss
+
+
+async def peak_of_step(form: str, vocabulary: int, tokens: int, device: str) -> dict[str, float]:
+    """Return what a step takes at its peak beyond what lies there between steps, per token."""
+    engine = await engine_of(form, vocabulary, device)
+    await engine.step(batch_of(2, vocabulary))  # gradients and moments are there from now on
+    held = bytes_held(device, peak=False)
+    began = time.perf_counter()
+    await engine.step(batch_of(tokens, vocabulary))
+    seconds = time.perf_counter() - began
+    engine.close()
+    peak = bytes_held(device, peak=True) - held
+    return {"bytes_per_token": peak / tokens, "ms_per_token": 1000 * seconds / tokens}
+
+
+def measured(form: str, vocabulary: int, tokens: int, device: str) -> dict[str, float]:
+    """Return ``peak_of_step`` from a process of its own: a peak of a process only rises."""
+    arguments = ["--measure", form, "--vocabulary", vocabulary, "--tokens", tokens]
+    command = [sys.executable, __file__, *map(str, arguments), "--device", device]
+    output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(output)
+
+
+async def gradient_error(vocabulary: int, tokens: int, device: str) -> float:
+    """Return the largest difference of a gradient's elements, relative to the largest element."""
+    ours, plain = [await engine_of(form, vocabulary, device) for form in FORMS]
+    for engine in (ours, plain):
+        await engine.step(batch_of(tokens, vocabulary))
+        engine.close()
+    expected = plain.gradients()
+    return float((ours.gradients() - expected).abs().max() / expected.abs().max())
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--tokens", type=int, default=2048)
+    parser.add_argument("--plain-tokens", type=int, default=256, help="2,048 would take 6 GB")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--measure", choices=FORMS, help="one form, in this process")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    vocabulary, device = options.vocabulary, options.device
+    if options.measure:
+        peak = asyncio.run(peak_of_step(options.measure, vocabulary, options.tokens, device))
+        print(json.dumps(peak))
+        return
+    plain = measured("plain", vocabulary, options.plain_tokens, device)
+    results = {
+        "vocabulary": vocabulary,
+        "tokens": options.tokens,
+        **measured("chunked", vocabulary, options.tokens, device),
+        **{f"plain_{name}": value for name, value in plain.items()},
+        "gradient_error": asyncio.run(gradient_error(vocabulary, options.plain_tokens, device)),
+    }
+    if options.json:
+        print(json.dumps(results))
+        return
+    for name, value in results.items():
+        print(f"{name:24} {value:16,.9g}")
+
+
+if __name__ == "__main__":
+    main()

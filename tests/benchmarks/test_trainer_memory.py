@@ -1,0 +1,18 @@
+"""The script on a shape that takes seconds: small, but the head outweighs all the rest."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "numerics" / "trainer_memory.py"
+
+
+def test_chunks_take_a_fraction_of_the_plain_form_and_give_the_same_gradient():
+    sizes = ["--vocabulary", "20000", "--tokens", "2048", "--plain-tokens", "1024"]
+    command = [sys.executable, str(SCRIPT), "--json", *sizes]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    results = json.loads(printed)
+    assert results["plain_bytes_per_token"] > 12 * results["vocabulary"]  # three float32 copies
+    assert results["bytes_per_token"] < results["plain_bytes_per_token"] / 2
+    assert 0 < results["gradient_error"] < 1e-5
