@@ -121,7 +121,7 @@ def _prompts(recipe: Recipe, model: ModelSection, count: int) -> list[tuple[int,
     if recipe.environment.name in ENVIRONMENTS:
         task = environment(recipe.environment.name)
         if len(task.vocabulary) == model.vocabulary_size:
-            return [task.prompt(draws.bits64()) for _ in range(count)]
+            return [task.prompt(draws.bits64(), None) for _ in range(count)]
     return [
         tuple(draws.below(model.vocabulary_size) for _ in range(PROMPT_TOKENS))
         for _ in range(count)
