@@ -1,5 +1,7 @@
 """Drawing block by block against the plain form, over all of the vocabulary at once."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -15,10 +17,10 @@ SOURCES = {size: NoiseSource(size, "cpu") for size in VOCABULARIES}
 
 
 class CoarseDraws(Draws):
-    """Noise of little more than four values, so that many scores are equal."""
+    """Noise of four values only, so that many scores are equal."""
 
     def bits(self, block: slice) -> torch.Tensor:
-        return super().bits(block) & 0x3000_0001 | 0x0800_0000
+        return super().bits(block) & 0x3000_0000
 
 
 def plain(scaled: torch.Tensor, draws: Draws | None, claimed: torch.Tensor | None) -> Sampled:
@@ -87,30 +89,56 @@ def test_a_value_that_is_not_finite_is_the_best_and_stays_it(strange, place, mon
     assert sampled.tokens[0] == place
 
 
+class TableDraws(Draws):
+    """Draws whose ``keys[n, vocabulary]`` are the integers themselves."""
+
+    def bits(self, block: slice) -> torch.Tensor:
+        return self.keys[:, block].clone()
+
+
 def test_logarithms_may_be_off_by_what_is_allowed(monkeypatch):
-    """Noise then does not fall everywhere as its integer grows."""
+    """The bound of a power of two is nearly its noise, and here noise is more than it should be."""
     exact = noise.gumbel
 
     def off(bits: torch.Tensor) -> torch.Tensor:
-        return exact(bits) + 0.99 * NOISE_ERROR_MAX * (1 - 2 * (bits % 2 == 0).float())
+        return exact(bits) + 0.9 * NOISE_ERROR_MAX * (2 * (bits % 2 == 0).float() - 1)
 
     monkeypatch.setattr(sampling, "BLOCK_TOKENS", 16)
-    monkeypatch.setattr(noise, "gumbel", off)
-    monkeypatch.setattr(sampling, "gumbel", off)
-    fine = SOURCES[100].at(np.arange(200, dtype=np.uint64), 3)
-    draws, scaled = CoarseDraws(fine.tokens, fine.keys), torch.zeros(200, 100)
-    same(in_blocks(scaled, draws), plain(scaled, draws, None), 0.0)
+    for module in (noise, sampling):
+        monkeypatch.setattr(module, "gumbel", off)
+    bits = torch.tensor([[4097] * 16 + [4096] * 16], dtype=torch.int32)
+    scaled = torch.zeros(1, 32)
+    # The first token comes between what the later ones should have and what they have.
+    scaled[0, 0] = math.log(4097 / 4096) + 1.5 * NOISE_ERROR_MAX
+    draws = TableDraws(torch.arange(32, dtype=torch.int32), bits)
+    sampled = in_blocks(scaled, draws)
+    same(sampled, plain(scaled, draws, None), 0.0)
+    assert sampled.tokens.tolist() == [16]
 
 
-def test_logarithms_are_taken_of_few_blocks(monkeypatch):
-    """What makes it worth it: of a flat distribution, the worst, most are bounded away."""
+def test_every_exponent_is_bounded():
+    """A second block, by far the better one, is never bounded away."""
+    exponents = [0, 1, *(2**power + change for power in range(1, 32) for change in (-1, 0, 1))]
+    integers = np.array([*exponents, 2**32 - 1, 2**32 - 129], dtype=np.uint32)
+    bits = torch.from_numpy(np.repeat(integers[:, None], 2, axis=1).view(np.int32))
+    scaled = torch.tensor([[0.0, 1e-5]]).expand(len(bits), 2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sampling, "BLOCK_TOKENS", 1)
+        sampled = in_blocks(scaled, TableDraws(torch.arange(2, dtype=torch.int32), bits))
+    assert sampled.tokens.tolist() == [1] * len(bits)
+
+
+@pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
+def test_logarithms_are_taken_of_few_blocks(spread, monkeypatch):
+    """What makes it worth it, of logits near each other as of logits far apart."""
     taken = []
     monkeypatch.setattr(
         sampling, "gumbel", lambda bits: (taken.append(bits.numel()), noise_of(bits))[1]
     )
     noise_of, source = noise.gumbel, NoiseSource(1 << 17, "cpu")
     draws = source.at(np.arange(16, dtype=np.uint64), 0)
-    in_blocks(torch.zeros(16, 1 << 17), draws)
+    chance = torch.Generator().manual_seed(1)
+    in_blocks(spread * torch.randn(16, 1 << 17, generator=chance), draws)
     assert sum(taken) < 0.2 * 16 * (1 << 17)
 
 
