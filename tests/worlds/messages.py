@@ -39,8 +39,28 @@ SMALL = {
     },
     "epochs": {"seconds": 10.0, "record_epochs": 5, "refresh_epochs": 1},
     "shardcast": {"versions_kept": 4},
+    "toploc": {
+        "exponent_mismatches_max": 4,
+        "mantissa_error_mean_max": 32.0,
+        "mantissa_error_median_max": 32.0,
+        "logprob_error_max": 1e-3,
+        "sampling_gap_max": 1e-3,
+        "logprob_tau": 1e-5,
+        "gap_sigma": 1e-6,
+        "honest": {
+            "logprob_error": {"mean": 1e-6, "variance": 1e-12, "clip": 1e-5},
+            "logprob_shift": {"mean": 1e-6, "variance": 1e-12, "clip": 1e-5},
+            "logprob_outliers": {"mean": 1e-5, "variance": 1e-5, "clip": 1.0},
+            "replay_mismatches": {"mean": 1e-4, "variance": 1e-4, "clip": 1.0},
+            "sampling_gap": {"mean": 1e-7, "variance": 1e-12, "clip": 1e-5},
+            "sampling_surprise": {"mean": 1e-4, "variance": 1e-3, "clip": 8.0},
+            "exponent_mismatches": {"mean": 0.1, "variance": 0.1, "clip": 4.0},
+            "mantissa_error": {"mean": 4.0, "variance": 4.0, "clip": 32.0},
+        },
+    },
 }
-"""What differs from the testnet: sizes at which every rule of a committee can be told apart."""
+"""What differs from the testnet: sizes at which every rule of a committee can be told apart, and
+thresholds that are easy to reckon with."""
 
 
 def identity(name: str) -> Identity:

@@ -3,7 +3,8 @@
 A statistic's clip is where a doubling of all errors shows most, in units of what the bound allows
 at ``TYPICAL_TOKENS``. Its mean is the largest of any honest pair, three standard errors up. Its
 variance is that of a whole sequence's sum per value, because the errors of one sequence depend on
-each other, and at least what a value of full size once in all recordings would make it.
+each other, and at least what a value of full size once in all recordings would make it. Pairs with
+too few tokens to have a mean of their own are one pair.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 
 from protocol.recipe import HonestSection, HonestValue, ToplocSection
 from protocol.statistics import PER_CHUNK, STATISTICS, bound, surprise
+from protocol.toploc.proof import ChunkResult
 from roles.engines.calibration.recording import Recording
 
 EXTREME_MARGIN = 4.0
@@ -43,6 +45,7 @@ def propose(
     Errors, and how often there are any, are taken ``margin`` times for machines that were not
     measured. Raises ``ValueError`` when there is too little to rest on.
     """
+    recordings = _large_enough(recordings)
     errors = [_errors(recording) for recording in recordings]
     every = np.concatenate([values for part in errors for values in part])
     if len(every) < TYPICAL_TOKENS:
@@ -55,7 +58,7 @@ def propose(
     def surprises(values: NDArray[np.float64]) -> NDArray[np.float64]:
         return np.array([surprise(float(gap), sigma) if gap > 0 else 0.0 for gap in values])
 
-    def of_chunks(read: Callable[[object], float]) -> list[Values]:
+    def of_chunks(read: Callable[[ChunkResult], float]) -> list[Values]:
         return [
             [np.array([read(chunk) for chunk in own.chunks]) for own in part.recomputed]
             for part in recordings
@@ -68,18 +71,18 @@ def propose(
         "replay_mismatches": _mapped(gaps, lambda one: (one > 0).astype(float)),
         "sampling_gap": gaps,
         "sampling_surprise": _mapped(gaps, surprises),
-        "exponent_mismatches": of_chunks(lambda chunk: float(chunk.exponent_mismatches)),  # type: ignore[attr-defined]
-        "mantissa_error": of_chunks(lambda chunk: chunk.mantissa_error_mean),  # type: ignore[attr-defined]
+        "exponent_mismatches": of_chunks(lambda chunk: float(chunk.exponent_mismatches)),
+        "mantissa_error": of_chunks(lambda chunk: chunk.mantissa_error_mean),
     }
 
     def loose(found: Iterable[float]) -> float:
-        return EXTREME_MARGIN * margin * float(max(found))
+        return EXTREME_MARGIN * margin * _positive(float(max(found)))
 
     worst_gap = max(float(one.max()) for part in gaps for one in part)
     return ToplocSection.model_validate(
         {
             **layout,
-            "exponent_mismatches_max": int(2 + loose(c.exponent_mismatches for c in chunks)),
+            "exponent_mismatches_max": int(4 + loose(c.exponent_mismatches for c in chunks)),
             "mantissa_error_mean_max": _rounded(1 + loose(c.mantissa_error_mean for c in chunks)),
             "mantissa_error_median_max": _rounded(
                 1 + loose(c.mantissa_error_median for c in chunks)
@@ -123,6 +126,7 @@ def _fitted(pairs: Sequence[Values], clip: float, margin: float, *, counted: boo
     With a margin what is ``counted`` happens more often, and everything else is larger.
     """
     means, variances = [], []
+    least = clip**2 / sum(len(values) for part in pairs for values in part)
     for part in pairs:
         sequences = [np.clip(values, -clip, clip) for values in part]
         every = np.concatenate(sequences)
@@ -130,7 +134,7 @@ def _fitted(pairs: Sequence[Values], clip: float, margin: float, *, counted: boo
         lengths = np.array([len(values) for values in sequences], dtype=float)
         sums = np.array([values.sum() for values in sequences])
         spread = float(np.mean((sums - mean * lengths) ** 2 / lengths))
-        variance = max(spread, float(every.var()), clip**2 / len(every))
+        variance = max(spread, float(every.var()), least)
         variances.append(variance)
         means.append(abs(mean) + STANDARD_ERRORS * (variance / len(every)) ** 0.5)
     return HonestValue(
@@ -138,6 +142,16 @@ def _fitted(pairs: Sequence[Values], clip: float, margin: float, *, counted: boo
         variance=_rounded((margin if counted else margin**2) * max(variances)),
         clip=_rounded(clip if counted else margin * clip),
     )
+
+
+def _large_enough(recordings: Sequence[Recording]) -> list[Recording]:
+    large = [recording for recording in recordings if recording.tokens >= TYPICAL_TOKENS]
+    small = [recording for recording in recordings if recording.tokens < TYPICAL_TOKENS]
+    if not small:
+        return large
+    claimed = [one for recording in small for one in recording.claimed]
+    recomputed = [one for recording in small for one in recording.recomputed]
+    return [*large, Recording("small pairs", claimed, recomputed)]
 
 
 def _errors(recording: Recording) -> Values:

@@ -1,0 +1,219 @@
+"""What a worker gains that knows the audit and spends all it leaves on its reward.
+
+An honest worker and adaptive ones (``simulations.adversaries.adaptive``) do the same slots of a
+testnet's run; each rollout is audited with the worker's history, as a validator does it. In float32
+the thresholds are the recipe's, in bf16 those that a calibration of the same policy proposes.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from protocol.assignment import assign
+from protocol.audit import decide
+from protocol.crypto import Identity, digest
+from protocol.manifest import Genesis, RunManifest
+from protocol.recipe import Recipe, ToplocSection, load_recipe
+from protocol.rng import Rng
+from protocol.statistics import Sums
+from protocol.types import Version
+from roles.engines.calibration.calibrate import kept, measured_on
+from roles.engines.calibration.proposal import propose
+from roles.engines.calibration.workbench import Bench, honest_pairs
+from roles.engines.cold_start import cold_start
+from roles.engines.qwen2.generation import TransformersGenerationEngine
+from roles.engines.qwen2.verification import TransformersVerificationEngine
+from roles.environments.base import environment, supervised
+from roles.ports.engines import GenerationEngine, GenerationRequest, Policy, VerificationRequest
+from simulations.adversaries.adaptive import AdaptiveGeneration, RememberedProblems
+
+RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
+WORKER, CREATOR = Identity(bytes(32)), Identity(bytes([1] * 32))
+CALIBRATED_SEQUENCES = 512
+MARGIN = 1.5
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one worker came to; rewards are means over sequences, uplifts percentage points."""
+
+    task: str
+    precision: str
+    worker: str
+    rollouts: int
+    rejected: int
+    cut_off_after: int | None
+    reward: float
+    uplift_first: float
+    uplift_sustained: float
+
+
+async def measure(task: str, precision: str, rollouts: int) -> list[Outcome]:
+    """Return the outcomes of an honest worker and of two that cheat."""
+    recipe = recipe_for(task, precision)
+    problems = RememberedProblems(environment(task))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "policy"
+        started = cold_start(supervised(environment(task)), recipe.model, 0, path)
+        policy = Policy(Version(0), started.digest, path)
+        if precision == "bf16":
+            recipe = recipe.model_copy(
+                update={"toploc": await calibrated(recipe, policy, Path(folder))}
+            )
+        manifest = manifest_of(recipe, policy)
+        generation = TransformersGenerationEngine(manifest.model, manifest.toploc)
+        verification = TransformersVerificationEngine(manifest.model, manifest.toploc)
+        workers: dict[str, GenerationEngine] = {"honest": generation}
+        for name, plans in (("greedy", False), ("planning", True)):
+            workers[name] = AdaptiveGeneration(
+                generation, verification, problems, manifest, Rng(name.encode()), plans=plans
+            )
+        found: list[Outcome] = []
+        base: list[float] = []
+        for name, worker in workers.items():
+            await worker.load(policy)
+            await verification.load(policy)
+            rewards, reasons = await work(manifest, worker, verification, problems, rollouts)
+            base = base or rewards
+            found.append(outcome(task, precision, name, rewards, base, reasons))
+            print(found[-1], file=sys.stderr, flush=True)
+        generation.close()
+        verification.close()
+    return found
+
+
+async def work(
+    manifest: RunManifest,
+    worker: GenerationEngine,
+    verification: TransformersVerificationEngine,
+    task: RememberedProblems,
+    rollouts: int,
+) -> tuple[list[float], list[str]]:
+    """Return the mean reward and the audit's reason of each rollout, until the worker is out."""
+    rewards: list[float] = []
+    reasons: list[str] = []
+    history: list[Sums] = []
+    for slot in range(rollouts):
+        assigned = assign(manifest, digest(b"checkpoint"), WORKER.peer_id, slot)
+        requests = [
+            GenerationRequest(
+                task.prompt(item.problem_seed, item.length_target),
+                item.noise_seed,
+                manifest.sampling.tokens_max,
+            )
+            for item in assigned
+        ]
+        made = await worker.generate(requests, manifest.sampling.temperature)
+        claims = [
+            VerificationRequest(one.prompt, one.seed, item.tokens, item.logprobs, item.proofs)
+            for one, item in zip(requests, made, strict=True)
+        ]
+        measured = await verification.measure(Version(0), claims, manifest.sampling.temperature)
+        finding = decide(manifest, measured, history)
+        scores = [
+            task.score(one.problem_seed, item.tokens)
+            for one, item in zip(assigned, made, strict=True)
+        ]
+        rewards.append(sum(scores) / len(scores) if finding.accept else 0.0)
+        reasons.append(finding.reason)
+        if finding.reason == "history":
+            break
+        if finding.sums is not None:
+            history.append(finding.sums)
+    return rewards, reasons
+
+
+def outcome(
+    task: str,
+    precision: str,
+    name: str,
+    rewards: list[float],
+    base: list[float],
+    reasons: list[str],
+) -> Outcome:
+    """Return what the rewards of a worker come to beside those of the honest one."""
+    uplifts = [100 * (own - other) for own, other in zip(rewards, base, strict=False)]
+    half = uplifts[len(uplifts) // 2 :]
+    return Outcome(
+        task=task,
+        precision=precision,
+        worker=name,
+        rollouts=len(rewards),
+        rejected=sum(reason != "accepted" for reason in reasons),
+        cut_off_after=len(reasons) if reasons[-1] == "history" else None,
+        reward=round(sum(rewards) / len(rewards), 4),
+        uplift_first=round(uplifts[0], 2),
+        uplift_sustained=round(sum(half) / len(half), 3),
+    )
+
+
+def recipe_for(task: str, precision: str) -> Recipe:
+    """Return the testnet's recipe for a task and a precision."""
+    values = load_recipe(RECIPE.read_text()).model_dump()
+    values["environment"] |= {"name": task}
+    values["model"] |= {"dtype": precision}
+    values["toploc"] |= {"precision": precision}
+    return Recipe(**values)
+
+
+async def calibrated(recipe: Recipe, policy: Policy, folder: Path) -> ToplocSection:
+    """Return the thresholds that honest pairs with this policy ask for."""
+    task = environment(recipe.environment.name)
+    draws = Rng(b"calibration prompts")
+    bench = Bench(
+        model=recipe.model,
+        policy=policy,
+        layout=recipe.toploc,
+        prompts=[task.prompt(draws.bits64(), None) for _ in range(CALIBRATED_SEQUENCES)],
+        tokens_max=recipe.sampling.tokens_max,
+        temperature=recipe.sampling.temperature,
+        learning_rate=recipe.grpo.learning_rate,
+        device="cpu",
+        directory=folder,
+    )
+    pairs = await honest_pairs(bench, (64,), ("sdpa", "eager"), lambda _: None)
+    return propose(pairs, kept(recipe), measured_on("cold start", "bf16", "cpu"), MARGIN)
+
+
+def manifest_of(recipe: Recipe, policy: Policy) -> RunManifest:
+    """Return a run of the recipe that begins with ``policy``."""
+    genesis = Genesis(
+        creator=CREATOR.peer_id,
+        created_at=0,
+        policy=policy.digest.hex(),
+        trainers=(CREATOR.peer_id,),
+        validators=(CREATOR.peer_id,),
+    )
+    return RunManifest(**recipe.model_dump(), genesis=genesis)
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--tasks", nargs="+", default=["arithmetic", "sorting"])
+    parser.add_argument("--precisions", nargs="+", default=["fp32", "bf16"])
+    parser.add_argument("--rollouts", type=int, default=100)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    found = [
+        one
+        for task in options.tasks
+        for precision in options.precisions
+        for one in asyncio.run(measure(task, precision, options.rollouts))
+    ]
+    if options.json:
+        print(json.dumps([asdict(one) for one in found]))
+        return
+    for one in found:
+        print("  ".join(f"{value!s:>12}" for value in asdict(one).values()))
+
+
+if __name__ == "__main__":
+    main()

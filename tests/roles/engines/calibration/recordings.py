@@ -1,0 +1,28 @@
+"""Recordings made of drawn numbers, so that what should come out is known."""
+
+import numpy as np
+
+from protocol.statistics import Recomputed
+from protocol.toploc.proof import ChunkResult
+from roles.engines.calibration.recording import Recording
+
+CHUNK = 32
+
+
+def drawn(name="pair", sequences=64, tokens=256, sigma=0.01, flips=0.02, seed=0, shift=0.0):
+    """Return sequences whose log-probabilities are off by Gaussian errors of ``sigma``."""
+    rng = np.random.default_rng(seed)
+    claimed, recomputed = [], []
+    for _ in range(sequences):
+        own = rng.uniform(-3, -1, tokens)
+        gaps = np.where(rng.random(tokens) < flips, np.abs(rng.normal(0, sigma, tokens)), 0.0)
+        chunks = [
+            ChunkResult(int(rng.integers(0, 3)), float(rng.uniform(1, 2)), 1.0)
+            for _ in range(-(-tokens // CHUNK))
+        ]
+        claimed.append((own + rng.normal(shift, sigma, tokens)).tolist())
+        recomputed.append(Recomputed(chunks, own.tolist(), gaps.tolist()))
+    return Recording(name, claimed, recomputed)
+
+
+LAYOUT = {"precision": "bf16", "chunk_tokens": CHUNK, "top_k": 128}

@@ -1,0 +1,94 @@
+import asyncio
+import json
+from xml.etree import ElementTree as ET
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from node.cli.main import main
+from protocol.recipe import load_recipe
+from protocol.statistics import STATISTICS
+from roles.engines.calibration.calibrate import calibrate
+from roles.engines.calibration.picture import draw
+from roles.engines.qwen2.policy import build_model, configuration, tensors_of
+from tests.roles.engines.tiny import CONFIG
+from tests.worlds.messages import RECIPE
+
+LIES = 14
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    path = tmp_path_factory.mktemp("calibration") / "tiny"
+    path.mkdir()
+    torch.manual_seed(1)
+    model = build_model(configuration(CONFIG), torch.float32, "cpu")
+    save_file(dict(tensors_of(model)), path / "model.safetensors", {"format": "pt"})
+    values = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **CONFIG}
+    (path / "config.json").write_text(json.dumps(values))
+    return path
+
+
+@pytest.fixture(scope="module")
+def found(directory):
+    said = []
+    measuring = calibrate(
+        load_recipe(RECIPE.read_text()),
+        [directory],
+        device="cpu",
+        sequences=48,
+        tokens_max=24,
+        margin=2.0,
+        say=said.append,
+        batches=(16, 64),
+    )
+    result = asyncio.run(measuring)
+    assert len(said) == 8 + LIES
+    return result
+
+
+def test_honest_pairs_pass_and_every_lie_is_caught_in_float32(found):
+    assert len(found.pairs) == 8
+    assert all(max(item.rejected) == 0 for item in found.honest)
+    names = [item.name.partition(": ")[2] for item in found.caught]
+    assert len(set(names)) == LIES
+    for item in found.caught:
+        assert item.tokens_until(0.99) is not None, item.name
+        assert item.tokens_until(0.99) <= 128, item.name
+
+
+def test_the_picture_has_a_panel_for_each_statistic_and_a_row_for_each_recording(found):
+    root = ET.fromstring(draw(found))
+    texts = [element.text or "" for element in root.iter("{http://www.w3.org/2000/svg}text")]
+    for name in STATISTICS:
+        assert name.replace("_", " ") in texts
+    for recording in (*found.pairs, *found.lies):
+        assert texts.count(recording.name) == len(STATISTICS)
+    for circle in root.iter("{http://www.w3.org/2000/svg}circle"):
+        assert 230 <= float(circle.get("cx")) <= 980
+
+
+def test_a_shift_is_what_it_says(found):
+    shifted = next(item for item in found.lies if item.name.endswith("-0.05"))
+    for claimed, own in zip(shifted.claimed, shifted.recomputed, strict=True):
+        for one, other in zip(claimed, own.logprobs, strict=True):
+            assert one - other == pytest.approx(-0.05, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["calibrate", "/nowhere", "--recipe", str(RECIPE)], 2, "it has no config.json"),
+        (["calibrate", "{model}", "--recipe", "/nowhere.toml"], 78, "No such file"),
+        (["calibrate", "{model}", "--recipe", "{wrong}"], 78, "unknown key 'nonsense'"),
+    ],
+)
+def test_mistakes_are_one_line(directory, tmp_path, capsys, arguments, code, said):
+    wrong = tmp_path / "wrong.toml"
+    wrong.write_text("nonsense = 1\n" + RECIPE.read_text())
+    filled = [one.format(model=directory, wrong=wrong) for one in arguments]
+    assert main(filled) == code
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
