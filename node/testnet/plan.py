@@ -18,6 +18,7 @@ CHEATER_KINDS = (
     "edited-tokens",
     "forged-rewards",
     "forged-proofs",
+    "adaptive-choice",
 )
 """Names in the entry-point group ``prime_node.behaviours``, in the order cheaters take them."""
 

@@ -161,7 +161,7 @@ class AdaptiveGeneration(PassingGeneration):
         return await self._verification.measure(self._policy.version, claims, temperature)
 
 
-def adaptive_choice(honest: Engines, rng: Rng) -> Engines:
+def adaptive_choice(honest: Engines, _copies: object, rng: Rng) -> Engines:
     """Choose tokens that raise the reward as far as the audit lets it pass."""
     tasks: dict[str, RememberedProblems] = {}
 

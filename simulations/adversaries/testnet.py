@@ -64,6 +64,7 @@ other_weights = _on_files("other-weights")
 edited_tokens = _on_files("edited-tokens")
 forged_rewards = _on_files("forged-rewards")
 forged_proofs = _on_files("forged-proofs")
+adaptive_choice = _on_files("adaptive-choice")
 
 
 def perturb_policy(source: Path, target: Path, *, seed: int) -> Digest:

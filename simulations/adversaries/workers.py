@@ -18,6 +18,7 @@ from roles.ports.engines import (
     Policy,
 )
 from roles.ports.swarm import RefusedError
+from simulations.adversaries.adaptive import adaptive_choice
 from simulations.adversaries.passthrough import (
     OtherEngines,
     PassingEnvironment,
@@ -167,4 +168,5 @@ WORKER_BEHAVIOURS: dict[str, WorkerBehaviour] = {
     "edited-tokens": edited_tokens,
     "forged-rewards": forged_rewards,
     "forged-proofs": forged_proofs,
+    "adaptive-choice": adaptive_choice,
 }

@@ -233,6 +233,7 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "edited-tokens": ("inference",),
     "forged-rewards": ("inference",),
     "forged-proofs": ("inference",),
+    "adaptive-choice": ("inference",),
     "withheld-body": ("inference",),
     "accept-everything": ("validator",),
     "reject-everything": ("validator",),

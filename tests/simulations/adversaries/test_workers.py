@@ -55,6 +55,9 @@ class HonestEngines:
     def generation(self, _manifest):
         return self.engine
 
+    def verification(self, _manifest):
+        return None
+
 
 def dishonest(kind, honest=None):
     """Return the engine and the task of a testnet's worker that behaves as ``kind``."""
@@ -95,7 +98,7 @@ def test_only_one_port_is_replaced(kind):
     honest = HonestEngines()
     engine, task = dishonest(kind, honest)
     assert (engine is honest.engine) is (kind == "forged-rewards")
-    assert (task is TASK) is (kind != "forged-rewards")
+    assert (task is TASK) is (kind not in ("forged-rewards", "adaptive-choice"))
 
 
 async def test_a_stale_worker_loads_the_version_before_the_one_it_claims(tmp_path):
