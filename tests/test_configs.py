@@ -35,8 +35,6 @@ def test_intellect2_is_the_published_recipe():
     assert run.grpo.refill_max > 0, "groups without an advantage do not shrink a batch"
     assert run.toploc.precision == run.model.dtype == "bf16"
     assert (run.toploc.chunk_tokens, run.toploc.top_k) == (32, 128)
-    limits = run.toploc.exponent_mismatches_max, run.toploc.mantissa_error_mean_max
-    assert (*limits, run.toploc.mantissa_error_median_max) == (38, 10.0, 8.0)
 
 
 def test_intellect2_has_the_parameters_of_its_model():

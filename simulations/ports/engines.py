@@ -33,6 +33,7 @@ from roles.ports.engines import (
     VerificationEngine,
     VerificationRequest,
 )
+from simulations.ports.rounding import Rounding, recorded
 from simulations.ports.storage import Disk, Session
 from simulations.runtime.content import Extent
 from simulations.runtime.trace import Emit
@@ -164,6 +165,8 @@ class SimVerification(VerificationEngine):
         self._rules = manifest.toploc
         self._kept = manifest.shardcast.versions_kept
         self._length_max = machine.length_max(manifest.sampling.tokens_max)
+        recording = machine.workload.rounding
+        self._rounding = Rounding(recorded(recording), rng.child("rounding")) if recording else None
         self._policies: dict[int, tuple[bytes, Digest]] = {}
 
     @override
@@ -192,6 +195,9 @@ class SimVerification(VerificationEngine):
         seed, policy = self._policies[version]
         same_policy = request.proofs == (policy,)
         same_tokens = request.tokens == sample(seed, request.prompt, request.seed, self._length_max)
+        if same_policy and same_tokens and self._rounding is not None:
+            sampled = [_LOGPROB] * len(request.tokens)
+            return measured(self._rules, request.logprobs, self._rounding.recomputed(sampled))
         count = len(request.tokens)
         own = Recomputed(
             [ChunkResult(0 if same_policy else _FAR, 0.0, 0.0)],

@@ -139,6 +139,8 @@ class Workload(Section):
     weights_bytes: Annotated[int, Field(ge=4096)] = 8_000_000
     tokens_mean: Annotated[int, Field(ge=1)] = 12
     """Of a sequence; lengths are uniform up to twice that, within the recipe's limit."""
+    rounding: Literal["", "rounding-bf16"] = ""
+    """The recording that honest engines differ by (``simulations.ports.rounding``); empty: none."""
     skill: Share = 0.3
     """Of the first policy: its probability of a right answer."""
     learning_rate: Share = 0.03

@@ -106,10 +106,10 @@ def test_logarithms_may_be_off_by_what_is_allowed(monkeypatch):
     monkeypatch.setattr(sampling, "BLOCK_TOKENS", 16)
     for module in (noise, sampling):
         monkeypatch.setattr(module, "gumbel", off)
-    bits = torch.tensor([[4097] * 16 + [4096] * 16], dtype=torch.int32)
+    bits = torch.tensor([[65_537] * 16 + [65_536] * 16], dtype=torch.int32)
     scaled = torch.zeros(1, 32)
     # The first token comes between what the later ones should have and what they have.
-    scaled[0, 0] = math.log(4097 / 4096) + 1.5 * NOISE_ERROR_MAX
+    scaled[0, 0] = math.log(65_537 / 65_536) + 1.5 * NOISE_ERROR_MAX
     draws = TableDraws(torch.arange(32, dtype=torch.int32), bits)
     sampled = in_blocks(scaled, draws)
     same(sampled, plain(scaled, draws, None), 0.0)
