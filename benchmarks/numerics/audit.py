@@ -80,7 +80,7 @@ def write_model(directory: Path, shape: dict[str, int], *, trained: bool) -> Non
 
 def sharpen(model: Qwen2ForCausalLM) -> None:
     """Give the logits of random weights their deviation."""
-    spread = float(model.lm_head.weight.std()) * model.config.hidden_size**0.5
+    spread = float(model.lm_head.weight.detach().std()) * model.config.hidden_size**0.5
     model.model.norm.weight.data.fill_(LOGIT_DEVIATION / spread)
 
 
