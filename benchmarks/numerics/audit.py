@@ -17,6 +17,7 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
+from transformers import Qwen2ForCausalLM
 
 from protocol.recipe import Recipe, load_recipe
 from roles.engines.calibration.calibrate import as_toml, bench_of, judged, kept, measured_on
@@ -70,12 +71,17 @@ def write_model(directory: Path, shape: dict[str, int], *, trained: bool) -> Non
     if trained:
         _train(model)
     else:
-        spread = float(model.lm_head.weight.std()) * shape["hidden_size"] ** 0.5
-        model.model.norm.weight.data.fill_(LOGIT_DEVIATION / spread)
+        sharpen(model)
     tensors = {name: tensor.bfloat16().contiguous() for name, tensor in tensors_of(model).items()}
     save_file(tensors, directory / "model.safetensors", {"format": "pt"})
     values = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **config}
     (directory / "config.json").write_text(json.dumps(values))
+
+
+def sharpen(model: Qwen2ForCausalLM) -> None:
+    """Give the logits of random weights their deviation."""
+    spread = float(model.lm_head.weight.detach().std()) * model.config.hidden_size**0.5
+    model.model.norm.weight.data.fill_(LOGIT_DEVIATION / spread)
 
 
 def _train(model: torch.nn.Module) -> None:

@@ -13,7 +13,7 @@ import asyncio
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
@@ -79,23 +79,34 @@ async def engine_speeds(vocabulary: int, sequences: int, tokens: int) -> dict[st
         verifier = TransformersVerificationEngine(model, toploc)
         await generator.load(policy)
         await verifier.load(policy)
+    results = await speeds(generator, verifier, requests, 1.0)
+    generator.close()
+    verifier.close()
+    return results
+
+
+async def speeds(
+    generator: TransformersGenerationEngine,
+    verifier: TransformersVerificationEngine,
+    requests: Sequence[GenerationRequest],
+    temperature: float,
+) -> dict[str, float]:
+    """Return tokens per second of two engines with version 0, with noise and without."""
     results = {}
     for suffix, at in (("", NoiseSource.at), ("_without_noise", lambda *_: None)):
         with patch.object(NoiseSource, "at", at):
             began = time.perf_counter()
-            generated = await generator.generate(requests, 1.0)
+            generated = await generator.generate(requests, temperature)
             generated_at = time.perf_counter()
             claims = [
                 VerificationRequest(r.prompt, r.seed, g.tokens, g.logprobs, g.proofs)
                 for r, g in zip(requests, generated, strict=True)
             ]
-            await verifier.measure(Version(0), claims, 1.0)
+            await verifier.measure(Version(0), claims, temperature)
             ended = time.perf_counter()
         count = sum(len(g.tokens) for g in generated)
         results[f"generate_tokens_per_s{suffix}"] = count / (generated_at - began)
         results[f"verify_tokens_per_s{suffix}"] = count / (ended - generated_at)
-    generator.close()
-    verifier.close()
     return results
 
 

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,23 +99,44 @@ async def engine_of(form: str, vocabulary: int, device: str) -> ChunkedEngine:
 def bytes_held(device: str, *, peak: bool) -> int:
     """Return the bytes that are held now, or were held at most."""
     if device != "cpu":
-        return torch.cuda.max_memory_allocated() if peak else torch.cuda.memory_allocated()
+        read = torch.cuda.max_memory_allocated if peak else torch.cuda.memory_allocated
+        return read(device)
     if peak:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return psutil.Process().memory_info().rss
 
 
-async def peak_of_step(form: str, vocabulary: int, tokens: int, device: str) -> dict[str, float]:
-    """Return what a step takes at its peak beyond what lies there between steps, per token."""
-    engine = await engine_of(form, vocabulary, device)
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What one step took: bytes that lay there before it, bytes at its peak, and time."""
+
+    held_bytes: int
+    peak_bytes: int
+    seconds: float
+
+
+async def measured_step(
+    engine: TorchTrainingEngine, vocabulary: int, tokens: int, device: str
+) -> Step:
+    """Let an engine that has a policy learn from that many tokens."""
     await engine.step(batch_of(2, vocabulary))  # gradients and moments are there from now on
+    if device != "cpu":
+        torch.cuda.reset_peak_memory_stats(device)
     held = bytes_held(device, peak=False)
     began = time.perf_counter()
     await engine.step(batch_of(tokens, vocabulary))
-    seconds = time.perf_counter() - began
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+    return Step(held, bytes_held(device, peak=True), time.perf_counter() - began)
+
+
+async def peak_of_step(form: str, vocabulary: int, tokens: int, device: str) -> dict[str, float]:
+    """Return what a step takes at its peak beyond what lies there between steps, per token."""
+    engine = await engine_of(form, vocabulary, device)
+    step = await measured_step(engine, vocabulary, tokens, device)
     engine.close()
-    peak = bytes_held(device, peak=True) - held
-    return {"bytes_per_token": peak / tokens, "ms_per_token": 1000 * seconds / tokens}
+    peak = step.peak_bytes - step.held_bytes
+    return {"bytes_per_token": peak / tokens, "ms_per_token": 1000 * step.seconds / tokens}
 
 
 def measured(form: str, vocabulary: int, tokens: int, device: str) -> dict[str, float]:

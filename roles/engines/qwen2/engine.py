@@ -44,9 +44,7 @@ class Qwen2Engine:
         self._executor = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix=type(self).__name__,
-            # The limit of CPU threads belongs to the thread that sets it, so it is set in ours.
-            initializer=torch.set_num_threads,
-            initargs=(1,),
+            initializer=_prepare,
         )
 
     async def _compute(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -66,6 +64,17 @@ class Qwen2Engine:
         # Strict would miss the tied alias of one of them.
         model.load_state_dict(tensors, strict=False)
         return model
+
+
+def _prepare() -> None:
+    """Set what torch would choose otherwise; all but the threads holds for the whole process.
+
+    On Hopper it prefers cuDNN's attention, which builds a plan of some 30 ms for every length of
+    the keys, so for every step of a decode. And some images let float32 products be TF32.
+    """
+    torch.set_num_threads(1)
+    torch.backends.cuda.enable_cudnn_sdp(enabled=False)
+    torch.set_float32_matmul_precision("highest")
 
 
 E = TypeVar("E", bound=Qwen2Engine)

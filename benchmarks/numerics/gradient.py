@@ -1,0 +1,330 @@
+"""How far a worker can move the gradient by what it claims, inside the bounds of an audit.
+
+The claimed log-probabilities are the denominators of the trainer's ratios. Honest rollouts are
+generated and their claims shifted as far as the recipe's audit lets them: every token, or few of
+them up to the limit of a single one, or both; up, down, or by the sign of the advantage. Every
+rollout of the batch is shifted, and the audit's own sums decide what passes. Then the training
+engine computes the gradient with honest and with shifted claims, ``async_level`` steps after the
+policy that generated. ``sustained`` is what a worker can do in each of its rollouts, whose last
+ones are judged together.
+
+Two recipes: the testnet's, its model with random weights, and INTELLECT-2's bounds with a small
+bf16 model, whose rollouts are shorter than those of that recipe. Bounds of a mean narrow with the
+tokens of a rollout, so that is the worse case.
+
+Usage: ``python benchmarks/numerics/gradient.py [--recipes testnet] [--tokens N] [--json]``
+"""
+
+import argparse
+import asyncio
+import json
+import tempfile
+import tomllib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from audit import sharpen
+from numpy.typing import NDArray
+from torch import Tensor
+from trainer_memory import ChunkedEngine
+
+from protocol.recipe import ModelSection, Recipe, ToplocSection, load_recipe
+from protocol.rng import Rng
+from protocol.statistics import Recomputed, Sums, added, beyond, compared, measured
+from protocol.toploc.proof import ChunkResult
+from protocol.types import Version
+from roles.engines.qwen2.generation import TransformersGenerationEngine
+from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
+from roles.engines.training.grpo import group_advantages
+from roles.ports.engines import GenerationRequest, Policy, TrainingSequence
+
+RUNS = Path(__file__).parents[2] / "configs" / "runs"
+SMALL_MODEL: dict[str, Any] = {
+    "vocab_size": 1024,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 16_384,
+    "tie_word_embeddings": False,
+    "initializer_range": 0.1,
+    "eos_token_id": 1,
+}
+RECIPES = ("testnet", "intellect2")
+CHANGE_MAX = 0.01
+"""Of a gradient's norm, and of one less the cosine of its direction: what the project aims at."""
+
+PROMPT_TOKENS = 4
+BISECTIONS = 30
+OWN_PROOFS = (ChunkResult(0, 0.0, 0.0),)
+"""Claims are shifted after honest proofs were made."""
+
+TESTED = ("logprob_error", "logprob_shift", "logprob_outliers")
+
+Floats = NDArray[np.float64]
+Found = dict[str, Any]
+
+DIRECTIONS: dict[str, Callable[[Floats], Floats]] = {
+    "up": np.ones_like,
+    "down": lambda advantages: -np.ones_like(advantages),
+    "good down, bad up": lambda advantages: -np.sign(advantages),
+    "good up, bad down": np.sign,
+}
+KINDS = ("spread", "concentrated", "both")
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """Honest sequences, and of all their tokens what was claimed and the advantage."""
+
+    sequences: Sequence[TrainingSequence]
+    claimed: Floats
+    advantages: Floats
+
+    def shifted(self, shifts: Floats) -> list[TrainingSequence]:
+        """Return the sequences with shifted claims."""
+        claims = iter((self.claimed + shifts).tolist())
+        return [
+            replace(one, logprobs=tuple(next(claims) for _ in one.tokens)) for one in self.sequences
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    """What passes: one rollout, or one of a worker whose every rollout is like it."""
+
+    rules: ToplocSection
+    sustained: bool
+
+    def sums(self, claimed: Floats, shifts: Floats) -> Sums | None:
+        """Return the statistics of shifted claims, None if one alone is beyond its limit."""
+        own = Recomputed(OWN_PROOFS, claimed.tolist(), [0.0] * len(claimed))
+        found = measured(self.rules, (claimed + shifts).tolist(), own)
+        within = found.extremes.logprob_error_max <= self.rules.logprob_error_max
+        return found.sums if within else None
+
+    def passes(self, claimed: Floats, shifts: Floats) -> bool:
+        """Tell whether shifted claims are accepted."""
+        sums = self.sums(claimed, shifts)
+        if sums is None or beyond(self.rules, sums, self.rules.false_reject_rate):
+            return False
+        history = added([sums] * self.rules.history_rollouts)
+        return not (self.sustained and beyond(self.rules, history, self.rules.slash_rate))
+
+    def tightness(self, claimed: Floats, shifts: Floats) -> dict[str, float]:
+        """Return which share of its bound each statistic takes."""
+        sums = self.sums(claimed, shifts)
+        assert sums is not None
+        rate = self.rules.false_reject_rate
+        if self.sustained:
+            sums, rate = added([sums] * self.rules.history_rollouts), self.rules.slash_rate
+        return {
+            one.name: one.mean / one.allowed
+            for one in compared(self.rules, sums, rate)
+            if one.name in TESTED
+        }
+
+
+def shifts_of(audit: Audit, rollout: Rollout, direction: str, kind: str) -> Floats:
+    """Return the largest shifts of a kind that pass."""
+    claimed, signs = rollout.claimed, DIRECTIONS[direction](rollout.advantages)
+    limit = audit.rules.logprob_error_max * (1 - 1e-6)
+    influence = np.abs(rollout.advantages) * -np.expm1(claimed)
+    order = np.argsort(-influence, kind="stable")
+
+    def made(sizes: Floats) -> Floats:
+        return np.minimum(sizes * signs, -claimed)  # no token has a probability above 1
+
+    def concentrated(count: float) -> Floats:
+        sizes = np.zeros_like(claimed)
+        sizes[order[: round(count)]] = limit
+        return sizes
+
+    def spread(size: float, least: Floats) -> Floats:
+        return np.maximum(least, size)
+
+    def passes(sizes: Floats) -> bool:
+        return audit.passes(claimed, made(sizes))
+
+    sizes = np.zeros_like(claimed)
+    if kind != "spread":
+        sizes = largest(concentrated, len(claimed), passes)
+    if kind != "concentrated":
+        sizes = largest(partial(spread, least=sizes), limit, passes)
+    return made(sizes)
+
+
+def largest(
+    sizes_of: Callable[[float], Floats], highest: float, passes: Callable[[Floats], bool]
+) -> Floats:
+    """Return what ``sizes_of`` makes of the largest number that passes; zero does."""
+    low, high = 0.0, float(highest)
+    for _ in range(BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if passes(sizes_of(middle)) else (low, middle)
+    return sizes_of(low)
+
+
+async def rollouts_of(
+    engine: TransformersGenerationEngine, recipe: Recipe, model: ModelSection, name: str, count: int
+) -> list[Rollout]:
+    """Return honest rollouts with arbitrary rewards."""
+    draws = Rng(name.encode())
+    sampling = recipe.sampling
+    made = []
+    for number in range(count):
+        requests, groups = [], []
+        for group in range(sampling.prompts_per_rollout):
+            prompt = tuple(draws.below(model.vocabulary_size) for _ in range(PROMPT_TOKENS))
+            for _ in range(sampling.group_size):
+                requests.append(GenerationRequest(prompt, draws.bits64(), sampling.tokens_max))
+                groups.append(number * sampling.prompts_per_rollout + group)
+        generated = await engine.generate(requests, sampling.temperature)
+        sequences = [
+            TrainingSequence(group, asked.prompt, one.tokens, one.logprobs, float(draws.below(2)))
+            for group, asked, one in zip(groups, requests, generated, strict=True)
+        ]
+        rewards = torch.tensor([one.reward for one in sequences], dtype=torch.float64)
+        advantages = group_advantages(rewards, torch.tensor(groups)).numpy()
+        lengths = [len(one.tokens) for one in sequences]
+        claimed = np.concatenate([np.array(one.logprobs) for one in sequences])
+        made.append(Rollout(sequences, claimed, np.repeat(advantages, lengths)))
+    return made
+
+
+async def gradient(
+    engine: ChunkedEngine, policy: Policy, batch: Sequence[TrainingSequence]
+) -> Tensor:
+    """Return the gradient at a policy as it is before clipping."""
+    await engine.load_policy(policy)
+    step = await engine.step(batch)
+    clipped = engine.gradients().double()
+    found: Tensor = clipped * (step.gradient_norm / clipped.norm())
+    return found
+
+
+def adapted(name: str, tokens: int, thresholds: Path | None) -> tuple[Recipe, ModelSection]:
+    """Return a recipe of one update a version, and the model that stands for its own."""
+    recipe = load_recipe((RUNS / f"{name}.toml").read_text())
+    if thresholds:
+        section = tomllib.loads(thresholds.read_text())["toploc"]
+        recipe = recipe.model_copy(update={"toploc": ToplocSection.model_validate(section)})
+    tokens_max = min(tokens, recipe.sampling.tokens_max)
+    grpo = recipe.grpo.model_copy(update={"updates_per_version": 1})
+    sampling = recipe.sampling.model_copy(update={"tokens_max": tokens_max})
+    model = recipe.model
+    if name != "testnet":
+        model = model.model_copy(update={"config": SMALL_MODEL})
+    return recipe.model_copy(update={"grpo": grpo, "sampling": sampling}), model
+
+
+async def measure(name: str, tokens: int, rollouts: int, thresholds: Path | None) -> Found:
+    """Measure every strategy under one recipe, with its thresholds or with those of a file."""
+    recipe, model = adapted(name, tokens, thresholds)
+    generator = TransformersGenerationEngine(model, recipe.toploc)
+    engine = ChunkedEngine(model, recipe.sampling, recipe.grpo)
+    with tempfile.TemporaryDirectory() as folder:
+        torch.manual_seed(1)
+        network = build_model(configuration(model.config), torch.float32, "cpu")
+        sharpen(network)
+        dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
+        tensors = {key: tensor.to(dtype) for key, tensor in tensors_of(network).items()}
+        path = Path(folder) / "old"
+        older = Policy(Version(0), write_policy(tensors, path), path)
+        await generator.load(older)
+        earlier, honest = [
+            await rollouts_of(generator, recipe, model, part, rollouts) for part in ("then", "now")
+        ]
+        await engine.load_policy(older)
+        for _ in range(recipe.grpo.async_level):
+            await engine.step([one for rollout in earlier for one in rollout.sequences])
+        path = Path(folder) / "new"
+        newer = Policy(Version(recipe.grpo.async_level), await engine.write_policy(path), path)
+        found = await compared_with_honest(engine, newer, honest, recipe.toploc)
+    generator.close()
+    engine.close()
+    return {"recipe": name, "measured_on": recipe.toploc.measured_on, **found}
+
+
+async def compared_with_honest(
+    engine: ChunkedEngine, policy: Policy, honest: Sequence[Rollout], rules: ToplocSection
+) -> Found:
+    """Return how the gradient of each strategy differs from the honest one."""
+    expected = await gradient(engine, policy, [s for one in honest for s in one.sequences])
+    rows: list[Found] = []
+    for sustained in (False, True):
+        audit = Audit(rules, sustained)
+        for direction in DIRECTIONS:
+            for kind in KINDS:
+                shifts = [shifts_of(audit, one, direction, kind) for one in honest]
+                batch = [
+                    s for one, own in zip(honest, shifts, strict=True) for s in one.shifted(own)
+                ]
+                changed = await gradient(engine, policy, batch)
+                every = np.abs(np.concatenate(shifts))
+                rows.append(
+                    {
+                        "strategy": f"{direction}, {kind}",
+                        "sustained": sustained,
+                        "shift_median": float(np.median(every)),
+                        "outlier_share": float((every > rules.logprob_tau).mean()),
+                        "norm_change": abs(float(changed.norm() / expected.norm()) - 1),
+                        "direction_change": 1
+                        - float(changed @ expected / changed.norm() / expected.norm()),
+                        "of_bounds": audit.tightness(honest[0].claimed, shifts[0]),
+                    }
+                )
+    tokens = int(np.mean([len(one.claimed) for one in honest]))
+    return {"tokens_per_rollout": tokens, **worst(rows), "strategies": rows}
+
+
+def worst(rows: Sequence[Found]) -> Found:
+    """Return the largest changes of single rollouts and of sustained shifts, and whose they are."""
+    found: Found = {}
+    for sustained, suffix in ((False, ""), (True, "_sustained")):
+        own = [row for row in rows if row["sustained"] is sustained]
+        for change in ("norm_change", "direction_change"):
+            row = max(own, key=lambda one: one[change])
+            found[f"{change}_max{suffix}"] = row[change]
+            found[f"{change}_by{suffix}"] = row["strategy"]
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--recipes", nargs="+", choices=RECIPES, default=list(RECIPES))
+    parser.add_argument("--tokens", type=int, default=128, help="of a sequence, at most")
+    parser.add_argument("--rollouts", type=int, default=4, help="in a batch, all of them shifted")
+    parser.add_argument("--thresholds", type=Path, help="as `prime-node calibrate` prints them")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    cases = [
+        asyncio.run(measure(name, options.tokens, options.rollouts, options.thresholds))
+        for name in options.recipes
+    ]
+    keys = [key for key in cases[0] if "_max" in key]
+    totals = {key: max(case[key] for case in cases) for key in keys}
+    bar = max(totals["norm_change_max"], totals["direction_change_max"]) <= CHANGE_MAX
+    if options.json:
+        print(json.dumps({**totals, "within_bar": bar, "recipes": cases}))
+        return
+    for case in cases:
+        print(f"{case['recipe']}: {case['tokens_per_rollout']} tokens a rollout")
+        for row in case["strategies"]:
+            changes = f"norm {row['norm_change']:.3%}  direction {row['direction_change']:.3%}"
+            scope = "sustained" if row["sustained"] else "once"
+            bounds = "  ".join(f"{key} {share:.0%}" for key, share in row["of_bounds"].items())
+            print(f"  {row['strategy']:32} {scope:9}  {changes}  {bounds}")
+    print("  ".join(f"{key} {value:.3%}" for key, value in totals.items()), f"within bar: {bar}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""The script on a shape that takes seconds, without a GPU."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "numerics" / "gpu.py"
+SIZES = ["--batches", "1", "4", "--sequences", "8", "--tokens", "12", "--train-tokens", "256"]
+
+
+def test_every_part_is_measured(tmp_path):
+    out = tmp_path / "known.json"
+    options = ["--shapes", "small", "--device", "cpu", "--rounds", "1", "--out", str(out)]
+    command = [sys.executable, str(SCRIPT), "--json", *options, *SIZES]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    results = json.loads(printed)
+    assert json.loads(out.read_text()) == results
+    found = results["shapes"]["small"]
+    assert len(found["pairs"]) == 8  # two batch sizes, two attentions, two prefills
+    for pair in found["pairs"]:
+        assert pair["tokens"] > 64
+        assert 0 < pair["logprob_error_mean"] < pair["logprob_error_max"] < 0.5
+        assert pair["mantissa_error_max"] > 0
+    assert [row["batch"] for row in found["speed"]] == [1, 4]
+    assert all(value > 0 for row in found["speed"] for value in row.values())
+    assert found["noise"]["integers_equal"] == {"cpu": True}
+    assert [row["batch"] for row in found["noise"]["steps"]] == [1, 4]
+    assert found["trainer"]["peak_bytes"] >= found["trainer"]["held_bytes"] > 0
+    assert found["trainer"]["step_s"] > 0
+
+
+def test_the_table_names_what_was_measured():
+    options = ["--shapes", "small", "--device", "cpu", "--parts", "trainer", *SIZES]
+    command = [sys.executable, str(SCRIPT), *options]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    assert "step_s" in printed and "small" in printed

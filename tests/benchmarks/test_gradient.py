@@ -1,0 +1,43 @@
+"""The script on rollouts that take seconds."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "benchmarks" / "numerics" / "gradient.py"
+
+
+def run(*options):
+    sizes = ["--recipes", "testnet", "--rollouts", "1", "--tokens", "4"]
+    command = [sys.executable, str(SCRIPT), "--json", *sizes, *options]
+    printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    return json.loads(printed)
+
+
+def test_the_testnets_bounds_leave_no_room(tmp_path):
+    results = run()
+    assert results["within_bar"]
+    assert 0 < results["norm_change_max"] < 1e-3 and results["direction_change_max"] < 1e-3
+    rows = results["recipes"][0]["strategies"]
+    assert len(rows) == 24  # four directions, three kinds, once and sustained
+    # Each strategy takes what it can get: some bound would be crossed with a little more.
+    spread = [row for row in rows if "concentrated" not in row["strategy"]]
+    assert all(max(row["of_bounds"].values()) > 0.99 for row in spread)
+    assert all(max(row["of_bounds"].values()) <= 1 for row in rows)
+
+
+def test_wide_bounds_are_told_from_narrow_ones(tmp_path):
+    text = (ROOT / "configs" / "runs" / "testnet.toml").read_text()
+    for name in ("logprob_error", "logprob_shift"):
+        narrow = next(line for line in text.splitlines() if line.startswith(f"{name} ="))
+        text = text.replace(narrow, f"{name} = {{ mean = 0.1, variance = 0.01, clip = 0.2 }}")
+    text = text.replace("logprob_error_max = 1e-3", "logprob_error_max = 0.5")
+    text = text.replace("logprob_tau = 1e-5", "logprob_tau = 0.3")
+    thresholds = tmp_path / "wide.toml"
+    thresholds.write_text(text)
+    results = run("--thresholds", str(thresholds))
+    assert not results["within_bar"]
+    assert results["norm_change_max"] > 0.05
+    assert results["norm_change_max_sustained"] < results["norm_change_max"]
