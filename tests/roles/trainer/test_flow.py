@@ -1,6 +1,7 @@
 import asyncio
 
 from tests.roles.trainer.trainer_world import World, fresh, led
+from tests.worlds.flow_world import Task
 from tests.worlds.messages import identity
 from tests.worlds.network import run_virtual
 
@@ -115,7 +116,7 @@ def test_it_learns_from_rewards_below_zero_and_from_prompts_that_say_the_length(
         await world.rest(3)
         (batch,) = world.engine.batches
         assert {item.reward for item in batch} == {-4.8}
-        assert {item.prompt[1:] for item in batch} == {(70,)}
+        assert {item.prompt[1:] for item in batch} == {Task().prompt(0, 60)[1:]}
         assert world.published[-1].reward_mean == -4_800_000
         await world.stop()
 
