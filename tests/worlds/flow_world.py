@@ -39,6 +39,19 @@ class Task:
         [self.vocabulary[token] for token in completion]
         return 1.0 if completion[0] == ANSWER else 0.0
 
+    def watch(self, background: "Background") -> list[bool]:
+        """Return a list that gets for each question whether it was asked in the background."""
+        asked: list[bool] = []
+        prompt = self.prompt
+
+        def noted(*question):
+            asked.append(background.running)
+            return prompt(*question)
+
+        self.prompt = noted
+        self.on_score = lambda _seed: asked.append(background.running)
+        return asked
+
 
 class Engine:
     """Generation and verification; ``refused`` policies are not what they should be.
@@ -262,6 +275,7 @@ class FlowWorld:
         for one in self.world.validators:
             self.take(self.world.record(one, ("validator",), joined_at=0, policy_version=-1))
         self.changes, self.conditions = ChangeSignal(), Conditions()
+        self.background = Background()
         self.network = Network(self)
         self.policies = Policies(self)
         self.files = MemoryFiles(directory, directory / "genesis", None)
@@ -270,7 +284,7 @@ class FlowWorld:
             manifest=self.manifest,
             replica=self.replica,
             clock=LoopClock(),
-            background=SimBackground(),
+            background=self.background,
             blobs=Blobs(),
             files=self.files,
             store=MemoryStore(),
@@ -327,6 +341,19 @@ class FlowWorld:
         self.task.cancel()
         await asyncio.wait([self.task])
         assert self.task.cancelled(), self.task
+
+
+class Background(SimBackground):
+    """Notes whether something runs in it."""
+
+    running = False
+
+    async def run(self, function):
+        self.running = True
+        try:
+            return await super().run(function)
+        finally:
+            self.running = False
 
 
 class Blobs(MemoryBlobs):

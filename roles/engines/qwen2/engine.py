@@ -87,6 +87,7 @@ def computed_telling(
     [Callable[Concatenate[E, P], T]], Callable[Concatenate[E, P], Coroutine[Any, Any, T]]
 ]:
     """Do what ``computed`` does, but for the errors ``told``: they come as they are."""
+    passed_on: tuple[type[BaseException], ...] = (KeyboardInterrupt, *told)
 
     def decorated(
         method: Callable[Concatenate[E, P], T],
@@ -94,7 +95,7 @@ def computed_telling(
         def guarded(engine: E, /, *args: P.args, **kwargs: P.kwargs) -> T:
             try:
                 return method(engine, *args, **kwargs)
-            except (KeyboardInterrupt, *told):
+            except passed_on:
                 raise
             except BaseException as error:  # noqa: BLE001 - libraries raise what they like
                 broken = EngineError.of(error)

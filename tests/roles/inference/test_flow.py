@@ -312,6 +312,20 @@ def test_what_breaks_pauses_the_worker_and_is_tried_again(tmp_path, where):
     run_virtual(scenario())
 
 
+def test_the_task_is_asked_in_the_background(tmp_path):
+    async def scenario():
+        world, engine, _ = started(tmp_path)
+        task = Task()
+        asked = task.watch(world.background)
+        world.run(InferenceFlow(world.context, engine, task))
+        await world.rest(5)
+        assert len(commits(world)) == 2
+        assert asked == [True] * 16
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 def test_an_engine_that_broke_is_given_its_policy_again(tmp_path):
     """It may be a new one that has none."""
 

@@ -31,6 +31,20 @@ def test_it_begins_learns_and_publishes(tmp_path):
     run_virtual(scenario())
 
 
+def test_the_task_is_asked_in_the_background(tmp_path):
+    async def scenario():
+        world = fresh(tmp_path)
+        asked = world.environment.watch(world.background)
+        await led(world)
+        world.batch()
+        await world.rest(2)
+        assert len(world.published) == 2
+        assert asked == [True] * 16
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 def test_it_waits_until_it_is_told_what_it_missed(tmp_path):
     async def scenario():
         world = fresh(tmp_path)

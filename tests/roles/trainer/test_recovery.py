@@ -131,6 +131,22 @@ def test_the_lead_is_left_to_another_trainer_that_is_here(tmp_path):
     run_virtual(scenario())
 
 
+def test_failures_count_in_a_row(tmp_path):
+    async def scenario():
+        world = fresh(tmp_path)
+        await led(world)
+        world.live(world.world.trainers[1], policy_version=0)
+        world.engine.errors["step"] = [GONE, GONE, None] * 3
+        for _ in range(3):
+            world.batch()
+        await world.rest(8 * EPOCH_SECONDS)
+        assert versions(world) == [0, 1, 2, 3]
+        assert not world.conditions.has_resigned(Role.TRAINER)
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 def test_when_the_other_one_does_nothing_the_lead_is_taken_up_again(tmp_path):
     async def scenario():
         epochs = {"seconds": EPOCH_SECONDS, "record_epochs": 10}

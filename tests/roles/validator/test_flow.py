@@ -536,6 +536,20 @@ def test_a_check_that_breaks_gives_no_verdict_and_is_done_later(tmp_path, error)
     run_virtual(scenario())
 
 
+def test_the_task_is_asked_in_the_background(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        asked = world.environment.watch(world.background)
+        world.run(world.flow)
+        world.commit()
+        await world.rest(EPOCH_SECONDS + 2)
+        assert len(world.verdicts) == 1
+        assert asked == [True] * 8
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 def test_what_always_breaks_holds_nothing_up_and_is_tried_less_and_less(tmp_path):
     async def scenario():
         world = World(tmp_path)
