@@ -10,6 +10,7 @@ from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.flow import ChangeSignal, Conditions
+from roles.ports.background import Background
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
 from roles.ports.transport import Directory, Streams, Transport
@@ -26,6 +27,7 @@ class Ports:
     blobs: Blobs
     store: Store
     files: PolicyFiles
+    background: Background
 
 
 class Peers(Streams, Protocol):

@@ -239,6 +239,7 @@ class Daemon:
             manifest=self._manifest,
             replica=context.replica,
             clock=ports.clock,
+            background=ports.background,
             blobs=ports.blobs,
             files=ports.files,
             store=ports.store,

@@ -1,17 +1,14 @@
 """What every role shares: a role is a coroutine over a ``RoleContext``."""
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from protocol.assignment import SequenceAssignment
 from protocol.crypto import Signer
 from protocol.manifest import RunManifest
 from protocol.replica import Replica
-from protocol.rollout import reward_of
-from protocol.types import PeerId
+from protocol.types import PeerId, Role
+from roles.ports.background import Background
 from roles.ports.clock import Clock
-from roles.ports.engines import Environment
 from roles.ports.storage import Blobs, PolicyFiles, Store
 from roles.ports.swarm import Network, Policies
 
@@ -56,6 +53,7 @@ class Conditions:
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
+        self._resigned: dict[Role, None] = {}
 
     def set(self, name: str, reason: str) -> None:
         """State that ``name`` holds work up, and why."""
@@ -64,6 +62,18 @@ class Conditions:
     def clear(self, name: str) -> None:
         """State that ``name`` no longer holds work up."""
         self._reasons.pop(name, None)
+
+    def resign(self, role: Role) -> None:
+        """State that others should not count on us in ``role``: our record leaves it out."""
+        self._resigned[role] = None
+
+    def take_up(self, role: Role) -> None:
+        """State that others may count on us in ``role`` again."""
+        self._resigned.pop(role, None)
+
+    def has_resigned(self, role: Role) -> bool:
+        """Tell whether others should not count on us in ``role``."""
+        return role in self._resigned
 
     def __getitem__(self, name: str) -> str:
         return self._reasons.get(name, "")
@@ -80,6 +90,7 @@ class RoleContext:
     manifest: RunManifest
     replica: Replica
     clock: Clock
+    background: Background
     blobs: Blobs
     files: PolicyFiles
     store: Store
@@ -105,17 +116,3 @@ class RoleContext:
     async def tick(self, since: int) -> None:
         """Wait for news after ``since`` changes, or half an epoch."""
         await self.changes.wait(self.epoch_seconds / 2, since)
-
-
-def reward(
-    manifest: RunManifest,
-    environment: Environment,
-    assignment: SequenceAssignment,
-    tokens: Sequence[int],
-) -> int:
-    """Return what a sequence earns, in millionths: what the task gives it, less the length's cost.
-
-    A task that gives what it may not (or no number) is held to its bounds: all nodes do the same.
-    """
-    score = min(1.0, max(0.0, environment.score(assignment.problem_seed, tokens)))
-    return reward_of(manifest.sampling, score, len(tokens), assignment.length_target)

@@ -129,6 +129,7 @@ class LiveNode:
     ) -> None:
         from node.context import Ports  # noqa: PLC0415
         from node.daemon import Daemon  # noqa: PLC0415
+        from node.live.background import ThreadBackground  # noqa: PLC0415
         from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
         from node.local.hardware import probe_hardware  # noqa: PLC0415
         from node.membership.announcer import About, directory_key  # noqa: PLC0415
@@ -148,6 +149,7 @@ class LiveNode:
         )
         store = SqliteStore(self._datadir.state)
         blobs = FileBlobs(self._datadir.blobs, self._config.blob_quota)
+        background = ThreadBackground()
         about = About(
             roles=self._config.roles,
             hardware=probe_hardware(),
@@ -162,6 +164,7 @@ class LiveNode:
             blobs=blobs,
             store=store,
             files=PolicyDirectory(self._datadir.weights, self._datadir.genesis, blobs),
+            background=background,
         )
         self._daemon = Daemon(
             manifest,
@@ -180,6 +183,7 @@ class LiveNode:
             await self._daemon.run()
         finally:
             caching.cancel()
+            background.close()
             await directory.close()
             store.close()
 

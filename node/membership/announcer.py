@@ -125,11 +125,13 @@ class Announcer:
         addresses = await within(CALL_SECONDS, self._context.ports.transport.addresses())
         short = [item for item in addresses if len(item) <= ADDRESS_CHARACTERS_MAX]
         head = self._context.replica.ledger.head
+        conditions = self._context.conditions
+        roles = [role for role in self._about.roles if not conditions.has_resigned(role)]
         await self._incarnation.advance(leaving=leaving)
         return NodeRecord(
             sequence=self._incarnation.sequence,
             joined_at=self._incarnation.joined_at,
-            roles=tuple(str(role) for role in self._about.roles),
+            roles=tuple(str(role) for role in roles or (Role.RELAY,)),
             addresses=tuple(short[:ADDRESSES_MAX]),
             hardware=self._about.hardware,
             upload_bytes_per_second=self._about.upload_bytes_per_second,

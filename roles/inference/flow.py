@@ -11,10 +11,18 @@ from protocol.ledger.commits import window_epochs
 from protocol.messages import RolloutCommit, message_id
 from protocol.rollout import RolloutSequence, encode_body
 from protocol.types import Digest, Topic
-from roles.flow import RoleContext, reward
-from roles.ports.engines import Environment, GenerationEngine, GenerationRequest, Policy
+from roles.failures import Failures
+from roles.flow import RoleContext
+from roles.ports.engines import (
+    EngineError,
+    Environment,
+    GenerationEngine,
+    GenerationRequest,
+    Policy,
+)
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from roles.ports.swarm import RefusedError
+from roles.task import Task
 
 log = structlog.get_logger()
 
@@ -34,7 +42,8 @@ class InferenceFlow:
     ) -> None:
         self._context = context
         self._engine = engine
-        self._environment = environment
+        self._task = Task(context, environment)
+        self._failures = Failures(context, "inference")
         self._loaded: Digest | None = None
         self._announced_at: dict[Digest, float] = {}
 
@@ -51,12 +60,16 @@ class InferenceFlow:
             try:
                 if await self._load(policy):
                     await self._roll_out(policy)
-                    context.conditions.clear("inference")
+                    self._failures.end()
                     continue
             except StorageFullError as error:
                 context.conditions.set("inference", f"disk full: {error}; waiting for room")
             except RefusedError as error:
                 context.conditions.set("inference", f"commit refused: {error}")
+            except EngineError as error:
+                self._loaded = None  # an engine that starts anew has nothing
+                await self._failures.pause(error)
+                continue
             await asyncio.sleep(context.epoch_seconds / 2)  # the same again would end the same way
 
     async def _repeat_unsettled(self) -> None:
@@ -131,18 +144,11 @@ class InferenceFlow:
         slot, previous = ledger.next_slot(context.peer_id, policy.version)
         assignments = assign(manifest, checkpoint.digest, context.peer_id, slot)
         requests = [
-            GenerationRequest(
-                self._environment.prompt(item.problem_seed, item.length_target),
-                item.noise_seed,
-                manifest.sampling.tokens_max,
-            )
-            for item in assignments
+            GenerationRequest(prompt, item.noise_seed, manifest.sampling.tokens_max)
+            for item, prompt in zip(assignments, await self._task.prompts(assignments), strict=True)
         ]
         generations = await self._engine.generate(requests, manifest.sampling.temperature)
-        rewards = [
-            reward(manifest, self._environment, item, generation.tokens)
-            for item, generation in zip(assignments, generations, strict=True)
-        ]
+        rewards = await self._task.rewards(assignments, [item.tokens for item in generations])
         body = encode_body(
             [
                 RolloutSequence(item.tokens, item.logprobs, own, item.proofs)

@@ -1,13 +1,46 @@
-"""Compute: what generates, verifies and learns, and the task that scores."""
+"""Compute: what generates, verifies and learns, and the task that scores.
+
+Every method of an engine raises ``EngineError`` when something breaks inside it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from traceback import format_exception
 from typing import Protocol
 
 from protocol.manifest import RunManifest
 from protocol.statistics import Measurement
 from protocol.types import Digest, Version
+
+_REASON_CHARACTERS_MAX = 200
+_TRACE_CHARACTERS_MAX = 8_000
+
+
+class EngineError(RuntimeError):
+    """Something broke inside an engine or a task: memory, a device, a driver, somebody's code.
+
+    It is this machine's failure and nobody's fault. The role pauses, says why and tries again;
+    what an engine's method documents besides has another meaning and comes as it is.
+    """
+
+    def __init__(self, reason: str, trace: str = "") -> None:
+        super().__init__(reason)
+        self.trace = trace
+        """Where it broke, for the log."""
+
+    @classmethod
+    def of(cls, error: BaseException) -> "EngineError":
+        """Return what broke in one bounded line.
+
+        The traceback is kept as text: itself, it would keep alive what its frames hold, such as
+        the tensors that left no memory for more.
+        """
+        if isinstance(error, cls):
+            return cls(str(error), error.trace)
+        reason = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":")
+        trace = "".join(format_exception(error))
+        return cls(reason[:_REASON_CHARACTERS_MAX], trace[-_TRACE_CHARACTERS_MAX:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +81,8 @@ class GenerationEngine(Protocol):
     ) -> list[Generation]:
         """Sample every request with the loaded policy, in order.
 
-        Raises ``RuntimeError`` when none is loaded, ``ValueError`` for an empty prompt, no token to
-        emit, or a temperature that is not positive.
+        Raises ``ValueError`` for an empty prompt, no token to emit, or a temperature that is not
+        positive.
         """
 
 
@@ -115,7 +148,10 @@ class TrainingEngine(Protocol):
         """Start from a policy with a fresh optimiser; raises ``ValueError`` as others do."""
 
     async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        """Learn from ``batch`` in the run's number of updates, leaving out what is not finite."""
+        """Learn from ``batch`` in the run's number of updates, leaving out what is not finite.
+
+        After an ``EngineError`` nothing is loaded: weights may have been half updated.
+        """
 
     async def write_policy(self, path: Path) -> Digest:
         """Write the weights atomically, return their digest; raises ``StorageFullError``."""
@@ -137,7 +173,11 @@ class TrainingEngine(Protocol):
 
 
 class Environment(Protocol):
-    """A task: the same seed gives the same prompt and the same reward on every machine."""
+    """A task: the same seed gives the same prompt and the same reward on every machine.
+
+    It is asked in one thread at a time, beside the event loop. What it raises is a failure of this
+    machine and never a verdict: an answer that cannot be understood scores 0.
+    """
 
     @property
     def name(self) -> str:

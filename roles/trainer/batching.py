@@ -11,14 +11,19 @@ from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import groupby, islice
 
+import structlog
+
 from protocol.assignment import assign
 from protocol.audit import Finding, check_claims, read_body
 from protocol.crypto import digest
 from protocol.ledger.commits import Entry
 from protocol.rollout import REWARD_SCALE
 from protocol.types import Digest
-from roles.flow import RoleContext, reward
-from roles.ports.engines import Environment, TrainingSequence
+from roles.flow import RoleContext
+from roles.ports.engines import EngineError, Environment, TrainingSequence
+from roles.task import Task
+
+log = structlog.get_logger()
 
 _Drawn = dict[Digest, list[TrainingSequence]]
 """The rollouts of a batch in the order of the lot, by commit."""
@@ -42,11 +47,13 @@ class Batching:
 
     def __init__(self, context: RoleContext, environment: Environment) -> None:
         self._context = context
-        self._environment = environment
+        self._task = Task(context, environment)
         self._used: dict[Digest, None] = {}
         self._misses: Counter[Digest] = Counter()
         self._read: _Drawn = {}
         """What was drawn while the batch was not complete."""
+        self._broken: EngineError | None = None
+        """Why the task could not be asked about a rollout that was drawn."""
 
     def use(self, commits: tuple[Digest, ...]) -> None:
         """Leave out ``commits``, those of the version under way; the ledger knows earlier ones."""
@@ -57,8 +64,10 @@ class Batching:
         """Return a batch for a step from ``version``, or None while there are too few rollouts.
 
         ``policy`` is the digest of the weights of that version: nobody knew it when they committed
-        to rollouts of earlier ones, so nobody could choose a commit that its lot favours.
+        to rollouts of earlier ones, so nobody could choose a commit that its lot favours. Raises
+        ``EngineError`` when there are too few because the task could not be asked about some.
         """
+        self._broken = None
         grpo = self._context.manifest.grpo
         candidates = self._candidates(version, policy)
         if len(candidates) < grpo.rollouts_per_step:
@@ -74,6 +83,8 @@ class Batching:
                     drawn[entry.commit.digest] = sequences
         self._read = drawn
         if self._wanted(drawn):
+            if self._broken is not None:
+                raise self._broken
             return None
         prompts = self._context.manifest.sampling.prompts_per_rollout
         sequences = [
@@ -95,7 +106,7 @@ class Batching:
             for entry in ledger.usable()
             if entry.commit.digest not in self._used and oldest <= entry.commit.message.version
         }
-        # Bodies that could not be had come last, so that a few lost ones hold nothing up.
+        # Bodies that could not be had or scored come last, so that a few hold nothing up.
         ranked = sorted(candidates, key=lambda key: (self._misses[key], digest(policy + key)))
         return [candidates[key] for key in ranked]
 
@@ -109,7 +120,12 @@ class Batching:
 
     async def _once(self, entry: Entry) -> list[TrainingSequence] | None:
         """Return what was read of a body before, or read it now."""
-        return self._read.get(entry.commit.digest) or await self._sequences(entry)
+        try:
+            return self._read.get(entry.commit.digest) or await self._sequences(entry)
+        except EngineError as error:
+            log.warning("not scored", commit=entry.commit.digest.hex()[:12], error=str(error))
+            self._broken = error
+            return None
 
     async def _sequences(self, entry: Entry) -> list[TrainingSequence] | None:
         """Fetch a certified body; rewards are recomputed, never taken from it."""
@@ -128,15 +144,15 @@ class Batching:
         own = [item.reward for item in sequences]
         if check_claims(context.manifest, message, sequences, own) is not None:
             return None  # a committee may have certified what the model cannot compute
+        prompts = await self._task.prompts(assignments)
+        rewards = await self._task.rewards(assignments, [item.tokens for item in sequences])
         return [
             TrainingSequence(
-                item.group,
-                self._environment.prompt(item.problem_seed, item.length_target),
-                claimed.tokens,
-                claimed.logprobs,
-                reward(context.manifest, self._environment, item, claimed.tokens) / REWARD_SCALE,
+                item.group, prompt, claimed.tokens, claimed.logprobs, earned / REWARD_SCALE
             )
-            for item, claimed in zip(assignments, sequences, strict=True)
+            for item, prompt, claimed, earned in zip(
+                assignments, prompts, sequences, rewards, strict=True
+            )
         ]
 
 

@@ -3,13 +3,18 @@
 import structlog
 
 from protocol.rollout import REWARD_SCALE
+from roles.failures import Failures
 from roles.flow import RoleContext
-from roles.ports.engines import Environment, TrainingEngine
+from roles.ports.engines import EngineError, Environment, TrainingEngine
 from roles.trainer.batching import Batch, Batching
 from roles.trainer.leadership import Leadership
 from roles.trainer.publication import Publication
 
 log = structlog.get_logger()
+
+FAILURES_TO_RESIGN = 3
+"""In a row, and then the lead is left to others: a guess between a disturbance that passes within
+two epochs and a device that is gone, while which everybody waits."""
 
 
 class TrainerFlow:
@@ -24,6 +29,7 @@ class TrainerFlow:
         self._leadership = Leadership(context, engine)
         self._batching = Batching(context, environment)
         self._publication = Publication(context, engine)
+        self._failures = Failures(context, "trainer")
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -31,13 +37,29 @@ class TrainerFlow:
         try:
             while True:
                 seen = context.changes.count
-                if not self._leadership.is_ours():
-                    context.conditions.clear("trainer")  # what held us up is another one's now
-                elif context.replica.ledger.version < self._steps and await self._resume():
-                    await self._lead()
+                try:
+                    if not self._leadership.is_ours():
+                        context.conditions.clear("trainer")  # what held us up is another one's now
+                    elif context.replica.ledger.version < self._steps and await self._resume():
+                        await self._lead()
+                except EngineError as error:
+                    await self._recover(error)
+                    continue
                 await context.tick(seen)
         finally:
             await self._publication.drain()
+
+    async def _recover(self, error: EngineError) -> None:
+        """Wait after a failure, without the lead when it is not the first; then all is loaded anew.
+
+        What was written before is published first: it is whole, and training goes on from it.
+        """
+        await self._publication.settle()
+        if self._failures.count + 1 < FAILURES_TO_RESIGN or not self._leadership.has_heirs():
+            await self._failures.pause(error)
+            return
+        self._failures.note(error, "the lead is left to another trainer")
+        await self._leadership.leave_to_heirs()
 
     async def _resume(self) -> bool:
         """Load what training goes on from, and publish version 0 if there is none; else False."""
@@ -68,6 +90,7 @@ class TrainerFlow:
     async def _learn(self, batch: Batch) -> bool:
         """Make the next version; False when the one before it was refused."""
         metrics = await self._engine.step(batch.sequences)
+        self._failures.end()
         log.info(
             "step",
             version=self._publication.version + 1,

@@ -11,12 +11,16 @@ from pathlib import Path
 import structlog
 
 from protocol.messages import CheckpointManifest, Signed
-from protocol.types import Digest, Topic, Version
+from protocol.types import Digest, Role, Topic, Version
 from roles.flow import RoleContext
 from roles.ports.engines import Policy, TrainingEngine
 from roles.ports.storage import StorageFullError
 
 log = structlog.get_logger()
+
+RESIGNED_LIVES = 3
+"""For how many lives of a record a trainer that has resigned waits for another one's version; a
+guess at what loading and a first step take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,27 @@ class Leadership:
                 return False
         now = context.clock.now()
         return context.network.synchronised and context.replica.leader(now) == context.peer_id
+
+    def has_heirs(self) -> bool:
+        """Tell whether another trainer is here that could go on from the newest version."""
+        context = self._context
+        trainers = context.replica.roster.live(context.clock.now(), Role.TRAINER)
+        published = context.replica.ledger.head is not None
+        return published and any(member.peer != context.peer_id for member in trainers)
+
+    async def leave_to_heirs(self) -> None:
+        """Rest until another trainer has published, or until it is clear that nobody does.
+
+        A leader is whoever published last while its record says that it trains, so ours stops
+        saying so. That takes a refresh, and the other one then has to load and to make a step.
+        """
+        context, epochs = self._context, self._context.manifest.epochs
+        head, loop = context.replica.ledger.head, asyncio.get_running_loop()
+        until = loop.time() + RESIGNED_LIVES * epochs.record_epochs * epochs.seconds
+        context.conditions.resign(Role.TRAINER)
+        while context.replica.ledger.head is head and loop.time() < until:
+            await context.tick(context.changes.count)
+        context.conditions.take_up(Role.TRAINER)
 
     async def resume(self) -> Position | None:
         """Load the newest version that can be had; None while we wait for one."""

@@ -7,8 +7,9 @@ from protocol.audit import Finding, audited, check_claims, decide, read_body
 from protocol.messages import RolloutCommit, Signed
 from protocol.rollout import RolloutSequence
 from protocol.types import Digest, Version
-from roles.flow import RoleContext, reward
+from roles.flow import RoleContext
 from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
+from roles.task import Task
 
 log = structlog.get_logger()
 
@@ -21,7 +22,7 @@ class Examination:
     ) -> None:
         self._context = context
         self._engine = engine
-        self._environment = environment
+        self._task = Task(context, environment)
         self._loaded: dict[int, Digest] = {}
         """The policies that the engine has, the one that it was given last at the end."""
 
@@ -33,7 +34,10 @@ class Examination:
         return self._context.policies.get(commit.message.version)
 
     async def examine(self, commit: Signed[RolloutCommit], body: bytes) -> Finding | None:
-        """Judge a body; None when it cannot be judged here and now, which is no fault of it."""
+        """Judge a body; None when it cannot be judged here and now, which is no fault of it.
+
+        Raises ``EngineError`` when the engine or the task breaks.
+        """
         manifest = self._context.manifest
         sequences = read_body(manifest, commit.message, body)
         if isinstance(sequences, Finding):
@@ -41,12 +45,7 @@ class Examination:
         assignments = assign(
             manifest, Digest(commit.message.checkpoint), commit.signer, commit.message.slot
         )
-        rewards = [
-            reward(manifest, self._environment, assignment, item.tokens)
-            if all(0 <= token < manifest.model.vocabulary_size for token in item.tokens)
-            else 0  # refused below; tasks are asked about tokens that exist only
-            for assignment, item in zip(assignments, sequences, strict=True)
-        ]
+        rewards = await self._task.rewards(assignments, [item.tokens for item in sequences])
         finding = check_claims(manifest, commit.message, sequences, rewards)
         if finding is not None:
             return finding
@@ -83,17 +82,16 @@ class Examination:
         manifest = self._context.manifest
         beacon = self._context.replica.electorate.beacon(commit.message.epoch + 1)
         chosen = audited(beacon, commit.digest, len(sequences), manifest.toploc.audit_share)
+        prompts = await self._task.prompts([assignments[index] for index in chosen])
         requests = [
             VerificationRequest(
-                self._environment.prompt(
-                    assignments[index].problem_seed, assignments[index].length_target
-                ),
+                prompt,
                 assignments[index].noise_seed,
                 sequences[index].tokens,
                 sequences[index].logprobs,
                 sequences[index].proofs,
             )
-            for index in chosen
+            for index, prompt in zip(chosen, prompts, strict=True)
         ]
         version, temperature = Version(commit.message.version), manifest.sampling.temperature
         try:

@@ -14,8 +14,9 @@ from protocol.committee import Committee
 from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import RolloutCommit, Signed, Verdict
 from protocol.types import Digest, PeerId, Topic
+from roles.failures import Failures, pause_epochs
 from roles.flow import RoleContext
-from roles.ports.engines import Environment, VerificationEngine
+from roles.ports.engines import EngineError, Environment, VerificationEngine
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.validator.examination import Examination
@@ -43,6 +44,9 @@ class ValidatorFlow:
         self._workers: Counter[PeerId] = Counter()
         self._attempts: Counter[Digest] = Counter()
         self._retry_at: dict[Digest, float] = {}
+        self._failed: Counter[Digest] = Counter()
+        """How often a check failed for a reason of ours, by the commit."""
+        self._failures = Failures(context, "validator")
         self._delivered: dict[Digest, dict[PeerId, None]] = {}
         self._sending: dict[tuple[Digest, PeerId], asyncio.Task[None]] = {}
         self._decided_at: dict[Digest, float] = {}
@@ -73,10 +77,13 @@ class ValidatorFlow:
 
     def _forget(self) -> None:
         entries = self._context.replica.ledger.entries
-        tables = self._retry_at, self._delivered, self._decided_at, self._attempts
+        tables = self._retry_at, self._delivered, self._decided_at, self._attempts, self._failed
         for table in (*tables, self._for_others):
             for commit in [key for key in table if key not in entries]:
                 del table[commit]
+        waiting = (entries[commit].state is CommitState.COMMITTED for commit in self._failed)
+        if self._failures.count and not any(waiting):
+            self._failures.end()  # what failed is settled without us
         for task in [*self._checking.values(), *self._sending.values()]:
             if task.done():
                 task.result()  # a failure in a check is ours and must not pass in silence
@@ -151,7 +158,11 @@ class ValidatorFlow:
             if self._is_settled(entry):
                 return  # while we waited for our turn
             started_at = context.clock.now()
-            finding = await self._examination.examine(commit, body)
+            try:
+                finding = await self._examination.examine(commit, body)
+            except Exception as error:  # noqa: BLE001 - one rollout must not end the checks of all
+                self._fail(commit, error)
+                return
         if finding is not None and await self._give_verdict(commit, finding):
             log.info(
                 "rollout checked",
@@ -161,6 +172,16 @@ class ValidatorFlow:
                 detail=finding.detail,
                 check_seconds=round(context.clock.now() - started_at, 3),
             )
+
+    def _fail(self, commit: Signed[RolloutCommit], error: Exception) -> None:
+        """Leave a check for later that failed for a reason of ours: that says nothing of a rollout.
+
+        Each time for longer, because what it holds may make it fail always. The others go on.
+        """
+        self._failures.note(EngineError.of(error))
+        self._failed[commit.digest] += 1
+        pause_seconds = pause_epochs(self._failed[commit.digest]) * self._context.epoch_seconds
+        self._retry_at[commit.digest] = asyncio.get_running_loop().time() + pause_seconds
 
     def _is_settled(self, entry: Entry) -> bool:
         """Tell whether a verdict of ours is stored or an outcome known."""
@@ -178,7 +199,7 @@ class ValidatorFlow:
         except RefusedError as error:
             log.warning("verdict refused", commit=commit.digest.hex()[:12], error=str(error))
             return False
-        context.conditions.clear("validator")
+        self._failures.end()
         return True
 
     # Verdicts and certificates

@@ -25,6 +25,7 @@ from simulations.network.links import SimClock
 from simulations.network.meshsight import mesh_pipes
 from simulations.network.network import SimNetwork
 from simulations.network.transport import address_of
+from simulations.ports.background import SimBackground
 from simulations.ports.directory import SharedDirectory
 from simulations.ports.engines import SimEngines, policy_digest, policy_seed
 from simulations.ports.parts import Behaviour, Parts
@@ -251,6 +252,7 @@ class World:
                 blobs=SimBlobs(machine.disk, session, emit),
                 store=SimStore(machine.disk, session, self._recorder.on_put(emit)),
                 files=SimPolicyFiles(machine.disk, session, machine.weights, machine.genesis),
+                background=SimBackground(),
             ),
             SimEngines(
                 machine.disk,

@@ -19,6 +19,7 @@ import pytest
 
 from node.context import Ports
 from node.daemon import Daemon
+from node.live.background import ThreadBackground
 from node.live.clock import SystemClock
 from node.live.hivemind_dht import HivemindDirectory
 from node.live.hivemind_p2p import HivemindTransport
@@ -230,6 +231,7 @@ class LiveNode:
             files=PolicyDirectory(
                 self.directory / "weights", self.directory / "genesis.safetensors", self.blobs
             ),
+            background=ThreadBackground(),
         )
         files = PackedFiles(_read_file, Path.write_bytes)
         self.daemon = Daemon(

@@ -1,8 +1,7 @@
 import asyncio
 
-from protocol.assignment import SequenceAssignment
-from roles.flow import ChangeSignal, Conditions, reward
-from tests.worlds.messages import run_manifest
+from protocol.types import Role
+from roles.flow import ChangeSignal, Conditions
 from tests.worlds.network import LoopClock, run_virtual
 
 
@@ -51,23 +50,12 @@ def test_conditions_are_joined_for_people():
     assert str(conditions) == "on their way"
 
 
-class Task:
-    def __init__(self, value):
-        self.value = value
-
-    def score(self, _seed, _completion):
-        return self.value
-
-
-def test_a_reward_is_the_tasks_less_what_the_length_costs():
-    manifest = run_manifest(sampling={"length_targets": (4,), "length_penalty": 0.25})
-    plain = SequenceAssignment(0, 1, 2, None)
-    aimed = SequenceAssignment(0, 1, 2, 4)
-    assert reward(manifest, Task(0.5), plain, [1, 2]) == 500_000
-    assert reward(manifest, Task(1.0), aimed, [1, 2, 3]) == 750_000
-    assert reward(manifest, Task(1.0), aimed, [1] * 5) == 750_000
-    assert reward(manifest, Task(0.125), aimed, [1]) == -625_000
-    assert reward(manifest, Task(1.0), aimed, [1] * 12) == -1_000_000
-    assert reward(manifest, Task(7.0), aimed, [1] * 4) == 1_000_000
-    assert reward(manifest, Task(-7.0), aimed, [1] * 4) == 0
-    assert reward(manifest, Task(float("nan")), plain, [1]) == 0
+def test_a_role_is_left_and_taken_up_again():
+    conditions = Conditions()
+    conditions.resign(Role.TRAINER)
+    conditions.resign(Role.TRAINER)
+    assert conditions.has_resigned(Role.TRAINER) and not conditions.has_resigned(Role.RELAY)
+    assert str(conditions) == "", "the reason is told by who resigned"
+    conditions.take_up(Role.TRAINER)
+    conditions.take_up(Role.TRAINER)
+    assert not conditions.has_resigned(Role.TRAINER)

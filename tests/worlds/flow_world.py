@@ -13,6 +13,7 @@ from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.ports.engines import Generation, Policy, StepMetrics
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError, Release
+from simulations.ports.background import SimBackground
 from tests.worlds.disks import MemoryBlobs, MemoryFiles, MemoryStore
 from tests.worlds.messages import World, identity, run_manifest
 from tests.worlds.network import LoopClock
@@ -27,18 +28,41 @@ class Task:
     name = "task"
     vocabulary = tuple(str(index) for index in range(32))
 
+    def __init__(self):
+        self.on_score = lambda seed: None
+
     def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
-        return (2 + seed % 8, *([] if length_target is None else [10 + length_target]))
+        return (2 + seed % 8, *([] if length_target is None else [10 + length_target % 16]))
 
     def score(self, seed: int, completion: Sequence[int]) -> float:
+        self.on_score(seed)
         [self.vocabulary[token] for token in completion]
         return 1.0 if completion[0] == ANSWER else 0.0
 
+    def watch(self, background: "Background") -> list[bool]:
+        """Return a list that gets for each question whether it was asked in the background."""
+        asked: list[bool] = []
+        prompt = self.prompt
+
+        def noted(*question):
+            asked.append(background.running)
+            return prompt(*question)
+
+        self.prompt = noted
+        self.on_score = lambda _seed: asked.append(background.running)
+        return asked
+
 
 class Engine:
-    """Generation and verification; ``refused`` policies are not what they should be."""
+    """Generation and verification; ``refused`` policies are not what they should be.
+
+    ``errors`` are raised first, one by one.
+    """
 
     def __init__(self):
+        self.errors: list[Exception] = []
+        self.tried: list[float] = []
+        """When it was asked for something, of the loop's time."""
         self.loads: list[int] = []
         self.refused: dict[bytes, None] = {}
         self.measured: list[int] = []
@@ -55,13 +79,19 @@ class Engine:
             raise ValueError("another policy")
         self.loads.append(policy.version)
 
-    async def generate(self, requests, temperature):
+    async def _compute(self):
+        self.tried.append(asyncio.get_running_loop().time())
         await asyncio.sleep(0.1)
+        if self.errors:
+            raise self.errors.pop(0)
+
+    async def generate(self, requests, temperature):
+        await self._compute()
         self.prompts = [request.prompt for request in requests]
         return [Generation((ANSWER, END), (-0.5, -0.5), (b"proof",)) for _ in requests]
 
     async def measure(self, version, requests, temperature):
-        await asyncio.sleep(0.1)
+        await self._compute()
         if self.forgetful:
             self.forgetful -= 1
             raise KeyError(version)
@@ -73,9 +103,13 @@ class Engine:
 
 
 class Trainer:
-    """A training engine whose state is a number."""
+    """A training engine whose state is a number.
+
+    ``errors`` of a method are raised one by one, None for none.
+    """
 
     def __init__(self):
+        self.errors: dict[str, list[Exception | None]] = {}
         self.loaded: list[str] = []
         self.damaged: dict[str, None] = {}
         self.states: dict[str, bytes] = {}
@@ -94,22 +128,31 @@ class Trainer:
             raise ValueError(f"{path.name} is of another policy")
         self._load(path)
 
+    def _break(self, method: str) -> None:
+        error = self.errors[method].pop(0) if self.errors.get(method) else None
+        if error is not None:
+            raise error
+
     def _load(self, path: Path) -> None:
+        self._break("load")
         if path.name in self.damaged:
             raise ValueError(f"{path.name} is damaged")
         self.loaded.append(path.name)
 
     async def step(self, batch):
         await asyncio.sleep(0.1)
+        self._break("step")
         self.batches.append(list(batch))
         self.learned += 1
         return StepMetrics(1, 0.0, 1.0, 0.0, 1.0, len(batch))
 
     async def write_policy(self, path: Path):
+        self._break("write_policy")
         self._write(path, f"policy {self.learned}")
         return digest(path.read_bytes())
 
     async def save_state(self, path: Path) -> None:
+        self._break("save_state")
         self._write(path, "state")
 
     def _write(self, path: Path, text: str) -> None:
@@ -232,6 +275,7 @@ class FlowWorld:
         for one in self.world.validators:
             self.take(self.world.record(one, ("validator",), joined_at=0, policy_version=-1))
         self.changes, self.conditions = ChangeSignal(), Conditions()
+        self.background = Background()
         self.network = Network(self)
         self.policies = Policies(self)
         self.files = MemoryFiles(directory, directory / "genesis", None)
@@ -240,6 +284,7 @@ class FlowWorld:
             manifest=self.manifest,
             replica=self.replica,
             clock=LoopClock(),
+            background=self.background,
             blobs=Blobs(),
             files=self.files,
             store=MemoryStore(),
@@ -296,6 +341,19 @@ class FlowWorld:
         self.task.cancel()
         await asyncio.wait([self.task])
         assert self.task.cancelled(), self.task
+
+
+class Background(SimBackground):
+    """Notes whether something runs in it."""
+
+    running = False
+
+    async def run(self, function):
+        self.running = True
+        try:
+            return await super().run(function)
+        finally:
+            self.running = False
 
 
 class Blobs(MemoryBlobs):

@@ -19,7 +19,7 @@ from roles.engines.qwen2.policy import (
     read_policy,
     shapes_of,
 )
-from roles.ports.engines import Policy
+from roles.ports.engines import EngineError, Policy
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -83,10 +83,40 @@ E = TypeVar("E", bound=Qwen2Engine)
 def computed(
     method: Callable[Concatenate[E, P], T],
 ) -> Callable[Concatenate[E, P], Coroutine[Any, Any, T]]:
-    """Return the method as a coroutine function that runs it in the engine's thread."""
+    """Return the method as a coroutine function that runs it in the engine's thread.
 
-    @wraps(method)
-    async def run(engine: E, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await engine._compute(method, engine, *args, **kwargs)  # noqa: SLF001 - its own
+    Whatever breaks in it is an ``EngineError``.
+    """
+    return computed_telling()(method)
 
-    return run
+
+def computed_telling(
+    *told: type[Exception],
+) -> Callable[
+    [Callable[Concatenate[E, P], T]], Callable[Concatenate[E, P], Coroutine[Any, Any, T]]
+]:
+    """Do what ``computed`` does, but for the errors ``told``: they come as they are."""
+    passed_on: tuple[type[BaseException], ...] = (KeyboardInterrupt, *told)
+
+    def decorated(
+        method: Callable[Concatenate[E, P], T],
+    ) -> Callable[Concatenate[E, P], Coroutine[Any, Any, T]]:
+        def guarded(engine: E, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                return method(engine, *args, **kwargs)
+            except passed_on:
+                raise
+            except BaseException as error:  # noqa: BLE001 - libraries raise what they like
+                broken = EngineError.of(error)
+            # Out here nothing refers to the frames that failed, so what they held can be given
+            # back: to the next try, and to whoever else computes on this device.
+            torch.cuda.empty_cache()
+            raise broken
+
+        @wraps(method)
+        async def run(engine: E, /, *args: P.args, **kwargs: P.kwargs) -> T:
+            return await engine._compute(guarded, engine, *args, **kwargs)  # noqa: SLF001 - its own
+
+        return run
+
+    return decorated

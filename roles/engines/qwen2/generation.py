@@ -10,7 +10,7 @@ from protocol.recipe import ModelSection, ToplocSection
 from protocol.toploc.proof import States, build_proofs_batch
 from roles.engines.noise import Draws, NoiseSource
 from roles.engines.qwen2.decoder import Decoded, Decoder
-from roles.engines.qwen2.engine import Qwen2Engine, computed
+from roles.engines.qwen2.engine import Qwen2Engine, computed, computed_telling
 from roles.ports.engines import Generation, GenerationEngine, GenerationRequest, Policy
 
 
@@ -36,15 +36,14 @@ class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
         self._decoder: Decoder | None = None
 
     @override
-    @computed
+    @computed_telling(ValueError)
     def load(self, policy: Policy) -> None:
         self._decoder = Decoder(
             self._config, self._read(policy), self._dtype, self._device, self._head_precision
         )
 
     @override
-    @computed
-    def generate(
+    async def generate(
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
         for request in requests:
@@ -52,6 +51,12 @@ class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
                 raise ValueError("a request needs a prompt and at least one token to emit")
         if not temperature > 0:
             raise ValueError("the temperature must be positive")
+        return await self._generate(requests, temperature)
+
+    @computed
+    def _generate(
+        self, requests: Sequence[GenerationRequest], temperature: float
+    ) -> list[Generation]:
         generations: list[Generation] = []
         for start in range(0, len(requests), self._batch_sequences_max):
             batch = requests[start : start + self._batch_sequences_max]

@@ -21,7 +21,7 @@ from protocol.toploc.layout import Variant
 from protocol.toploc.proof import proof_fault, verify_proofs_batch
 from protocol.types import Version
 from roles.engines.noise import NoiseSource
-from roles.engines.qwen2.engine import Qwen2Engine, computed
+from roles.engines.qwen2.engine import Qwen2Engine, computed, computed_telling
 from roles.engines.qwen2.generation import as_states
 from roles.engines.qwen2.head import Head
 from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
@@ -64,7 +64,7 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
         self._models: dict[Version, _Policy] = {}
 
     @override
-    @computed
+    @computed_telling(ValueError)
     def load(self, policy: Policy) -> None:
         model = self._model_of(self._read(policy), self._dtype)
         self._models.pop(policy.version, None)
@@ -74,9 +74,18 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
             del self._models[next(iter(self._models))]
 
     @override
+    async def measure(
+        self, version: Version, requests: Sequence[VerificationRequest], temperature: float
+    ) -> list[Measurement]:
+        if not temperature > 0:
+            raise ValueError("the temperature must be positive")
+        if version not in self._models:
+            raise LookupError(f"the policy of version {version} is not kept")
+        return await self._measure(version, requests, temperature)
+
     @computed
     @torch.inference_mode()
-    def measure(
+    def _measure(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Measurement]:
         return [
@@ -97,8 +106,6 @@ class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
     def _recompute(
         self, version: Version, requests: Sequence[VerificationRequest], temperature: float
     ) -> list[Recomputed | str]:
-        if not temperature > 0:
-            raise ValueError("the temperature must be positive")
         model = self._models[version]
         faults = [self._fault(request) for request in requests]
         results: dict[int, Recomputed | str] = {

@@ -16,7 +16,7 @@ from typing_extensions import override
 from protocol.recipe import GrpoSection, ModelSection, SamplingSection
 from protocol.types import Digest
 from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.engine import Qwen2Engine, computed
+from roles.engines.qwen2.engine import Qwen2Engine, computed, computed_telling
 from roles.engines.qwen2.policy import digest_of, tensors_of, write_policy
 from roles.engines.training.attention import PACKED
 from roles.engines.training.batch import Pass, Sample, collate, minibatches, pack, select
@@ -30,6 +30,7 @@ from roles.engines.training.checkpoint import (
 from roles.engines.training.grpo import two_sided_losses
 from roles.engines.training.head import target_logprobs
 from roles.ports.engines import Policy, StepMetrics, TrainingEngine, TrainingSequence
+from roles.ports.storage import StorageFullError
 
 _keeping_inputs = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 """Calls a function so that only its arguments are kept; none here draws at random."""
@@ -108,7 +109,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         return self._model, self._optimizer
 
     @override
-    @computed
+    @computed_telling(ValueError)
     def load_policy(self, policy: Policy) -> None:
         self._model, self._optimizer = self._adopt(self._read(policy))
         self._steps = 0
@@ -117,7 +118,12 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
     @computed
     def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
         parts = minibatches(select(batch), self._grpo.updates_per_version)
-        done = [self._learn(part) for part in parts]
+        try:
+            done = [self._learn(part) for part in parts]
+        except BaseException:
+            # Some weights may be updated and others not, and what is loaded next needs the memory.
+            self._model = self._optimizer = None
+            raise
         tokens = max(1, sum(sums.tokens for sums in done))
         return StepMetrics(
             updates=sum(sums.updated for sums in done),
@@ -189,12 +195,12 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         return {name: tensor.to(self._dtype) for name, tensor in tensors.items()}
 
     @override
-    @computed
+    @computed_telling(StorageFullError)
     def write_policy(self, path: Path) -> Digest:
         return write_policy(self._policy_tensors(), path)
 
     @override
-    @computed
+    @computed_telling(StorageFullError)
     def save_state(self, path: Path) -> None:
         model, optimizer = self._loaded()
         state = TrainingState(
@@ -206,7 +212,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         save_checkpoint(state, path)
 
     @override
-    @computed
+    @computed_telling(ValueError)
     def load_state(self, path: Path, policy: Digest) -> None:
         state = load_checkpoint(path, self._shapes)
         if not 0 <= state.steps <= self._grpo.steps * self._grpo.updates_per_version:

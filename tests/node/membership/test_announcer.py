@@ -79,8 +79,11 @@ class Node:
         return self.network.said
 
     def begin(self):
-        ports = Ports(self.clock, Rng(b"1"), self.transport, self.directory, None, self.store, None)
-        context = NodeContext(OWN, self.replica, ports, None, ChangeSignal(), Conditions())
+        ports = Ports(
+            self.clock, Rng(b"1"), self.transport, self.directory, None, self.store, None, None
+        )
+        self.conditions = Conditions()
+        context = NodeContext(OWN, self.replica, ports, None, ChangeSignal(), self.conditions)
         self.incarnation = Incarnation(context)
         self.announcer = Announcer(
             context,
@@ -125,6 +128,23 @@ def test_we_say_what_we_are_and_say_it_again():
         assert listed == node.said[-1]
         await node.announcer.announce(leaving=True)
         assert node.record.leaving
+
+    run_virtual(scenario())
+
+
+def test_a_role_that_was_left_is_not_told_until_it_is_taken_up():
+    async def scenario():
+        node = Node()
+        task = asyncio.create_task(node.run(3 * REFRESH_SECONDS))
+        await asyncio.sleep(1)
+        assert node.record.roles == ("validator",)
+        node.conditions.resign(Role.VALIDATOR)
+        await asyncio.sleep(REFRESH_SECONDS)
+        assert node.record.roles == ("relay",), "it still carries what others need"
+        node.conditions.take_up(Role.VALIDATOR)
+        await asyncio.sleep(REFRESH_SECONDS)
+        assert node.record.roles == ("validator",)
+        await task
 
     run_virtual(scenario())
 

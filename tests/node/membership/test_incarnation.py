@@ -43,7 +43,7 @@ class Machine:
             self.task.cancel()
         self.replica = Replica(self.world.manifest, lambda *_: True)
         self.replica.receive(self.world.genesis().envelope, self.clock.now())
-        ports = Ports(self.clock, Rng(b"1"), None, None, None, self.store, None)
+        ports = Ports(self.clock, Rng(b"1"), None, None, None, self.store, None, None)
         self.incarnation = Incarnation(
             NodeContext(self.own, self.replica, ports, None, ChangeSignal(), Conditions())
         )

@@ -47,7 +47,7 @@ class Node:
             self.transport, LoopClock(), Rng(b"1"), [], roster=self.replica.roster
         )
         self.peers.blame = lambda peer, fault: self.blamed.append((peer, str(fault.code)))
-        ports = Ports(Fixed(), Rng(b"2"), self.transport, None, None, MemoryStore(), None)
+        ports = Ports(Fixed(), Rng(b"2"), self.transport, None, None, MemoryStore(), None, None)
         self.context = NodeContext(
             signer, self.replica, ports, self.peers, ChangeSignal(), Conditions()
         )

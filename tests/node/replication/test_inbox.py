@@ -50,7 +50,7 @@ class Node:
         self.store, self.clock = store or Store(), Clock()
         self.blamed, self.heard = [], []
         peers = SimpleNamespace(blame=lambda peer, fault: self.blamed.append((peer, fault.code)))
-        ports = Ports(self.clock, Rng(b"1"), None, None, None, self.store, None)
+        ports = Ports(self.clock, Rng(b"1"), None, None, None, self.store, None, None)
         self.context = NodeContext(signer, self.replica, ports, peers, ChangeSignal(), Conditions())
         self.log, self.versions = MessageLog(self.store), ChangeSignal()
         self.incarnation = Incarnation(self.context)

@@ -57,7 +57,7 @@ class Node:
         self.peers = PeerTable(
             self.transport, LoopClock(), Rng(b"1"), [], roster=self.replica.roster
         )
-        ports = Ports(Fixed(), Rng(b"2"), self.transport, None, self.blobs, self.store, None)
+        ports = Ports(Fixed(), Rng(b"2"), self.transport, None, self.blobs, self.store, None, None)
         context = NodeContext(signer, self.replica, ports, self.peers, self.changes, Conditions())
         self.gossip = Gossip(self.peers, signer, LoopClock(), Rng(signer.public_key))
         self.exchange = BlobExchange(self.peers, self.blobs)

@@ -61,6 +61,7 @@ class Node:
             blobs=self.blobs,
             store=self.store,
             files=MemoryFiles(self.directory, self.directory / "genesis", self.blobs),
+            background=None,
         )
         self.conditions = Conditions()
         self.running = None

@@ -1,15 +1,19 @@
 import asyncio
 
+import pytest
+
 from protocol.assignment import assign
 from protocol.crypto import digest
 from protocol.ledger.commits import window_epochs
 from protocol.messages import RolloutCommit
 from protocol.rollout import decode_body
+from roles.failures import PAUSE_EPOCHS_MAX
 from roles.inference.flow import (
     OWN_COMMITS_IN_FLIGHT_MAX,
     REPEAT_EPOCHS,
     InferenceFlow,
 )
+from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from tests.worlds.flow_world import Engine, FlowWorld, Task
@@ -271,6 +275,96 @@ def test_prompts_say_how_long_the_answer_should_become(tmp_path):
         body = await world.context.blobs.get(commit.message.body)
         rewards = [item.reward for item in decode_body(body, world.manifest)]
         assert rewards == [500_000 - 100_000 * (item.length_target - 7) for item in items]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("where", ["generate", "load", "score"])
+def test_what_breaks_pauses_the_worker_and_is_tried_again(tmp_path, where):
+    async def scenario():
+        world, engine, flow = started(tmp_path)
+        broken = [EngineError("OutOfMemoryError: CUDA out of memory")] * 3
+
+        def break_it(*_):
+            if broken:
+                raise broken.pop()
+
+        if where == "generate":
+            engine.errors = broken
+        elif where == "load":
+            engine.on_load = break_it
+        else:
+            flow = InferenceFlow(world.context, engine, task := Task())
+            task.on_score = break_it
+        world.run(flow)
+        await world.rest(4)
+        reason = "inference failed: OutOfMemoryError: CUDA out of memory; trying again"
+        assert str(world.conditions).replace("EngineError: ", "") == reason
+        await world.rest(EPOCH_SECONDS * (0.5 + 1) - 5)
+        assert len(broken) == 1, "each pause is longer"
+        await world.rest(EPOCH_SECONDS * 2 + 8)
+        assert broken == []
+        assert [item.slot for item in commits(world)] == [0, 1]
+        assert str(world.conditions) == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_the_task_is_asked_in_the_background(tmp_path):
+    async def scenario():
+        world, engine, _ = started(tmp_path)
+        task = Task()
+        asked = task.watch(world.background)
+        world.run(InferenceFlow(world.context, engine, task))
+        await world.rest(5)
+        assert len(commits(world)) == 2
+        assert asked == [True] * 16
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_an_engine_that_broke_is_given_its_policy_again(tmp_path):
+    """It may be a new one that has none."""
+
+    async def scenario():
+        world, engine, flow = started(tmp_path)
+        engine.errors.append(EngineError("gone"))
+        world.run(flow)
+        await world.rest(EPOCH_SECONDS)
+        assert engine.loads == [0, 0]
+        assert len(commits(world)) == 2
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
+    """A task may break on one assignment always; the next version brings another."""
+
+    async def scenario():
+        world, engine, flow = started(tmp_path)
+        flow = InferenceFlow(world.context, engine, task := Task())
+        head = world.replica.ledger.head.digest
+        bad = assign(world.manifest, head, world.signer.peer_id, 0)[1].problem_seed
+
+        def choke(seed):
+            if seed == bad:
+                raise IndexError("a bug of the task")
+
+        task.on_score = choke
+        world.run(flow)
+        await world.rest(20 * EPOCH_SECONDS)
+        assert commits(world) == []
+        assert "IndexError: a bug of the task" in str(world.conditions)
+        assert len(engine.tried) <= 8
+        world.hold(1, b"policy 1")
+        world.version(policy=world.policies.held[1].digest)
+        await world.rest(PAUSE_EPOCHS_MAX * EPOCH_SECONDS + 2)
+        assert {item.version for item in commits(world)} == {1}
+        assert str(world.conditions) == ""
         await world.stop()
 
     run_virtual(scenario())

@@ -1,6 +1,7 @@
 import asyncio
 
 from tests.roles.trainer.trainer_world import World, fresh, led
+from tests.worlds.flow_world import Task
 from tests.worlds.messages import identity
 from tests.worlds.network import run_virtual
 
@@ -25,6 +26,20 @@ def test_it_begins_learns_and_publishes(tmp_path):
         await world.rest(2)
         assert [item.version for item in world.published] == [0, 1, 2]
         assert str(world.conditions) == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_the_task_is_asked_in_the_background(tmp_path):
+    async def scenario():
+        world = fresh(tmp_path)
+        asked = world.environment.watch(world.background)
+        await led(world)
+        world.batch()
+        await world.rest(2)
+        assert len(world.published) == 2
+        assert asked == [True] * 16
         await world.stop()
 
     run_virtual(scenario())
@@ -115,7 +130,7 @@ def test_it_learns_from_rewards_below_zero_and_from_prompts_that_say_the_length(
         await world.rest(3)
         (batch,) = world.engine.batches
         assert {item.reward for item in batch} == {-4.8}
-        assert {item.prompt[1:] for item in batch} == {(70,)}
+        assert {item.prompt[1:] for item in batch} == {Task().prompt(0, 60)[1:]}
         assert world.published[-1].reward_mean == -4_800_000
         await world.stop()
 

@@ -15,7 +15,8 @@ class World(FlowWorld):
         sections.setdefault("trainers", 2)
         super().__init__(tmp_path, name, **sections)
         self.engine = Trainer()
-        self.flow = TrainerFlow(self.context, self.engine, Task())
+        self.environment = Task()
+        self.flow = TrainerFlow(self.context, self.engine, self.environment)
         self.files.genesis.write_bytes(b"policy 0")
 
     def start(self):

@@ -1,5 +1,6 @@
 import asyncio
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -8,6 +9,8 @@ from protocol.crypto import digest
 from protocol.ledger.commits import CommitState
 from protocol.messages import Certificate, Verdict
 from protocol.rollout import RolloutSequence, encode_body
+from roles.failures import PAUSE_EPOCHS_MAX
+from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.validator import examination
@@ -28,7 +31,8 @@ class World(FlowWorld):
     def __init__(self, tmp_path, validators=2, **sections):
         super().__init__(tmp_path, "validator 0", validators=validators, **COMMITTEE | sections)
         self.engine = Engine()
-        self.flow = ValidatorFlow(self.context, self.engine, Task())
+        self.environment = Task()
+        self.flow = ValidatorFlow(self.context, self.engine, self.environment)
         self.others = [one for one in self.world.validators if one is not self.signer]
 
     def commit(self, body=None, signer=None, slot=0, previous=b"", **changes):
@@ -512,20 +516,81 @@ def test_a_refused_verdict_is_no_reason_to_stop(tmp_path):
     run_virtual(scenario())
 
 
-def test_a_fault_of_ours_in_a_check_is_not_lost(tmp_path):
+@pytest.mark.parametrize("error", [EngineError("no memory"), ZeroDivisionError("ours")])
+def test_a_check_that_breaks_gives_no_verdict_and_is_done_later(tmp_path, error):
     async def scenario():
         world = World(tmp_path)
+        world.engine.errors.append(error)
+        world.run(world.flow)
+        commit = world.commit()
+        await world.rest(EPOCH_SECONDS + 2)
+        assert world.verdicts == []
+        assert str(world.conditions).startswith("validator failed: ")
+        assert str(world.conditions).endswith("; trying again")
+        await world.rest(EPOCH_SECONDS)
+        (verdict,) = world.verdicts
+        assert (verdict.commit, verdict.accept) == (commit.digest, True)
+        assert str(world.conditions) == ""
+        await world.stop()
 
-        async def broken(*_arguments):
-            raise RuntimeError("our own fault")
+    run_virtual(scenario())
 
-        world.engine.measure = broken
+
+def test_the_task_is_asked_in_the_background(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        asked = world.environment.watch(world.background)
         world.run(world.flow)
         world.commit()
-        await asyncio.sleep(2 * EPOCH_SECONDS)
-        assert world.task.done()
-        with pytest.raises(RuntimeError, match="our own fault"):
-            world.task.result()
+        await world.rest(EPOCH_SECONDS + 2)
+        assert len(world.verdicts) == 1
+        assert asked == [True] * 8
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_what_always_breaks_holds_nothing_up_and_is_tried_less_and_less(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        poison = world.commit()
+        bad = assign(world.manifest, poison.message.checkpoint, poison.signer, 0)[2].problem_seed
+        tried = []
+
+        def choke(seed):
+            if seed == bad:
+                tried.append(world.now())
+                raise ValueError("a bug of the task")
+
+        world.environment.on_score = choke
+        world.run(world.flow)
+        await world.rest(EPOCH_SECONDS + 2)
+        assert "validator failed: ValueError: a bug of the task" in str(world.conditions)
+        honest = world.commit(signer=world.world.workers[1])
+        await world.rest(EPOCH_SECONDS + 2)
+        assert [item.commit for item in world.verdicts] == [honest.digest]
+        await world.rest(25 * EPOCH_SECONDS)
+        pauses = [(after - before) / EPOCH_SECONDS for before, after in pairwise(tried)]
+        assert pauses == sorted(pauses) and max(pauses) <= PAUSE_EPOCHS_MAX + 1
+        assert 3 <= len(tried) <= 8
+        assert [item.commit for item in world.verdicts] == [honest.digest]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_what_broke_is_forgotten_when_others_have_settled_it(tmp_path):
+    async def scenario():
+        world = World(tmp_path, validators=3)
+        world.engine.errors += [EngineError("gone")] * 100
+        world.run(world.flow)
+        commit = world.commit()
+        await world.rest(7 * EPOCH_SECONDS)
+        assert "gone" in str(world.conditions)
+        world.replica.ledger.offer_certificate(world.world.certificate(commit), found())
+        await world.rest(EPOCH_SECONDS)
+        assert str(world.conditions) == ""
+        await world.stop()
 
     run_virtual(scenario())
 

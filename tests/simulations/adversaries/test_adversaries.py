@@ -13,8 +13,8 @@ from protocol.faults import FaultCode
 from protocol.ledger.ledger import Ledger
 from protocol.rollout import RolloutSequence, encode_body, reward_of
 from protocol.types import Digest
-from roles.flow import reward
 from roles.ports.storage import Owner, Purpose
+from roles.task import reward
 from simulations.adversaries import BEHAVIOURS, trainers, validators
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.relays import WrongBytes

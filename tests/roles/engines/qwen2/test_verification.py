@@ -243,7 +243,7 @@ async def test_the_last_policies_are_kept(policies):
         await verifier.load(replace(policies[0], version=Version(version)))
     for version in (0, 2):
         assert await verifier.measure(Version(version), [], 1.0) == []
-    with pytest.raises(KeyError):
+    with pytest.raises(LookupError):
         await verifier.measure(Version(1), [], 1.0)
     with pytest.raises(ValueError, match="temperature"):
         await verifier.measure(Version(0), [], 0.0)

@@ -1,0 +1,27 @@
+"""A thread beside that of the event loop."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from typing_extensions import override
+
+from roles.ports.background import Background
+
+T = TypeVar("T")
+
+
+class ThreadBackground(Background):
+    """One thread of its own: what takes long there must not hold up who reads and writes files."""
+
+    def __init__(self) -> None:
+        self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="background")
+
+    @override
+    async def run(self, function: Callable[[], T]) -> T:
+        return await asyncio.wrap_future(self._executor.submit(function))
+
+    def close(self) -> None:
+        """Drop what waits and let the running call end; idempotent."""
+        self._executor.shutdown(wait=False, cancel_futures=True)

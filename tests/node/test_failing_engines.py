@@ -1,0 +1,148 @@
+"""Whole swarms in virtual time in which engines and tasks break; the nodes and the run go on."""
+
+import asyncio
+
+import pytest
+
+from protocol.types import Role
+from roles.ports.engines import EngineError
+from simulations.ports import engines
+from tests.worlds.messages import all_certified
+from tests.worlds.network import eventually, run_virtual
+from tests.worlds.swarm import Swarm
+
+SMALL = {"validator": 3, "inference": 2}
+GONE = EngineError("OutOfMemoryError: CUDA out of memory")
+
+
+class Breaker:
+    """Lets methods of modelled engines fail on some machines while they are in ``broken``."""
+
+    def __init__(self, monkeypatch, world):
+        self.broken: dict[str, None] = {}
+        self._world = world
+        self._patch = monkeypatch
+
+    def arm(self, engine, method):
+        honest = getattr(engine, method)
+        owner_of = self._owner
+
+        async def tried(own, *arguments):
+            if owner_of(own._machine) in self.broken:
+                raise GONE
+            return await honest(own, *arguments)
+
+        self._patch.setattr(engine, method, tried)
+
+    def _owner(self, engines_of):
+        machines = self._world.machines.items()
+        return next(name for name, machine in machines if machine.disk is engines_of.disk)
+
+
+def reason(world, name):
+    return world.daemon(name).why().reason
+
+
+def test_training_goes_on_while_a_worker_and_a_validator_are_broken(monkeypatch):
+    async def scenario():
+        world = Swarm(validator=4, inference=2, committee__escalated_size=3, grpo__steps=300)
+        breaker = Breaker(monkeypatch, world)
+        breaker.arm(engines.SimGeneration, "generate")
+        breaker.arm(engines.SimVerification, "measure")
+        world.start_all()
+        await world.reach(3, "relay-0")
+        breaker.broken = {"worker-0": None, "validator-0": None}
+        await world.more(6, "relay-0")
+        assert "inference failed: OutOfMemoryError" in reason(world, "worker-0")
+        assert "validator failed: OutOfMemoryError" in reason(world, "validator-0")
+        assert world.daemon("worker-0").status().state == "paused"
+        breaker.broken.clear()
+        await asyncio.sleep(20)
+        assert world.daemon("worker-0").status().state == "ready"
+        assert world.daemon("validator-0").status().state == "ready"
+        await world.more(2, "relay-0")
+        assert all_certified(world.ledger("relay-0"))
+        await world.finish()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("method", ["step", "write_policy", "load_state"])
+def test_a_trainer_that_stays_broken_leaves_the_lead_and_can_have_it_again(monkeypatch, method):
+    async def scenario():
+        world = Swarm(**SMALL, trainer=2, grpo__steps=300)
+        breaker = Breaker(monkeypatch, world)
+        for one in {"step", method}:
+            breaker.arm(engines.SimTraining, one)
+        world.start_all()
+        await world.reach(3, "relay-0")
+        breaker.broken["trainer-0"] = None
+        await eventually(lambda: "left to another" in reason(world, "trainer-0"), 60)
+        heir = world.machines["trainer-1"].signer.peer_id
+        await eventually(lambda: world.ledger("relay-0").head.signer == heir, 60)
+        assert world.ledger("relay-0").head.message.term == 1
+        await eventually(
+            lambda: (
+                Role.TRAINER
+                in world.replica("relay-0")
+                .roster.get(world.machines["trainer-0"].signer.peer_id)
+                .record.message.roles
+            ),
+            60,
+        )
+        await world.more(3, "relay-0")
+        assert world.ledger("relay-0").head.signer == heir, "it is not contested"
+        assert world.daemon("trainer-0").status().state == "ready"
+        breaker.broken.clear()
+        world.crash("trainer-1")
+        await world.more(3, "relay-0")
+        first = world.machines["trainer-0"].signer.peer_id
+        assert world.ledger("relay-0").head.signer == first
+        await world.finish()
+
+    run_virtual(scenario())
+
+
+def test_a_lone_trainer_goes_on_where_it_was_when_its_device_is_back(monkeypatch):
+    async def scenario():
+        world = Swarm(**SMALL, grpo__steps=300)
+        breaker = Breaker(monkeypatch, world)
+        breaker.arm(engines.SimTraining, "step")
+        world.start_all()
+        await world.reach(3, "relay-0")
+        breaker.broken["trainer-0"] = None
+        await asyncio.sleep(40)
+        version = world.ledger("relay-0").version
+        assert "trainer failed: OutOfMemoryError" in reason(world, "trainer-0")
+        await asyncio.sleep(20)
+        assert world.ledger("relay-0").version == version
+        breaker.broken.clear()
+        await world.more(3, "relay-0")
+        terms = {entry.manifest.message.term for entry in world.ledger("relay-0").checkpoints}
+        assert terms == {0}
+        await world.finish()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("error", [MemoryError, SystemExit])
+def test_a_task_that_breaks_everywhere_ends_no_node(monkeypatch, error):
+    async def scenario():
+        world = Swarm(**SMALL, grpo__steps=300)
+        honest = engines.SumTask.score
+        world.start_all()
+        await world.reach(2, "relay-0")
+
+        def broken(_task, seed, _completion):
+            raise error(f"on {seed}")
+
+        monkeypatch.setattr(engines.SumTask, "score", broken)
+        told = f"failed: {error.__name__}: on"
+        for name in ("validator-0", "worker-0"):
+            await eventually(lambda name=name: told in reason(world, name), 60)
+        assert len(world.running) == len(world.machines)
+        monkeypatch.setattr(engines.SumTask, "score", honest)
+        await world.more(3, "relay-0")
+        await world.finish()
+
+    run_virtual(scenario())
