@@ -46,7 +46,7 @@ def test_what_breaks_is_loaded_anew_and_made_again(tmp_path, method):
 
 
 def test_the_version_before_is_published_first(tmp_path):
-    """It was written whole; else its number would be used twice."""
+    """It was written whole; else its number would be used twice, and its file be overwritten."""
 
     async def scenario():
         world = fresh(tmp_path)
@@ -54,7 +54,7 @@ def test_the_version_before_is_published_first(tmp_path):
         release = world.policies.release
 
         async def slowly(policy):
-            await asyncio.sleep(3)
+            await asyncio.sleep(EPOCH_SECONDS)  # longer than the pause
             return await release(policy)
 
         world.policies.release = slowly
@@ -64,9 +64,11 @@ def test_the_version_before_is_published_first(tmp_path):
         await world.rest(2)
         assert world.engine.errors["step"] == []
         assert versions(world) == [0]
-        await world.rest(2 * EPOCH_SECONDS)
+        await world.rest(3 * EPOCH_SECONDS)
         assert versions(world) == [0, 1, 2]
         assert world.engine.loaded[-1] == "v1.state"
+        weights = [world.files.weights(version).read_bytes() for version in (1, 2)]
+        assert weights == [b"policy 1", b"policy 2"]
         await world.stop()
 
     run_virtual(scenario())
