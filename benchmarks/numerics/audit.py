@@ -20,9 +20,15 @@ from safetensors.torch import save_file
 from transformers import Qwen2ForCausalLM
 
 from protocol.recipe import Recipe, load_recipe
-from roles.engines.calibration.calibrate import as_toml, bench_of, judged, kept, measured_on
+from roles.engines.calibration.calibrate import (
+    Calibration,
+    as_toml,
+    bench_of,
+    judged,
+    kept,
+    measured_on,
+)
 from roles.engines.calibration.picture import draw
-from roles.engines.calibration.power import Power
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import honest_pairs, lies
@@ -126,16 +132,28 @@ def record(
     return found
 
 
-def row(power: Power) -> dict[str, object]:
-    """Return what one recording showed."""
-    return {
-        "name": power.name,
-        "tokens": power.tokens,
-        "rejected_max": max(power.rejected),
-        "tokens_until_half": power.tokens_until(0.5),
-        "tokens_until_99_percent": power.tokens_until(0.99),
-        "caught_by": power.reasons[-1],
+def tables(
+    recipe: Recipe, model: str, pairs: list[Recording], told: list[Recording], margin: float
+) -> tuple[dict[str, object], Calibration]:
+    """Return what thresholds show that are calibrated with the model's own honest pairs."""
+    rules = propose(pairs, kept(recipe), measured_on(model, "bf16", "cpu"), margin)
+    found = judged(rules, pairs, told)
+    table = {
+        "model": model,
+        "margin": margin,
+        "honest_tokens": sum(item.tokens for item in pairs),
+        "honest_rejected_max": max(max(item.rejected) for item in found.honest),
+        "lies": [
+            {
+                "name": item.name,
+                "tokens_until_half": item.tokens_until(0.5),
+                "tokens_until_99_percent": item.tokens_until(0.99),
+                "caught_by": item.reasons[-1],
+            }
+            for item in found.caught
+        ],
     }
+    return table, found
 
 
 def main() -> None:
@@ -145,17 +163,17 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--sequences", type=int, nargs="+", default=[400, 96])
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--margin", type=float, default=1.5)
-    parser.add_argument("--picture", type=Path)
+    parser.add_argument("--margins", type=float, nargs="+", default=[1.0, 1.5])
+    parser.add_argument("--pictures", type=Path, help="Folder for a picture of each model.")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
     recipe = load_recipe(RECIPE.read_text())
     options.work.mkdir(parents=True, exist_ok=True)
-    pairs, told = [], []
+    results, every = [], []
     for shape, sequences in zip(options.shapes, options.sequences, strict=False):
         for trained in (False, True):
-            honest, false = record(
+            pairs, told = record(
                 recipe,
                 options.work,
                 shape,
@@ -163,24 +181,24 @@ def main() -> None:
                 sequences=sequences,
                 tokens=options.tokens,
             )
-            pairs += honest
-            told += false
-    names = f"Qwen2 shapes {', '.join(options.shapes)}, random and briefly trained,"
-    rules = propose(pairs, kept(recipe), measured_on(names, "bf16", "cpu"), options.margin)
-    found = judged(rules, pairs, told)
-    if options.picture:
-        options.picture.write_text(draw(found))
-    results = {
-        "honest_tokens": sum(item.tokens for item in found.honest),
-        "honest": [row(item) for item in found.honest],
-        "lies": [row(item) for item in found.caught],
-    }
+            every += pairs
+            model = f"{shape} {'trained' if trained else 'random'}"
+            for margin in options.margins:
+                table, found = tables(recipe, model, pairs, told, margin)
+                results.append(table)
+            if options.pictures:
+                name = f"{model.replace(' ', '-')}.svg"
+                (options.pictures / name).write_text(draw(found))
+    names = f"Qwen2 shapes of {' and '.join(options.shapes)}, random and briefly trained,"
+    on = measured_on(names, "bf16", "cpu")
+    rules = propose(every, kept(recipe), on, max(options.margins))
     if options.json:
-        print(json.dumps(results))
+        print(json.dumps({"models": results, "toploc": rules.model_dump(mode="json")}))
         return
-    for kind in ("honest", "lies"):
-        for item in results[kind]:
-            print("  ".join(f"{value!s:>12}" for value in item.values()))
+    for table in results:
+        print(*(f"{name}: {value}" for name, value in table.items() if name != "lies"), sep=", ")
+        for lie in table["lies"]:
+            print("  ", *(f"{value!s:>12}" for value in lie.values()))
     print(as_toml(rules))
 
 

@@ -1,6 +1,7 @@
 """The script on rollouts that take seconds."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -30,11 +31,15 @@ def test_the_testnets_bounds_leave_no_room(tmp_path):
 
 def test_wide_bounds_are_told_from_narrow_ones(tmp_path):
     text = (ROOT / "configs" / "runs" / "testnet.toml").read_text()
-    for name in ("logprob_error", "logprob_shift"):
-        narrow = next(line for line in text.splitlines() if line.startswith(f"{name} ="))
-        text = text.replace(narrow, f"{name} = {{ mean = 0.1, variance = 0.01, clip = 0.2 }}")
-    text = text.replace("logprob_error_max = 1e-3", "logprob_error_max = 0.5")
-    text = text.replace("logprob_tau = 1e-5", "logprob_tau = 0.3")
+    wide = {
+        "logprob_error": "{ mean = 0.1, variance = 0.01, clip = 0.2 }",
+        "logprob_shift": "{ mean = 0.1, variance = 0.01, clip = 0.2 }",
+        "logprob_error_max": "0.5",
+        "logprob_tau": "0.3",
+    }
+    for name, value in wide.items():
+        text, count = re.subn(rf"^{name} = .*$", f"{name} = {value}", text, flags=re.MULTILINE)
+        assert count == 1
     thresholds = tmp_path / "wide.toml"
     thresholds.write_text(text)
     results = run("--thresholds", str(thresholds))

@@ -18,7 +18,7 @@ from protocol.statistics import Recomputed
 from protocol.types import Version
 from roles.engines.calibration.recording import Recording
 from roles.engines.qwen2.decoder import Cache, Decoder
-from roles.engines.qwen2.engine import computed
+from roles.engines.qwen2.engine import computed_telling
 from roles.engines.qwen2.generation import TransformersGenerationEngine
 from roles.engines.qwen2.policy import configuration, read_policy, shapes_of, write_policy
 from roles.engines.qwen2.verification import TransformersVerificationEngine
@@ -277,7 +277,7 @@ class QuantisedCacheEngine(TransformersGenerationEngine):
     """Decodes with a quantised cache."""
 
     @override
-    @computed
+    @computed_telling(ValueError)
     def load(self, policy: Policy) -> None:
         self._decoder = QuantisedCacheDecoder(
             self._config, self._read(policy), self._dtype, self._device, self._head_precision
