@@ -19,7 +19,15 @@ from protocol.faults import Fault
 from protocol.manifest import RunManifest
 from protocol.messages import RolloutCommit, Verdict
 from protocol.rollout import RolloutSequence, decode_body
-from protocol.statistics import Extremes, Measurement, Sums, added, beyond, stated
+from protocol.statistics import (
+    Extremes,
+    Measurement,
+    Sums,
+    added,
+    beyond,
+    compared_extremes,
+    stated,
+)
 from protocol.types import Digest
 
 ACCEPTED = "accepted"
@@ -128,23 +136,16 @@ def decide(
     def finding(reason: str, detail: str = "") -> Finding:
         return Finding(reason, detail, sums, extremes)
 
-    limits = [
-        (name, value, getattr(rules, name))
-        for name, value in zip(Extremes._fields, extremes, strict=True)
-    ]
-    outside = {
-        reason: f"{name} {value:.6g}, limit {limit:g}"
-        for reason, (name, value, limit) in zip(_REASONS, limits, strict=True)
-        if not value <= limit
-    }
+    limits = zip(_REASONS, compared_extremes(rules, extremes), strict=True)
+    outside = {reason: str(one) for reason, one in limits if one.outside}
     if "computation" in outside:
         return finding("computation", outside["computation"])
     rollouts = [*history[-(rules.history_rollouts - 1) :], sums]
     if len(rollouts) >= HISTORY_ROLLOUTS_MIN:
         excess = beyond(rules, added(rollouts), rules.slash_rate)
         if excess is not None:
-            return finding("history", f"{excess} over {len(rollouts)} rollouts")
+            return finding("history", f"{excess} on average over {len(rollouts)} rollouts")
     if outside:
         return finding(*next(iter(outside.items())))
     excess = beyond(rules, sums, rules.false_reject_rate)
-    return finding(ACCEPTED) if excess is None else finding("statistics", str(excess))
+    return finding(ACCEPTED) if excess is None else finding("statistics", f"{excess} on average")

@@ -303,12 +303,12 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, list) else value
 
 
-def first_error(error: ValidationError) -> str:
-    """Return the first of pydantic's findings in one line that names the key."""
+def first_error(error: ValidationError, whole: str = "manifest") -> str:
+    """Return the first of pydantic's findings in one line that names the key, or the ``whole``."""
     errors = error.errors(include_url=False, include_context=False, include_input=False)
     # A misspelt required key is missing and unknown: what was written says more to its author.
     first = next((item for item in errors if item["type"] == "extra_forbidden"), errors[0])
-    key = ".".join(str(part) for part in first["loc"]) or "manifest"
+    key = ".".join(str(part) for part in first["loc"]) or whole
     if first["type"] == "extra_forbidden":
         return f"unknown key {key!r}"
     return f"{key}: {first['msg'].removeprefix('Value error, ')}"

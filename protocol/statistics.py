@@ -44,7 +44,7 @@ class Sums:
 
     tokens: int
     chunks: int
-    values: tuple[float, ...]
+    values: tuple[float, ...] = (0.0,) * len(STATISTICS)
 
     def count(self, name: str) -> int:
         """Return how many values the sum ``name`` has."""
@@ -61,8 +61,8 @@ def added(parts: Iterable[Sums]) -> Sums:
     """Return the statistics of all ``parts`` together."""
     known = list(parts)
     columns = zip(*(part.values for part in known), strict=True)
-    values = tuple(math.fsum(column) for column in columns) or (0.0,) * len(STATISTICS)
-    return Sums(sum(p.tokens for p in known), sum(p.chunks for p in known), values)
+    tokens, chunks = sum(part.tokens for part in known), sum(part.chunks for part in known)
+    return Sums(tokens, chunks, tuple(map(math.fsum, columns))) if known else Sums(0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +125,7 @@ def measured(rules: ToplocSection, claimed: Sequence[float], own: Recomputed) ->
 
 def unmeasured(fault: str) -> Measurement:
     """Return the measurement of what could not be computed."""
-    nothing = Sums(0, 0, (0.0,) * len(STATISTICS))
-    return Measurement(fault, nothing, Extremes(*[math.inf] * len(Extremes._fields)))
+    return Measurement(fault, Sums(0, 0), Extremes(*[math.inf] * len(Extremes._fields)))
 
 
 def surprise(gap: float, sigma: float) -> float:
@@ -158,19 +157,30 @@ def bound(honest: HonestValue, count: int, rate: float) -> float:
     return count * honest.mean + high * scale * honest.clip
 
 
-class Excess(NamedTuple):
-    """A statistic, its mean over some rollouts, and the mean that the bound allows."""
+class Compared(NamedTuple):
+    """A measured value, and up to which one is allowed."""
 
     name: str
-    mean: float
+    value: float
     allowed: float
 
+    @property
+    def outside(self) -> bool:
+        """Whether it is not allowed; a NaN is not."""
+        return not self.value <= self.allowed
+
     def __str__(self) -> str:
-        return f"{self.name} {self.mean:.4g} on average, honest up to {self.allowed:.4g}"
+        return f"{self.name} {self.value:.4g}, honest up to {self.allowed:.4g}"
 
 
-def compared(rules: ToplocSection, sums: Sums, rate: float) -> list[Excess]:
-    """Return every statistic of ``sums`` beside what honest ones exceed at ``rate`` at most.
+def compared_extremes(rules: ToplocSection, extremes: Extremes) -> list[Compared]:
+    """Return every extreme beside its limit."""
+    pairs = zip(Extremes._fields, extremes, strict=True)
+    return [Compared(name, value, getattr(rules, name)) for name, value in pairs]
+
+
+def compared(rules: ToplocSection, sums: Sums, rate: float) -> list[Compared]:
+    """Return the mean of every statistic beside what honest ones exceed at ``rate`` at most.
 
     The rate is that of any of them; it is shared out evenly.
     """
@@ -178,15 +188,14 @@ def compared(rules: ToplocSection, sums: Sums, rate: float) -> list[Excess]:
     for name, mean in zip(STATISTICS, sums.means, strict=True):
         count = max(1, sums.count(name))
         allowed = bound(getattr(rules.honest, name), count, rate / _TESTS) / count
-        found.append(Excess(name, abs(mean), allowed))
+        found.append(Compared(name, abs(mean), allowed))
     return found
 
 
-def beyond(rules: ToplocSection, sums: Sums, rate: float) -> Excess | None:
+def beyond(rules: ToplocSection, sums: Sums, rate: float) -> Compared | None:
     """Return the statistic that is furthest beyond what honest ones exceed at ``rate``, if any."""
-    excesses = compared(rules, sums, rate)
-    outside = [excess for excess in excesses if not excess.mean <= excess.allowed]
-    return max(outside, key=lambda excess: excess.mean / excess.allowed, default=None)
+    outside = [one for one in compared(rules, sums, rate) if one.outside]
+    return max(outside, key=lambda one: one.value / one.allowed, default=None)
 
 
 def stated(numbers: Iterable[float]) -> tuple[int, ...]:
@@ -194,15 +203,15 @@ def stated(numbers: Iterable[float]) -> tuple[int, ...]:
     return tuple(round(max(-_SCALED_MAX, min(_SCALED_MAX, one * SCALE))) for one in numbers)
 
 
-def explained(rules: ToplocSection, verdict: Verdict, tokens: int) -> list[Excess]:
+def explained(rules: ToplocSection, verdict: Verdict, tokens: int) -> list[Compared]:
     """Return everything that a verdict states of ``tokens`` tokens beside what is allowed."""
     sums = agreed([verdict], tokens)
     if sums is None or len(verdict.extremes) != len(Extremes._fields):
         return []
-    worst = zip(Extremes._fields, verdict.extremes, strict=True)
+    extremes = Extremes(*(value / SCALE for value in verdict.extremes))
     return [
         *compared(rules, sums, rules.false_reject_rate),
-        *(Excess(name, value / SCALE, getattr(rules, name)) for name, value in worst),
+        *compared_extremes(rules, extremes),
     ]
 
 
@@ -217,7 +226,7 @@ def agreed(verdicts: Sequence[Verdict], tokens: int) -> Sums | None:
         return None
     middle = (len(told) - 1) // 2
     chunks = sorted(verdict.chunks for verdict in told)[middle]
-    counts = Sums(tokens, chunks, ())
+    counts = Sums(tokens, chunks)
     values = (
         sorted(column, key=abs)[middle] / SCALE * counts.count(name)
         for name, column in zip(STATISTICS, zip(*(v.means for v in told), strict=True), strict=True)

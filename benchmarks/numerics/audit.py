@@ -143,15 +143,7 @@ def tables(
         "margin": margin,
         "honest_tokens": sum(item.tokens for item in pairs),
         "honest_rejected_max": max(max(item.rejected) for item in found.honest),
-        "lies": [
-            {
-                "name": item.name,
-                "tokens_until_half": item.tokens_until(0.5),
-                "tokens_until_99_percent": item.tokens_until(0.99),
-                "caught_by": item.reasons[-1],
-            }
-            for item in found.caught
-        ],
+        "lies": [item.summary() for item in found.caught],
     }
     return table, found
 

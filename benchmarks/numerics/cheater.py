@@ -23,7 +23,7 @@ from protocol.recipe import Recipe, ToplocSection, load_recipe
 from protocol.rng import Rng
 from protocol.statistics import Sums
 from protocol.types import Version
-from roles.engines.calibration.calibrate import kept, measured_on
+from roles.engines.calibration.calibrate import kept, measured_on, prompts_of
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.workbench import Bench, honest_pairs
 from roles.engines.cold_start import cold_start
@@ -164,16 +164,12 @@ def recipe_for(task: str, precision: str) -> Recipe:
 
 async def calibrated(recipe: Recipe, policy: Policy, folder: Path) -> ToplocSection:
     """Return the thresholds that honest pairs with this policy ask for."""
-    task = environment(recipe.environment.name)
-    draws = Rng(b"calibration prompts")
     bench = Bench(
         model=recipe.model,
         policy=policy,
-        layout=recipe.toploc,
-        prompts=[task.prompt(draws.bits64(), None) for _ in range(CALIBRATED_SEQUENCES)],
+        recipe=recipe,
+        prompts=prompts_of(recipe, recipe.model, CALIBRATED_SEQUENCES),
         tokens_max=recipe.sampling.tokens_max,
-        temperature=recipe.sampling.temperature,
-        learning_rate=recipe.grpo.learning_rate,
         device="cpu",
         directory=folder,
     )

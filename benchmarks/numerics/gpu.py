@@ -144,11 +144,9 @@ def bench_of(recipe: Recipe, shape: str, folder: Path, options: argparse.Namespa
     return Bench(
         model=ModelSection(name=shape, architecture="qwen2", config=config, dtype="bf16"),
         policy=Policy(Version(0), write_policy(tensors_of(network), path), path),
-        layout=recipe.toploc,
+        recipe=recipe,
         prompts=[tuple(draws.below(config["vocab_size"]) for _ in range(n)) for n in lengths],
         tokens_max=options.tokens,
-        temperature=recipe.sampling.temperature,
-        learning_rate=recipe.grpo.learning_rate,
         device=options.device,
         directory=folder,
     )
@@ -187,10 +185,13 @@ async def speed(setting: Setting) -> list[Found]:
     """Return tokens per second of a worker and of a validator, by sequences in a batch."""
     bench = setting.bench
     generator = TransformersGenerationEngine(
-        bench.model, bench.layout, device=bench.device, batch_sequences_max=max(setting.batches)
+        bench.model,
+        bench.toploc,
+        device=bench.device,
+        batch_sequences_max=max(setting.batches),
     )
     verifier = TransformersVerificationEngine(
-        bench.model, bench.layout, device=bench.device, batch_tokens_max=PREFILL_TOKENS
+        bench.model, bench.toploc, device=bench.device, batch_tokens_max=PREFILL_TOKENS
     )
     await generator.load(bench.policy)
     await verifier.load(bench.policy)
@@ -218,7 +219,10 @@ async def noise(setting: Setting) -> Found:
     """Return what the noise takes of a decode step, and whether it is the protocol's."""
     bench = setting.bench
     engine = UnprovenEngine(
-        bench.model, bench.layout, device=bench.device, batch_sequences_max=max(setting.batches)
+        bench.model,
+        bench.toploc,
+        device=bench.device,
+        batch_sequences_max=max(setting.batches),
     )
     await engine.load(bench.policy)
     source = NoiseSource(setting.vocabulary, bench.device)

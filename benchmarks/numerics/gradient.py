@@ -125,7 +125,7 @@ class Audit:
         if self.sustained:
             sums, rate = added([sums] * self.rules.history_rollouts), self.rules.slash_rate
         return {
-            one.name: one.mean / one.allowed
+            one.name: one.value / one.allowed
             for one in compared(self.rules, sums, rate)
             if one.name in TESTED
         }

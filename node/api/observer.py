@@ -245,8 +245,8 @@ def _finding(verdict: Signed[Verdict], rules: ToplocSection, tokens: int) -> Ver
         detail=message.detail,
         evidence=verdict.digest.hex(),
         measured={
-            excess.name: MeasuredValue(excess.mean, excess.allowed)
-            for excess in explained(rules, message, tokens)
+            one.name: MeasuredValue(one.value, one.allowed)
+            for one in explained(rules, message, tokens)
         },
     )
 

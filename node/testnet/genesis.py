@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+import tomlkit
+
 from node.local.datadir import DataDir, load_or_create_identity, open_data_dir, write_atomically
-from node.testnet.manifest_toml import manifest_toml, recipe_toml
 from node.testnet.plan import Layout, NodePlan, Options
 from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
 from protocol.recipe import Recipe, load_recipe
@@ -75,12 +76,17 @@ def found_run(recipe: Recipe, policy: str, plans: list[NodePlan], layout: Layout
     )
     manifest = RunManifest(**{**dict(recipe), "genesis": genesis})
     signed = sign_manifest(manifest, creator)
-    write_atomically(layout.recipe, recipe_toml(recipe).encode())
+    write_atomically(layout.recipe, tomlkit.dumps(recipe.model_dump()).encode())
     write_atomically(layout.manifest, manifest_toml(signed).encode())
     for plan in plans:
         if plan.role is Role.TRAINER:
             _give(layout.genesis_policy, DataDir(plan.directory).genesis)
     return signed
+
+
+def manifest_toml(signed: SignedManifest) -> str:
+    """Return the TOML of a manifest; ``load_signed_manifest`` reads it back with its run id."""
+    return tomlkit.dumps({"signature": signed.signature.hex(), **signed.manifest.model_dump()})
 
 
 def _give(source: Path, target: Path) -> None:

@@ -15,7 +15,7 @@ from typing_extensions import override
 from protocol.audit import decide
 from protocol.manifest import RunManifest
 from protocol.rng import Rng
-from protocol.statistics import Measurement, added
+from protocol.statistics import Measurement, Sums, added
 from roles.ports.engines import (
     Engines,
     Environment,
@@ -86,7 +86,7 @@ class AdaptiveGeneration(PassingGeneration):
         self._rng = rng
         self._plans = plans
         self._policy: Policy | None = None
-        self._history = deque[Measurement](maxlen=manifest.toploc.history_rollouts)
+        self._history = deque[Sums](maxlen=manifest.toploc.history_rollouts)
 
     @override
     async def load(self, policy: Policy) -> None:
@@ -107,13 +107,11 @@ class AdaptiveGeneration(PassingGeneration):
             tried[choice.place] = choice.measurement
             if self._passes(tried):
                 found, made[choice.place] = tried, choice.generation
-        sums = added(item.sums for item in found)
-        self._history.append(replace(found[0], sums=sums))
+        self._history.append(added(item.sums for item in found))
         return made
 
     def _passes(self, measurements: Sequence[Measurement]) -> bool:
-        history = [item.sums for item in self._history]
-        return decide(self._manifest, measurements, history).accept
+        return decide(self._manifest, measurements, [*self._history]).accept
 
     async def _choices(
         self, requests: Sequence[GenerationRequest], made: Sequence[Generation], temperature: float

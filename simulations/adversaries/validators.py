@@ -20,7 +20,7 @@ from protocol.messages import Certificate, Verdict, open_envelope, seal
 from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.rollout import REWARD_SCALE, RolloutSequence, decode_body
-from protocol.statistics import STATISTICS, Extremes, Measurement, Sums
+from protocol.statistics import Extremes, Measurement, Sums
 from protocol.types import Digest, PeerId, RunId, Version
 from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
 from roles.ports.transport import Stream, StreamHandler, TransportError
@@ -36,7 +36,7 @@ from simulations.ports.parts import Parts
 _LENGTH_BYTES = 4
 """In front of a frame on such a stream."""
 
-_NOTHING_OFF = Sums(1, 1, (0.0,) * len(STATISTICS))
+_NOTHING_OFF = Sums(1, 1)
 _FLAWLESS = Measurement(None, _NOTHING_OFF, Extremes(0, 0, 0, 0, 0))
 _HOPELESS = Measurement(None, _NOTHING_OFF, Extremes(1e6, 1e9, 1e9, 1e9, 1e9))
 

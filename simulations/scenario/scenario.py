@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from protocol.recipe import ManifestError, Recipe, load_recipe
+from protocol.recipe import ManifestError, Recipe, first_error, load_recipe
 from simulations.scenario.plans import (
     ALL_ROLES,
     Adversaries,
@@ -226,7 +226,7 @@ class Scenario(Section):
         try:
             return Recipe.model_validate(values)
         except ValidationError as error:
-            raise ScenarioError(f"protocol.{_first(error)}") from None
+            raise ScenarioError(f"protocol.{first_error(error, 'scenario')}") from None
 
 
 def load_scenario(name: str) -> Scenario:
@@ -259,7 +259,7 @@ def parse_scenario(text: str, folder: Path = Path()) -> Scenario:
     except tomllib.TOMLDecodeError as error:
         raise ScenarioError(f"not TOML: {error}") from None
     except ValidationError as error:
-        raise ScenarioError(_first(error)) from None
+        raise ScenarioError(first_error(error, "scenario")) from None
     except ManifestError as error:
         raise ScenarioError(f"protocol.{error}") from None
     scenario.recipe()
@@ -286,12 +286,3 @@ def _extended(text: str, folder: Path, depth: int = 0) -> dict[str, Any]:
 
 def _packaged(name: str) -> str:
     return (resources.files("simulations") / "scenarios" / name).read_text()
-
-
-def _first(error: ValidationError) -> str:
-    errors = error.errors(include_url=False, include_context=False, include_input=False)
-    first = next((item for item in errors if item["type"] == "extra_forbidden"), errors[0])
-    key = ".".join(str(part) for part in first["loc"]) or "scenario"
-    if first["type"] == "extra_forbidden":
-        return f"unknown key {key!r}"
-    return f"{key}: {first['msg'].removeprefix('Value error, ')}"

@@ -3,10 +3,11 @@
 A failing run adds itself to ``simulations/regressions.toml`` of the checkout it was started in.
 """
 
-import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+
+import tomlkit
 
 from simulations.study.study import Plan
 
@@ -23,20 +24,10 @@ class Regression:
     what: str
 
     def to_toml(self) -> str:
-        """Return the entry as it stands in the file; JSON writes a TOML basic string."""
-        plan = self.plan
-        lines = [
-            "",
-            "[[regression]]",
-            f"scenario = {json.dumps(plan.scenario)}",
-            f"seed = {plan.seed}",
-        ]
-        if plan.nodes is not None:
-            lines.append(f"nodes = {plan.nodes}")
-        if plan.minutes is not None:
-            lines.append(f"minutes = {plan.minutes:g}")
-        lines += [f"rule = {json.dumps(self.rule)}", f"what = {json.dumps(self.what)}", ""]
-        return "\n".join(lines)
+        """Return the entry as it stands in the file."""
+        values = {**asdict(self.plan), "rule": self.rule, "what": self.what}
+        told = {name: value for name, value in values.items() if value is not None}
+        return "\n" + tomlkit.dumps({"regression": [told]})
 
 
 def load_regressions(path: Path) -> list[Regression]:

@@ -29,7 +29,7 @@ ENDED = RolloutSequence((5, 6, 1), (-1.0,) * 3, 100, ())
 FULL = RolloutSequence((5,) * TOKENS_MAX, (-1.0,) * TOKENS_MAX, 200, ())
 NAN, INFINITE = math.nan, math.inf
 ERRORS = st.floats(0, 1e300) | st.sampled_from([NAN, INFINITE])
-FLAWLESS = Measurement(None, Sums(100, 4, (0.0,) * len(STATISTICS)), Extremes(0, 0, 0, 0, 0))
+FLAWLESS = Measurement(None, Sums(100, 4), Extremes(0, 0, 0, 0, 0))
 
 
 GOOD = ChunkResult(0, 1.0, 1.0)

@@ -197,8 +197,8 @@ def test_verdicts_that_state_nothing_agree_on_nothing():
 def test_a_verdict_is_explained_beside_what_is_allowed():
     told = explained(RULES, verdict([0.5] * 8, extremes=(1, 2, 3, 4e-4, 5e-4)), 100)
     assert [item.name for item in told[:8]] == list(STATISTICS)
-    assert all(item.mean == pytest.approx(0.5) for item in told[:8])
-    assert [(item.mean, item.allowed) for item in told[8:]] == [
+    assert all(item.value == pytest.approx(0.5) for item in told[:8])
+    assert [(item.value, item.allowed) for item in told[8:]] == [
         (1, 4), (2, 32.0), (3, 32.0), (4e-4, 1e-3), (5e-4, 1e-3)
     ]  # fmt: skip
 

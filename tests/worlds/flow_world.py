@@ -7,7 +7,7 @@ from pathlib import Path
 from protocol.crypto import digest
 from protocol.messages import seal
 from protocol.replica import Replica
-from protocol.statistics import STATISTICS, Extremes, Measurement, Sums
+from protocol.statistics import Extremes, Measurement, Sums
 from protocol.types import PeerId, ValidationResult, Version
 from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.ports.engines import Generation, Policy, StepMetrics
@@ -97,7 +97,7 @@ class Engine:
             raise KeyError(version)
         self.measured.append(version)
         self.prompts = [request.prompt for request in requests]
-        nothing_off = Sums(1, 1, (0.0,) * len(STATISTICS))
+        nothing_off = Sums(1, 1)
         worst = Extremes(0 if self.honest else 120, 0, 0, 0, 0)
         return [Measurement(None, nothing_off, worst) for _ in requests]
 

@@ -102,19 +102,8 @@ def _recipe(path: Path) -> Recipe:
 def _values(found: "Calibration") -> dict[str, object]:
     return {
         "toploc": found.rules.model_dump(mode="json"),
-        "honest": [_row(item) for item in found.honest],
-        "lies": [_row(item) for item in found.caught],
-    }
-
-
-def _row(item: "Power") -> dict[str, object]:
-    return {
-        "name": item.name,
-        "tokens": item.tokens,
-        "rejected_max": max(item.rejected),
-        "tokens_until_half": item.tokens_until(0.5),
-        "tokens_until_99_percent": item.tokens_until(0.99),
-        "caught_by": item.reasons[-1],
+        "honest": [item.summary() for item in found.honest],
+        "lies": [item.summary() for item in found.caught],
     }
 
 

@@ -8,6 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
+import tomlkit
 import torch
 
 from protocol.recipe import ModelSection, Recipe, ToplocSection
@@ -86,11 +87,9 @@ def bench_of(
     return Bench(
         model=model,
         policy=Policy(Version(0), import_pretrained(directory, path, model.dtype), path),
-        layout=recipe.toploc,
-        prompts=_prompts(recipe, model, sequences),
+        recipe=recipe,
+        prompts=prompts_of(recipe, model, sequences),
         tokens_max=tokens_max,
-        temperature=recipe.sampling.temperature,
-        learning_rate=recipe.grpo.learning_rate,
         device=device,
         directory=folder,
     )
@@ -115,7 +114,7 @@ def judged(
     )
 
 
-def _prompts(recipe: Recipe, model: ModelSection, count: int) -> list[tuple[int, ...]]:
+def prompts_of(recipe: Recipe, model: ModelSection, count: int) -> list[tuple[int, ...]]:
     """Return prompts of the recipe's task, or of arbitrary tokens for a larger vocabulary."""
     draws = Rng(b"calibration prompts")
     if recipe.environment.name in ENVIRONMENTS:
@@ -138,17 +137,7 @@ def measured_on(names: str, dtype: str, device: str) -> str:
 def as_toml(rules: ToplocSection) -> str:
     """Return the ``[toploc]`` section of a recipe."""
     values = rules.model_dump()
-    honest = values.pop("honest")
-    lines = ["[toploc]", *(f"{name} = {_toml(value)}" for name, value in values.items())]
-    lines += ["", "[toploc.honest]"]
-    for name, value in honest.items():
-        parts = ", ".join(f"{key} = {_toml(part)}" for key, part in value.items())
-        lines.append(f"{name} = {{ {parts} }}")
-    return "\n".join(lines) + "\n"
-
-
-def _toml(value: object) -> str:
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return f"{value:_}" if isinstance(value, int) else repr(value)
+    honest = {name: tomlkit.inline_table() for name in values["honest"]}
+    for name, line in honest.items():
+        line.update(values["honest"][name])
+    return tomlkit.dumps({"toploc": values | {"honest": honest}})

@@ -5,7 +5,7 @@ from html import escape
 
 import numpy as np
 
-from protocol.statistics import STATISTICS, bound
+from protocol.statistics import STATISTICS, Sums, added, compared
 from roles.engines.calibration.calibrate import Calibration
 from roles.engines.calibration.recording import Recording
 
@@ -42,10 +42,8 @@ def _panel(
 ) -> str:
     rules = calibration.rules
     spans = [_quantiles(calibration, recording, place) for recording, _ in rows]
-    tokens = (
-        ROLLOUT_TOKENS // rules.chunk_tokens if place >= len(STATISTICS) - 2 else ROLLOUT_TOKENS
-    )
-    limit = bound(getattr(rules.honest, name), tokens, rules.false_reject_rate / 9) / tokens
+    rollout = Sums(ROLLOUT_TOKENS, ROLLOUT_TOKENS // rules.chunk_tokens)
+    limit = compared(rules, rollout, rules.false_reject_rate)[place].allowed
     seen = [value for span in spans for value in span if value > 0] + [limit]
     low, high = np.log10(min(seen)) - 0.1, np.log10(max(seen)) + 0.1
 
@@ -78,10 +76,6 @@ def _text(x: float, y: float, said: str) -> str:
 
 def _quantiles(calibration: Calibration, recording: Recording, place: int) -> list[float]:
     """Return quantiles over sequences of the size of the mean of one statistic."""
-    means = []
-    for chunks in recording.by_chunk(calibration.rules):
-        total = sum(chunk.sums.values[place] for chunk in chunks)
-        per_chunk = place >= len(STATISTICS) - 2
-        count = len(chunks) if per_chunk else sum(chunk.sums.tokens for chunk in chunks)
-        means.append(abs(total) / count)
+    sequences = recording.by_chunk(calibration.rules)
+    means = [abs(added(one.sums for one in chunks).means[place]) for chunks in sequences]
     return [float(value) for value in np.quantile(means, QUANTILES)]

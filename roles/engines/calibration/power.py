@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from protocol.recipe import ToplocSection
-from protocol.statistics import STATISTICS, Extremes, Measurement, Sums, compared
+from protocol.statistics import STATISTICS, Extremes, Measurement, Sums, compared, compared_extremes
 from roles.engines.calibration.recording import Recording
 
 TOKENS = tuple(32 << doubling for doubling in range(14))
@@ -36,6 +36,17 @@ class Power:
             if rejected >= share:
                 return tokens
         return None
+
+    def summary(self) -> dict[str, object]:
+        """Return it in numbers for a table."""
+        return {
+            "name": self.name,
+            "tokens": self.tokens,
+            "rejected_max": max(self.rejected),
+            "tokens_until_half": self.tokens_until(0.5),
+            "tokens_until_99_percent": self.tokens_until(0.99),
+            "caught_by": self.reasons[-1],
+        }
 
 
 def power(rules: ToplocSection, recording: Recording, rng: np.random.Generator) -> Power:
@@ -63,13 +74,12 @@ def power(rules: ToplocSection, recording: Recording, rng: np.random.Generator) 
 
 def _allowed(rules: ToplocSection, tokens: int, chunks: int) -> NDArray[np.float64]:
     """Return what the sums of a rollout of so many tokens may come to."""
-    nothing = Sums(tokens, chunks, (0.0,) * len(STATISTICS))
+    nothing = Sums(tokens, chunks)
     found = compared(rules, nothing, rules.false_reject_rate)
     return np.array([one.allowed * nothing.count(one.name) for one in found])
 
 
 def _outside(rules: ToplocSection, measurement: Measurement) -> int:
     """Return the place of an extreme that is beyond its limit, -1 when none is."""
-    worst = zip(Extremes._fields, measurement.extremes, strict=True)
-    over = [place for place, (name, value) in enumerate(worst) if not value <= getattr(rules, name)]
-    return max(over, default=-1)
+    limits = compared_extremes(rules, measurement.extremes)
+    return max((place for place, one in enumerate(limits) if one.outside), default=-1)

@@ -6,13 +6,14 @@ their proofs were made. The validator knows the true policy alone.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 from torch import Tensor
 from typing_extensions import override
 
-from protocol.recipe import GrpoSection, ModelSection, SamplingSection, ToplocSection
+from protocol.recipe import ModelSection, Recipe, ToplocSection
 from protocol.rng import Rng
 from protocol.statistics import Recomputed
 from protocol.types import Version
@@ -44,6 +45,9 @@ WEIGHT_NOISE = 1e-3
 KNUTH_MULTIPLIER = 2_654_435_761
 """Of multiplicative hashing; it decides which weights are raised and which lowered."""
 
+INT8_LEVELS, INT4_LEVELS = 127, 7
+"""Above zero, and as many below."""
+
 TRAINED_SEQUENCES = 16
 
 
@@ -53,13 +57,21 @@ class Bench:
 
     model: ModelSection
     policy: Policy
-    layout: ToplocSection
+    recipe: Recipe
     prompts: Sequence[tuple[int, ...]]
     tokens_max: int
-    temperature: float
-    learning_rate: float
     device: str
     directory: Path
+
+    @property
+    def toploc(self) -> ToplocSection:
+        """How proofs are made."""
+        return self.recipe.toploc
+
+    @property
+    def temperature(self) -> float:
+        """That of the samples."""
+        return self.recipe.sampling.temperature
 
 
 async def honest_pairs(
@@ -77,8 +89,7 @@ async def honest_pairs(
                 own = await _recomputed(
                     bench, bench.policy, claims, attention=attention, batch_tokens=prefill_tokens
                 )
-                recordings.append(_recording(f"{bench.model.name}: {name}", claims, own))
-                say(f"{recordings[-1].name}: {recordings[-1].tokens} tokens")
+                recordings.append(_recording(bench, name, claims, own, say))
     return recordings
 
 
@@ -120,8 +131,7 @@ async def lies(bench: Bench, batch: int, say: Say) -> list[Recording]:
     recordings = []
     for name, (policy, claims) in false.items():
         own = await _recomputed(bench, policy, claims)
-        recordings.append(_recording(f"{bench.model.name}: {name}", claims, own))
-        say(f"{recordings[-1].name}: {recordings[-1].tokens} tokens")
+        recordings.append(_recording(bench, name, claims, own, say))
     return recordings
 
 
@@ -135,15 +145,12 @@ async def _claims(
     engine_type: type[TransformersGenerationEngine] = TransformersGenerationEngine,
 ) -> list[VerificationRequest]:
     """Return what a worker with ``policy`` claims; ``draw`` is another choice of its noise."""
-    engine = engine_type(bench.model, bench.layout, device=bench.device, batch_sequences_max=batch)
-    seeds = [
-        Rng(f"calibration/{draw}/{index}".encode()).bits64() for index in range(len(bench.prompts))
-    ]
-    limits = tokens_max or [bench.tokens_max] * len(bench.prompts)
-    own = [Rng(f"calibration/0/{index}".encode()).bits64() for index in range(len(bench.prompts))]
+    engine = engine_type(bench.model, bench.toploc, device=bench.device, batch_sequences_max=batch)
+    count = len(bench.prompts)
+    limits = tokens_max or [bench.tokens_max] * count
     requests = [
         GenerationRequest(prompt, seed, limit)
-        for prompt, seed, limit in zip(bench.prompts, seeds, limits, strict=True)
+        for prompt, seed, limit in zip(bench.prompts, _seeds(draw, count), limits, strict=True)
     ]
     try:
         await engine.load(policy)
@@ -152,8 +159,12 @@ async def _claims(
         engine.close()
     return [
         VerificationRequest(prompt, seed, one.tokens, one.logprobs, one.proofs)
-        for prompt, seed, one in zip(bench.prompts, own, made, strict=True)
+        for prompt, seed, one in zip(bench.prompts, _seeds(0, count), made, strict=True)
     ]
+
+
+def _seeds(draw: int, count: int) -> list[int]:
+    return [Rng(f"calibration/{draw}/{index}".encode()).bits64() for index in range(count)]
 
 
 async def _recomputed(
@@ -166,7 +177,7 @@ async def _recomputed(
 ) -> list[Recomputed]:
     engine = TransformersVerificationEngine(
         bench.model,
-        bench.layout,
+        bench.toploc,
         device=bench.device,
         batch_tokens_max=batch_tokens,
         attention=attention,
@@ -183,32 +194,22 @@ async def _recomputed(
 
 
 def _recording(
-    name: str, claims: Sequence[VerificationRequest], own: Sequence[Recomputed]
+    bench: Bench,
+    name: str,
+    claims: Sequence[VerificationRequest],
+    own: Sequence[Recomputed],
+    say: Say,
 ) -> Recording:
-    return Recording(name, [claim.logprobs for claim in claims], own)
+    found = Recording(f"{bench.model.name}: {name}", [claim.logprobs for claim in claims], own)
+    say(f"{found.name}: {found.tokens} tokens")
+    return found
 
 
 async def _trained(bench: Bench, claims: Sequence[VerificationRequest]) -> dict[int, Policy]:
     """Return the policies after some steps that learn from ``claims`` with arbitrary rewards."""
-    sampling = SamplingSection(
-        temperature=bench.temperature,
-        group_size=2,
-        prompts_per_rollout=1,
-        tokens_max=bench.tokens_max,
-    )
-    grpo = GrpoSection(
-        learning_rate=bench.learning_rate,
-        epsilon=0.2,
-        delta=4.0,
-        gradient_clip=1.0,
-        weight_decay=0.0,
-        adam_betas=(0.9, 0.95),
-        rollouts_per_step=1,
-        rollouts_ahead=1,
-        async_level=2,
-        steps=max(STALE_STEPS),
-    )
-    engine = TorchTrainingEngine(bench.model, sampling, grpo, device=bench.device)
+    # A warm-up would make the first steps smaller than those of the run.
+    grpo = bench.recipe.grpo.model_copy(update={"warmup_steps": 0, "updates_per_version": 1})
+    engine = TorchTrainingEngine(bench.model, bench.recipe.sampling, grpo, device=bench.device)
     batch = [
         TrainingSequence(number // 2, one.prompt, one.tokens, one.logprobs, float(number % 2))
         for number, one in enumerate(claims[:TRAINED_SEQUENCES])
@@ -244,15 +245,6 @@ def _noisy(weight: Tensor) -> Tensor:
     return weight * (1 + WEIGHT_NOISE * signs)
 
 
-def _quantised(bits: int) -> Callable[[Tensor], Tensor]:
-    levels = 2 ** (bits - 1) - 1
-
-    def change(weight: Tensor) -> Tensor:
-        return _rounded(weight, levels)
-
-    return change
-
-
 def _rounded(values: Tensor, levels: int) -> Tensor:
     """Return ``values`` with ``2 * levels + 1`` steps along the last axis, as wide as needed."""
     scale = values.abs().amax(dim=-1, keepdim=True).clamp(min=1e-12) / levels
@@ -269,7 +261,7 @@ class QuantisedCacheDecoder(Decoder):
         states = super()._forward(tokens, cache)
         for kept in (cache.keys, cache.values):
             new = kept[:, :, :, start : cache.filled]
-            new.copy_(_rounded(new.float(), 127))
+            new.copy_(_rounded(new.float(), INT8_LEVELS))
         return states
 
 
@@ -286,8 +278,8 @@ class QuantisedCacheEngine(TransformersGenerationEngine):
 
 WEIGHTS: dict[str, Callable[[Tensor], Tensor]] = {
     "noisy weights": _noisy,
-    "int8 weights": _quantised(8),
-    "int4 weights": _quantised(4),
+    "int8 weights": partial(_rounded, levels=INT8_LEVELS),
+    "int4 weights": partial(_rounded, levels=INT4_LEVELS),
 }
 """What a cheaper or another copy of the weights is, by name; quantised per row."""
 
