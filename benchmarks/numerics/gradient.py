@@ -1,12 +1,12 @@
 """How far a worker can move the gradient by what it claims, inside the bounds of an audit.
 
-The claimed log-probabilities are the denominators of the trainer's ratios. Honest rollouts are
-generated and their claims shifted as far as the recipe's audit lets them: every token, or few of
-them up to the limit of a single one, or both; up, down, or by the sign of the advantage. Every
-rollout of the batch is shifted, and the audit's own sums decide what passes. Then the training
-engine computes the gradient with honest and with shifted claims, ``async_level`` steps after the
-policy that generated. ``sustained`` is what a worker can do in each of its rollouts, whose last
-ones are judged together.
+Log-probabilities are the denominators of the trainer's ratios. Honest rollouts are generated and
+their claims shifted as far as the recipe's audit lets them: every token, or few of them up to the
+limit of a single one, or both; up, down, or by the sign of the advantage. Every rollout of the
+batch is shifted, and the audit's own sums decide what passes. Then the training engine computes the
+gradient with honest and with shifted claims, ``async_level`` steps after the policy that generated:
+as a trainer does, which recomputes them, and as it would be if it took them as claimed.
+``sustained`` is what a worker can do in each of its rollouts, whose last ones are judged together.
 
 Two recipes: the testnet's, its model with random weights, and INTELLECT-2's bounds with a small
 bf16 model, whose rollouts are shorter than those of that recipe. Bounds of a mean narrow with the
@@ -199,10 +199,15 @@ async def rollouts_of(
 
 
 async def gradient(
-    engine: ChunkedEngine, policy: Policy, batch: Sequence[TrainingSequence]
+    engine: ChunkedEngine,
+    policy: Policy,
+    batch: Sequence[TrainingSequence],
+    generated_by: Policy | None = None,
 ) -> Tensor:
-    """Return the gradient at a policy as it is before clipping."""
+    """Return the gradient at a policy before clipping; recomputed under another or as claimed."""
     await engine.load_policy(policy)
+    if generated_by is not None:
+        batch = await engine.recompute(generated_by, batch)
     step = await engine.step(batch)
     clipped = engine.gradients().double()
     found: Tensor = clipped * (step.gradient_norm / clipped.norm())
@@ -246,17 +251,23 @@ async def measure(name: str, tokens: int, rollouts: int, thresholds: Path | None
             await engine.step([one for rollout in earlier for one in rollout.sequences])
         path = Path(folder) / "new"
         newer = Policy(Version(recipe.grpo.async_level), await engine.write_policy(path), path)
-        found = await compared_with_honest(engine, newer, honest, recipe.toploc)
+        found = await compared_with_honest(engine, older, newer, honest, recipe.toploc)
     generator.close()
     engine.close()
     return {"recipe": name, "measured_on": recipe.toploc.measured_on, **found}
 
 
 async def compared_with_honest(
-    engine: ChunkedEngine, policy: Policy, honest: Sequence[Rollout], rules: ToplocSection
+    engine: ChunkedEngine,
+    older: Policy,
+    newer: Policy,
+    honest: Sequence[Rollout],
+    rules: ToplocSection,
 ) -> Found:
     """Return how the gradient of each strategy differs from the honest one."""
-    expected = await gradient(engine, policy, [s for one in honest for s in one.sequences])
+    batch = [one for rollout in honest for one in rollout.sequences]
+    expected = await gradient(engine, newer, batch, older)
+    expected_as_claimed = await gradient(engine, newer, batch)
     rows: list[Found] = []
     for sustained in (False, True):
         audit = Audit(rules, sustained)
@@ -266,7 +277,8 @@ async def compared_with_honest(
                 batch = [
                     s for one, own in zip(honest, shifts, strict=True) for s in one.shifted(own)
                 ]
-                changed = await gradient(engine, policy, batch)
+                changes = changes_of(await gradient(engine, newer, batch, older), expected)
+                claimed = changes_of(await gradient(engine, newer, batch), expected_as_claimed)
                 every = np.abs(np.concatenate(shifts))
                 rows.append(
                     {
@@ -274,22 +286,37 @@ async def compared_with_honest(
                         "sustained": sustained,
                         "shift_median": float(np.median(every)),
                         "outlier_share": float((every > rules.logprob_tau).mean()),
-                        "norm_change": abs(float(changed.norm() / expected.norm()) - 1),
-                        "direction_change": 1
-                        - float(changed @ expected / changed.norm() / expected.norm()),
+                        **changes,
+                        **{f"{name}_as_claimed": change for name, change in claimed.items()},
                         "of_bounds": audit.tightness(honest[0].claimed, shifts[0]),
                     }
                 )
     tokens = int(np.mean([len(one.claimed) for one in honest]))
-    return {"tokens_per_rollout": tokens, **worst(rows), "strategies": rows}
+    honest_claims = changes_of(expected_as_claimed, expected)
+    return {
+        "tokens_per_rollout": tokens,
+        **worst(rows),
+        "honest_claims": honest_claims,
+        "strategies": rows,
+    }
+
+
+def changes_of(changed: Tensor, expected: Tensor) -> dict[str, float]:
+    """Return how two gradients differ, in norm and in direction."""
+    cosine = float(changed @ expected / changed.norm() / expected.norm())
+    return {
+        "norm_change": abs(float(changed.norm() / expected.norm()) - 1),
+        "direction_change": max(0.0, 1 - cosine),
+    }
 
 
 def worst(rows: Sequence[Found]) -> Found:
     """Return the largest changes of single rollouts and of sustained shifts, and whose they are."""
     found: Found = {}
+    kinds = [f"{what}_change{how}" for how in ("", "_as_claimed") for what in ("norm", "direction")]
     for sustained, suffix in ((False, ""), (True, "_sustained")):
         own = [row for row in rows if row["sustained"] is sustained]
-        for change in ("norm_change", "direction_change"):
+        for change in kinds:
             row = max(own, key=lambda one: one[change])
             found[f"{change}_max{suffix}"] = row[change]
             found[f"{change}_by{suffix}"] = row["strategy"]
@@ -319,7 +346,11 @@ def main() -> None:
     for case in cases:
         print(f"{case['recipe']}: {case['tokens_per_rollout']} tokens a rollout")
         for row in case["strategies"]:
-            changes = f"norm {row['norm_change']:.3%}  direction {row['direction_change']:.3%}"
+            changes = (
+                f"norm {row['norm_change']:.3%}  direction {row['direction_change']:.3%}  "
+                f"as claimed {row['norm_change_as_claimed']:.3%}  "
+                f"{row['direction_change_as_claimed']:.3%}"
+            )
             scope = "sustained" if row["sustained"] else "once"
             bounds = "  ".join(f"{key} {share:.0%}" for key, share in row["of_bounds"].items())
             print(f"  {row['strategy']:32} {scope:9}  {changes}  {bounds}")

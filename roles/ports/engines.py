@@ -115,7 +115,11 @@ class VerificationEngine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TrainingSequence:
-    """One verified sequence with its group (same prompt) and its reward."""
+    """One verified sequence with its group (same prompt) and its reward.
+
+    ``logprobs`` are those of the tokens under the policy that generated them, in nats: what its
+    worker claims, until the trainer computes them itself (``TrainingEngine.recompute``).
+    """
 
     group: int
     prompt: tuple[int, ...]
@@ -146,6 +150,14 @@ class TrainingEngine(Protocol):
 
     async def load_policy(self, policy: Policy) -> None:
         """Start from a policy with a fresh optimiser; raises ``ValueError`` as others do."""
+
+    async def recompute(
+        self, policy: Policy, sequences: Sequence[TrainingSequence]
+    ) -> list[TrainingSequence]:
+        """Return whole groups with the log-probabilities under ``policy``, computed as in training.
+
+        Sequences that teach nothing keep theirs. Raises ``ValueError`` as others do.
+        """
 
     async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
         """Learn from ``batch`` in the run's number of updates, leaving out what is not finite.

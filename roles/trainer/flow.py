@@ -27,7 +27,7 @@ class TrainerFlow:
         self._engine = engine
         self._steps = context.manifest.grpo.steps
         self._leadership = Leadership(context, engine)
-        self._batching = Batching(context, environment)
+        self._batching = Batching(context, engine, environment)
         self._publication = Publication(context, engine)
         self._failures = Failures(context, "trainer")
 

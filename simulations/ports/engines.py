@@ -228,6 +228,12 @@ class SimTraining(TrainingEngine):
         self._seed = self._machine.open_policy(policy, "training")
 
     @override
+    async def recompute(
+        self, policy: Policy, sequences: Sequence[TrainingSequence]
+    ) -> list[TrainingSequence]:
+        return list(sequences)  # what it takes is part of ``train_tokens_per_second``
+
+    @override
     async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
         machine = self._machine
         tokens = sum(len(item.tokens) for item in batch)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from protocol.crypto import digest
@@ -103,7 +104,7 @@ class Engine:
 
 
 class Trainer:
-    """A training engine whose state is a number.
+    """A training engine whose state is a number; a log-probability tells under which version.
 
     ``errors`` of a method are raised one by one, None for none.
     """
@@ -116,6 +117,7 @@ class Trainer:
         """The policy of each state that has one."""
         self.full = 0
         self.batches: list[list] = []
+        self.recomputed: list[int] = []
         self.learned = 0
 
     async def load_policy(self, policy: Policy) -> None:
@@ -138,6 +140,14 @@ class Trainer:
         if path.name in self.damaged:
             raise ValueError(f"{path.name} is damaged")
         self.loaded.append(path.name)
+
+    async def recompute(self, policy, sequences):
+        self._break("recompute")
+        if policy.path.name in self.damaged:
+            raise ValueError(f"{policy.path.name} is damaged")
+        self.recomputed.append(policy.version)
+        own = (-float(policy.version + 1),)
+        return [replace(one, logprobs=own * len(one.tokens)) for one in sequences]
 
     async def step(self, batch):
         await asyncio.sleep(0.1)

@@ -35,7 +35,7 @@ from roles.ports.engines import (
 Say = Callable[[str], None]
 
 SEQUENCES_PER_ROW = 8
-"""Sequences of an honest pair by its batch size: one at a time takes ten times as long each."""
+"""At least so many batches of every size; small ones take longer, so they get fewer sequences."""
 
 LIAR_SEQUENCES = 64
 STALE_STEPS = (1, 10)
@@ -81,7 +81,8 @@ async def honest_pairs(
     recordings = []
     prefills = (bench.tokens_max, 1 << 14)  # one sequence at a time, and many
     for batch in batches:
-        fewer = replace(bench, prompts=bench.prompts[: SEQUENCES_PER_ROW * batch])
+        rows = max(SEQUENCES_PER_ROW, len(bench.prompts) // max(batches))
+        fewer = replace(bench, prompts=bench.prompts[: rows * batch])
         claims = await _claims(fewer, bench.policy, batch)
         for attention in attentions:
             for prefill_tokens in prefills:

@@ -18,8 +18,9 @@ from roles.ports.engines import TrainingSequence
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A sequence that teaches something, with its advantage."""
+    """A sequence that teaches something, with its advantage; ``place`` is that in its batch."""
 
+    place: int
     group: int
     prompt: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -55,9 +56,9 @@ def select(sequences: Sequence[TrainingSequence]) -> list[Sample]:
     groups = torch.tensor([sequence.group for sequence in sequences], dtype=torch.int64)
     advantages = group_advantages(rewards, groups).tolist()
     return [
-        Sample(sequence.group, sequence.prompt, sequence.tokens, sequence.logprobs, advantage)
-        for sequence, advantage in zip(sequences, advantages, strict=True)
-        if advantage and sequence.tokens
+        Sample(place, one.group, one.prompt, one.tokens, one.logprobs, advantage)
+        for place, (one, advantage) in enumerate(zip(sequences, advantages, strict=True))
+        if advantage and one.tokens
     ]
 
 

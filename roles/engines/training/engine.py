@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -74,6 +75,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         device: str = "cpu",
     ) -> None:
         super().__init__(model, model.dtype, device)
+        self._head_precision = model.head
         self._temperature = sampling.temperature
         self._grpo = grpo
         self._pass_tokens = pass_tokens
@@ -89,9 +91,13 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
     def state_bytes_max(self) -> int:
         return checkpoint_bytes_max(self._shapes)
 
-    def _adopt(self, tensors: dict[str, Tensor]) -> tuple[Qwen2ForCausalLM, torch.optim.AdamW]:
+    def _packing_model(self, tensors: dict[str, Tensor]) -> Qwen2ForCausalLM:
         model = self._model_of(tensors, torch.float32)
         model.set_attn_implementation(PACKED)
+        return model
+
+    def _adopt(self, tensors: dict[str, Tensor]) -> tuple[Qwen2ForCausalLM, torch.optim.AdamW]:
+        model = self._packing_model(tensors)
         if self._checkpointing:
             for layer in model.model.layers:
                 layer.forward = partial(_keeping_inputs, layer.forward)
@@ -113,6 +119,24 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
     def load_policy(self, policy: Policy) -> None:
         self._model, self._optimizer = self._adopt(self._read(policy))
         self._steps = 0
+
+    @override
+    @computed_telling(ValueError)
+    def recompute(
+        self, policy: Policy, sequences: Sequence[TrainingSequence]
+    ) -> list[TrainingSequence]:
+        _, optimizer = self._loaded()
+        optimizer.zero_grad(set_to_none=True)  # these weights take the place of the gradients
+        model = self._packing_model(self._read(policy))
+        found = list(sequences)
+        for packed in pack(select(sequences), self._pass_tokens):
+            with torch.no_grad():
+                logprobs, _ = self._target_logprobs(model, collate(packed, self._device))
+            own = iter(logprobs.tolist())
+            for sample in packed:
+                known = tuple(islice(own, len(sample.tokens)))
+                found[sample.place] = replace(sequences[sample.place], logprobs=known)
+        return found
 
     @override
     @computed
@@ -147,13 +171,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
     def _accumulate(self, model: Qwen2ForCausalLM, packed: Pass, sums: _Sums) -> None:
         """Add the gradient of a pass, weighted by its share of the batch's tokens."""
         coefficient = self._grpo.entropy_coefficient
-        logprobs, entropies = target_logprobs(
-            self._states(model, packed),
-            model.lm_head.weight,
-            packed.targets,
-            self._temperature,
-            entropy_gradient=coefficient != 0,
-        )
+        logprobs, entropies = self._target_logprobs(model, packed)
         behaviour, delta, epsilon = packed.behaviour_logprobs, self._grpo.delta, self._grpo.epsilon
         losses, clipped = two_sided_losses(logprobs, behaviour, packed.advantages, delta, epsilon)
         loss = (losses - coefficient * entropies).sum()
@@ -161,6 +179,16 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         sums.loss += float(loss.detach())
         sums.clipped += float(clipped.sum())
         sums.entropy += float(entropies.detach().sum())
+
+    def _target_logprobs(self, model: Qwen2ForCausalLM, packed: Pass) -> tuple[Tensor, Tensor]:
+        """Return the log-probability of each target and the entropy of its place, ``[n]``."""
+        return target_logprobs(
+            self._states(model, packed),
+            model.lm_head.weight,
+            packed.targets,
+            self._temperature,
+            entropy_gradient=self._grpo.entropy_coefficient != 0,
+        )
 
     def _states(self, model: Qwen2ForCausalLM, packed: Pass) -> Tensor:
         """Return the decoder's output ``[n, hidden]`` at the places that predict."""
@@ -237,7 +265,9 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         if not prompts:
             return []
         # In the precision of the policies, so that the report is about what workers run.
-        decoder = Decoder(self._config, self._policy_tensors(), self._dtype, self._device)
+        decoder = Decoder(
+            self._config, self._policy_tensors(), self._dtype, self._device, self._head_precision
+        )
         decoded = decoder.decode(prompts, [tokens_max] * len(prompts), 1.0, lambda *_: None)
         return [tuple(row.tokens.tolist()) for row in decoded]
 

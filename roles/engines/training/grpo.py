@@ -5,9 +5,9 @@ Per token, with ``r`` the probability ratio of the current policy against the on
     maximise  min( min(r, delta) * A,  clip(r, 1 - epsilon, 1 + epsilon) * A )
 
 INTELLECT-2 (arXiv 2505.07291): ``delta`` bounds what one token with a negative advantage can do.
-Differences from its code, each of which is a bug there: the ratio is against the **verified
-log-probabilities of the worker**, so staleness counts; it is capped in log space before ``exp``, so
-infinity times zero cannot make a NaN gradient; and advantages are computed here.
+Differences from its code, each of which is a bug there: the ratio is against **the policy that
+generated**, where its trainer takes its newest, so staleness counts; it is capped in log space
+before ``exp``, so infinity times zero cannot make a NaN gradient; and advantages are computed here.
 """
 
 import math

@@ -19,10 +19,10 @@ def versions(world):
     return [item.version for item in world.published]
 
 
-@pytest.mark.parametrize("method", ["step", "write_policy", "save_state"])
+@pytest.mark.parametrize("method", ["recompute", "step", "write_policy", "save_state"])
 def test_what_breaks_is_loaded_anew_and_made_again(tmp_path, method):
     async def scenario():
-        world = fresh(tmp_path)
+        world = fresh(tmp_path, model={"dtype": "bf16"})
         await led(world)
         commits = world.batch()
         world.engine.errors[method] = [GONE]

@@ -9,6 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from protocol.types import Version
 from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
 from roles.engines.training import attention
+from roles.engines.training.batch import select
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import Policy, TrainingSequence
 from tests.roles.engines.tiny import CONFIG, grpo, model, sampling
@@ -173,6 +174,55 @@ async def test_an_update_that_is_not_finite_leaves_the_others(make, tmp_path):
     await single.step([one for one in batch if one.group == 1])
     digests = [await one.write_policy(tmp_path / "p") for one in (several, single)]
     assert digests[0] == digests[1]
+
+
+async def test_log_probabilities_are_recomputed_under_another_policy(make, policies):
+    batch = batch_of()
+    equal = [replace(one, group=9, reward=1.0) for one in batch[:3]]
+    engine = await make(temperature=0.7, layout={"pass_tokens": 17})
+    found = await engine.recompute(policies[1], [*equal, *batch])
+    assert found[:3] == equal
+    plain = build_model(configuration(CONFIG), torch.float32, "cpu")
+    plain.load_state_dict(load_file(policies[1].path))
+    for claimed, own in zip(batch, found[3:], strict=True):
+        logits = plain(input_ids=torch.tensor([claimed.prompt + claimed.tokens])).logits[0] / 0.7
+        places = torch.arange(len(claimed.tokens)) + len(claimed.prompt) - 1
+        expected = logits.log_softmax(-1)[places, list(claimed.tokens)].tolist()
+        assert own.logprobs == pytest.approx(expected, abs=1e-5)
+        assert replace(own, logprobs=claimed.logprobs) == claimed
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+async def test_without_staleness_every_ratio_is_exactly_one(make, dtype, tmp_path):
+    """Both sides of it are computed alike, where a worker's rounding would be in every ratio."""
+    engine = await make(dtype)
+    path = tmp_path / "policy"
+    policy = Policy(Version(0), await engine.write_policy(path), path)
+    await engine.load_policy(policy)
+    own = await engine.recompute(policy, batch_of())
+    metrics = await engine.step(own)
+    advantages = torch.cat([torch.full((len(s.tokens),), s.advantage) for s in select(own)])
+    assert metrics.loss == pytest.approx(-float(advantages.mean()), abs=1e-7)
+    assert metrics.clip_fraction == 0
+
+
+async def test_recomputing_changes_nothing_that_is_learned(make, policies, tmp_path):
+    one, other = await make(), await make()
+    for engine in (one, other):
+        await engine.step(batch_of(1))
+    assert await one.recompute(policies[1], batch_of(2)) != batch_of(2)
+    for engine in (one, other):
+        await engine.step(batch_of(3))
+    digests = [await engine.write_policy(tmp_path / "p") for engine in (one, other)]
+    assert digests[0] == digests[1]
+
+
+async def test_a_policy_that_is_not_what_it_should_be_is_refused_and_nothing_lost(make, policies):
+    engine = await make()
+    damaged = replace(policies[1], digest=policies[0].digest)
+    with pytest.raises(ValueError, match="does not hold the policy"):
+        await engine.recompute(damaged, batch_of())
+    assert (await engine.step(batch_of())).updates == 1
 
 
 async def test_learning_raises_the_probability_of_what_was_rewarded(make):
