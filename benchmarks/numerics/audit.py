@@ -106,11 +106,14 @@ def _train(model: torch.nn.Module) -> None:
 
 
 def record(
-    recipe: Recipe, work: Path, shape: str, *, trained: bool, sequences: int, tokens: int
+    recipe: Recipe, work: Path, shape: str, *, trained: bool, sequences: int, tokens: int, lot: int
 ) -> tuple[list[Recording], list[Recording]]:
-    """Return honest pairs and, with trained weights, lies; those kept in ``work`` if there are."""
+    """Return honest pairs and, with trained weights, lies; those kept in ``work`` if there are.
+
+    Lots after the first are honest pairs of the largest batch alone.
+    """
     name = f"{shape} {'trained' if trained else 'random'}"
-    known = work / f"{name.replace(' ', '-')}.pickle"
+    known = work / f"{name.replace(' ', '-')}{f'.{lot}' if lot else ''}.pickle"
     if known.exists():
         found: tuple[list[Recording], list[Recording]] = pickle.loads(known.read_bytes())
         return found
@@ -123,9 +126,11 @@ def record(
 
     async def measure() -> tuple[list[Recording], list[Recording]]:
         with tempfile.TemporaryDirectory() as folder:
-            bench = bench_of(recipe, directory, Path(folder), "cpu", sequences, tokens)
-            pairs = await honest_pairs(bench, (1, 16, 64), ("sdpa", "eager"), say)
-            return pairs, await lies(bench, 64, say) if trained else []
+            named = f"/lot {lot}" if lot else ""
+            bench = bench_of(recipe, directory, Path(folder), "cpu", sequences, tokens, named)
+            batches = (64,) if lot else (1, 16, 64)
+            pairs = await honest_pairs(bench, batches, ("sdpa", "eager"), say)
+            return pairs, await lies(bench, 64, say) if trained and not lot else []
 
     found = asyncio.run(measure())
     known.write_bytes(pickle.dumps(found))
@@ -155,6 +160,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
     parser.add_argument("--sequences", type=int, nargs="+", default=[400, 96])
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--lots", type=int, default=2, help="of prompts and noise")
     parser.add_argument("--margins", type=float, nargs="+", default=[1.0, 1.5])
     parser.add_argument("--pictures", type=Path, help="Folder for a picture of each model.")
     parser.add_argument("--json", action="store_true")
@@ -165,14 +171,20 @@ def main() -> None:
     results, every = [], []
     for shape, sequences in zip(options.shapes, options.sequences, strict=False):
         for trained in (False, True):
-            pairs, told = record(
-                recipe,
-                options.work,
-                shape,
-                trained=trained,
-                sequences=sequences,
-                tokens=options.tokens,
-            )
+            pairs: list[Recording] = []
+            told: list[Recording] = []
+            for lot in range(options.lots):
+                honest, false = record(
+                    recipe,
+                    options.work,
+                    shape,
+                    trained=trained,
+                    sequences=sequences,
+                    tokens=options.tokens,
+                    lot=lot,
+                )
+                pairs += honest
+                told += false
             every += pairs
             model = f"{shape} {'trained' if trained else 'random'}"
             for margin in options.margins:

@@ -74,7 +74,13 @@ async def calibrate(
 
 
 def bench_of(
-    recipe: Recipe, directory: Path, folder: Path, device: str, sequences: int, tokens_max: int
+    recipe: Recipe,
+    directory: Path,
+    folder: Path,
+    device: str,
+    sequences: int,
+    tokens_max: int,
+    lot: str = "",
 ) -> Bench:
     """Return what to measure with a model, whose policy is written to ``folder``."""
     model = ModelSection(
@@ -88,8 +94,9 @@ def bench_of(
         model=model,
         policy=Policy(Version(0), import_pretrained(directory, path, model.dtype), path),
         recipe=recipe,
-        prompts=prompts_of(recipe, model, sequences),
+        prompts=prompts_of(recipe, model, sequences, lot),
         tokens_max=tokens_max,
+        lot=lot,
         device=device,
         directory=folder,
     )
@@ -114,9 +121,11 @@ def judged(
     )
 
 
-def prompts_of(recipe: Recipe, model: ModelSection, count: int) -> list[tuple[int, ...]]:
+def prompts_of(
+    recipe: Recipe, model: ModelSection, count: int, lot: str = ""
+) -> list[tuple[int, ...]]:
     """Return prompts of the recipe's task, or of arbitrary tokens for a larger vocabulary."""
-    draws = Rng(b"calibration prompts")
+    draws = Rng(f"calibration prompts{lot}".encode())
     if recipe.environment.name in ENVIRONMENTS:
         task = environment(recipe.environment.name)
         if len(task.vocabulary) == model.vocabulary_size:

@@ -53,7 +53,10 @@ TRAINED_SEQUENCES = 16
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What is measured with: a model, its policy, and how sequences are drawn."""
+    """What is measured with: a model, its policy, and how sequences are drawn.
+
+    Another ``lot`` has other prompts and other noise.
+    """
 
     model: ModelSection
     policy: Policy
@@ -62,6 +65,7 @@ class Bench:
     tokens_max: int
     device: str
     directory: Path
+    lot: str = ""
 
     @property
     def toploc(self) -> ToplocSection:
@@ -147,11 +151,10 @@ async def _claims(
 ) -> list[VerificationRequest]:
     """Return what a worker with ``policy`` claims; ``draw`` is another choice of its noise."""
     engine = engine_type(bench.model, bench.toploc, device=bench.device, batch_sequences_max=batch)
-    count = len(bench.prompts)
-    limits = tokens_max or [bench.tokens_max] * count
+    limits = tokens_max or [bench.tokens_max] * len(bench.prompts)
     requests = [
         GenerationRequest(prompt, seed, limit)
-        for prompt, seed, limit in zip(bench.prompts, _seeds(draw, count), limits, strict=True)
+        for prompt, seed, limit in zip(bench.prompts, _seeds(bench, draw), limits, strict=True)
     ]
     try:
         await engine.load(policy)
@@ -160,12 +163,13 @@ async def _claims(
         engine.close()
     return [
         VerificationRequest(prompt, seed, one.tokens, one.logprobs, one.proofs)
-        for prompt, seed, one in zip(bench.prompts, _seeds(0, count), made, strict=True)
+        for prompt, seed, one in zip(bench.prompts, _seeds(bench, 0), made, strict=True)
     ]
 
 
-def _seeds(draw: int, count: int) -> list[int]:
-    return [Rng(f"calibration/{draw}/{index}".encode()).bits64() for index in range(count)]
+def _seeds(bench: Bench, draw: int) -> list[int]:
+    names = [f"calibration/{draw}/{index}{bench.lot}" for index in range(len(bench.prompts))]
+    return [Rng(name.encode()).bits64() for name in names]
 
 
 async def _recomputed(
