@@ -19,7 +19,7 @@ from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import Bench, Say, honest_pairs, lies
 from roles.engines.cold_start import import_pretrained
-from roles.engines.qwen2.policy import model_config_of
+from roles.engines.qwen2.policy import section_of
 from roles.environments.base import ENVIRONMENTS, environment
 from roles.ports.engines import Policy
 
@@ -83,12 +83,7 @@ def bench_of(
     lot: str = "",
 ) -> Bench:
     """Return what to measure with a model, whose policy is written to ``folder``."""
-    model = ModelSection(
-        name=directory.name,
-        architecture=recipe.model.architecture,
-        config=model_config_of(directory),
-        dtype=recipe.model.dtype,
-    )
+    model = section_of(directory, recipe.model)
     path = folder / "policy.safetensors"
     return Bench(
         model=model,

@@ -4,6 +4,7 @@ Tensor names are those of ``Qwen2ForCausalLM``; a tied output layer is stored as
 """
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from protocol.policy import policy_digest
+from protocol.recipe import ModelSection
 from protocol.types import Digest
 from roles.engines.files import replacing
 from roles.engines.tensors import read_tensors
@@ -52,6 +54,27 @@ def model_config_of(directory: Path) -> dict[str, int | float | str | bool]:
         for key, value in values.items()
         if key in known and isinstance(value, int | float | str | bool)
     }
+
+
+def section_of(directory: Path, section: ModelSection) -> ModelSection:
+    """Return the section of a Hugging Face directory, in the precision that ``section`` asks for.
+
+    Raises ``ValueError`` for a model that the engines do not compute.
+    """
+    found = ModelSection(
+        name=directory.name,
+        architecture=section.architecture,
+        config=model_config_of(directory),
+        dtype=section.dtype,
+        head=section.head,
+    )
+    configuration(found.config)
+    return found
+
+
+def weights_of(section: ModelSection) -> int:
+    """Return how many weights a model has; raises ``ValueError`` as ``configuration``."""
+    return sum(map(math.prod, shapes_of(configuration(section.config)).values()))
 
 
 def build_model(
