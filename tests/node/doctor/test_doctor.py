@@ -100,7 +100,7 @@ def test_the_kernels_word_about_its_clock_is_read(monkeypatch, status, level):
 
 
 async def test_peers_are_dialled_and_one_is_enough():
-    server = await asyncio.start_server(lambda *_: None, "127.0.0.1", 0)
+    server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets it
