@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from node.weights.retention import STATES_KEPT
 from protocol.manifest import RunManifest
 from protocol.recipe import ModelSection
+from protocol.types import Role
 
 GIB = 2**30
 
@@ -44,6 +45,15 @@ class Needs:
     rollout_flop: int
     """Of generating a rollout; checking it takes as many, in one prefill."""
     step_flop: int
+
+    def memory_of(self, role: Role) -> int:
+        """Return the bytes of memory that a role takes, on the device that computes."""
+        of_role = {
+            Role.INFERENCE: self.worker_bytes,
+            Role.VALIDATOR: self.validator_bytes,
+            Role.TRAINER: self.trainer_bytes,
+        }
+        return of_role.get(role, 0)
 
 
 def needs_of(manifest: RunManifest, weights: int) -> Needs:

@@ -39,7 +39,9 @@ DRIVERS = (
     "node/local/datadir.py",  # the key
     "node/testnet/display.py",
     "node/founding/found.py",  # when the run begins
+    "node/doctor/network.py",  # how long a peer takes to answer
     "node/testnet/swarm.py",
+    "roles/engines/selftest.py",  # how fast a device is
     "simulations/cli/console.py",  # progress for a person who waits
     "simulations/study/sweep.py",  # how long each simulation took
 )

@@ -5,22 +5,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 
 from node.cli.commands.context import print_json, print_rich
 from node.cli.options import Json
 from node.founding.found import create_member, found, give, manifest_toml
+from node.founding.model import import_model, needs_of_run
+from node.founding.needs import Needs
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.local.errors import ExitCode, NodeError
 from protocol.crypto import verify
 from protocol.manifest import RunManifest, SignedManifest, load_signed_manifest
-from protocol.recipe import ManifestError, ModelSection, Recipe, load_recipe
-from protocol.types import Digest, PeerId
-
-if TYPE_CHECKING:
-    from node.founding.needs import Needs
+from protocol.recipe import ManifestError, Recipe, load_recipe
+from protocol.types import PeerId
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 T = TypeVar("T")
@@ -65,6 +64,7 @@ def create(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise NodeError(f"{out} is not empty; a run needs a new directory", ExitCode.USAGE)
     rules = _read(recipe, load_recipe)
+    typer.echo(f"reading {model}", err=True)
     with _staging(out) as staging:
         signed, needs = _found(
             model,
@@ -92,7 +92,7 @@ def show(
 ) -> None:
     """Show what a run is and what it asks of those who join."""
     signed = _read(manifest, lambda text: load_signed_manifest(text, verify))
-    needs = _needs(signed.manifest)
+    needs = needs_of_run(signed.manifest)
     if as_json:
         print_json(_values(signed.manifest, needs))
     else:
@@ -121,11 +121,11 @@ def _found(
     creator_key: Path,
     trainers: list[PeerId],
     validators: list[PeerId],
-) -> tuple[SignedManifest, "Needs"]:
+) -> tuple[SignedManifest, Needs]:
     """Write policy, manifest and keys to ``staging``; raises ``NodeError`` for what cannot be."""
     policy = staging / "genesis.safetensors"
     try:
-        section, digest = _imported(directory, recipe, policy)
+        section, digest = import_model(directory, recipe, policy)
         rules = recipe.model_copy(update={"model": section})
         _check_task(rules)
         creator = load_or_create_identity(creator_key)
@@ -135,19 +135,7 @@ def _found(
     write_atomically(staging / MANIFEST, manifest_toml(signed).encode())
     for trainer in sorted(staging.glob("trainer-*")):
         give(policy, DataDir(trainer).genesis)
-    return signed, _needs(signed.manifest)
-
-
-def _imported(directory: Path, recipe: Recipe, path: Path) -> tuple[ModelSection, Digest]:
-    """Write the first policy; return the model's section and the digest of the policy."""
-    if not (directory / "config.json").is_file():
-        raise ValueError(f"{directory}: no Hugging Face model, it has no config.json")
-    from roles.engines.cold_start import import_pretrained  # noqa: PLC0415 - torch takes seconds
-    from roles.engines.qwen2.policy import section_of  # noqa: PLC0415 - the same
-
-    typer.echo(f"reading {directory}", err=True)
-    section = section_of(directory, recipe.model)
-    return section, import_pretrained(directory, path, section.dtype)
+    return signed, needs_of_run(signed.manifest)
 
 
 def _check_task(recipe: Recipe) -> None:
@@ -160,16 +148,6 @@ def _check_task(recipe: Recipe) -> None:
             f"environment {task.name!r} has {len(task.vocabulary)} tokens, the model "
             f"{recipe.model.vocabulary_size}"
         )
-
-
-def _needs(manifest: RunManifest) -> "Needs":
-    from node.founding.needs import needs_of  # noqa: PLC0415 - beside torch
-    from roles.engines.qwen2.policy import weights_of  # noqa: PLC0415 - torch takes seconds
-
-    try:
-        return needs_of(manifest, weights_of(manifest.model))
-    except ValueError as error:
-        raise NodeError(f"this software cannot compute it: {error}", ExitCode.CONFIG) from None
 
 
 def _keep(staging: Path, out: Path) -> None:
@@ -189,12 +167,12 @@ def _read(path: Path, parse: Callable[[str], T]) -> T:
         raise NodeError(f"{path}: {error}", ExitCode.CONFIG) from None
 
 
-def _values(manifest: RunManifest, needs: "Needs") -> dict[str, object]:
+def _values(manifest: RunManifest, needs: Needs) -> dict[str, object]:
     values = manifest.model_dump(mode="json")
     return {"run_id": manifest.run_id.hex(), "manifest": values, "needs": asdict(needs)}
 
 
-def _show(manifest: RunManifest, needs: "Needs") -> None:
+def _show(manifest: RunManifest, needs: Needs) -> None:
     from node.founding.summary import describe  # noqa: PLC0415 - rich is slow to import
 
     print_rich(describe(manifest, needs))
