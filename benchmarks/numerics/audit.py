@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from transformers import Qwen2ForCausalLM
 
 from protocol.recipe import Recipe, load_recipe
+from roles.engines.builtin.policy import build_model, configuration, tensors_of
 from roles.engines.calibration.calibrate import (
     Calibration,
     as_toml,
@@ -32,7 +33,6 @@ from roles.engines.calibration.picture import draw
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import honest_pairs, lies
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "intellect2.toml"
 COMMON = {

@@ -41,14 +41,14 @@ from protocol.recipe import ModelSection, Recipe, load_recipe
 from protocol.rng import Rng
 from protocol.toploc.sampling import gumbel_noise, noise_bits, noise_keys
 from protocol.types import Version
+from roles.engines.builtin.decoder import Decoded
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import build_model, configuration, tensors_of, write_policy
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.calibration.calibrate import measured_on
 from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import Bench, honest_pairs
 from roles.engines.noise import Draws, NoiseSource
-from roles.engines.qwen2.decoder import Decoded
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
-from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import Generation, GenerationRequest, Policy
 

@@ -38,8 +38,8 @@ from protocol.rng import Rng
 from protocol.statistics import Recomputed, Sums, added, beyond, compared, measured
 from protocol.toploc.proof import ChunkResult
 from protocol.types import Version
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import build_model, configuration, tensors_of, write_policy
 from roles.engines.training.grpo import group_advantages
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence
 

@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 from protocol.recipe import ModelSection, ToplocSection, load_recipe
 from protocol.toploc.sampling import SEED_MAX, gumbel_noise
 from protocol.types import Version
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import build_model, configuration, tensors_of, write_policy
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.noise import NoiseSource
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
-from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.ports.engines import GenerationRequest, Policy, VerificationRequest
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"

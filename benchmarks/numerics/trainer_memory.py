@@ -27,7 +27,7 @@ from torch import Tensor
 
 from protocol.recipe import ModelSection, load_recipe
 from protocol.types import Version
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
+from roles.engines.builtin.policy import build_model, configuration, tensors_of, write_policy
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.engines.training.grpo import two_sided_losses
 from roles.ports.engines import Policy, TrainingSequence

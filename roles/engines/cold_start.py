@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 from protocol.recipe import ModelSection
 from protocol.rng import Rng
 from protocol.types import Digest
-from roles.engines.qwen2.policy import (
+from roles.engines.builtin.policy import (
     DTYPES,
     Precision,
     build_model,

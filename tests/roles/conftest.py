@@ -26,7 +26,7 @@ def policies(tmp_path_factory) -> list[Policy]:
     """Versions 0 and 1: random weights of different seeds."""
     import torch  # noqa: PLC0415 - takes seconds that tests of flows do not need
 
-    from roles.engines.qwen2.policy import (  # noqa: PLC0415 - the same
+    from roles.engines.builtin.policy import (  # noqa: PLC0415 - the same
         build_model,
         configuration,
         tensors_of,

@@ -14,12 +14,12 @@ import torch
 from protocol.recipe import ModelSection, Recipe, ToplocSection
 from protocol.rng import Rng
 from protocol.types import Version
+from roles.engines.builtin.policy import model_config_of
 from roles.engines.calibration.power import Power, power
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import Bench, Say, honest_pairs, lies
 from roles.engines.cold_start import import_pretrained
-from roles.engines.qwen2.policy import model_config_of
 from roles.environments.base import ENVIRONMENTS, environment
 from roles.ports.engines import Policy
 

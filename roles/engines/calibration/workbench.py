@@ -17,12 +17,12 @@ from protocol.recipe import ModelSection, Recipe, ToplocSection
 from protocol.rng import Rng
 from protocol.statistics import Recomputed
 from protocol.types import Version
+from roles.engines.builtin.decoder import Cache, Decoder
+from roles.engines.builtin.engine import computed_telling
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import configuration, read_policy, shapes_of, write_policy
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.calibration.recording import Recording
-from roles.engines.qwen2.decoder import Cache, Decoder
-from roles.engines.qwen2.engine import computed_telling
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import configuration, read_policy, shapes_of, write_policy
-from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import (
     Generation,

@@ -16,9 +16,9 @@ from typing_extensions import override
 
 from protocol.recipe import GrpoSection, ModelSection, SamplingSection
 from protocol.types import Digest
-from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.engine import Qwen2Engine, computed, computed_telling
-from roles.engines.qwen2.policy import digest_of, tensors_of, write_policy
+from roles.engines.builtin.decoder import Decoder
+from roles.engines.builtin.engine import BuiltinEngine, computed, computed_telling
+from roles.engines.builtin.policy import digest_of, tensors_of, write_policy
 from roles.engines.training.attention import PACKED
 from roles.engines.training.batch import Pass, Sample, collate, minibatches, pack, select
 from roles.engines.training.checkpoint import (
@@ -54,7 +54,7 @@ class _Sums:
     updated: bool = False
 
 
-class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
+class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
     """Trains on a CPU or one GPU; the loss of an update is the mean over its tokens.
 
     Weights, optimizer and output layer are float32; the model's ``dtype`` is that of the policies

@@ -8,9 +8,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from roles.engines import files
-from roles.engines.files import replacing
-from roles.engines.qwen2 import policy
-from roles.engines.qwen2.policy import (
+from roles.engines.builtin import policy
+from roles.engines.builtin.policy import (
     build_model,
     configuration,
     digest_of,
@@ -19,6 +18,7 @@ from roles.engines.qwen2.policy import (
     tensors_of,
     write_policy,
 )
+from roles.engines.files import replacing
 from roles.engines.training import checkpoint
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.storage import StorageFullError

@@ -9,9 +9,9 @@ from safetensors.torch import save_file
 from node.cli.main import main
 from protocol.recipe import load_recipe
 from protocol.statistics import STATISTICS
+from roles.engines.builtin.policy import build_model, configuration, tensors_of
 from roles.engines.calibration.calibrate import calibrate
 from roles.engines.calibration.picture import draw
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of
 from tests.roles.engines.tiny import CONFIG
 from tests.worlds.messages import RECIPE
 

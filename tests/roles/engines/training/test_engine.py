@@ -7,7 +7,7 @@ from safetensors.torch import load_file
 from torch.nn.functional import scaled_dot_product_attention
 
 from protocol.types import Version
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
+from roles.engines.builtin.policy import build_model, configuration, tensors_of, write_policy
 from roles.engines.training import attention
 from roles.engines.training.batch import select
 from roles.engines.training.engine import TorchTrainingEngine

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from roles.engines.builtin.decoder import Decoder
+from roles.engines.builtin.head import Head
+from roles.engines.builtin.policy import build_model, configuration, tensors_of
 from roles.engines.noise import NoiseSource
-from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.head import Head
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of
 
 TEMPERATURE = 0.6
 PROMPTS = [[2 + (7 * i + j * (1 + i % 5)) % 29 for j in range(4)] for i in range(64)]

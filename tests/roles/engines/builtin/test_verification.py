@@ -9,10 +9,10 @@ from safetensors.torch import load_file
 from protocol.statistics import STATISTICS
 from protocol.toploc.sampling import gumbel_noise
 from protocol.types import Version
-from roles.engines.qwen2 import verification
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import build_model, configuration, write_policy
-from roles.engines.qwen2.verification import TransformersVerificationEngine
+from roles.engines.builtin import verification
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import build_model, configuration, write_policy
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, VerificationRequest
 from tests.roles.engines.tiny import CONFIG, grpo, model, sampling, toploc

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 import torch
 
+from roles.engines.builtin.decoder import Decoder
+from roles.engines.builtin.policy import build_model, configuration, tensors_of
 from roles.engines.noise import Draws, NoiseSource
-from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of
 
 EQUAL = [[2, 3, 4, 5], [7, 8, 9, 10], [6, 6, 6, 6]]
 UNEQUAL = [[2, 3, 4, 5], [7], [6] * 9, [11, 12]]

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import Qwen2ForCausalLM
 
 from protocol.recipe import ModelSection
-from roles.engines.qwen2.policy import (
+from roles.engines.builtin.policy import (
     DTYPES,
     Precision,
     build_model,
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Qwen2Engine:
+class BuiltinEngine:
     """Computes with one model; its calls run one after another in one thread of its own.
 
     A cancelled call still runs to its end there: state is never left half changed. One torch
@@ -77,7 +77,7 @@ def _prepare() -> None:
     torch.set_float32_matmul_precision("highest")
 
 
-E = TypeVar("E", bound=Qwen2Engine)
+E = TypeVar("E", bound=BuiltinEngine)
 
 
 def computed(

@@ -2,9 +2,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import configuration
+from roles.engines.builtin.decoder import Decoder
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import configuration
 from roles.ports.engines import GenerationRequest, Policy
 from tests.roles.engines.tiny import model, toploc
 

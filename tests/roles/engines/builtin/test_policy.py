@@ -6,8 +6,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
 
 from protocol.types import Digest
-from roles.engines.cold_start import import_pretrained
-from roles.engines.qwen2.policy import (
+from roles.engines.builtin.policy import (
     build_model,
     configuration,
     digest_of,
@@ -17,6 +16,7 @@ from roles.engines.qwen2.policy import (
     tensors_of,
     write_policy,
 )
+from roles.engines.cold_start import import_pretrained
 
 
 @pytest.fixture

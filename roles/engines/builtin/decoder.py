@@ -14,8 +14,8 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 from transformers import Qwen2Config
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
+from roles.engines.builtin.head import Head, HeadPrecision
 from roles.engines.noise import Draws
-from roles.engines.qwen2.head import Head, HeadPrecision
 
 Noise = Callable[[Sequence[int], int], Draws | None]
 """(rows, position) -> what is added to the scaled logits; None is zero."""
