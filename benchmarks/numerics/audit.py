@@ -20,7 +20,8 @@ from safetensors.torch import save_file
 from transformers import Qwen2ForCausalLM
 
 from protocol.recipe import Recipe, load_recipe
-from roles.engines.builtin.policy import build_model, configuration, tensors_of
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.calibration.calibrate import (
     Calibration,
     as_toml,
@@ -73,7 +74,7 @@ def write_model(directory: Path, shape: dict[str, int], *, trained: bool) -> Non
     directory.mkdir(parents=True, exist_ok=True)
     config = {**COMMON, **shape}
     torch.manual_seed(1)
-    model = build_model(configuration(config), torch.float32, "cpu")
+    model = build_model(configuration("qwen2", config), torch.float32, "cpu")
     if trained:
         _train(model)
     else:

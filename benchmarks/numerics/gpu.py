@@ -41,9 +41,11 @@ from protocol.recipe import ModelSection, Recipe, load_recipe
 from protocol.rng import Rng
 from protocol.toploc.sampling import gumbel_noise, noise_bits, noise_keys
 from protocol.types import Version
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.decoder import Decoded
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.engines.builtin.policy import build_model, configuration, tensors_of, write_policy
+from roles.engines.builtin.policy import write_policy
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.calibration.calibrate import measured_on
 from roles.engines.calibration.recording import Recording
@@ -136,7 +138,7 @@ def bench_of(recipe: Recipe, shape: str, folder: Path, options: argparse.Namespa
     """Return a model of a shape with random weights, whose policy is written to ``folder``."""
     config = COMMON | SHAPES[shape]
     torch.manual_seed(1)
-    network = build_model(configuration(config), torch.bfloat16, options.device)
+    network = build_model(configuration("qwen2", config), torch.bfloat16, options.device)
     sharpen(network)
     path = folder / f"{shape}.safetensors"
     draws = Rng(b"gpu prompts")

@@ -12,7 +12,6 @@ from itertools import pairwise
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Qwen2Model
 from typing_extensions import override
 
 from protocol.recipe import ModelSection, ToplocSection
@@ -34,7 +33,7 @@ _SCORES_PER_BLOCK = 1 << 24
 class _Policy:
     """A policy without its own output layer, and that."""
 
-    model: Qwen2Model
+    model: torch.nn.Module
     head: Head
 
 

@@ -14,12 +14,11 @@ import torch
 from protocol.recipe import ModelSection, Recipe, ToplocSection
 from protocol.rng import Rng
 from protocol.types import Version
-from roles.engines.builtin.policy import model_config_of
 from roles.engines.calibration.power import Power, power
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import Bench, Say, honest_pairs, lies
-from roles.engines.cold_start import import_pretrained
+from roles.engines.published import import_pretrained, published_model
 from roles.environments.base import ENVIRONMENTS, environment
 from roles.ports.engines import Policy
 
@@ -83,12 +82,7 @@ def bench_of(
     lot: str = "",
 ) -> Bench:
     """Return what to measure with a model, whose policy is written to ``folder``."""
-    model = ModelSection(
-        name=directory.name,
-        architecture=recipe.model.architecture,
-        config=model_config_of(directory),
-        dtype=recipe.model.dtype,
-    )
+    model = published_model(directory, recipe.model.dtype)
     path = folder / "policy.safetensors"
     return Bench(
         model=model,

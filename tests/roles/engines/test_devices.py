@@ -11,10 +11,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.engine import BuiltinEngine
 from roles.engines.builtin.head import Head
-from roles.engines.builtin.policy import build_model, configuration, tensors_of
 from roles.engines.builtin.verification import TransformersVerificationEngine, _Policy
 from roles.engines.noise import NoiseSource
 from roles.engines.training.batch import collate, select
@@ -49,7 +50,7 @@ def noise(monkeypatch):
 
 
 def on_meta(tiny_config, dtype):
-    return build_model(configuration(tiny_config), dtype, "meta")
+    return build_model(configuration("qwen2", tiny_config), dtype, "meta")
 
 
 @BF16

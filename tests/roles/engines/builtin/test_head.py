@@ -3,9 +3,10 @@
 import pytest
 import torch
 
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.head import Head
-from roles.engines.builtin.policy import build_model, configuration, tensors_of
 from roles.engines.noise import NoiseSource
 
 TEMPERATURE = 0.6
@@ -15,7 +16,7 @@ TIED = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 
 def bf16_model(tiny_config, *, tied):
     torch.manual_seed(3)
-    config = configuration(tiny_config | {"tie_word_embeddings": tied})
+    config = configuration("qwen2", tiny_config | {"tie_word_embeddings": tied})
     return build_model(config, torch.bfloat16, "cpu")
 
 

@@ -9,7 +9,8 @@ from safetensors.torch import save_file
 from node.cli.main import main
 from protocol.recipe import load_recipe
 from protocol.statistics import STATISTICS
-from roles.engines.builtin.policy import build_model, configuration, tensors_of
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.calibration.calibrate import calibrate
 from roles.engines.calibration.picture import draw
 from tests.roles.engines.tiny import CONFIG
@@ -23,7 +24,7 @@ def directory(tmp_path_factory):
     path = tmp_path_factory.mktemp("calibration") / "tiny"
     path.mkdir()
     torch.manual_seed(1)
-    model = build_model(configuration(CONFIG), torch.float32, "cpu")
+    model = build_model(configuration("qwen2", CONFIG), torch.float32, "cpu")
     save_file(dict(tensors_of(model)), path / "model.safetensors", {"format": "pt"})
     values = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **CONFIG}
     (path / "config.json").write_text(json.dumps(values))
