@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from roles.engines.builtin.policy import digest_of
+from roles.engines.builtin.policy import DTYPES, digest_of
 from roles.engines.published import import_pretrained
 from tests.roles.engines.test_architectures import Case, publish
 
@@ -29,7 +29,7 @@ def imported(directory, precision="fp32"):
 
 
 def refused(directory):
-    with pytest.raises(ValueError, match=".") as caught:
+    with pytest.raises(ValueError, match=r".") as caught:
         import_pretrained(directory, directory / "policy", "fp32")
     assert not (directory / "policy").exists()
     assert "\n" not in str(caught.value)
@@ -61,7 +61,7 @@ def test_wrong_tensors_are_named(tmp_path):
         (tensors | {"model.extra": torch.zeros(1)}, "model.extra is too many"),
         (tensors | {NORM: torch.zeros(65)}, f"{NORM} has the shape [65], not [64]"),
         (tensors | {NORM: torch.zeros(64, dtype=torch.int8)}, f"{NORM} is of torch.int8"),
-        ({name: tensor for name, tensor in tensors.items() if "norm" in name}, "and 18 more"),
+        ({name: tensor for name, tensor in tensors.items() if "norm" in name}, "and 17 more"),
     ]
     for changed, message in changes:
         save_file(changed, path)
@@ -76,14 +76,12 @@ def test_angles_of_old_files_are_left_out(tmp_path):
 
 
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp32", torch.float32), ("bf16", torch.bfloat16)]
-)
-def test_weights_are_rounded_to_the_policy_s_dtype(tmp_path, stored, precision, dtype):
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_weights_are_rounded_to_the_policy_s_dtype(tmp_path, stored, precision):
     path, tensors = made(tmp_path)
     stored_tensors = {name: tensor.to(stored) for name, tensor in tensors.items()}
     save_file(stored_tensors, path)
-    expected = {name: tensor.to(dtype) for name, tensor in stored_tensors.items()}
+    expected = {name: tensor.to(DTYPES[precision]) for name, tensor in stored_tensors.items()}
     assert digest_of(imported(tmp_path, precision)) == digest_of(expected)
 
 
@@ -109,8 +107,8 @@ def test_shards_are_those_of_the_index(tmp_path):
     [
         ({"a": "0.safetensors"}, "is missing"),
         ({"a": "0.safetensors", "b": "2.safetensors"}, "2.safetensors is not a readable file"),
-        ({"a": "../0.safetensors"}, "a file elsewhere"),
-        ({"a": ".."}, "a file elsewhere"),
+        ({"a": "../0.safetensors"}, "something else"),
+        ({"a": ".."}, "something else"),
         ({"a": 1}, "no weight_map"),
         (None, "no weight_map"),
     ],
