@@ -1,7 +1,7 @@
 """What a machine with a GPU computes, and how fast: honest pairs, speed, noise, a trainer's step.
 
 Random bf16 weights in the sizes of Qwen3-0.6B and Qwen3-4B, made here: nothing is downloaded. The
-architecture is Qwen2's, the only one there is: it has biases where Qwen3 norms queries and keys,
+architecture is Qwen2's: it has biases where Qwen3 norms queries and keys,
 and its heads share the hidden size evenly, so they have 64 and 80 values where Qwen3's have 128.
 
 * ``pairs``: how far a worker that decodes and a validator that prefills are apart;

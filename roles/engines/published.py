@@ -18,7 +18,6 @@ from protocol.types import Digest
 from roles.engines.architectures.architecture import Config
 from roles.engines.architectures.configuration import configuration, explicit
 from roles.engines.architectures.model import shapes_of
-from roles.engines.architectures.registry import architecture_of
 from roles.engines.builtin.policy import DTYPES, Precision, write_policy
 
 _JSON_BYTES_MAX = 16 * 1024 * 1024
@@ -43,9 +42,6 @@ def published_model(directory: Path, precision: Precision) -> ModelSection:
     """
     values = _json(directory / "config.json")
     name = str(values.get("model_type"))
-    classes = values.get("architectures")
-    if classes and classes != [architecture_of(name).model.__name__]:
-        raise ValueError(f"config.architectures: {classes!r:.80} is not supported")
     generation = directory / "generation_config.json"
     if generation.exists() and (ends := _json(generation).get("eos_token_id")) is not None:
         values["eos_token_id"] = ends

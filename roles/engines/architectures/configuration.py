@@ -37,8 +37,6 @@ COMPUTED = frozenset(
 WITHOUT_EFFECT = frozenset(
     {
         # Who wrote the file, and how.
-        "model_type",
-        "architectures",
         "transformers_version",
         "torch_dtype",
         "dtype",
@@ -154,9 +152,13 @@ def configuration(architecture: str, values: Mapping[str, Any]) -> Config:
     """
     made = architecture_of(architecture)
     computed = COMPUTED | made.computed
+    only_as = _ONLY_AS | {
+        "model_type": (architecture,),
+        "architectures": ([made.model.__name__], None),
+    }
     for key, value in values.items():
-        if key in _ONLY_AS:
-            if not any(value == allowed for allowed in _ONLY_AS[key]):
+        if key in only_as:
+            if not any(_lists(value) == allowed for allowed in only_as[key]):
                 raise ValueError(f"config.{key}: {value!r:.80} is not supported")
         elif key not in computed | WITHOUT_EFFECT:
             raise ValueError(f"config.{key} is not a key of {architecture} that is supported")

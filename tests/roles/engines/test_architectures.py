@@ -125,8 +125,8 @@ def published(request, tmp_path_factory):
     return Published(folder / "hf", model, published_model(folder / "hf", "fp32"), policy)
 
 
-async def generated(published, count=12, tokens_max=24):
-    engine = TransformersGenerationEngine(published.section, toploc())
+async def generated(published, count=12, tokens_max=24, precision="fp32"):
+    engine = TransformersGenerationEngine(published.section, toploc(precision))
     await engine.load(published.policy)
     requests = [
         GenerationRequest(tuple(2 + (i + j) % 5 for j in range(3 + i % 3 * 20)), 31 * i, tokens_max)
@@ -153,18 +153,28 @@ async def test_every_end_token_ends_a_sequence(published):
     assert len(set(ends) & {1, 7, 30}) >= 2
 
 
-async def test_honest_work_passes_its_verification(published):
+async def verified(published, precision):
     claims = [
         VerificationRequest(request.prompt, request.seed, own.tokens, own.logprobs, own.proofs)
-        for request, own in await generated(published)
+        for request, own in await generated(published, precision=precision)
     ]
-    engine = TransformersVerificationEngine(published.section, toploc())
+    engine = TransformersVerificationEngine(published.section, toploc(precision))
     await engine.load(published.policy)
     measured = await engine.measure(Version(0), claims, 1.0)
     engine.close()
-    for one in measured:
-        assert one.proof_fault is None
-        assert not any(limit.outside for limit in compared_extremes(toploc(), one.extremes))
+    assert all(one.proof_fault is None for one in measured)
+    return [one.extremes for one in measured]
+
+
+async def test_honest_work_passes_its_verification(published):
+    for extremes in await verified(published, "fp32"):
+        assert not any(limit.outside for limit in compared_extremes(toploc(), extremes))
+
+
+async def test_honest_work_in_bf16_is_near_its_verification(published):
+    for mismatches, mantissa, *_ in await verified(published, "bf16"):
+        assert mismatches <= 4  # of 16; measured: 2
+        assert mantissa <= 4  # measured: 1.5
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])

@@ -140,6 +140,11 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, changes, message):
     assert "\n" not in str(caught.value)
 
 
+def test_a_manifest_does_not_contradict_itself():
+    with pytest.raises(ValueError, match=r"config\.model_type: 'qwen3' is not supported"):
+        configuration("qwen2", VALUES | {"model_type": "qwen3"})
+
+
 @pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, '{"model_type": NaN}'])
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
