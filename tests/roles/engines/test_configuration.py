@@ -57,6 +57,50 @@ def test_a_published_file_becomes_a_section_without_defaults(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {  # SmolLM2
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "is_llama_config": True,
+            "pretraining_tp": 1,
+            "rope_interleaved": False,
+            "tie_word_embeddings": True,
+            "transformers.js_config": {"kv_cache_dtype": {"fp16": "float16"}},
+        },
+        {  # Llama 3.2
+            "model_type": "llama",
+            "architectures": ["LlamaForCausalLM"],
+            "attention_bias": False,
+            "eos_token_id": [1, 8, 9],
+            "head_dim": 16,
+            "mlp_bias": False,
+            "pretraining_tp": 1,
+            "rope_scaling": LLAMA3,
+        },
+        {  # Qwen3
+            "model_type": "qwen3",
+            "architectures": ["Qwen3ForCausalLM"],
+            "attention_bias": False,
+            "head_dim": 32,
+            "sliding_window": None,
+            "max_window_layers": 28,
+            "num_key_value_heads": 2,
+        },
+    ],
+    ids=["smollm2", "llama3.2", "qwen3"],
+)
+def test_keys_that_published_models_carry_are_known(tmp_path, changes):
+    window = {"sliding_window", "max_window_layers", "use_sliding_window", "use_mrope"}
+    own = {key: value for key, value in (VALUES | PUBLISHED).items() if key not in window}
+    (tmp_path / "config.json").write_text(json.dumps(own | changes))
+    section = published_model(tmp_path, "bf16")
+    assert section.architecture == changes["model_type"]
+    assert section.config["vocab_size"] == 32
+
+
 def test_windows_that_no_layer_has_are_no_windows(tmp_path):
     section = published(tmp_path, use_sliding_window=True, max_window_layers=2)
     assert section == published(tmp_path)
