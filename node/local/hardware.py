@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import psutil
 import pynvml
@@ -12,17 +13,27 @@ _NAME_CHARACTERS_MAX = 200
 """As ``Hardware.gpu`` allows."""
 
 
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One card as its driver shows it."""
+
+    name: str
+    memory_bytes: int
+    free_bytes: int
+    driver: str
+
+
 def probe_hardware() -> Hardware:
     """Look at CPU, memory and NVIDIA GPUs; ``gpu_memory_bytes`` is the sum over all GPUs.
 
     Other GPUs are not seen, and nothing is measured: the swarm trusts none of it for safety.
     """
-    gpus = list(_gpus())
-    names = " + ".join(dict.fromkeys(name for name, _ in gpus))
+    cards = list(gpus())
+    names = " + ".join(dict.fromkeys(card.name for card in cards))
     return Hardware(
         gpu=names[:_NAME_CHARACTERS_MAX],
-        gpus=len(gpus),
-        gpu_memory_bytes=sum(memory_bytes for _, memory_bytes in gpus),
+        gpus=len(cards),
+        gpu_memory_bytes=sum(card.memory_bytes for card in cards),
         memory_bytes=psutil.virtual_memory().total,
         cores=_cores(),
     )
@@ -35,22 +46,25 @@ def _cores() -> int:
     return psutil.cpu_count() or 0
 
 
-def _gpus() -> Iterator[tuple[str, int]]:
-    """Yield name and bytes of memory of the GPUs that the driver shows, none when it fails."""
+def gpus() -> Iterator[Gpu]:
+    """Yield the GPUs that the driver shows, none when it fails."""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return
     try:
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
         for index in range(pynvml.nvmlDeviceGetCount()):
             handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-            name = pynvml.nvmlDeviceGetName(handle)
-            yield (
-                name.decode(errors="replace") if isinstance(name, bytes) else str(name),
-                int(pynvml.nvmlDeviceGetMemoryInfo(handle).total),
-            )
+            name = _text(pynvml.nvmlDeviceGetName(handle))
+            memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+            yield Gpu(name, int(memory.total), int(memory.free), driver)
     except pynvml.NVMLError:
         return  # a GPU that fell off the bus hides those behind it
     finally:
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
+
+
+def _text(value: object) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

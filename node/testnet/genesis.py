@@ -1,16 +1,14 @@
 """How a testnet's run begins: keys, a first policy by a short cold start, a signed manifest."""
 
-import os
-import shutil
-import time
 from pathlib import Path
 from typing import Any
 
 import tomlkit
 
-from node.local.datadir import DataDir, load_or_create_identity, open_data_dir, write_atomically
+from node.founding.found import create_member, found, give, manifest_toml
+from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.testnet.plan import Layout, NodePlan, Options
-from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
+from protocol.manifest import SignedManifest
 from protocol.recipe import Recipe, load_recipe
 from protocol.types import Role
 
@@ -41,9 +39,8 @@ def create_members(options: Options, layout: Layout) -> list[NodePlan]:
     """Make a data directory and a key for every node."""
     plans = []
     for name, role, behaviour in options.members():
-        directory = open_data_dir(layout.node(name))
-        identity = load_or_create_identity(directory.identity)
-        plans.append(NodePlan(name, role, behaviour, directory.root, identity.peer_id))
+        directory = layout.node(name)
+        plans.append(NodePlan(name, role, behaviour, directory, create_member(directory)))
     return plans
 
 
@@ -67,30 +64,11 @@ def cold_start_policy(recipe: Recipe, seed: int, path: Path) -> str:
 def found_run(recipe: Recipe, policy: str, plans: list[NodePlan], layout: Layout) -> SignedManifest:
     """Sign and write the manifest, and give the first policy, of this digest, to the trainers."""
     creator = load_or_create_identity(layout.directory / "creator.key")
-    genesis = Genesis(
-        creator=creator.peer_id,
-        created_at=int(time.time()),
-        policy=policy,
-        trainers=tuple(plan.peer_id for plan in plans if plan.role is Role.TRAINER),
-        validators=tuple(plan.peer_id for plan in plans if plan.role is Role.VALIDATOR),
-    )
-    manifest = RunManifest(**{**dict(recipe), "genesis": genesis})
-    signed = sign_manifest(manifest, creator)
+    trainers = [plan for plan in plans if plan.role is Role.TRAINER]
+    validators = [plan.peer_id for plan in plans if plan.role is Role.VALIDATOR]
+    signed = found(recipe, policy, creator, [plan.peer_id for plan in trainers], validators)
     write_atomically(layout.recipe, tomlkit.dumps(recipe.model_dump()).encode())
     write_atomically(layout.manifest, manifest_toml(signed).encode())
-    for plan in plans:
-        if plan.role is Role.TRAINER:
-            _give(layout.genesis_policy, DataDir(plan.directory).genesis)
+    for plan in trainers:
+        give(layout.genesis_policy, DataDir(plan.directory).genesis)
     return signed
-
-
-def manifest_toml(signed: SignedManifest) -> str:
-    """Return the TOML of a manifest; ``load_signed_manifest`` reads it back with its run id."""
-    return tomlkit.dumps({"signature": signed.signature.hex(), **signed.manifest.model_dump()})
-
-
-def _give(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)

@@ -49,12 +49,20 @@ class TransformersEngines(Engines):
         from roles.engines.training.engine import TorchTrainingEngine  # noqa: PLC0415 - torch takes seconds
 
         return TorchTrainingEngine(
-            manifest.model, manifest.sampling, manifest.grpo, device=self._device()
+            manifest.model,
+            manifest.sampling,
+            manifest.grpo,
+            device=self._device(),
         )
 
     def _device(self) -> str:
-        if self._requested_device != "auto":
-            return self._requested_device
-        import torch  # noqa: PLC0415 - takes seconds
+        return device_of(self._requested_device)
 
-        return "cuda" if torch.cuda.is_available() else "cpu"
+
+def device_of(requested: str) -> str:
+    """Return torch's name of a device; ``auto`` is the first GPU if there is one."""
+    if requested != "auto":
+        return requested
+    import torch  # noqa: PLC0415 - takes seconds
+
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -34,30 +34,29 @@ _EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
 _NAMED_MAX = 5
 
 
-def published_model(directory: Path, precision: Precision) -> ModelSection:
-    """Return the model of a Hugging Face directory, as a run manifest carries it.
+def section_of(directory: Path, section: ModelSection) -> ModelSection:
+    """Return the model of a Hugging Face directory, in the precisions that ``section`` asks for.
 
-    The end tokens of ``generation_config.json`` win, as in Hugging Face's ``generate``. Raises
-    ``ValueError``, one line that names the key, for what the engines do not compute.
+    Raises ``ValueError``, one line that names the key, for what the engines do not compute.
     """
-    values = _json(directory / "config.json")
-    name = str(values.get("model_type"))
-    generation = directory / "generation_config.json"
-    if generation.exists() and (ends := _json(generation).get("eos_token_id")) is not None:
-        values["eos_token_id"] = ends
-    config = explicit(configuration(name, values))
-    section = {"name": directory.name, "architecture": name, "config": config, "dtype": precision}
-    return validated(ModelSection, section)
+    config = _configuration(directory)
+    values = {
+        "name": directory.name,
+        "architecture": config.model_type,
+        "config": explicit(config),
+        "dtype": section.dtype,
+        "head": section.head,
+    }
+    return validated(ModelSection, values)
 
 
 def import_pretrained(directory: Path, path: Path, precision: Precision) -> Digest:
     """Write the policy of a Hugging Face directory; ``path`` gets one safetensors file.
 
-    Raises ``ValueError`` as ``published_model``, and for tensors that are missing, too many or
-    wrong, by their names; ``StorageFullError`` as ``write_policy``.
+    Raises ``ValueError`` as ``section_of``, and for tensors that are missing, too many or wrong, by
+    their names; ``StorageFullError`` as ``write_policy``.
     """
-    model = published_model(directory, precision)
-    config = configuration(model.architecture, model.config)
+    config = _configuration(directory)
     tensors = dict(_tensors(directory))
     if config.tie_word_embeddings:
         _tie(tensors)
@@ -67,6 +66,18 @@ def import_pretrained(directory: Path, path: Path, precision: Precision) -> Dige
         raise ValueError(f"{directory}: {', '.join(wrong[:_NAMED_MAX])}{more}")
     dtype = DTYPES[precision]
     return write_policy({name: tensors.pop(name).to(dtype) for name in sorted(tensors)}, path)
+
+
+def _configuration(directory: Path) -> Config:
+    """Return what ``config.json`` says, with the end tokens of ``generate`` in Hugging Face.
+
+    Those of ``generation_config.json`` win.
+    """
+    values = _json(directory / "config.json")
+    generation = directory / "generation_config.json"
+    if generation.exists() and (ends := _json(generation).get("eos_token_id")) is not None:
+        values["eos_token_id"] = ends
+    return configuration(str(values.get("model_type")), values)
 
 
 def _tie(tensors: dict[str, Tensor]) -> None:

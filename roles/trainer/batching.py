@@ -2,7 +2,7 @@
 
 Rewards are those of the task here. Log-probabilities are those that our engine gives to the tokens
 wherever engines may round: an audit leaves room for that, and claims that fill it would move a
-bf16 gradient by a quarter. In float32 it leaves less than 0.001 % (both measured).
+bf16 gradient by a third. In float32 it leaves less than 0.001 % (both measured).
 
 They are drawn by lot from all that are usable, so who is fast is not favoured. Groups whose rewards
 are all equal teach nothing: up to ``refill_max`` more rollouts are drawn in their place, and the

@@ -38,8 +38,10 @@ DRIVERS = (
     "node/live/node.py",  # the seed of everything that a daemon draws
     "node/local/datadir.py",  # the key
     "node/testnet/display.py",
-    "node/testnet/genesis.py",  # when the run begins
+    "node/founding/found.py",  # when the run begins
+    "node/doctor/network.py",  # how long a peer takes to answer
     "node/testnet/swarm.py",
+    "roles/engines/selftest.py",  # how fast a device is
     "simulations/cli/console.py",  # progress for a person who waits
     "simulations/study/sweep.py",  # how long each simulation took
 )

@@ -152,7 +152,8 @@ def configuration(architecture: str, values: Mapping[str, Any]) -> Config:
     """
     made = architecture_of(architecture)
     computed = COMPUTED | made.computed
-    only_as = _ONLY_AS | {
+    only_as: dict[str, tuple[object, ...]] = {
+        **_ONLY_AS,
         "model_type": (architecture,),
         "architectures": ([made.model.__name__], None),
     }

@@ -1,12 +1,15 @@
 """Hugging Face's module of a configuration: with random weights, or with given ones."""
 
+import math
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from protocol.recipe import ModelSection
 from roles.engines.architectures.architecture import CausalLM, Config
+from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.registry import architecture_of
 from roles.engines.tensors import Shapes
 
@@ -51,6 +54,13 @@ def rotary(config: Config, device: str) -> torch.nn.Module:
 def tensors_of(model: CausalLM) -> dict[str, Tensor]:
     """Return the parameters by name, a tied one once."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def weights_of(section: ModelSection) -> int:
+    """Return how many weights a model has; raises ``ValueError`` as ``configuration``."""
+    return sum(
+        map(math.prod, shapes_of(configuration(section.architecture, section.config)).values())
+    )
 
 
 def shapes_of(config: Config) -> Shapes:

@@ -18,7 +18,7 @@ from roles.engines.calibration.power import Power, power
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import Bench, Say, honest_pairs, lies
-from roles.engines.published import import_pretrained, published_model
+from roles.engines.published import import_pretrained, section_of
 from roles.environments.base import ENVIRONMENTS, environment
 from roles.ports.engines import Policy
 
@@ -82,7 +82,7 @@ def bench_of(
     lot: str = "",
 ) -> Bench:
     """Return what to measure with a model, whose policy is written to ``folder``."""
-    model = published_model(directory, recipe.model.dtype)
+    model = section_of(directory, recipe.model)
     path = folder / "policy.safetensors"
     return Bench(
         model=model,

@@ -17,8 +17,9 @@ class Driver:
         monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(gpus))
         monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: gpus[index])
         monkeypatch.setattr(pynvml, "nvmlDeviceGetName", self.name)
+        monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: b"580.1")
         monkeypatch.setattr(
-            pynvml, "nvmlDeviceGetMemoryInfo", lambda gpu: SimpleNamespace(total=gpu[1])
+            pynvml, "nvmlDeviceGetMemoryInfo", lambda gpu: SimpleNamespace(total=gpu[1], free=0)
         )
 
     def init(self):

@@ -17,9 +17,10 @@ from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.registry import ARCHITECTURES
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
-from roles.engines.published import import_pretrained, published_model
+from roles.engines.published import import_pretrained, section_of
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import GenerationRequest, Policy, VerificationRequest
+from tests.roles.engines import tiny
 from tests.roles.engines.tiny import grpo, sampling, toploc
 from tests.roles.engines.training.batches import batch_of
 
@@ -122,7 +123,7 @@ def published(request, tmp_path_factory):
     path = folder / "policy"
     policy = Policy(Version(0), import_pretrained(folder / "hf", path, "fp32"), path)
     model = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
-    return Published(folder / "hf", model, published_model(folder / "hf", "fp32"), policy)
+    return Published(folder / "hf", model, section_of(folder / "hf", tiny.model("fp32")), policy)
 
 
 async def generated(published, count=12, tokens_max=24, precision="fp32"):

@@ -8,7 +8,8 @@ from protocol.codec import encode
 from protocol.recipe import ModelSection
 from roles.engines.architectures.configuration import COMPUTED, WITHOUT_EFFECT, configuration
 from roles.engines.architectures.registry import ARCHITECTURES
-from roles.engines.published import published_model
+from roles.engines.published import section_of
+from tests.roles.engines import tiny
 from tests.roles.engines.test_architectures import LLAMA3, SIZES, YARN
 
 VALUES = {**SIZES, "eos_token_id": 1}
@@ -39,7 +40,7 @@ def published(directory, generation=None, **changes):
     (directory / "config.json").write_text(json.dumps(values))
     if generation is not None:
         (directory / "generation_config.json").write_text(json.dumps(generation))
-    return published_model(directory, "fp32")
+    return section_of(directory, tiny.model("fp32"))
 
 
 def test_a_published_file_becomes_a_section_without_defaults(tmp_path):
@@ -96,7 +97,7 @@ def test_keys_that_published_models_carry_are_known(tmp_path, changes):
     window = {"sliding_window", "max_window_layers", "use_sliding_window", "use_mrope"}
     own = {key: value for key, value in (VALUES | PUBLISHED).items() if key not in window}
     (tmp_path / "config.json").write_text(json.dumps(own | changes))
-    section = published_model(tmp_path, "bf16")
+    section = section_of(tmp_path, tiny.model("bf16"))
     assert section.architecture == changes["model_type"]
     assert section.config["vocab_size"] == 32
 
@@ -193,12 +194,12 @@ def test_a_manifest_does_not_contradict_itself():
 def test_a_file_that_is_no_configuration_is_refused(tmp_path, text):
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(ValueError, match=r"config\.json|not supported"):
-        published_model(tmp_path, "fp32")
+        section_of(tmp_path, tiny.model("fp32"))
 
 
 def test_an_absent_directory_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"config\.json"):
-        published_model(tmp_path / "absent", "fp32")
+        section_of(tmp_path / "absent", tiny.model("fp32"))
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)

@@ -9,7 +9,8 @@ from protocol.types import Digest
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, shapes_of, tensors_of
 from roles.engines.builtin.policy import digest_of, read_policy, write_policy
-from roles.engines.published import import_pretrained, published_model
+from roles.engines.published import import_pretrained, section_of
+from tests.roles.engines import tiny
 
 
 @pytest.fixture
@@ -96,7 +97,7 @@ def test_a_tied_output_layer_is_stored_once(tiny_config, tmp_path):
 def test_a_hugging_face_directory_becomes_a_policy(tiny_config, tmp_path):
     model = build_model(configuration("qwen2", tiny_config), torch.float32, "cpu")
     model.save_pretrained(tmp_path / "published")
-    section = published_model(tmp_path / "published", "bf16")
+    section = section_of(tmp_path / "published", tiny.model("bf16"))
     config = configuration(section.architecture, section.config)
     digest = import_pretrained(tmp_path / "published", tmp_path / "p", "bf16")
     tensors = read_policy(tmp_path / "p", digest, shapes_of(config))
@@ -117,7 +118,7 @@ def test_a_directory_of_another_architecture_is_refused(tmp_path):
         import_pretrained(tmp_path / "mistral", tmp_path / "p", "fp32")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ValueError, match="gpt2"):
-        published_model(tmp_path, "fp32")
+        section_of(tmp_path, tiny.model("fp32"))
 
 
 @pytest.mark.parametrize(

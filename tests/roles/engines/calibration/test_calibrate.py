@@ -1,19 +1,14 @@
 import asyncio
-import json
 from xml.etree import ElementTree as ET
 
 import pytest
-import torch
-from safetensors.torch import save_file
 
 from node.cli.main import main
 from protocol.recipe import load_recipe
 from protocol.statistics import STATISTICS
-from roles.engines.architectures.configuration import configuration
-from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.calibration.calibrate import calibrate
 from roles.engines.calibration.picture import draw
-from tests.roles.engines.tiny import CONFIG
+from tests.roles.engines.huggingface import write_directory
 from tests.worlds.messages import RECIPE
 
 LIES = 14
@@ -21,14 +16,7 @@ LIES = 14
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):
-    path = tmp_path_factory.mktemp("calibration") / "tiny"
-    path.mkdir()
-    torch.manual_seed(1)
-    model = build_model(configuration("qwen2", CONFIG), torch.float32, "cpu")
-    save_file(dict(tensors_of(model)), path / "model.safetensors", {"format": "pt"})
-    values = {"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], **CONFIG}
-    (path / "config.json").write_text(json.dumps(values))
-    return path
+    return write_directory(tmp_path_factory.mktemp("calibration") / "tiny")
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,8 @@ import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.testnet.genesis import manifest_toml, recipe_path
+from node.founding.found import manifest_toml
+from node.testnet.genesis import recipe_path
 from protocol.crypto import Identity, verify
 from protocol.manifest import Genesis, RunManifest, load_signed_manifest, sign_manifest
 from protocol.recipe import ModelSection, load_recipe

@@ -1,0 +1,148 @@
+"""Check everything that this machine needs to take part, and say what to do about the rest."""
+
+import asyncio
+import os
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from node.cli import options
+from node.cli.commands.context import print_json, print_rich
+from node.cli.options import Json
+from node.doctor.finding import Finding, Level
+from node.founding.model import needs_of_run
+from node.founding.needs import Needs
+from node.local.datadir import DataDir, load_identity
+from node.local.errors import ExitCode, NodeError
+from protocol.manifest import RunManifest
+from protocol.types import PeerId, Role
+
+if TYPE_CHECKING:
+    from node.local.config import NodeConfig
+
+app = typer.Typer(add_completion=False)
+
+_STYLES = {Level.OK: "green", Level.WARNING: "yellow", Level.FAILURE: "red"}
+_SIGNS = {Level.OK: "✓", Level.WARNING: "!", Level.FAILURE: "✗"}
+
+
+@app.command()
+def doctor(
+    *,
+    roles: options.Roles = None,
+    initial_peers: options.InitialPeers = None,
+    run: options.Run = None,
+    config: options.Config = None,
+    data_dir: options.DataDir = None,
+    device: options.Device = None,
+    host: options.Host = None,
+    port: options.Port = None,
+    public_ip: options.PublicIp = None,
+    engine: Annotated[
+        bool, typer.Option(help="Let an engine compute; it takes half a minute.")
+    ] = True,
+    as_json: Json = False,
+) -> None:
+    """Check everything that this machine needs to take part, and say what to do about the rest.
+
+    It takes the options that the node will be started with. With --run memory and disk are compared
+    with what that run needs. The exit code is 78 when something would keep the node from working.
+    """
+    given = {
+        "roles": roles or ["inference"],
+        "initial_peers": initial_peers or None,
+        "run": run,
+        "data_dir": data_dir,
+        "device": device,
+        "host": host,
+        "port": port,
+        "public_ip": public_ip,
+    }
+    from node.local.config import load_config  # noqa: PLC0415 - pydantic; help does without
+
+    node = load_config(given, os.environ, config)
+    found = _look(node)
+    if engine and set(node.roles) != {Role.RELAY}:
+        typer.echo("an engine is trying itself …", err=True)
+        found.append(_try_engine(node.device))
+    if as_json:
+        print_json([asdict(finding) for finding in found])
+    else:
+        _print(found)
+    if any(finding.level is Level.FAILURE for finding in found):
+        raise typer.Exit(ExitCode.CONFIG)
+
+
+def _look(node: "NodeConfig") -> list[Finding]:
+    """Return what everything but the engine looks like."""
+    from node.doctor.machine import check_clock, check_devices, check_disk  # noqa: PLC0415 - slow
+    from node.doctor.network import check_p2pd, check_peers, check_reachable  # noqa: PLC0415 - same
+
+    async def network() -> list[Finding]:
+        return [
+            await check_p2pd(node.host, node.port),
+            check_reachable(node.port, node.public_ip),
+            *await check_peers(node.initial_peers),
+        ]
+
+    found, needs = _look_at_run(node)
+    return [
+        *found,
+        check_clock(),
+        check_disk(node.data_dir, node.roles, needs),
+        *check_devices(node.device, node.roles, needs),
+        *asyncio.run(network()),
+    ]
+
+
+def _look_at_run(node: "NodeConfig") -> tuple[list[Finding], Needs | None]:
+    """Return whether the run can be joined with these roles, and what it needs if it is known."""
+    from node.local.run_pin import local_run  # noqa: PLC0415 - the protocol; help does without
+
+    datadir = DataDir(node.data_dir)
+    try:
+        signed = local_run(datadir, node.run, node.run_id)
+        if signed is None:
+            unknown = "not known here: the peers will offer it; --run RUN.toml compares it now"
+            return [Finding("run", Level.OK, unknown)], None
+        needs = needs_of_run(signed.manifest)
+    except NodeError as error:
+        return [Finding("run", Level.FAILURE, error.message)], None
+    manifest = signed.manifest
+    found = [Finding("run", Level.OK, f"{manifest.name}, {manifest.run_id.hex()[:16]}…")]
+    return found + _look_at_key(datadir, node, manifest), needs
+
+
+def _look_at_key(datadir: DataDir, node: "NodeConfig", manifest: RunManifest) -> list[Finding]:
+    """Return the roles that the run does not let this node's key have."""
+    try:
+        peer = load_identity(node.identity_path or datadir.identity).peer_id
+    except FileNotFoundError:
+        peer = PeerId("")
+    named = {Role.TRAINER: manifest.is_trainer, Role.VALIDATOR: manifest.is_validator}
+    advice = "ask the run's creator, or use the data dir whose key it names"
+    return [
+        Finding("key", Level.FAILURE, f"the run does not name this key as a {role}", advice)
+        for role in node.roles
+        if role in named and not named[role](peer)
+    ]
+
+
+def _try_engine(device: str) -> Finding:
+    from node.doctor.engine import check_engine  # noqa: PLC0415 - only when asked
+    from node.testnet.genesis import recipe_path  # noqa: PLC0415 - the same
+
+    return asyncio.run(check_engine(device, recipe_path()))
+
+
+def _print(found: list[Finding]) -> None:
+    from rich.table import Table  # noqa: PLC0415 - slow to import
+
+    table = Table(box=None, show_header=False)
+    for finding in found:
+        style = _STYLES[finding.level]
+        advice = f"[dim]{finding.advice}[/]" if finding.advice else ""
+        lines = "\n".join(filter(None, (finding.found, advice)))
+        table.add_row(f"[{style}]{_SIGNS[finding.level]}[/]", finding.what, lines)
+    print_rich(table)

@@ -1,0 +1,47 @@
+"""The engine: a small model generates and is checked in a process that may die of its device."""
+
+import asyncio
+import json
+import os
+import sys
+from pathlib import Path
+
+from node.doctor.finding import Finding, Level
+
+ENGINE_SECONDS = 180.0
+"""Importing torch takes 6 s, and several times that on a machine that reads it for the first time;
+the rest is a guess."""
+
+_ERROR_CHARACTERS_MAX = 200
+
+
+async def check_engine(device: str, recipe: Path) -> Finding:
+    """Let an engine generate and check on ``device`` with the model of a recipe."""
+    command = [sys.executable, "-m", "roles.engines.selftest", str(recipe), device]
+    child = await asyncio.create_subprocess_exec(
+        *command,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    try:
+        output, errors = await asyncio.wait_for(child.communicate(), ENGINE_SECONDS)
+    except TimeoutError:
+        child.kill()
+        await child.wait()
+        found = f"computed nothing on {device} in {ENGINE_SECONDS:g} s"
+        return Finding("engine", Level.FAILURE, found, "look at the device's driver")
+    if child.returncode:
+        lines = errors.decode(errors="replace").strip().splitlines() or ["no word"]
+        reason = f"exit code {child.returncode}: {lines[-1][:_ERROR_CHARACTERS_MAX]}"
+        return Finding("engine", Level.FAILURE, reason, "look at the device's driver and memory")
+    values = json.loads(output)
+    found = (
+        f"a small model generates {values['generate_tokens_per_second']:,} tokens/s and checks "
+        f"{values['verify_tokens_per_second']:,} on {values['device']}"
+    )
+    if values["excess"]:
+        advice = f"{values['excess']}: measure with prime-node calibrate before founding a run"
+        return Finding("engine", Level.WARNING, f"{found}, and rounds unlike others", advice)
+    return Finding("engine", Level.OK, found)

@@ -1,0 +1,61 @@
+"""The beginning of a run: its signed manifest, and data directories for nodes that it names."""
+
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import tomlkit
+
+from node.local.datadir import load_or_create_identity, open_data_dir
+from protocol.crypto import Identity
+from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
+from protocol.recipe import ManifestError, Recipe
+from protocol.types import PeerId
+
+
+def found(
+    recipe: Recipe,
+    policy: str,
+    creator: Identity,
+    trainers: Sequence[PeerId],
+    validators: Sequence[PeerId],
+) -> SignedManifest:
+    """Return the manifest of a run that begins now with the policy of a digest (hexadecimal).
+
+    Raises ``ManifestError`` for a run that could certify nothing, and ``ValueError`` for members
+    that are no keys.
+    """
+    needed = max(recipe.committee.roster_min, recipe.committee.size)
+    if len(validators) < needed:
+        raise ManifestError(
+            f"{len(validators)} validators cannot certify anything: committee.roster_min and "
+            f"committee.size ask for {needed}"
+        )
+    genesis = Genesis(
+        creator=creator.peer_id,
+        created_at=int(time.time()),
+        policy=policy,
+        trainers=tuple(trainers),
+        validators=tuple(validators),
+    )
+    return sign_manifest(RunManifest(**{**dict(recipe), "genesis": genesis}), creator)
+
+
+def manifest_toml(signed: SignedManifest) -> str:
+    """Return the TOML of a manifest; ``load_signed_manifest`` reads it back with its run id."""
+    return tomlkit.dumps({"signature": signed.signature.hex(), **signed.manifest.model_dump()})
+
+
+def create_member(root: Path) -> PeerId:
+    """Make a data directory with a key; return whose it is."""
+    return load_or_create_identity(open_data_dir(root).identity).peer_id
+
+
+def give(source: Path, target: Path) -> None:
+    """Let ``target`` be the file ``source``, without a copy where the disk allows it."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,111 @@
+"""What a run asks of a machine, worked out from its manifest alone: an estimate to choose by.
+
+Figures without a source are sums of what the built-in engines allocate.
+"""
+
+from dataclasses import dataclass
+
+from node.weights.retention import STATES_KEPT
+from protocol.manifest import RunManifest
+from protocol.recipe import ModelSection
+from protocol.types import Role
+
+GIB = 2**30
+
+PASS_TOKENS = 16_384
+"""Of a validator's prefill and of a trainer's pass: the engines' default."""
+
+ENGINE_BYTES = GIB
+"""Of an engine's process before it has a model; torch's libraries on a CPU take half of it."""
+
+ADAM_BYTES_PER_WEIGHT = 16
+"""Float32 weights, gradients and two moments."""
+
+STATE_BYTES_PER_WEIGHT = 12
+"""What of it is written to disk after each version."""
+
+HEAD_BYTES = 2**28
+"""Logits of a chunk of the trainer's output layer and what is computed from them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Bytes of memory by role, of disk and of each version; tokens; operations (FLOP)."""
+
+    weights: int
+    version_bytes: int
+    worker_bytes: int
+    validator_bytes: int
+    trainer_bytes: int
+    disk_bytes: int
+    trainer_disk_bytes: int
+    rollout_tokens: int
+    """At most: every sequence as long as it may be."""
+    step_tokens: int
+    rollout_flop: int
+    """Of generating a rollout; checking it takes as many, in one prefill."""
+    step_flop: int
+
+    def memory_of(self, role: Role) -> int:
+        """Return the bytes of memory that a role takes, on the device that computes."""
+        of_role = {
+            Role.INFERENCE: self.worker_bytes,
+            Role.VALIDATOR: self.validator_bytes,
+            Role.TRAINER: self.trainer_bytes,
+        }
+        return of_role.get(role, 0)
+
+
+def needs_of(manifest: RunManifest, weights: int) -> Needs:
+    """Return what a run with a model of so many ``weights`` needs."""
+    model, sampling, grpo = manifest.model, manifest.sampling, manifest.grpo
+    width = 4 if model.dtype == "fp32" else 2
+    version_bytes = weights * width
+    head_bytes = _number(model, "hidden_size") * model.vocabulary_size * 4
+    head_bytes *= model.head == "fp32" and model.dtype != "fp32"
+    sequences = sampling.prompts_per_rollout * sampling.group_size
+    rollout_tokens = sequences * sampling.tokens_max
+    step_tokens = grpo.batch_max * rollout_tokens
+    passed = _pass_bytes(model)
+    versions = manifest.shardcast.versions_kept * version_bytes
+    return Needs(
+        weights=weights,
+        version_bytes=version_bytes,
+        worker_bytes=version_bytes
+        + head_bytes
+        + rollout_tokens * _cache_bytes_per_token(model, width)
+        + ENGINE_BYTES,
+        validator_bytes=(grpo.async_level + 2) * (version_bytes + head_bytes)
+        + width * passed
+        + ENGINE_BYTES,
+        trainer_bytes=weights * ADAM_BYTES_PER_WEIGHT + 4 * passed + HEAD_BYTES + ENGINE_BYTES,
+        # A version is kept as the file that engines read and as the blobs that others are fed with.
+        disk_bytes=2 * versions,
+        trainer_disk_bytes=2 * versions + 2 * STATES_KEPT * STATE_BYTES_PER_WEIGHT * weights,
+        rollout_tokens=rollout_tokens,
+        step_tokens=step_tokens,
+        rollout_flop=2 * weights * rollout_tokens,
+        # Forward and twice that backward, and a forward pass under the policies that generated.
+        step_flop=(6 + 2 * (model.dtype != "fp32")) * weights * step_tokens,
+    )
+
+
+def _cache_bytes_per_token(model: ModelSection, width: int) -> int:
+    heads = _number(model, "num_attention_heads")
+    key_heads = _number(model, "num_key_value_heads", heads)
+    head_size = _number(model, "head_dim", _number(model, "hidden_size") // heads)
+    return 2 * _number(model, "num_hidden_layers") * key_heads * head_size * width
+
+
+def _pass_bytes(model: ModelSection) -> int:
+    """Return the values of a pass that live at once: a state per layer, and one layer's own."""
+    hidden, inner = _number(model, "hidden_size"), _number(model, "intermediate_size")
+    layers = _number(model, "num_hidden_layers")
+    return PASS_TOKENS * (layers * hidden + 12 * hidden + 4 * inner)
+
+
+def _number(model: ModelSection, key: str, default: int | None = None) -> int:
+    value = model.config.get(key) or default
+    if not isinstance(value, int):
+        raise ValueError(f"model.config.{key} must be an integer")  # noqa: TRY004 (a value, ours)
+    return value

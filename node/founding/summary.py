@@ -1,0 +1,83 @@
+"""A run in words: what it trains, by which rules, and what it asks of those who join."""
+
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+
+from node.founding.needs import Needs
+from node.local.units import bytes_text, duration_text
+from protocol.manifest import RunManifest
+
+LINE_BITS_PER_SECOND = 100e6
+"""An ordinary line, to tell what a version takes on it."""
+
+FLOPS = 50e12
+"""What a GPU of a gaming machine gets out of a model, to tell what a rollout takes; a guess."""
+
+
+def describe(manifest: RunManifest, needs: Needs) -> RenderableType:
+    """Return the manifest and its needs as tables."""
+    facts = Table(box=None, show_header=False)
+    facts.add_column(style="bold")
+    for name, value in _facts(manifest):
+        facts.add_row(name, value)
+    return Group(facts, "", _needs(needs))
+
+
+def _facts(manifest: RunManifest) -> Iterator[tuple[str, str]]:
+    model, sampling, grpo = manifest.model, manifest.sampling, manifest.grpo
+    genesis, committee, rules = manifest.genesis, manifest.committee, manifest.toploc
+    began = datetime.fromtimestamp(genesis.created_at, UTC)
+    yield "run", f"{manifest.name}, {manifest.run_id.hex()}"
+    yield "creator", f"{genesis.creator}, {began:%Y-%m-%d %H:%M} UTC"
+    yield "model", f"{model.name}, {model.architecture} in {model.dtype}"
+    yield "task", manifest.environment.name
+    answers = f"{sampling.prompts_per_rollout} prompts of {sampling.group_size} answers"
+    limits = f"at most {sampling.tokens_max:,} tokens, temperature {sampling.temperature:g}"
+    yield "rollout", f"{answers}, each {limits}"
+    if sampling.length_targets:
+        targets = ", ".join(f"{target:,}" for target in sampling.length_targets)
+        cost = f"{sampling.length_penalty:g} of the reward for each token away from it"
+        yield "length", f"asked for: {targets}; {cost}"
+    batch = f"{grpo.rollouts_per_step} rollouts at most {grpo.async_level} versions old"
+    yield "training", f"{grpo.steps:,} versions, each from {batch}, rate {grpo.learning_rate:g}"
+    yield (
+        "checks",
+        f"{committee.size} validators a rollout, {committee.escalated_size} when they disagree",
+    )
+    rate = f"{1 / rules.false_reject_rate:,.0f}"
+    measured = f"measured with {rules.measured_tokens:,} tokens on {rules.measured_on}"
+    yield "thresholds", f"an honest rollout is rejected at most once in {rate}; {measured}"
+    workers = "anybody" if manifest.admission.rule == "open" else "those it lists"
+    yield "workers", workers + (", a proven lie ends it" if manifest.credit.slash else "")
+    yield "trainers", "\n".join(genesis.trainers)
+    yield "validators", "\n".join(genesis.validators)
+
+
+def _needs(needs: Needs) -> Table:
+    rollout, step = needs.rollout_flop, needs.step_flop
+    table = Table("role", "memory", "disk", "work at most", box=None, header_style="bold")
+    rows = (
+        ("inference", needs.worker_bytes, needs.disk_bytes, f"{_work(rollout)} a rollout"),
+        ("validator", needs.validator_bytes, needs.disk_bytes, f"{_work(rollout)} a rollout"),
+        ("trainer", needs.trainer_bytes, needs.trainer_disk_bytes, f"{_work(step)} a version"),
+    )
+    for role, memory, disk, work in rows:
+        table.add_row(role, bytes_text(memory), bytes_text(disk), work)
+    seconds = _time(needs.version_bytes * 8 / LINE_BITS_PER_SECOND)
+    table.caption = (
+        f"{needs.weights:,} weights; a version is {bytes_text(needs.version_bytes)}, {seconds} at "
+        f"{LINE_BITS_PER_SECOND / 1e6:g} Mbit/s. Estimates; times at {FLOPS / 1e12:g} TFLOP/s."
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _work(flop: int) -> str:
+    return f"{flop / 1e12:,.3g} TFLOP, {_time(flop / FLOPS)}"
+
+
+def _time(seconds: float) -> str:
+    return duration_text(seconds) if seconds >= 1 else "under 1 s"

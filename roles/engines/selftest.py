@@ -1,0 +1,82 @@
+"""Lets a model generate and be checked on a device, in a process of its own.
+
+``python -m roles.engines.selftest RECIPE.toml DEVICE`` prints one line of JSON. A device whose
+driver is broken ends this process and not the one that asks.
+"""
+
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from protocol.recipe import Recipe, load_recipe
+from protocol.rng import Rng
+from protocol.statistics import added, beyond
+from protocol.types import Version
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import write_policy
+from roles.engines.builtin.verification import TransformersVerificationEngine
+from roles.engines.factory import device_of
+from roles.ports.engines import GenerationRequest, Policy, VerificationRequest
+
+SEQUENCES = 64
+PROMPT_TOKENS = 4
+
+
+async def selftest(recipe: Recipe, device: str) -> dict[str, object]:
+    """Return tokens per second of both directions, and what the recipe's audit says, if anything.
+
+    The weights are random; the noise's vectors are checked when the engines are made.
+    """
+    device = device_of(device)
+    model, temperature = recipe.model, recipe.sampling.temperature
+    torch.manual_seed(1)
+    network = build_model(configuration(model.architecture, model.config), torch.float32, "cpu")
+    draws = Rng(b"selftest")
+    requests = [
+        GenerationRequest(
+            tuple(draws.below(model.vocabulary_size) for _ in range(PROMPT_TOKENS)),
+            draws.bits64(),
+            recipe.sampling.tokens_max,
+        )
+        for _ in range(SEQUENCES)
+    ]
+    worker = TransformersGenerationEngine(model, recipe.toploc, device=device)
+    validator = TransformersVerificationEngine(model, recipe.toploc, device=device)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "policy"
+        policy = Policy(Version(0), write_policy(tensors_of(network), path), path)
+        await worker.load(policy)
+        await validator.load(policy)
+        began = time.perf_counter()
+        made = await worker.generate(requests, temperature)
+        generated = time.perf_counter()
+        claims = [
+            VerificationRequest(asked.prompt, asked.seed, one.tokens, one.logprobs, one.proofs)
+            for asked, one in zip(requests, made, strict=True)
+        ]
+        measured = await validator.measure(Version(0), claims, temperature)
+        verified = time.perf_counter()
+    worker.close()
+    validator.close()
+    tokens = sum(len(one.tokens) for one in made)
+    sums = added(one.sums for one in measured)
+    excess = beyond(recipe.toploc, sums, recipe.toploc.false_reject_rate)
+    return {
+        "generate_tokens_per_second": round(tokens / (generated - began)),
+        "verify_tokens_per_second": round(tokens / (verified - generated)),
+        "device": device,
+        "excess": "" if excess is None else str(excess),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    rules = load_recipe(Path(sys.argv[1]).read_text())
+    print(json.dumps(asyncio.run(selftest(rules, sys.argv[2]))))  # noqa: T201 - it is asked for

@@ -1,0 +1,131 @@
+import json
+
+import pytest
+
+from node.cli.main import main
+from node.founding.needs import needs_of
+from node.local.datadir import DataDir, load_identity
+from protocol.crypto import Identity, verify
+from protocol.manifest import load_signed_manifest
+from tests.roles.engines.huggingface import write_directory
+from tests.worlds.messages import RECIPE
+
+OTHER = Identity(b"\x07" * 32).peer_id
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return write_directory(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def create(model, out, *options, recipe=RECIPE):
+    arguments = ["run", "create", "--model", model, "--recipe", recipe, "--out", out, *options]
+    return main([str(argument) for argument in arguments])
+
+
+def values_of(capsys):
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_run_is_founded_whole(model, tmp_path, capsys):
+    out = tmp_path / "some" / "where"
+    assert create(model, out, "--validators", "2", "--validator", OTHER, "--json") == 0
+    values = values_of(capsys)
+    signed = load_signed_manifest((out / "run.toml").read_text(), verify)
+    manifest = signed.manifest
+    assert manifest.run_id.hex() == values["run_id"]
+    assert manifest.model.name == "tiny"
+    assert manifest.genesis.creator == load_identity(out / "creator.key").peer_id
+    made = [load_identity(DataDir(out / f"validator-{n}").identity).peer_id for n in (1, 2)]
+    assert list(manifest.genesis.validators) == [*made, OTHER]
+    trainer = DataDir(out / "trainer-1")
+    assert manifest.genesis.trainers == (load_identity(trainer.identity).peer_id,)
+    assert trainer.genesis.read_bytes() == (out / "genesis.safetensors").read_bytes()
+    assert (out.stat().st_mode & 0o777, len(list(tmp_path.iterdir()))) == (0o700, 1)
+    assert main(["run", "show", str(out / "run.toml"), "--json"]) == 0
+    shown = values_of(capsys)
+    assert shown == {key: value for key, value in values.items() if key != "out"}
+
+
+def test_the_weights_are_those_of_the_directory(model, tmp_path):
+    from roles.engines.published import import_pretrained  # noqa: PLC0415 - torch takes seconds
+
+    assert create(model, tmp_path / "run") == 0
+    manifest = load_signed_manifest((tmp_path / "run" / "run.toml").read_text(), verify).manifest
+    assert import_pretrained(model, tmp_path / "own", "fp32") == manifest.genesis_policy
+
+
+def test_a_dry_run_keeps_nothing_and_shows_everything(model, tmp_path, capsys):
+    assert create(model, tmp_path / "run", "--dry-run") == 0
+    printed = capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
+    for word in ("arithmetic", "inference", "validator", "trainer", "at 50 TFLOP/s"):
+        assert word in printed
+    assert "Start a trainer" not in printed
+
+
+def test_a_key_of_the_creator_signs(model, tmp_path):
+    key = tmp_path / "mine.key"
+    assert create(model, tmp_path / "one", "--creator-key", key) == 0
+    assert create(model, tmp_path / "two", "--creator-key", key) == 0
+    found = [load_signed_manifest((tmp_path / run / "run.toml").read_text(), verify).manifest
+             for run in ("one", "two")]  # fmt: skip
+    assert {one.genesis.creator for one in found} == {load_identity(key).peer_id}
+    assert not (tmp_path / "two" / "creator.key").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--validators", "1"], 78, "1 validators cannot certify anything"),
+        (["--trainers", "0"], 78, "trainers"),
+        (["--validator", "nobody"], 78, "'nobody' is not an Ed25519 peer id"),
+        (["--recipe", "/nowhere.toml"], 78, "/nowhere.toml: No such file"),
+        (["--model", "/nowhere"], 78, "it has no config.json"),
+        (["--out", "{full}"], 2, "is not empty"),
+    ],
+)
+def test_mistakes_are_one_line_and_leave_nothing(model, tmp_path, capsys, options, code, said):
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "file").touch()
+    options = [option.format(full=full) for option in options]
+    assert create(model, tmp_path / "run", *options) == code
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert said in error
+    assert error.startswith("prime-node: error: ")
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_a_task_whose_tokens_the_model_lacks_is_refused(tmp_path, capsys):
+    small = write_directory(tmp_path / "small", vocab_size=8)
+    assert create(small, tmp_path / "run") == 78
+    assert "environment 'arithmetic' has 32 tokens, the model 8" in capsys.readouterr().err
+
+
+def test_what_was_changed_in_a_manifest_is_not_shown(model, tmp_path, capsys):
+    assert create(model, tmp_path / "run") == 0
+    path = tmp_path / "run" / "run.toml"
+    path.write_text(path.read_text().replace("steps = 1000", "steps = 999"))
+    assert main(["run", "show", str(path)]) == 78
+    assert "not made by the creator" in capsys.readouterr().err
+
+
+def test_needs_grow_with_what_they_are_made_of(model, tmp_path):
+    assert create(model, tmp_path / "run") == 0
+    manifest = load_signed_manifest((tmp_path / "run" / "run.toml").read_text(), verify).manifest
+    base = needs_of(manifest, 10**9)
+    assert base.version_bytes == 4 * 10**9
+    assert base.trainer_bytes > 16 * 10**9
+    assert base.disk_bytes == 2 * manifest.shardcast.versions_kept * base.version_bytes
+    longer = manifest.model_copy(
+        update={"sampling": manifest.sampling.model_copy(update={"tokens_max": 8000})}
+    )
+    assert needs_of(longer, 10**9).rollout_flop == 1000 * base.rollout_flop
+    cache = 2 * 2 * 2 * 16 * 4  # layers, keys and values, heads, head size, bytes: of a token
+    more = needs_of(longer, 10**9).worker_bytes - base.worker_bytes
+    assert more == cache * 64 * (8000 - 8)
+    half = manifest.model_copy(
+        update={"model": manifest.model.model_copy(update={"dtype": "bf16"})}
+    )
+    assert needs_of(half, 10**9).version_bytes == 2 * 10**9
