@@ -3,6 +3,7 @@
 The directories are made here, by Hugging Face; its own forward pass says what is right.
 """
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import get_args
 
@@ -107,7 +108,7 @@ def publish(case, directory):
     """Save a model of which no weight has the value that it begins with."""
     torch.manual_seed(0)
     made = ARCHITECTURES[case.architecture]
-    config = made.config(**SIZES | {"eos_token_id": 1} | case.config)
+    config = made.config(**deepcopy(SIZES | {"eos_token_id": 1} | case.config))  # it changes them
     model = made.model(config).to(case.dtype)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
