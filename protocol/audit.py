@@ -105,19 +105,19 @@ def check_claims(
     """Check what needs no model; ``rewards`` are our own, in millionths."""
     if sum(len(item.tokens) for item in sequences) != commit.tokens:
         return Finding("format", "token count differs from the commit")
-    end_token = manifest.model.end_token
+    end_tokens = manifest.model.end_tokens
     for index, item in enumerate(sequences):
         if any(not 0 <= token < manifest.model.vocabulary_size for token in item.tokens):
             return Finding("format", f"sequence {index}: a token is not in the vocabulary")
-        if end_token in item.tokens[:-1]:
-            return Finding("format", f"sequence {index}: tokens after the end token")
+        if any(token in end_tokens for token in item.tokens[:-1]):
+            return Finding("format", f"sequence {index}: tokens after an end token")
     for index, (item, own) in enumerate(zip(sequences, rewards, strict=True)):
         if item.reward != own:
             detail = f"sequence {index}: claimed {item.reward / 1e6:g}, recomputed {own / 1e6:g}"
             return Finding("reward", detail)
     limit = manifest.sampling.tokens_max
     for index, item in enumerate(sequences):
-        if item.tokens[-1] != end_token and len(item.tokens) < limit:
+        if item.tokens[-1] not in end_tokens and len(item.tokens) < limit:
             return Finding("termination", f"sequence {index} stops without an end token")
     return None
 

@@ -4,15 +4,27 @@ It is written by hand (``configs/runs/*.toml``); with a genesis it becomes a run
 Unknown keys and wrong types are errors that name the key.
 """
 
+import math
 import tomllib
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from protocol.codec import encode
 from protocol.messages import BATCH_MAX, VERDICTS_MAX
 
 VERSIONS_MAX = 4096
 """Steps of a run: a newcomer must hold all its manifests before it can take the first one."""
+
+CONFIG_BYTES_MAX = 16 * 1024
+"""Canonical bytes of a model's configuration; published ones take about one thousand."""
+
+CONFIG_DEPTH_MAX = 3
+"""The configuration, tables in it, and lists in those."""
+
+END_TOKENS_MAX = 64
+"""Published models name one to five."""
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -30,12 +42,42 @@ class Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
+def _check_value(value: Any, depth: int, *path: str) -> None:
+    """Raise ``ValueError`` unless a value is one of JSON, without null, nested up to ``depth``."""
+    key = ".".join(path)
+    if isinstance(value, dict | tuple):
+        if depth == 0:
+            raise ValueError(f"{key} is nested deeper than {CONFIG_DEPTH_MAX} levels")
+        for inner, item in value.items() if isinstance(value, dict) else enumerate(value):
+            _check_value(item, depth - 1, *path, str(inner))
+    elif type(value) not in {bool, int, float, str}:
+        raise ValueError(f"{key}: {type(value).__name__} is not a value of config.json")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{key} is not a finite number")
+
+
+def _check_tokens(vocabulary_size: object, ends: Sequence[object]) -> None:
+    if type(vocabulary_size) is not int:
+        raise ValueError("vocab_size must be an integer")
+    if not ends or any(type(token) is not int for token in ends):
+        raise ValueError("eos_token_id must be an integer or a list of them")
+    if len(ends) > END_TOKENS_MAX or len(frozenset(ends)) < len(ends):
+        raise ValueError(f"eos_token_id must name up to {END_TOKENS_MAX} tokens, once each")
+    if any(token not in range(vocabulary_size) for token in ends):
+        raise ValueError("eos_token_id must be in the vocabulary")
+
+
+def _tokens(ends: Any) -> tuple[Any, ...]:
+    return ends if isinstance(ends, tuple) else (ends,)
+
+
 class ModelSection(Section):
     """The model: a Hugging Face architecture with its sizes; the weights are the genesis policy."""
 
     name: str = Field(max_length=128)
-    architecture: Literal["qwen2"]
-    config: dict[str, int | float | str | bool]
+    architecture: Literal["qwen2", "qwen3", "llama"]
+    config: dict[str, Any]
+    """As in ``config.json``; an engine refuses by name what it does not compute."""
     dtype: Literal["fp32", "bf16"]
     head: Literal["fp32", "model"] = "fp32"
     """How logits are computed, and with them what a log-probability is.
@@ -46,12 +88,18 @@ class ModelSection(Section):
     model's precision and upcast then.
     """
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        for key in ("vocab_size", "eos_token_id"):
-            if type(self.config.get(key)) is not int:
-                raise ValueError(f"config.{key} must be an integer")
-        return self
+    @field_validator("config")
+    @classmethod
+    def _check_config(cls, config: dict[str, Any]) -> dict[str, Any]:
+        _check_value(config, CONFIG_DEPTH_MAX)
+        try:
+            config_bytes = len(encode(config))
+        except OverflowError:
+            raise ValueError("an integer of more than 64 bits") from None
+        if config_bytes > CONFIG_BYTES_MAX:
+            raise ValueError(f"{config_bytes} bytes, limit {CONFIG_BYTES_MAX}")
+        _check_tokens(config.get("vocab_size"), _tokens(config.get("eos_token_id", ())))
+        return config
 
     @property
     def vocabulary_size(self) -> int:
@@ -59,9 +107,9 @@ class ModelSection(Section):
         return int(self.config["vocab_size"])
 
     @property
-    def end_token(self) -> int:
-        """The token that ends a sequence."""
-        return int(self.config["eos_token_id"])
+    def end_tokens(self) -> tuple[int, ...]:
+        """The tokens that end a sequence, in the order of the configuration."""
+        return _tokens(self.config["eos_token_id"])
 
 
 class EnvironmentSection(Section):

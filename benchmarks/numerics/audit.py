@@ -20,6 +20,8 @@ from safetensors.torch import save_file
 from transformers import Qwen2ForCausalLM
 
 from protocol.recipe import Recipe, load_recipe
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.calibration.calibrate import (
     Calibration,
     as_toml,
@@ -32,7 +34,6 @@ from roles.engines.calibration.picture import draw
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import honest_pairs, lies
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "intellect2.toml"
 COMMON = {
@@ -73,7 +74,7 @@ def write_model(directory: Path, shape: dict[str, int], *, trained: bool) -> Non
     directory.mkdir(parents=True, exist_ok=True)
     config = {**COMMON, **shape}
     torch.manual_seed(1)
-    model = build_model(configuration(config), torch.float32, "cpu")
+    model = build_model(configuration("qwen2", config), torch.float32, "cpu")
     if trained:
         _train(model)
     else:

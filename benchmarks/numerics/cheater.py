@@ -23,12 +23,12 @@ from protocol.recipe import Recipe, ToplocSection, load_recipe
 from protocol.rng import Rng
 from protocol.statistics import Sums
 from protocol.types import Version
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.calibration.calibrate import kept, measured_on, prompts_of
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.workbench import Bench, honest_pairs
 from roles.engines.cold_start import cold_start
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.environments.base import environment, supervised
 from roles.ports.engines import GenerationEngine, GenerationRequest, Policy, VerificationRequest
 from simulations.adversaries.adaptive import AdaptiveGeneration, RememberedProblems

@@ -1,7 +1,7 @@
 """What a machine with a GPU computes, and how fast: honest pairs, speed, noise, a trainer's step.
 
 Random bf16 weights in the sizes of Qwen3-0.6B and Qwen3-4B, made here: nothing is downloaded. The
-architecture is Qwen2's, the only one there is: it has biases where Qwen3 norms queries and keys,
+architecture is Qwen2's: it has biases where Qwen3 norms queries and keys,
 and its heads share the hidden size evenly, so they have 64 and 80 values where Qwen3's have 128.
 
 * ``pairs``: how far a worker that decodes and a validator that prefills are apart;
@@ -41,14 +41,16 @@ from protocol.recipe import ModelSection, Recipe, load_recipe
 from protocol.rng import Rng
 from protocol.toploc.sampling import gumbel_noise, noise_bits, noise_keys
 from protocol.types import Version
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.decoder import Decoded
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import write_policy
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.calibration.calibrate import measured_on
 from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import Bench, honest_pairs
 from roles.engines.noise import Draws, NoiseSource
-from roles.engines.qwen2.decoder import Decoded
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
-from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import Generation, GenerationRequest, Policy
 
@@ -136,7 +138,7 @@ def bench_of(recipe: Recipe, shape: str, folder: Path, options: argparse.Namespa
     """Return a model of a shape with random weights, whose policy is written to ``folder``."""
     config = COMMON | SHAPES[shape]
     torch.manual_seed(1)
-    network = build_model(configuration(config), torch.bfloat16, options.device)
+    network = build_model(configuration("qwen2", config), torch.bfloat16, options.device)
     sharpen(network)
     path = folder / f"{shape}.safetensors"
     draws = Rng(b"gpu prompts")

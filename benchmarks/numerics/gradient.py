@@ -38,8 +38,10 @@ from protocol.rng import Rng
 from protocol.statistics import Recomputed, Sums, added, beyond, compared, measured
 from protocol.toploc.proof import ChunkResult
 from protocol.types import Version
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import write_policy
 from roles.engines.training.grpo import group_advantages
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence
 
@@ -236,7 +238,7 @@ async def measure(name: str, tokens: int, rollouts: int, thresholds: Path | None
     engine = ChunkedEngine(model, recipe.sampling, recipe.grpo)
     with tempfile.TemporaryDirectory() as folder:
         torch.manual_seed(1)
-        network = build_model(configuration(model.config), torch.float32, "cpu")
+        network = build_model(configuration("qwen2", model.config), torch.float32, "cpu")
         sharpen(network)
         dtype = torch.bfloat16 if model.dtype == "bf16" else torch.float32
         tensors = {key: tensor.to(dtype) for key, tensor in tensors_of(network).items()}

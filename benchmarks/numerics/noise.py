@@ -24,10 +24,12 @@ from numpy.typing import NDArray
 from protocol.recipe import ModelSection, ToplocSection, load_recipe
 from protocol.toploc.sampling import SEED_MAX, gumbel_noise
 from protocol.types import Version
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import write_policy
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.noise import NoiseSource
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
-from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.ports.engines import GenerationRequest, Policy, VerificationRequest
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
@@ -73,7 +75,7 @@ async def engine_speeds(vocabulary: int, sequences: int, tokens: int) -> dict[st
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "policy"
         torch.manual_seed(1)
-        network = build_model(configuration(config), torch.float32, "cpu")
+        network = build_model(configuration("qwen2", config), torch.float32, "cpu")
         policy = Policy(Version(0), write_policy(tensors_of(network), path), path)
         generator = TransformersGenerationEngine(model, toploc)
         verifier = TransformersVerificationEngine(model, toploc)

@@ -27,7 +27,9 @@ from torch import Tensor
 
 from protocol.recipe import ModelSection, load_recipe
 from protocol.types import Version
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.policy import write_policy
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.engines.training.grpo import two_sided_losses
 from roles.ports.engines import Policy, TrainingSequence
@@ -89,7 +91,7 @@ async def engine_of(form: str, vocabulary: int, device: str) -> ChunkedEngine:
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "policy"
         torch.manual_seed(1)
-        network = build_model(configuration(config), torch.float32, "cpu")
+        network = build_model(configuration("qwen2", config), torch.float32, "cpu")
         digest = write_policy(tensors_of(network), path)
         del network
         await engine.load_policy(Policy(Version(0), digest, path))

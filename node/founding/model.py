@@ -16,8 +16,10 @@ def import_model(directory: Path, recipe: Recipe, path: Path) -> tuple[ModelSect
     """
     if not (directory / "config.json").is_file():
         raise ValueError(f"{directory}: no Hugging Face model, it has no config.json")
-    from roles.engines.cold_start import import_pretrained  # noqa: PLC0415 - torch takes seconds
-    from roles.engines.qwen2.policy import section_of  # noqa: PLC0415 - the same
+    from roles.engines.published import (  # noqa: PLC0415 - torch takes seconds
+        import_pretrained,
+        section_of,
+    )
 
     section = section_of(directory, recipe.model)
     return section, import_pretrained(directory, path, section.dtype)
@@ -25,7 +27,7 @@ def import_model(directory: Path, recipe: Recipe, path: Path) -> tuple[ModelSect
 
 def needs_of_run(manifest: RunManifest) -> Needs:
     """Return what a run needs; raises ``NodeError`` for a model that is not computed here."""
-    from roles.engines.qwen2.policy import weights_of  # noqa: PLC0415 - torch takes seconds
+    from roles.engines.architectures.model import weights_of  # noqa: PLC0415 - torch takes seconds
 
     try:
         return needs_of(manifest, weights_of(manifest.model))

@@ -18,7 +18,7 @@ def greedy_accuracy(recipe: Recipe, path: Path, seed: int) -> float:
 
 
 async def _greedy_accuracy(recipe: Recipe, path: Path, seed: int) -> float:
-    from roles.engines.qwen2.policy import digest_of  # noqa: PLC0415 - imports torch
+    from roles.engines.builtin.policy import digest_of  # noqa: PLC0415 - imports torch
     from roles.engines.training.engine import TorchTrainingEngine  # noqa: PLC0415 - imports torch
     from roles.environments.base import environment  # noqa: PLC0415 - keeps the parent light
 

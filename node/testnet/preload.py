@@ -17,10 +17,10 @@ MODULES = (
     "node.live.hivemind_p2p",
     "node.storage.blobs",
     "node.storage.state",
-    "roles.engines.qwen2.generation",
+    "roles.engines.builtin.generation",
     "roles.engines.training.engine",
     "roles.engines.cold_start",
-    "roles.engines.qwen2.verification",
+    "roles.engines.builtin.verification",
     "uvloop",
 )
 

@@ -2,7 +2,7 @@
 
 A tiny model that knows nothing never earns a reward, so there is nothing to reinforce. A *cold
 start* learns from solved examples until nearly every group of samples holds right and wrong
-answers. A published model needs none: ``import_pretrained`` turns it into a policy.
+answers. A published model needs none: ``published`` turns it into a policy.
 """
 
 from collections.abc import Sequence
@@ -12,19 +12,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from transformers import AutoModelForCausalLM, Qwen2ForCausalLM
 
 from protocol.recipe import ModelSection
 from protocol.rng import Rng
 from protocol.types import Digest
-from roles.engines.qwen2.policy import (
-    DTYPES,
-    Precision,
-    build_model,
-    configuration,
-    tensors_of,
-    write_policy,
-)
+from roles.engines.architectures.architecture import CausalLM
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.policy import DTYPES, Precision, write_policy
 from roles.environments.base import SupervisedEnvironment
 
 TARGET_ACCURACY = 0.33
@@ -86,7 +81,7 @@ def cold_start(
     """
     torch.manual_seed(seed)
     draws = Rng(seed.to_bytes(8, "big")).child("cold start")
-    model = build_model(configuration(section.config), torch.float32, "cpu")
+    model = build_model(configuration(section.architecture, section.config), torch.float32, "cpu")
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=learning_rate, betas=(0.9, 0.95), weight_decay=0.0
     )
@@ -105,14 +100,6 @@ def cold_start(
             return ColdStart(_write(model, section.dtype, path), accuracy, step)
         below = _snapshot(model)
     raise ValueError(f"{task.name} was not learned within {steps_max} steps")
-
-
-def import_pretrained(directory: Path, path: Path, precision: Precision) -> Digest:
-    """Write the policy of a Hugging Face Qwen2 directory; ``path`` gets one safetensors file."""
-    model = AutoModelForCausalLM.from_pretrained(directory, dtype=DTYPES[precision])
-    if not isinstance(model, Qwen2ForCausalLM):
-        raise ValueError(f"{directory} holds a {type(model).__name__}, not Qwen2")  # noqa: TRY004
-    return _write(model, precision, path)
 
 
 def _examples(
@@ -136,7 +123,7 @@ def _target(draws: Rng, length_targets: Sequence[int]) -> int | None:
     return length_targets[draws.below(len(length_targets))] if length_targets else None
 
 
-def _surprise(model: Qwen2ForCausalLM, examples: _Examples) -> Tensor:
+def _surprise(model: CausalLM, examples: _Examples) -> Tensor:
     """Return minus the log-probability of each example's solution, ``[examples]``."""
     logits = model(input_ids=examples.tokens, use_cache=False).logits
     losses = cross_entropy(
@@ -145,7 +132,7 @@ def _surprise(model: Qwen2ForCausalLM, examples: _Examples) -> Tensor:
     return losses.view_as(examples.targets).sum(-1)
 
 
-def _learn(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, examples: _Examples) -> None:
+def _learn(model: CausalLM, optimizer: torch.optim.Optimizer, examples: _Examples) -> None:
     optimizer.zero_grad(set_to_none=True)
     tokens = int((examples.targets != _IGNORED).sum())
     torch.autograd.backward(_surprise(model, examples).sum() / tokens)
@@ -153,20 +140,18 @@ def _learn(model: Qwen2ForCausalLM, optimizer: torch.optim.Optimizer, examples: 
 
 
 @torch.no_grad()
-def _expected_reward(model: Qwen2ForCausalLM, examples: _Examples) -> float:
+def _expected_reward(model: CausalLM, examples: _Examples) -> float:
     both = (examples.tokens, examples.targets)
     pieces = zip(*(torch.split(part, _EXAMPLES_PER_PASS) for part in both), strict=True)
     surprises = [_surprise(model, _Examples(*piece)) for piece in pieces]
     return float((-torch.cat(surprises)).exp().mean())
 
 
-def _snapshot(model: Qwen2ForCausalLM) -> _Weights:
+def _snapshot(model: CausalLM) -> _Weights:
     return {name: tensor.clone() for name, tensor in tensors_of(model).items()}
 
 
-def _bisect(
-    model: Qwen2ForCausalLM, below: _Weights, measured: _Examples, target_accuracy: float
-) -> float:
+def _bisect(model: CausalLM, below: _Weights, measured: _Examples, target_accuracy: float) -> float:
     """Move the model onto the line from ``below`` to itself, where its reward is the target."""
     above = _snapshot(model)
     low, high = 0.0, 1.0
@@ -180,6 +165,6 @@ def _bisect(
     return accuracy
 
 
-def _write(model: Qwen2ForCausalLM, precision: Precision, path: Path) -> Digest:
+def _write(model: CausalLM, precision: Precision, path: Path) -> Digest:
     tensors = tensors_of(model).items()
     return write_policy({name: tensor.to(DTYPES[precision]) for name, tensor in tensors}, path)

@@ -25,7 +25,7 @@ class TransformersEngines(Engines):
 
     @override
     def generation(self, manifest: RunManifest) -> GenerationEngine:
-        from roles.engines.qwen2.generation import (  # noqa: PLC0415 - torch takes seconds
+        from roles.engines.builtin.generation import (  # noqa: PLC0415 - torch takes seconds
             TransformersGenerationEngine,
         )
 
@@ -33,7 +33,7 @@ class TransformersEngines(Engines):
 
     @override
     def verification(self, manifest: RunManifest) -> VerificationEngine:
-        from roles.engines.qwen2.verification import (  # noqa: PLC0415 - torch takes seconds
+        from roles.engines.builtin.verification import (  # noqa: PLC0415 - torch takes seconds
             TransformersVerificationEngine,
         )
 

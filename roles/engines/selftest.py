@@ -17,10 +17,12 @@ from protocol.recipe import Recipe, load_recipe
 from protocol.rng import Rng
 from protocol.statistics import added, beyond
 from protocol.types import Version
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import write_policy
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.factory import device_of
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
-from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.ports.engines import GenerationRequest, Policy, VerificationRequest
 
 SEQUENCES = 64
@@ -35,7 +37,7 @@ async def selftest(recipe: Recipe, device: str) -> dict[str, object]:
     device = device_of(device)
     model, temperature = recipe.model, recipe.sampling.temperature
     torch.manual_seed(1)
-    network = build_model(configuration(model.config), torch.float32, "cpu")
+    network = build_model(configuration(model.architecture, model.config), torch.float32, "cpu")
     draws = Rng(b"selftest")
     requests = [
         GenerationRequest(

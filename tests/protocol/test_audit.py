@@ -99,6 +99,19 @@ def test_claims(sequences, rewards, reason):
     assert reason == (finding and finding.reason)
 
 
+@pytest.mark.parametrize(
+    ("tokens", "reason"),
+    [((5, 6, 7), None), ((5, 6, 1), None), ((5, 7, 1), "format"), ((5, 1, 7), "format")],
+)
+def test_any_of_several_end_tokens_ends_a_sequence_and_all_end_it(tokens, reason):
+    config = MANIFEST.model.config | {"eos_token_id": (7, 1)}
+    model = MANIFEST.model.model_copy(update={"config": config})
+    manifest = MANIFEST.model_copy(update={"model": model})
+    sequences = [RolloutSequence(tokens, (), 100, ()), FULL]
+    finding = check_claims(manifest, COMMIT.message, sequences, [100, 200])
+    assert reason == (finding and finding.reason)
+
+
 def test_a_full_sequence_may_end_on_its_last_token():
     ended = RolloutSequence((*FULL.tokens[:-1], 1), FULL.logprobs, 200, ())
     assert check_claims(MANIFEST, COMMIT.message, [ENDED, ended], [100, 200]) is None

@@ -85,8 +85,20 @@ def test_the_run_id_is_the_digest_of_everything_in_it():
         (changed("temperature = 1.0", 'temperature = "1"'), "sampling.temperature"),
         (changed("initializer_range = 0.05", "initializer_range = nan"), "model.config"),
         (changed("initializer_range = 0.05", "initializer_range = inf"), "model.config"),
-        (changed("initializer_range = 0.05", "initializer_range = [1]"), "model.config"),
+        (changed("initializer_range = 0.05", "initializer_range = 2026-01-01"), "model.config"),
         (changed("vocab_size = 32", "vocab_size = true"), "vocab_size must be an integer"),
+        (changed("eos_token_id = 1", 'eos_token_id = "1"'), "eos_token_id must be an integer or"),
+        (changed("eos_token_id = 1", "eos_token_id = [1, true]"), "must be an integer or a list"),
+        (changed("eos_token_id = 1", "eos_token_id = []"), "must be an integer or a list"),
+        (changed("eos_token_id = 1", "eos_token_id = [1, 1]"), "once each"),
+        (changed("eos_token_id = 1", f"eos_token_id = {[*range(65)]}"), "up to 64 tokens"),
+        (changed("eos_token_id = 1", "eos_token_id = [1, 32]"), "in the vocabulary"),
+        (changed("eos_token_id = 1", "eos_token_id = -1"), "in the vocabulary"),
+        (changed("eos_token_id = 1", "eos_token_id = 1\nx = [[[1]]]"), "x.0.0 is nested deeper"),
+        (changed("eos_token_id = 1", "eos_token_id = 1\nx = {y = [nan]}"), "x.y.0 is not a finite"),
+        (changed("eos_token_id = 1", f"eos_token_id = 1\nx = {2**64}"), "more than 64 bits"),
+        (changed("eos_token_id = 1", f'eos_token_id = 1\nx = "{"x" * 16_384}"'), "limit 16384"),
+        (changed('architecture = "qwen2"', 'architecture = "gpt2"'), "model.architecture"),
         (changed("escalated_size = 3", "escalated_size = 1"), "not be smaller than size"),
         (changed("escalated_size = 3", f"escalated_size = {VERDICTS_MAX + 1}"), "escalated_size"),
         (changed("rollouts_per_step = 4", f"rollouts_per_step = {BATCH_MAX + 1}"), "rollouts_per_"),
@@ -222,3 +234,13 @@ def test_logits_are_float32_unless_the_recipe_says_otherwise():
     with_head = changed('architecture = "qwen2"\n', 'architecture = "qwen2"\nhead = "model"\n')
     assert load_recipe(with_head).model.head == "model"
     assert "model.head" in recipe_error(with_head.replace('head = "model"', 'head = "bf16"'))
+
+
+def test_a_configuration_with_tables_and_lists_is_read_back():
+    rope = {"rope_type": "yarn", "factor": 4.0, "betas": (1, 32)}
+    config = MANIFEST.model.config | {"rope_parameters": rope, "eos_token_id": (1, 7)}
+    model = MANIFEST.model.model_copy(update={"config": config})
+    manifest = MANIFEST.model_copy(update={"model": model})
+    assert decode_manifest(manifest.encoded()) == manifest != MANIFEST
+    assert manifest.model.end_tokens == (1, 7)
+    assert manifest.model.end_tokens != MANIFEST.model.end_tokens == (1,)

@@ -26,19 +26,16 @@ def policies(tmp_path_factory) -> list[Policy]:
     """Versions 0 and 1: random weights of different seeds."""
     import torch  # noqa: PLC0415 - takes seconds that tests of flows do not need
 
-    from roles.engines.qwen2.policy import (  # noqa: PLC0415 - the same
-        build_model,
-        configuration,
-        tensors_of,
-        write_policy,
-    )
+    from roles.engines.architectures.configuration import configuration  # noqa: PLC0415 - the same
+    from roles.engines.architectures.model import build_model, tensors_of  # noqa: PLC0415 - the same
+    from roles.engines.builtin.policy import write_policy  # noqa: PLC0415 - the same
 
     torch.set_num_threads(1)
     folder: Path = tmp_path_factory.mktemp("policies")
     made = []
     for version in range(2):
         torch.manual_seed(version)
-        model = build_model(configuration(CONFIG), torch.float32, "cpu")
+        model = build_model(configuration("qwen2", CONFIG), torch.float32, "cpu")
         path = folder / f"{version}.safetensors"
         made.append(Policy(Version(version), write_policy(tensors_of(model), path), path))
     return made

@@ -18,8 +18,7 @@ from roles.engines.calibration.power import Power, power
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import Bench, Say, honest_pairs, lies
-from roles.engines.cold_start import import_pretrained
-from roles.engines.qwen2.policy import section_of
+from roles.engines.published import import_pretrained, section_of
 from roles.environments.base import ENVIRONMENTS, environment
 from roles.ports.engines import Policy
 

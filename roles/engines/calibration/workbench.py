@@ -17,12 +17,14 @@ from protocol.recipe import ModelSection, Recipe, ToplocSection
 from protocol.rng import Rng
 from protocol.statistics import Recomputed
 from protocol.types import Version
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import shapes_of
+from roles.engines.builtin.decoder import Cache, Decoder
+from roles.engines.builtin.engine import computed_telling
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import read_policy, write_policy
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.calibration.recording import Recording
-from roles.engines.qwen2.decoder import Cache, Decoder
-from roles.engines.qwen2.engine import computed_telling
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import configuration, read_policy, shapes_of, write_policy
-from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import (
     Generation,
@@ -234,7 +236,7 @@ async def _trained(bench: Bench, claims: Sequence[VerificationRequest]) -> dict[
 
 def _changed(bench: Bench, name: str, change: Callable[[Tensor], Tensor]) -> Policy:
     """Return the policy with every matrix changed."""
-    shapes = shapes_of(configuration(bench.model.config))
+    shapes = shapes_of(configuration(bench.model.architecture, bench.model.config))
     tensors = read_policy(bench.policy.path, bench.policy.digest, shapes)
     changed = {
         key: change(value.float()).to(value.dtype) if value.ndim == 2 else value
@@ -317,4 +319,4 @@ def _longest(
 
 def _stopped(claim: VerificationRequest, bench: Bench) -> VerificationRequest:
     """Claim that a sequence ended where it did not."""
-    return replace(claim, tokens=(*claim.tokens[:-1], bench.model.end_token))
+    return replace(claim, tokens=(*claim.tokens[:-1], bench.model.end_tokens[0]))

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from roles.engines.builtin.policy import digest_of
 from roles.engines.files import replacing
-from roles.engines.qwen2.policy import digest_of
 from roles.engines.tensors import Shapes, file_bytes_max, read_tensors
 
 _FORMAT = "2"

@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
-from transformers import Qwen2Config, Qwen2ForCausalLM
 from typing_extensions import override
 
 from protocol.recipe import GrpoSection, ModelSection, SamplingSection
 from protocol.types import Digest
-from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.engine import Qwen2Engine, computed, computed_telling
-from roles.engines.qwen2.policy import digest_of, tensors_of, write_policy
+from roles.engines.architectures.architecture import CausalLM, Config, head_size
+from roles.engines.architectures.model import tensors_of
+from roles.engines.builtin.decoder import Decoder
+from roles.engines.builtin.engine import BuiltinEngine, computed, computed_telling
+from roles.engines.builtin.policy import digest_of, write_policy
 from roles.engines.training.attention import PACKED
 from roles.engines.training.batch import Pass, Sample, collate, minibatches, pack, select
 from roles.engines.training.checkpoint import (
@@ -54,7 +55,7 @@ class _Sums:
     updated: bool = False
 
 
-class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
+class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
     """Trains on a CPU or one GPU; the loss of an update is the mean over its tokens.
 
     Weights, optimizer and output layer are float32; the model's ``dtype`` is that of the policies
@@ -83,7 +84,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         pays = kept_bytes > _KEPT_BYTES_MAX
         self._checkpointing = pays if checkpointing is None else checkpointing
         self._steps = 0
-        self._model: Qwen2ForCausalLM | None = None
+        self._model: CausalLM | None = None
         self._optimizer: torch.optim.AdamW | None = None
 
     @property
@@ -91,12 +92,12 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
     def state_bytes_max(self) -> int:
         return checkpoint_bytes_max(self._shapes)
 
-    def _packing_model(self, tensors: dict[str, Tensor]) -> Qwen2ForCausalLM:
+    def _packing_model(self, tensors: dict[str, Tensor]) -> CausalLM:
         model = self._model_of(tensors, torch.float32)
         model.set_attn_implementation(PACKED)
         return model
 
-    def _adopt(self, tensors: dict[str, Tensor]) -> tuple[Qwen2ForCausalLM, torch.optim.AdamW]:
+    def _adopt(self, tensors: dict[str, Tensor]) -> tuple[CausalLM, torch.optim.AdamW]:
         model = self._packing_model(tensors)
         if self._checkpointing:
             for layer in model.model.layers:
@@ -109,7 +110,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         )
         return model, optimizer
 
-    def _loaded(self) -> tuple[Qwen2ForCausalLM, torch.optim.AdamW]:
+    def _loaded(self) -> tuple[CausalLM, torch.optim.AdamW]:
         if self._model is None or self._optimizer is None:
             raise RuntimeError("no policy is loaded")
         return self._model, self._optimizer
@@ -168,7 +169,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         self._update(model, optimizer, sums)
         return sums
 
-    def _accumulate(self, model: Qwen2ForCausalLM, packed: Pass, sums: _Sums) -> None:
+    def _accumulate(self, model: CausalLM, packed: Pass, sums: _Sums) -> None:
         """Add the gradient of a pass, weighted by its share of the batch's tokens."""
         coefficient = self._grpo.entropy_coefficient
         logprobs, entropies = self._target_logprobs(model, packed)
@@ -180,7 +181,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         sums.clipped += float(clipped.sum())
         sums.entropy += float(entropies.detach().sum())
 
-    def _target_logprobs(self, model: Qwen2ForCausalLM, packed: Pass) -> tuple[Tensor, Tensor]:
+    def _target_logprobs(self, model: CausalLM, packed: Pass) -> tuple[Tensor, Tensor]:
         """Return the log-probability of each target and the entropy of its place, ``[n]``."""
         return target_logprobs(
             self._states(model, packed),
@@ -190,7 +191,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
             entropy_gradient=self._grpo.entropy_coefficient != 0,
         )
 
-    def _states(self, model: Qwen2ForCausalLM, packed: Pass) -> Tensor:
+    def _states(self, model: CausalLM, packed: Pass) -> Tensor:
         """Return the decoder's output ``[n, hidden]`` at the places that predict."""
         reduced = self._dtype != torch.float32
         with torch.autocast(torch.device(self._device).type, self._dtype, enabled=reduced):
@@ -202,7 +203,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
             ).last_hidden_state
         return states[0, packed.predictors]
 
-    def _update(self, model: Qwen2ForCausalLM, optimizer: torch.optim.AdamW, sums: _Sums) -> None:
+    def _update(self, model: CausalLM, optimizer: torch.optim.AdamW, sums: _Sums) -> None:
         """Step the optimizer if everything is finite; note the gradient norm before clipping."""
         parameters = list(model.parameters())
         total = get_total_norm([p.grad for p in parameters if p.grad is not None])
@@ -272,7 +273,7 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         return [tuple(row.tokens.tolist()) for row in decoded]
 
 
-def _moments(model: Qwen2ForCausalLM, optimizer: torch.optim.AdamW, key: str) -> dict[str, Tensor]:
+def _moments(model: CausalLM, optimizer: torch.optim.AdamW, key: str) -> dict[str, Tensor]:
     """Return one of AdamW's moments for every parameter; zero before the first step."""
     return {
         name: optimizer.state[parameter].get(key, torch.zeros_like(parameter))
@@ -280,7 +281,11 @@ def _moments(model: Qwen2ForCausalLM, optimizer: torch.optim.AdamW, key: str) ->
     }
 
 
-def _kept_bytes_per_token(config: Qwen2Config) -> int:
-    """Return what autograd keeps of a token's way through the decoder, in float32 (measured)."""
-    layer = 12 * config.hidden_size + 4 * config.intermediate_size
+def _kept_bytes_per_token(config: Config) -> int:
+    """Return what autograd keeps of a token's way through the decoder, in float32.
+
+    Measured where all heads together are as wide as the hidden states; else a guess.
+    """
+    heads = config.num_attention_heads * head_size(config)
+    layer = 6 * (config.hidden_size + heads) + 4 * config.intermediate_size
     return 4 * config.num_hidden_layers * layer

@@ -28,6 +28,14 @@ def test_a_recipe_reads_back_equal():
     assert load_recipe(tomlkit.dumps(RECIPE.model_dump())) == RECIPE
 
 
+SCALARS = st.one_of(
+    st.text(max_size=20),
+    st.booleans(),
+    st.integers(-(2**53), 2**53),
+    st.floats(allow_nan=False, allow_infinity=False),
+)
+
+
 def test_a_signed_manifest_reads_back_with_its_run_id():
     signed = sign_manifest(manifest(), CREATOR)
     again = load_signed_manifest(manifest_toml(signed), verify)
@@ -39,12 +47,9 @@ def test_a_signed_manifest_reads_back_with_its_run_id():
     name=st.text(max_size=40),
     config=st.dictionaries(
         st.text(min_size=1, max_size=20),
-        st.one_of(
-            st.text(max_size=20),
-            st.booleans(),
-            st.integers(-(2**53), 2**53),
-            st.floats(allow_nan=False, allow_infinity=False),
-        ),
+        SCALARS
+        | st.lists(SCALARS, max_size=3).map(tuple)
+        | st.dictionaries(st.text(min_size=1, max_size=20), SCALARS, max_size=3),
         max_size=5,
     ),
 )

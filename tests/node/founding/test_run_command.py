@@ -48,7 +48,7 @@ def test_a_run_is_founded_whole(model, tmp_path, capsys):
 
 
 def test_the_weights_are_those_of_the_directory(model, tmp_path):
-    from roles.engines.cold_start import import_pretrained  # noqa: PLC0415 - torch takes seconds
+    from roles.engines.published import import_pretrained  # noqa: PLC0415 - torch takes seconds
 
     assert create(model, tmp_path / "run") == 0
     manifest = load_signed_manifest((tmp_path / "run" / "run.toml").read_text(), verify).manifest

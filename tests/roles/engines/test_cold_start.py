@@ -1,8 +1,8 @@
 import pytest
 
 from protocol.types import Version
+from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.cold_start import cold_start
-from roles.engines.qwen2.generation import TransformersGenerationEngine
 from roles.environments.arithmetic import Arithmetic
 from roles.environments.base import environment, supervised
 from roles.ports.engines import GenerationRequest, Policy

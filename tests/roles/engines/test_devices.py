@@ -11,12 +11,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.decoder import Decoder
+from roles.engines.builtin.engine import BuiltinEngine
+from roles.engines.builtin.head import Head
+from roles.engines.builtin.verification import TransformersVerificationEngine, _Policy
 from roles.engines.noise import NoiseSource
-from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.engine import Qwen2Engine
-from roles.engines.qwen2.head import Head
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of
-from roles.engines.qwen2.verification import TransformersVerificationEngine, _Policy
 from roles.engines.training.batch import collate, select
 from roles.engines.training.engine import TorchTrainingEngine, _Sums
 from roles.ports.engines import VerificationRequest
@@ -49,7 +50,7 @@ def noise(monkeypatch):
 
 
 def on_meta(tiny_config, dtype):
-    return build_model(configuration(tiny_config), dtype, "meta")
+    return build_model(configuration("qwen2", tiny_config), dtype, "meta")
 
 
 @BF16
@@ -99,7 +100,7 @@ async def test_an_engine_leaves_cudnn_and_tf32_out():
     """The first plans again for every length of the keys, the second rounds float32 products."""
     torch.backends.cuda.enable_cudnn_sdp(enabled=True)
     torch.set_float32_matmul_precision("high")
-    engine = Qwen2Engine(model(), "fp32", "cpu")
+    engine = BuiltinEngine(model(), "fp32", "cpu")
     await engine._compute(lambda: None)
     engine.close()
     assert not torch.backends.cuda.cudnn_sdp_enabled()

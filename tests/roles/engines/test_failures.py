@@ -5,9 +5,9 @@ import weakref
 import pytest
 import torch
 
-from roles.engines.qwen2 import generation, verification
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.verification import TransformersVerificationEngine
+from roles.engines.builtin import generation, verification
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import EngineError, GenerationRequest, Policy, VerificationRequest
 from tests.roles.engines.tiny import grpo, model, sampling, toploc

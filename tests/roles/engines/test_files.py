@@ -8,17 +8,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from roles.engines import files
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, shapes_of, tensors_of
+from roles.engines.builtin import policy
+from roles.engines.builtin.policy import digest_of, read_policy, write_policy
 from roles.engines.files import replacing
-from roles.engines.qwen2 import policy
-from roles.engines.qwen2.policy import (
-    build_model,
-    configuration,
-    digest_of,
-    read_policy,
-    shapes_of,
-    tensors_of,
-    write_policy,
-)
 from roles.engines.training import checkpoint
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.storage import StorageFullError
@@ -84,14 +78,14 @@ async def test_a_trainer_is_told_that_its_state_does_not_fit(disk, engine, left_
 @pytest.mark.parametrize("left_bytes", LEFT_BYTES)
 def test_a_policy_that_does_not_fit_leaves_nothing(disk, left_bytes):
     torch.manual_seed(0)
-    tensors = tensors_of(build_model(configuration(CONFIG), torch.float32, "cpu"))
+    tensors = tensors_of(build_model(configuration("qwen2", CONFIG), torch.float32, "cpu"))
     path = disk.path / "policy"
     disk.fill(left_bytes)
     with pytest.raises(StorageFullError):
         write_policy(tensors, path)
     assert disk.names() == []
     disk.empty()
-    assert read_policy(path, write_policy(tensors, path), shapes_of(configuration(CONFIG)))
+    assert read_policy(path, write_policy(tensors, path), shapes_of(configuration("qwen2", CONFIG)))
 
 
 def test_torch_too_is_understood_when_it_is_given_an_open_file(disk):

@@ -4,9 +4,9 @@ import torch
 
 from protocol.toploc.sampling import SEED_MAX, gumbel_noise, noise_bits, noise_keys
 from roles.engines import noise
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.noise import Draws, NoiseSource
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.verification import TransformersVerificationEngine
 from tests.roles.engines.tiny import model, toploc
 
 VOCABULARY = 151_936

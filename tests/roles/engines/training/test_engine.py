@@ -7,7 +7,9 @@ from safetensors.torch import load_file
 from torch.nn.functional import scaled_dot_product_attention
 
 from protocol.types import Version
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of, write_policy
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.policy import write_policy
 from roles.engines.training import attention
 from roles.engines.training.batch import select
 from roles.engines.training.engine import TorchTrainingEngine
@@ -25,7 +27,7 @@ async def weights_of(engine, path):
 
 def reference_loss(policy, batch, entropy_coefficient=0.0, **config):
     """Return loss and gradient norm, computed without any of the engine's code."""
-    model = build_model(configuration(CONFIG | config), torch.float32, "cpu")
+    model = build_model(configuration("qwen2", CONFIG | config), torch.float32, "cpu")
     model.load_state_dict(load_file(policy.path), strict=False)
     loss = reference_backward(model, batch, entropy_coefficient=entropy_coefficient)
     norm = math.sqrt(sum(float(p.grad.square().sum()) for p in model.parameters()))
@@ -57,7 +59,7 @@ def reference_weights(policy, batches, rate, decay, betas, clip, temperature):
     Loshchilov and Hutter 2019, algorithm 2, with the default epsilon; gradients are scaled to a
     norm of at most ``clip`` before.
     """
-    model = build_model(configuration(CONFIG), torch.float32, "cpu")
+    model = build_model(configuration("qwen2", CONFIG), torch.float32, "cpu")
     model.load_state_dict(load_file(policy.path))
     parameters = dict(model.named_parameters())
     first = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -96,7 +98,7 @@ async def test_every_layout_computes_the_same_step(make, policies, layout):
 async def test_an_output_layer_that_is_the_embedding_learns_as_both(tmp_path):
     section = model(tie_word_embeddings=True)
     torch.manual_seed(3)
-    network = build_model(configuration(section.config), torch.float32, "cpu")
+    network = build_model(configuration("qwen2", section.config), torch.float32, "cpu")
     digest = write_policy(tensors_of(network), tmp_path / "policy")
     policy = Policy(Version(0), digest, tmp_path / "policy")
     engine = TorchTrainingEngine(section, sampling(), grpo())
@@ -182,7 +184,7 @@ async def test_log_probabilities_are_recomputed_under_another_policy(make, polic
     engine = await make(temperature=0.7, layout={"pass_tokens": 17})
     found = await engine.recompute(policies[1], [*equal, *batch])
     assert found[:3] == equal
-    plain = build_model(configuration(CONFIG), torch.float32, "cpu")
+    plain = build_model(configuration("qwen2", CONFIG), torch.float32, "cpu")
     plain.load_state_dict(load_file(policies[1].path))
     for claimed, own in zip(batch, found[3:], strict=True):
         logits = plain(input_ids=torch.tensor([claimed.prompt + claimed.tokens])).logits[0] / 0.7

@@ -6,9 +6,9 @@ import pytest
 
 from protocol.rng import Rng
 from protocol.types import Version
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.cold_start import cold_start
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.verification import TransformersVerificationEngine
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.environments.base import environment, supervised
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, VerificationRequest

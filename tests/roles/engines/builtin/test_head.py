@@ -3,10 +3,11 @@
 import pytest
 import torch
 
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.decoder import Decoder
+from roles.engines.builtin.head import Head
 from roles.engines.noise import NoiseSource
-from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.head import Head
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of
 
 TEMPERATURE = 0.6
 PROMPTS = [[2 + (7 * i + j * (1 + i % 5)) % 29 for j in range(4)] for i in range(64)]
@@ -15,7 +16,7 @@ TIED = pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 
 def bf16_model(tiny_config, *, tied):
     torch.manual_seed(3)
-    config = configuration(tiny_config | {"tie_word_embeddings": tied})
+    config = configuration("qwen2", tiny_config | {"tie_word_embeddings": tied})
     return build_model(config, torch.bfloat16, "cpu")
 
 

@@ -3,25 +3,19 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen2ForCausalLM
+from transformers import MistralConfig, MistralForCausalLM, Qwen2ForCausalLM
 
 from protocol.types import Digest
-from roles.engines.cold_start import import_pretrained
-from roles.engines.qwen2.policy import (
-    build_model,
-    configuration,
-    digest_of,
-    model_config_of,
-    read_policy,
-    shapes_of,
-    tensors_of,
-    write_policy,
-)
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, shapes_of, tensors_of
+from roles.engines.builtin.policy import digest_of, read_policy, write_policy
+from roles.engines.published import import_pretrained, section_of
+from tests.roles.engines import tiny
 
 
 @pytest.fixture
 def shapes(tiny_config):
-    return shapes_of(configuration(tiny_config))
+    return shapes_of(configuration("qwen2", tiny_config))
 
 
 def test_a_written_policy_reads_back_with_its_digest(policies, shapes):
@@ -93,7 +87,7 @@ def test_a_crash_while_writing_leaves_the_old_policy(policies, shapes, tmp_path)
 
 
 def test_a_tied_output_layer_is_stored_once(tiny_config, tmp_path):
-    config = configuration(tiny_config | {"tie_word_embeddings": True})
+    config = configuration("qwen2", tiny_config | {"tie_word_embeddings": True})
     tensors = tensors_of(build_model(config, torch.float32, "cpu"))
     assert "lm_head.weight" not in tensors
     digest = write_policy(tensors, tmp_path / "p")
@@ -101,9 +95,10 @@ def test_a_tied_output_layer_is_stored_once(tiny_config, tmp_path):
 
 
 def test_a_hugging_face_directory_becomes_a_policy(tiny_config, tmp_path):
-    model = build_model(configuration(tiny_config), torch.float32, "cpu")
+    model = build_model(configuration("qwen2", tiny_config), torch.float32, "cpu")
     model.save_pretrained(tmp_path / "published")
-    config = configuration(model_config_of(tmp_path / "published"))
+    section = section_of(tmp_path / "published", tiny.model("bf16"))
+    config = configuration(section.architecture, section.config)
     digest = import_pretrained(tmp_path / "published", tmp_path / "p", "bf16")
     tensors = read_policy(tmp_path / "p", digest, shapes_of(config))
     loaded = build_model(config, torch.bfloat16, "cpu")
@@ -116,13 +111,14 @@ def test_a_hugging_face_directory_becomes_a_policy(tiny_config, tmp_path):
 
 def test_a_directory_of_another_architecture_is_refused(tmp_path):
     sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
-    llama = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=1, num_key_value_heads=1))
-    llama.save_pretrained(tmp_path / "llama")
-    with pytest.raises(ValueError, match="Llama"):
-        import_pretrained(tmp_path / "llama", tmp_path / "p", "fp32")
+    heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
+    mistral = MistralForCausalLM(MistralConfig(**sizes, **heads))
+    mistral.save_pretrained(tmp_path / "mistral")
+    with pytest.raises(ValueError, match="mistral"):
+        import_pretrained(tmp_path / "mistral", tmp_path / "p", "fp32")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ValueError, match="gpt2"):
-        model_config_of(tmp_path)
+        section_of(tmp_path, tiny.model("fp32"))
 
 
 @pytest.mark.parametrize(
@@ -135,11 +131,11 @@ def test_a_directory_of_another_architecture_is_refused(tmp_path):
 )
 def test_what_the_engines_do_not_compute_is_refused(tiny_config, change):
     with pytest.raises(ValueError, match=r"supported|eos_token_id"):
-        configuration(tiny_config | change)
+        configuration("qwen2", tiny_config | change)
 
 
 def test_big_models_take_their_dtype_without_a_float32_copy(tiny_config):
-    model = build_model(configuration(tiny_config), torch.bfloat16, "cpu")
+    model = build_model(configuration("qwen2", tiny_config), torch.bfloat16, "cpu")
     assert isinstance(model, Qwen2ForCausalLM)
     assert {tensor.dtype for tensor in tensors_of(model).values()} == {torch.bfloat16}
     assert model.model.rotary_emb.inv_freq.dtype == torch.float32

@@ -1,24 +1,29 @@
-"""A batched decode loop for Qwen2 with a static key-value cache.
+"""A batched decode loop for dense decoders with a static key-value cache.
 
 The mathematics of Hugging Face's module in fewer, larger operations: queries, keys and values are
 one product, so are gate and up; one decode step is one small attention per key head. Prompts are
 padded on the left, which keeps every row's next slot in the same column.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
-from transformers import Qwen2Config
-from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
+from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
+from roles.engines.architectures.architecture import Config, Layer, head_size, key_heads
+from roles.engines.architectures.model import rotary
+from roles.engines.architectures.registry import architecture_of
+from roles.engines.builtin.head import Head, HeadPrecision
 from roles.engines.noise import Draws
-from roles.engines.qwen2.head import Head, HeadPrecision
 
 Noise = Callable[[Sequence[int], int], Draws | None]
 """(rows, position) -> what is added to the scaled logits; None is zero."""
+
+
+_OUTER = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+"""What is in no layer; a tied output layer is the embedding, and not there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,17 +36,6 @@ class Decoded:
     tokens: Tensor
     logprobs: Tensor
     states: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    input_norm: Tensor
-    qkv: Tensor
-    qkv_bias: Tensor
-    output: Tensor
-    post_norm: Tensor
-    gate_up: Tensor
-    down: Tensor
 
 
 @dataclass(slots=True)
@@ -62,29 +56,33 @@ class Cache:
 
 
 class Decoder:
-    """Qwen2 weights packed for decoding."""
+    """A model's weights packed for decoding."""
 
     def __init__(
         self,
-        config: Qwen2Config,
+        config: Config,
         tensors: Mapping[str, Tensor],
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         head: HeadPrecision = "fp32",
     ) -> None:
-        weights = {name: tensor.to(device, dtype) for name, tensor in tensors.items()}
         self.config = config
         self.device = device
         self.dtype = dtype
         self._heads = config.num_attention_heads
-        self._key_heads = config.num_key_value_heads or config.num_attention_heads
-        self._head_size = config.hidden_size // config.num_attention_heads
-        self._rotary = Qwen2RotaryEmbedding(config).to(device)
-        self._embedding = weights["model.embed_tokens.weight"]
-        self._norm = weights["model.norm.weight"]
-        self._head = Head(weights.get("lm_head.weight", self._embedding), head)
+        self._key_heads = key_heads(config)
+        self._head_size = head_size(config)
+        self._goes_on = torch.ones(config.vocab_size, dtype=torch.bool, device=device)
+        self._goes_on[config.eos_token_id] = False
+        self._rotary = rotary(config, device)
+        outer = {name: tensors[name].to(device, dtype) for name in _OUTER if name in tensors}
+        self._embedding, self._norm, *_ = outer.values()
+        self._head = Head(outer.get("lm_head.weight", self._embedding), head)
+        # One after another: what is packed is no longer held beside its parts.
         self._layers = [
-            _packed_layer(weights, f"model.layers.{index}.")
+            architecture_of(config.model_type).pack(
+                {name: tensor.to(device, dtype) for name, tensor in _within(tensors, index)}, config
+            )
             for index in range(config.num_hidden_layers)
         ]
 
@@ -96,7 +94,7 @@ class Decoder:
         temperature: float,
         noise: Noise,
     ) -> list[Decoded]:
-        """Continue every prompt until the end token or its ``tokens_max``, as one batch.
+        """Continue every prompt until an end token or its ``tokens_max``, as one batch.
 
         Each token is ``argmax(logits / temperature + noise)``; without noise that is greedy
         decoding.
@@ -111,7 +109,7 @@ class Decoder:
             tokens = sampled.tokens
             # A view of the states would keep those of the whole prompts.
             steps.append((rows, tokens, sampled.logprobs, states.clone()))
-            alive = (tokens != self.config.eos_token_id) & (position + 1 < limits[rows])
+            alive = self._goes_on[tokens] & (position + 1 < limits[rows])
             if not alive.any():
                 break
             if not alive.all():
@@ -153,23 +151,25 @@ class Decoder:
             mask = _mask(columns, cache)
         rotation = self._rotary(states, positions)
         for index, layer in enumerate(self._layers):
-            queries, keys, values = self._project(layer, self._normed(states, layer.input_norm))
-            cache.keys[index, :, :, new] = _rotated(keys, *rotation)
+            normed = self._normed(states, layer.input_norm)
+            queries, keys, values = self._project(layer, normed, rotation)
+            cache.keys[index, :, :, new] = keys
             cache.values[index, :, :, new] = values
-            mixed = self._attend(_rotated(queries, *rotation), index, cache, mask)
-            states = states + linear(mixed, layer.output)
-            normed = self._normed(states, layer.post_norm)
-            gate, up = linear(normed, layer.gate_up).chunk(2, dim=-1)
-            states = states + linear(silu(gate) * up, layer.down)
+            states = states + layer.output(self._attend(queries, index, cache, mask))
+            gate, up = layer.gate_up(self._normed(states, layer.post_norm)).chunk(2, dim=-1)
+            states = states + layer.down(silu(gate) * up)
         return self._normed(states, self._norm)
 
-    def _project(self, layer: _Layer, states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, each ``[rows, its heads, n, head]``."""
+    def _project(
+        self, layer: Layer, states: Tensor, rotation: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return rotated queries and keys, and values, each ``[rows, its heads, n, head]``."""
         rows, length, _ = states.shape
-        heads = [self._heads, self._key_heads, self._key_heads]
-        mixed = linear(states, layer.qkv, layer.qkv_bias)
-        mixed = mixed.view(rows, length, sum(heads), self._head_size).transpose(1, 2)
-        queries, keys, values = torch.split(mixed, heads, dim=1)
+        mixed = layer.qkv(states).view(rows, length, -1, self._head_size).transpose(1, 2)
+        turning, values = mixed.tensor_split([self._heads + self._key_heads], dim=1)
+        if layer.query_key_norm is not None:
+            turning = self._normed(turning, layer.query_key_norm)
+        queries, keys = _rotated(turning, *rotation).tensor_split([self._heads], dim=1)
         return queries, keys, values
 
     def _attend(self, queries: Tensor, index: int, cache: Cache, mask: Tensor | None) -> Tensor:
@@ -179,7 +179,7 @@ class Decoder:
         values = cache.values[index, :, :, : cache.filled]
         if length == 1:
             # The query heads of one key head become its query positions: no key is copied.
-            folded = queries.view(rows, self._key_heads, -1, self._head_size)
+            folded = queries.reshape(rows, self._key_heads, -1, self._head_size)
             mixed = scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
             return mixed.reshape(rows, 1, -1)
         causal = mask is None
@@ -190,8 +190,8 @@ class Decoder:
 
     def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
         """Return the RMS norm, computed in float32 and rounded before the weight, as HF does."""
-        size = (self.config.hidden_size,)
-        return weight * rms_norm(states.float(), size, eps=self.config.rms_norm_eps).to(self.dtype)
+        size, eps = weight.shape[-1:], self.config.rms_norm_eps
+        return weight * rms_norm(states.float(), size, eps=eps).to(self.dtype)
 
 
 def _by_row(steps: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> list[Decoded]:
@@ -202,17 +202,12 @@ def _by_row(steps: Sequence[tuple[Tensor, Tensor, Tensor, Tensor]]) -> list[Deco
     return [Decoded(*parts) for parts in zip(*by_row, strict=True)]
 
 
-def _packed_layer(weights: Mapping[str, Tensor], prefix: str) -> _Layer:
-    attention = prefix + "self_attn."
-    return _Layer(
-        input_norm=weights[prefix + "input_layernorm.weight"],
-        qkv=torch.cat([weights[f"{attention}{part}_proj.weight"] for part in "qkv"]),
-        qkv_bias=torch.cat([weights[f"{attention}{part}_proj.bias"] for part in "qkv"]),
-        output=weights[attention + "o_proj.weight"],
-        post_norm=weights[prefix + "post_attention_layernorm.weight"],
-        gate_up=torch.cat([weights[f"{prefix}mlp.{part}_proj.weight"] for part in ("gate", "up")]),
-        down=weights[prefix + "mlp.down_proj.weight"],
-    )
+def _within(tensors: Mapping[str, Tensor], index: int) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of a layer with their names within it."""
+    prefix = f"model.layers.{index}."
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            yield name.removeprefix(prefix), tensor
 
 
 def _rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:

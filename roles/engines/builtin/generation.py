@@ -8,13 +8,13 @@ from typing_extensions import override
 
 from protocol.recipe import ModelSection, ToplocSection
 from protocol.toploc.proof import States, build_proofs_batch
+from roles.engines.builtin.decoder import Decoded, Decoder
+from roles.engines.builtin.engine import BuiltinEngine, computed, computed_telling
 from roles.engines.noise import Draws, NoiseSource
-from roles.engines.qwen2.decoder import Decoded, Decoder
-from roles.engines.qwen2.engine import Qwen2Engine, computed, computed_telling
 from roles.ports.engines import Generation, GenerationEngine, GenerationRequest, Policy
 
 
-class TransformersGenerationEngine(Qwen2Engine, GenerationEngine):
+class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
     """Generates on a CPU or one GPU, computing in the precision of the proofs.
 
     ``batch_sequences_max`` are decoded together, with a cache for the longest of them.

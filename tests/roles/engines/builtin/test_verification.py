@@ -9,10 +9,12 @@ from safetensors.torch import load_file
 from protocol.statistics import STATISTICS
 from protocol.toploc.sampling import gumbel_noise
 from protocol.types import Version
-from roles.engines.qwen2 import verification
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import build_model, configuration, write_policy
-from roles.engines.qwen2.verification import TransformersVerificationEngine
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model
+from roles.engines.builtin import verification
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.policy import write_policy
+from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.training.engine import TorchTrainingEngine
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, VerificationRequest
 from tests.roles.engines.tiny import CONFIG, grpo, model, sampling, toploc
@@ -123,7 +125,7 @@ async def test_an_edited_token_is_separated(policies, verifier):
 
 def scores_of(policy, claim, temperature):
     """Return what the tokens of a claim were drawn by ``[n, vocabulary]``, one at a time."""
-    model = build_model(configuration(CONFIG), torch.float32, "cpu")
+    model = build_model(configuration("qwen2", CONFIG), torch.float32, "cpu")
     model.load_state_dict(load_file(policy.path))
     states = model(input_ids=torch.tensor([claim.prompt + claim.tokens])).logits[0].detach()
     first, seed = len(claim.prompt) - 1, np.array([claim.seed], dtype=np.uint64)

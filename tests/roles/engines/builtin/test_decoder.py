@@ -2,9 +2,10 @@ import numpy as np
 import pytest
 import torch
 
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.decoder import Decoder
 from roles.engines.noise import Draws, NoiseSource
-from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.policy import build_model, configuration, tensors_of
 
 EQUAL = [[2, 3, 4, 5], [7, 8, 9, 10], [6, 6, 6, 6]]
 UNEQUAL = [[2, 3, 4, 5], [7], [6] * 9, [11, 12]]
@@ -14,7 +15,7 @@ SOURCE = NoiseSource(32, "cpu")
 @pytest.fixture(scope="module")
 def model(tiny_config):
     torch.manual_seed(3)
-    return build_model(configuration(tiny_config), torch.float32, "cpu")
+    return build_model(configuration("qwen2", tiny_config), torch.float32, "cpu")
 
 
 def silent(rows, position):
@@ -56,7 +57,7 @@ def test_greedy_tokens_are_the_most_probable(model):
 
 def test_other_layouts_of_heads(tiny_config):
     for heads in ({"num_key_value_heads": 4}, {"num_key_value_heads": 1}):
-        model = build_model(configuration(tiny_config | heads), torch.float32, "cpu")
+        model = build_model(configuration("qwen2", tiny_config | heads), torch.float32, "cpu")
         decoder = Decoder(model.config, tensors_of(model))
         row = decoder.decode([[5, 6, 7]], [6], 1.0, silent)[0]
         states, _ = hugging_face(model, [5, 6, 7], row.tokens.tolist())
@@ -64,7 +65,7 @@ def test_other_layouts_of_heads(tiny_config):
 
 
 def test_a_tied_output_layer_decodes(tiny_config):
-    config = configuration(tiny_config | {"tie_word_embeddings": True})
+    config = configuration("qwen2", tiny_config | {"tie_word_embeddings": True})
     model = build_model(config, torch.float32, "cpu")
     row = Decoder(config, tensors_of(model)).decode([[5, 6, 7]], [6], 1.0, silent)[0]
     _, logprobs = hugging_face(model, [5, 6, 7], row.tokens.tolist())
@@ -72,7 +73,7 @@ def test_a_tied_output_layer_decodes(tiny_config):
 
 
 def test_bf16_states_stay_near_hugging_face(tiny_config):
-    model = build_model(configuration(tiny_config), torch.bfloat16, "cpu")
+    model = build_model(configuration("qwen2", tiny_config), torch.bfloat16, "cpu")
     decoder = Decoder(model.config, tensors_of(model), torch.bfloat16)
     row = decoder.decode([[5, 6, 7]], [16], 1.0, silent)[0]
     states, _ = hugging_face(model, [5, 6, 7], row.tokens.tolist())

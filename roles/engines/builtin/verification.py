@@ -12,7 +12,6 @@ from itertools import pairwise
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import Qwen2Model
 from typing_extensions import override
 
 from protocol.recipe import ModelSection, ToplocSection
@@ -20,10 +19,10 @@ from protocol.statistics import Measurement, Recomputed, measured, unmeasured
 from protocol.toploc.layout import Variant
 from protocol.toploc.proof import proof_fault, verify_proofs_batch
 from protocol.types import Version
+from roles.engines.builtin.engine import BuiltinEngine, computed, computed_telling
+from roles.engines.builtin.generation import as_states
+from roles.engines.builtin.head import Head
 from roles.engines.noise import NoiseSource
-from roles.engines.qwen2.engine import Qwen2Engine, computed, computed_telling
-from roles.engines.qwen2.generation import as_states
-from roles.engines.qwen2.head import Head
 from roles.ports.engines import Policy, VerificationEngine, VerificationRequest
 
 _SCORES_PER_BLOCK = 1 << 24
@@ -34,11 +33,11 @@ _SCORES_PER_BLOCK = 1 << 24
 class _Policy:
     """A policy without its own output layer, and that."""
 
-    model: Qwen2Model
+    model: torch.nn.Module
     head: Head
 
 
-class TransformersVerificationEngine(Qwen2Engine, VerificationEngine):
+class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
     """Checks on a CPU or one GPU, computing in the precision of the proofs.
 
     A prefill holds at most ``batch_tokens_max`` tokens, padding included, unless one sequence alone

@@ -2,9 +2,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from roles.engines.qwen2.decoder import Decoder
-from roles.engines.qwen2.generation import TransformersGenerationEngine
-from roles.engines.qwen2.policy import configuration
+from roles.engines.architectures.configuration import configuration
+from roles.engines.builtin.decoder import Decoder
+from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.ports.engines import GenerationRequest, Policy
 from tests.roles.engines.tiny import model, toploc
 
@@ -44,7 +44,7 @@ async def test_sampling_draws_from_the_softmax(engine, policies, tiny_config):
     sampled = await engine.generate(
         [GenerationRequest((5, 6), seed, 1) for seed in range(draws)], 2.0
     )
-    decoder = Decoder(configuration(tiny_config), load_file(policies[0].path))
+    decoder = Decoder(configuration("qwen2", tiny_config), load_file(policies[0].path))
     state = decoder.decode([(5, 6)], [1], 1.0, lambda *_: None)[0].states
     expected = (state @ load_file(policies[0].path)["lm_head.weight"].T / 2.0).softmax(-1)[0]
     counts = torch.bincount(torch.tensor([one.tokens[0] for one in sampled]), minlength=32)

@@ -8,24 +8,19 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import Qwen2ForCausalLM
 
 from protocol.recipe import ModelSection
-from roles.engines.qwen2.policy import (
-    DTYPES,
-    Precision,
-    build_model,
-    configuration,
-    read_policy,
-    shapes_of,
-)
+from roles.engines.architectures.architecture import CausalLM
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import model_of, shapes_of
+from roles.engines.builtin.policy import DTYPES, Precision, read_policy
 from roles.ports.engines import EngineError, Policy
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Qwen2Engine:
+class BuiltinEngine:
     """Computes with one model; its calls run one after another in one thread of its own.
 
     A cancelled call still runs to its end there: state is never left half changed. One torch
@@ -36,7 +31,7 @@ class Qwen2Engine:
     def __init__(
         self, model: ModelSection, precision: Precision, device: str, attention: str = "sdpa"
     ) -> None:
-        self._config = configuration(model.config)
+        self._config = configuration(model.architecture, model.config)
         self._shapes = shapes_of(self._config)
         self._dtype = DTYPES[precision]
         self._device = device
@@ -58,12 +53,9 @@ class Qwen2Engine:
         """Return the tensors of a policy; raises ``ValueError`` as ``read_policy``."""
         return read_policy(policy.path, policy.digest, self._shapes)
 
-    def _model_of(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> Qwen2ForCausalLM:
+    def _model_of(self, tensors: dict[str, Tensor], dtype: torch.dtype) -> CausalLM:
         """Return a model with tensors whose names were checked."""
-        model = build_model(self._config, dtype, self._device, self._attention)
-        # Strict would miss the tied alias of one of them.
-        model.load_state_dict(tensors, strict=False)
-        return model
+        return model_of(self._config, tensors, dtype, self._device, self._attention)
 
 
 def _prepare() -> None:
@@ -77,7 +69,7 @@ def _prepare() -> None:
     torch.set_float32_matmul_precision("highest")
 
 
-E = TypeVar("E", bound=Qwen2Engine)
+E = TypeVar("E", bound=BuiltinEngine)
 
 
 def computed(

@@ -1,0 +1,69 @@
+"""Hugging Face's module of a configuration: with random weights, or with given ones."""
+
+import math
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from protocol.recipe import ModelSection
+from roles.engines.architectures.architecture import CausalLM, Config
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.registry import architecture_of
+from roles.engines.tensors import Shapes
+
+
+def build_model(
+    config: Config, dtype: torch.dtype, device: str, attention: str = "sdpa"
+) -> CausalLM:
+    """Return a model with random weights; without dropout its two modes are one."""
+    with torch.device(device):
+        model: CausalLM = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=dtype, attn_implementation=attention
+        )
+    return model
+
+
+def model_of(
+    config: Config,
+    tensors: Mapping[str, Tensor],
+    dtype: torch.dtype,
+    device: str,
+    attention: str = "sdpa",
+) -> CausalLM:
+    """Return a model whose weights are copies of ``tensors``: all of its parameters.
+
+    Nothing else is allocated. They are copies because a file's tensors are its pages, which may
+    change, and begin at odd addresses.
+    """
+    model = build_model(config, dtype, "meta", attention)
+    copies = {name: tensor.to(device, dtype, copy=True) for name, tensor in tensors.items()}
+    # Strict would miss the tied alias of one of them.
+    model.load_state_dict(copies, strict=False, assign=True)
+    model.tie_weights()
+    model.model.rotary_emb = rotary(config, device)
+    return model
+
+
+def rotary(config: Config, device: str) -> torch.nn.Module:
+    """Return what turns positions into cosines and sines, computed alike for every device."""
+    return architecture_of(config.model_type).rotary(config).to(device)
+
+
+def tensors_of(model: CausalLM) -> dict[str, Tensor]:
+    """Return the parameters by name, a tied one once."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def weights_of(section: ModelSection) -> int:
+    """Return how many weights a model has; raises ``ValueError`` as ``configuration``."""
+    return sum(
+        map(math.prod, shapes_of(configuration(section.architecture, section.config)).values())
+    )
+
+
+def shapes_of(config: Config) -> Shapes:
+    """Return the shape of every parameter without allocating one."""
+    model = build_model(config, torch.float32, "meta")
+    return {name: tuple(tensor.shape) for name, tensor in tensors_of(model).items()}

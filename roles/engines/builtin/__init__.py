@@ -1,0 +1,1 @@
+"""The built-in engines: decode loop, generation, verification, and policies on disk."""

@@ -1,1 +1,0 @@
-"""Qwen2: weights on disk, decode loop, generation and verification."""

@@ -1,0 +1,214 @@
+"""Every architecture, from a Hugging Face directory to generation, verification and training.
+
+The directories are made here, by Hugging Face; its own forward pass says what is right.
+"""
+
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import get_args
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from protocol.recipe import ModelSection
+from protocol.statistics import compared_extremes
+from protocol.types import Version
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.registry import ARCHITECTURES
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.verification import TransformersVerificationEngine
+from roles.engines.published import import_pretrained, section_of
+from roles.engines.training.engine import TorchTrainingEngine
+from roles.ports.engines import GenerationRequest, Policy, VerificationRequest
+from tests.roles.engines import tiny
+from tests.roles.engines.tiny import grpo, sampling, toploc
+from tests.roles.engines.training.batches import batch_of
+
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    architecture: str
+    config: dict = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    shard_bytes: int = 1 << 30
+
+
+CASES = [
+    Case("qwen2", "qwen2", {"tie_word_embeddings": True}),
+    Case("qwen2-wide-heads-yarn", "qwen2", {"head_dim": 24, "rope_parameters": YARN}),
+    Case("qwen3-sharded", "qwen3", {"head_dim": 32}, shard_bytes=30_000),
+    Case(
+        "qwen3-tied-biases-yarn",
+        "qwen3",
+        {
+            "tie_word_embeddings": True,
+            "head_dim": 8,
+            "attention_bias": True,
+            "rope_parameters": YARN | {"attention_factor": 1.3, "rope_theta": 500_000.0},
+        },
+        dtype=torch.bfloat16,
+    ),
+    Case(
+        "llama3-biases-sharded",
+        "llama",
+        {"head_dim": 24, "attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3},
+        shard_bytes=30_000,
+    ),
+    Case(
+        "llama-tied-linear",
+        "llama",
+        {
+            "tie_word_embeddings": True,
+            "num_key_value_heads": None,
+            "rope_parameters": {"rope_type": "linear", "factor": 2.0},
+        },
+        dtype=torch.float16,
+    ),
+]
+
+
+@dataclass(frozen=True)
+class Published:
+    """A directory, Hugging Face's model of it, and what we make of it."""
+
+    directory: object
+    model: torch.nn.Module
+    section: ModelSection
+    policy: Policy
+
+    @torch.no_grad()
+    def logprobs(self, prompt, tokens):
+        """Log-probabilities of ``tokens``, by one forward pass of Hugging Face."""
+        logits = self.model(input_ids=torch.tensor([[*prompt, *tokens]])).logits[0]
+        rows = logits[len(prompt) - 1 : -1].log_softmax(-1)
+        return rows.gather(1, torch.tensor(tokens)[:, None])[:, 0]
+
+
+def publish(case, directory):
+    """Save a model of which no weight has the value that it begins with."""
+    torch.manual_seed(0)
+    made = ARCHITECTURES[case.architecture]
+    config = made.config(**deepcopy(SIZES | {"eos_token_id": 1} | case.config))  # it changes them
+    model = made.model(config).to(case.dtype)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.normal_(1.0 if "norm" in name else 0.0, 0.2)
+    model.generation_config.eos_token_id = [1, 7, 30]
+    model.save_pretrained(directory, max_shard_size=case.shard_bytes)
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda case: case.name)
+def published(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param.name)
+    publish(request.param, folder / "hf")
+    path = folder / "policy"
+    policy = Policy(Version(0), import_pretrained(folder / "hf", path, "fp32"), path)
+    model = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
+    return Published(folder / "hf", model, section_of(folder / "hf", tiny.model("fp32")), policy)
+
+
+async def generated(published, count=12, tokens_max=24, precision="fp32"):
+    engine = TransformersGenerationEngine(published.section, toploc(precision))
+    await engine.load(published.policy)
+    requests = [
+        GenerationRequest(tuple(2 + (i + j) % 5 for j in range(3 + i % 3 * 20)), 31 * i, tokens_max)
+        for i in range(count)
+    ]
+    generations = await engine.generate(requests, 1.0)
+    engine.close()
+    return list(zip(requests, generations, strict=True))
+
+
+async def test_generation_equals_hugging_face(published):
+    for request, own in await generated(published):
+        expected = published.logprobs(request.prompt, own.tokens)
+        torch.testing.assert_close(torch.tensor(own.logprobs), expected, atol=1e-5, rtol=0)
+
+
+async def test_every_end_token_ends_a_sequence(published):
+    assert published.section.end_tokens == (1, 7, 30)
+    ends = []
+    for request, own in await generated(published, count=64):
+        assert not set(own.tokens[:-1]) & {1, 7, 30}
+        assert own.tokens[-1] in {1, 7, 30} or len(own.tokens) == request.tokens_max
+        ends.append(own.tokens[-1])
+    assert len(set(ends) & {1, 7, 30}) >= 2
+
+
+async def verified(published, precision):
+    claims = [
+        VerificationRequest(request.prompt, request.seed, own.tokens, own.logprobs, own.proofs)
+        for request, own in await generated(published, precision=precision)
+    ]
+    engine = TransformersVerificationEngine(published.section, toploc(precision))
+    await engine.load(published.policy)
+    measured = await engine.measure(Version(0), claims, 1.0)
+    engine.close()
+    assert all(one.proof_fault is None for one in measured)
+    return [one.extremes for one in measured]
+
+
+async def test_honest_work_passes_its_verification(published):
+    for extremes in await verified(published, "fp32"):
+        assert not any(limit.outside for limit in compared_extremes(toploc(), extremes))
+
+
+async def test_honest_work_in_bf16_is_near_its_verification(published):
+    for mismatches, mantissa, *_ in await verified(published, "bf16"):
+        assert mismatches <= 4  # of 16; measured: 2
+        assert mantissa <= 4  # measured: 1.5
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+async def test_it_is_trained_in_packed_rows(published, dtype, tmp_path):
+    section = published.section.model_copy(update={"dtype": dtype})
+    engine = TorchTrainingEngine(section, sampling(temperature=1.0), grpo())
+    await engine.load_policy(published.policy)
+    batch = batch_of()
+    known = await engine.recompute(published.policy, batch)
+    if dtype == "fp32":
+        for one in known:
+            expected = published.logprobs(one.prompt, one.tokens)
+            torch.testing.assert_close(torch.tensor(one.logprobs), expected, atol=1e-5, rtol=0)
+    metrics = await engine.step(known)
+    before = published.policy.digest
+    after = await engine.write_policy(tmp_path / "p")
+    evaluated = await engine.evaluate([(2, 3)], 4)
+    engine.close()
+    assert metrics.updates == 1 and metrics.gradient_norm > 0
+    assert after != before
+    assert len(evaluated) == 1
+
+
+def test_the_section_names_all_that_is_computed(published):
+    """No default of a version of a library is left in a manifest."""
+    config = configuration(published.section.architecture, published.section.config)
+    reference = published.model.config
+    for key in published.section.config:
+        own, theirs = getattr(config, key), getattr(reference, key)
+        assert own == theirs or key == "eos_token_id"
+    assert published.section.config["rms_norm_eps"] == reference.rms_norm_eps
+
+
+def test_the_protocol_names_what_the_engines_compute():
+    assert get_args(ModelSection.model_fields["architecture"].annotation) == tuple(ARCHITECTURES)
