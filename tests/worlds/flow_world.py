@@ -123,7 +123,8 @@ class Trainer:
     async def load_policy(self, policy: Policy) -> None:
         self._load(policy.path)
 
-    state_bytes_max = 100
+    async def state_bytes_max(self) -> int:
+        return 100
 
     async def load_state(self, path: Path, policy: bytes) -> None:
         if policy != self.states.get(path.name, policy):

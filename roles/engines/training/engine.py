@@ -86,9 +86,8 @@ class TorchTrainingEngine(Qwen2Engine, TrainingEngine):
         self._model: Qwen2ForCausalLM | None = None
         self._optimizer: torch.optim.AdamW | None = None
 
-    @property
     @override
-    def state_bytes_max(self) -> int:
+    async def state_bytes_max(self) -> int:
         return checkpoint_bytes_max(self._shapes)
 
     def _packing_model(self, tensors: dict[str, Tensor]) -> Qwen2ForCausalLM:
