@@ -225,6 +225,7 @@ async def test_memory_has_a_limit_that_fails_the_call_and_not_the_node(made, pol
     assert await generator.generate(REQUESTS, 1.0) == before
 
 
+@pytest.mark.slow
 async def test_the_process_has_a_clean_environment_and_ignores_the_terminal(secret, policies):
     processes = EngineProcesses()
     generator = ChildEngines(processes, "cpu", patience=BRISK).generation(MANIFEST)
@@ -302,6 +303,7 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("engine_hangs", [False, True])
 def test_no_orphan_is_left_of_a_daemon_that_was_killed(engine_hangs):
     with subprocess.Popen(
