@@ -130,13 +130,13 @@ class Conversation:
                 self._process.writer.write(cancel)
             raise
 
-    async def close(self) -> None:
-        """End the process; calls in flight fail. Idempotent."""
+    async def close(self, reason: str = "the engine process was closed") -> None:
+        """End the process; calls in flight fail for ``reason``. Idempotent."""
         if self._listening is not None and not self._listening.done():
             self._listening.cancel()
             await asyncio.wait([self._listening])
         if not self.reason:
-            await self._end(EngineError("the engine process was closed"))
+            await self._end(EngineError(reason[:200]))
 
     async def _make(self, make: wire.Make) -> None:
         hello = await self._next()

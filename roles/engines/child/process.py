@@ -102,7 +102,8 @@ class EngineProcess:
         Waits for at most ``KILL_SECONDS``. A process that closed its channel gets a moment to end.
         """
         await asyncio.wait([self._ended], timeout=KILL_SECONDS / 10)
-        own = self._ended.result() if self._ended.done() else ""
+        known = self._ended.done() and not self._ended.cancelled()
+        own = self._ended.result() if known else ""
         with suppress(OSError):
             self._leash.write(b"kill\n")
         await asyncio.wait([self._ended], timeout=KILL_SECONDS)
@@ -239,7 +240,10 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if name in _PASSED_ON or name.startswith(_PASSED_ON_PREFIXES)
     }
-    return passed_on | {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    # Libraries ask at import whether there is a GPU: torch's own way to find out would leave CUDA
+    # unusable in forked processes, where asking the driver's library does not.
+    own = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    return passed_on | own | {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 async def _ending(leash: asyncio.StreamReader) -> str:

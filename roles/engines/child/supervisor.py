@@ -21,7 +21,11 @@ log = structlog.get_logger()
 
 PAUSE_SECONDS_MIN = 0.5
 PAUSE_SECONDS_MAX = 30.0
-"""Between two starts when the last one brought no answered call; guesses."""
+"""Between two starts when the last one brought no call that ended well; guesses."""
+
+FAILURES_TO_REPLACE = 2
+"""In a row, and then the process is replaced: a device that an illegal access has left unusable
+comes back for a new process only. Once may be a call that asked for too much memory; a guess."""
 
 Restore = Callable[[Conversation], Awaitable[None]]
 
@@ -42,7 +46,9 @@ class Supervisor:
         self._starting = asyncio.Lock()
         self._conversation: Conversation | None = None
         self._fruitless = 0
-        """Starts since the last call that a process outlived."""
+        """Starts since the last call that ended well."""
+        self._failures = 0
+        """Calls in a row that broke, in whichever process."""
         self._first = asyncio.create_task(self._begin())
 
     async def call(self, name: str, *arguments: Any, items: int = 0, tokens: int = 0) -> list[Any]:
@@ -50,9 +56,15 @@ class Supervisor:
         conversation = await self._alive()
         try:
             result: list[Any] = await conversation.call(name, arguments, items, tokens)
-        finally:
-            if not conversation.reason:
-                self._fruitless = 0
+        except EngineError as error:
+            self._failures += 1
+            if self._failures >= FAILURES_TO_REPLACE:
+                await conversation.close(f"replaced after {self._failures} failures: {error}")
+            raise
+        except Exception:
+            self._failures = 0  # what a port documents is an answer
+            raise
+        self._failures = self._fruitless = 0
         return result
 
     @property

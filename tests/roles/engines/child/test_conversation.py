@@ -82,7 +82,7 @@ async def test_a_process_of_another_version_is_refused_and_told_why(how):
         version = wire.VERSION + (1 if how == "newer" else -1)
         played.say(wire.Hello(version=version, software="prime-node/9"))
     with pytest.raises(EngineError) as raised:
-        await conversation(process)
+        await conversation(process, Patience(start_seconds=3))
     if how != "silent about it":
         assert "another version (prime-node/9" in str(raised.value)
         assert "--engine-python" in str(raised.value)
@@ -202,8 +202,9 @@ async def test_a_call_without_progress_ends_the_process_while_its_heart_beats():
     heart = asyncio.create_task(beating(played))
     call = generate(talk, tokens=100)
     started_at = asyncio.get_running_loop().time()
-    with pytest.raises(EngineError, match=r"no progress for 0\.6 s"):
-        await call
+    async with asyncio.timeout(10):
+        with pytest.raises(EngineError, match=r"no progress for 0\.6 s"):
+            await call
     assert 0.55 < asyncio.get_running_loop().time() - started_at < 3
     heart.cancel()
 

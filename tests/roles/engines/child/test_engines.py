@@ -321,6 +321,21 @@ def test_no_orphan_is_left_of_a_daemon_that_was_killed(engine_hangs):
     wait_until(lambda: not any(map(exists, pids)), 10)
 
 
+async def test_a_process_that_fails_again_and_again_is_replaced(made, policies):
+    """As one whose device is unusable since an illegal access."""
+    trainer = made("training", MANIFEST)
+    pids = []
+    for _ in range(3):
+        with pytest.raises(EngineError, match="no policy is loaded"):
+            await trainer.step(batch_of())
+        pids.append(trainer.supervisor.pid)
+    assert pids[0] is not None
+    assert pids[1] is None
+    await trainer.load_policy(policies[0])
+    assert trainer.supervisor.pid not in (None, pids[0])
+    assert (await trainer.step(batch_of())).updates > 0
+
+
 async def test_a_process_that_keeps_dying_is_replaced_after_pauses(made, policies):
     generator = made("generation", MANIFEST, patience=Patience(silence_seconds=3))
     await generator.load(policies[0])
