@@ -75,6 +75,8 @@ class Conversation:
         self.pid = process.pid
         self.memory_bytes = 0
         """Of the process, as it said last."""
+        self._tokens = 0
+        """That it had computed by then."""
         self.reason = ""
         """Why it has ended; empty while it goes on."""
         self._listening: asyncio.Task[None] | None = None
@@ -108,9 +110,10 @@ class Conversation:
         method, patience = self._methods[name], self._patience
         self._calls += 1
         id_ = self._calls
+        question = wire.Call(id=id_, method=name, arguments=arguments)
         try:
             # Batches have millions of numbers: they are written down beside the event loop.
-            frame = await asyncio.to_thread(_question, method, id_, name, arguments)
+            frame = await asyncio.to_thread(wire.encode, question, wire.QUESTION_BYTES_MAX)
         except wire.WireError as error:
             raise EngineError(str(error)) from None
         if self.reason:
@@ -179,7 +182,14 @@ class Conversation:
         match message:
             case wire.Beat():
                 self.memory_bytes = message.memory_bytes
-                log.debug("engine process", tokens=message.tokens, memory=message.memory_bytes)
+                computed = message.tokens - self._tokens
+                self._tokens = message.tokens
+                log.debug(
+                    "engine process",
+                    pid=self.pid,
+                    memory_bytes=message.memory_bytes,
+                    tokens_per_second=round(computed / self._patience.heartbeat_seconds),
+                )
             case wire.Item(id=id_) if id_ in self._pending:
                 self._take_item(self._pending[id_], message.value)
             case wire.Done(id=id_) if id_ in self._pending:
@@ -239,11 +249,6 @@ class Conversation:
 
     def _now(self) -> float:
         return asyncio.get_running_loop().time()
-
-
-def _question(method: Method, id_: int, name: str, arguments: tuple[Any, ...]) -> bytes:
-    call = wire.Call(id=id_, method=name, arguments=method.arguments.dump_python(arguments))
-    return wire.encode(call, wire.QUESTION_BYTES_MAX)
 
 
 def _raised(failed: wire.Failed) -> Exception:

@@ -173,22 +173,14 @@ class EngineProcesses:
         if self._server is not None and self._server.poll() is not None:
             self.close()
         if self._client is None:
-            self._client = self._start() if self._shared is None else self._connect(self._shared)
+            self._client = self._start() if self._shared is None else _connect(self._shared)
         return self._client
-
-    def _connect(self, path: Path) -> socket.socket:
-        client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            client.connect(str(path))
-        except OSError:
-            client.close()
-            raise
-        return client
 
     def _start(self) -> socket.socket:
         self._errors = ErrorLines()
         with self._errors.socket as errors:
             self._server, client = start_fork_server(self._python, errors.fileno())
+        client.setblocking(False)  # a fork server that hangs must not hold up a daemon
         return client
 
     def _why(self, error: Exception) -> str:
@@ -201,6 +193,18 @@ class EngineProcesses:
             return f"{self._python} gave no engine process in time: {last}"
         how = str(error) if code is None and not last else last or f"exit code {code}"
         return f"{self._python} gave no engine process: {how}"[:200]
+
+
+def _connect(path: Path) -> socket.socket:
+    """Return a client's socket of a shared fork server, at once; raises ``OSError``."""
+    client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    client.setblocking(False)
+    try:
+        client.connect(str(path))
+    except OSError:
+        client.close()
+        raise
+    return client
 
 
 def start_fork_server(

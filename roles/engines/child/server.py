@@ -101,8 +101,7 @@ class _Server:
             self._tokens += sum(map(_tokens, [*_sequences(arguments), *items]))
             if method.item is not None:
                 for item in items:
-                    value = method.item.dump_python(item)
-                    await self._say(wire.Item(id=call.id, value=value))
+                    await self._say(wire.Item(id=call.id, value=item))
             await self._say(wire.Done(id=call.id))
         except asyncio.CancelledError:
             await self._fail(call.id, EngineError("cancelled before it began"))

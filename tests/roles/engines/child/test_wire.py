@@ -49,6 +49,12 @@ async def test_a_long_frame_is_refused_before_it_is_read():
         wire.encode(wire.Item(id=1, value=b"x" * 100), 100)
 
 
+def test_what_cannot_be_written_is_told():
+    for value in (2**64, "\udcff"):
+        with pytest.raises(wire.WireError, match="cannot be written"):
+            wire.encode(wire.Item(id=1, value=value), 100)
+
+
 @pytest.mark.parametrize(
     "body",
     [
