@@ -175,7 +175,7 @@ class Conversation:
                 self._check_progress()
         except TimeoutError:
             await self._end(EngineError(f"no heartbeat for {silence_seconds:g} s"))
-        except (EngineError, wire.WireError, EOFError, OSError) as error:
+        except Exception as error:  # noqa: BLE001 - who waits is told of any end
             await self._end(error)
 
     def _take(self, message: wire.Message) -> None:
@@ -240,6 +240,8 @@ class Conversation:
             return str(error)
         if isinstance(error, wire.WireError):
             return f"the engine process spoke nonsense: {error}"[:200]
+        if not isinstance(error, EOFError | OSError):
+            return str(EngineError.of(error))
         if isinstance(error, TimeoutError):
             return f"the engine was not made within {self._patience.start_seconds:g} s"
         size = f" at {self.memory_bytes / 1e6:.0f} MB" if self.memory_bytes else ""

@@ -70,6 +70,8 @@ class ErrorLines:
                     line = await reader.readline()
                 except ValueError:  # longer than the reader's limit: dropped, the next one follows
                     continue
+                except OSError:
+                    return
                 if not line:
                     return
                 text = line.decode(errors="replace").strip()[:_LINE_CHARACTERS_MAX]
@@ -129,10 +131,13 @@ class EngineProcesses:
 
     async def fork(self, seconds: float) -> EngineProcess:
         """Return a new process; raises ``EngineError`` when there is none within ``seconds``."""
-        errors = ErrorLines()
-        ours, channel = socket.socketpair()
-        holding, leash = socket.socketpair()
-        reader, writer = await asyncio.open_unix_connection(sock=holding)
+        try:
+            errors = ErrorLines()
+            ours, channel = socket.socketpair()
+            holding, leash = socket.socketpair()
+            reader, writer = await asyncio.open_unix_connection(sock=holding)
+        except OSError as error:  # too many open files
+            raise EngineError.of(error) from None
         try:
             with channel, leash:
                 descriptors = [one.fileno() for one in (channel, leash, errors.socket)]
@@ -252,10 +257,10 @@ def engine_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 async def _ending(leash: asyncio.StreamReader) -> str:
     """Wait until a process has ended; return how, in words."""
-    line = await leash.readline()
-    if not line:
+    try:
+        code = int(await leash.readline())
+    except (OSError, ValueError):  # reset, or closed without a word
         return "lost its fork server"
-    code = int(line)
     if code == -9:
         return "was killed by signal 9, perhaps because memory ran out"
     return f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"

@@ -1,5 +1,6 @@
 import asyncio
 from contextlib import suppress
+from pathlib import Path
 
 import msgpack
 import pytest
@@ -50,9 +51,8 @@ async def test_a_long_frame_is_refused_before_it_is_read():
 
 
 def test_what_cannot_be_written_is_told():
-    for value in (2**64, "\udcff"):
-        with pytest.raises(wire.WireError, match="cannot be written"):
-            wire.encode(wire.Item(id=1, value=value), 100)
+    with pytest.raises(wire.WireError, match="cannot be written"):
+        wire.encode(wire.Item(id=1, value=Path("\udcff")), 100)
 
 
 @pytest.mark.parametrize(
