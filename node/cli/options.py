@@ -50,6 +50,15 @@ IdentityPath = Annotated[
     Path | None, _node(metavar="FILE", help="The node's key; default identity.key in the data dir.")
 ]
 Device = Annotated[str | None, _node(metavar="DEVICE", help="auto (default), cpu, cuda or cuda:N.")]
+EnginePython = Annotated[
+    Path | None, _node(metavar="FILE", help="Interpreter of the engine processes; default our own.")
+]
+EngineMemory = Annotated[
+    str | None, _node(metavar="SIZE", help="Most memory that one engine may fill: 24GB.")
+]
+EngineServer = Annotated[
+    Path | None, _node(metavar="SOCKET", help="Fork server that nodes of this machine share.")
+]
 BlobQuota = Annotated[
     str | None, _node(metavar="SIZE", help="Most to keep of weights and rollouts: 200GB.")
 ]

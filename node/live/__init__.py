@@ -2,6 +2,9 @@
 
 Read in this order: ``sockets`` and ``p2pd`` (one child process), ``control`` (its requests and
 streams), ``hivemind_p2p`` (the ``Transport``), ``records`` and ``hivemind_dht`` (the
-``Directory``). hivemind is imported here only; its import takes seconds, so the daemon imports
-these modules late.
+``Directory``). hivemind is imported here only, and without torch (``lazy_hivemind``).
 """
+
+from node.live import lazy_hivemind
+
+lazy_hivemind.install()

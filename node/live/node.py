@@ -34,23 +34,22 @@ CACHE_PEERS_SECONDS = 10.0
 MakeEngines = Callable[[NodeConfig], Engines]
 
 
-def transformers_engines(config: NodeConfig) -> Engines:
-    """Return the engines that compute for real."""
-    from roles.engines.factory import TransformersEngines  # noqa: PLC0415 - takes seconds
+def live_engines(config: NodeConfig) -> Engines:
+    """Return engines that compute for real, in processes of their own."""
+    from roles.engines.child.engines import ChildEngines  # noqa: PLC0415 - not for a relay's start
+    from roles.engines.child.process import EngineProcesses  # noqa: PLC0415 - the same
 
-    return TransformersEngines(config.device)
+    processes = EngineProcesses(config.engine_python, config.engine_server)
+    return ChildEngines(processes, config.device, memory_bytes_max=config.engine_memory)
 
 
-def run_node(config: NodeConfig, *, make_engines: MakeEngines = transformers_engines) -> int:
+def run_node(config: NodeConfig, *, make_engines: MakeEngines = live_engines) -> int:
     """Run a node until it drains; returns the exit code. Raises ``NodeError`` for what to mend.
 
     The first SIGTERM or SIGINT drains, the second ends the process at once.
     """
     import uvloop  # noqa: PLC0415 - only a live node needs it
 
-    # One compute thread per process: two processes with two each ran 8 to 20 times slower on two
-    # cores, because they wait for each other's spinning threads.
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
     configure_logging(config.log_format, config.log_level)
     log.info("starting", roles=[str(role) for role in config.roles], data_dir=str(config.data_dir))
     datadir = open_data_dir(config.data_dir)
@@ -79,7 +78,7 @@ class LiveNode:
 
     async def run(self) -> ExitCode:
         """Live until drained."""
-        # The live adapters take seconds to import, and a wrong argument must not wait for them.
+        # A wrong argument must not wait for these imports.
         from node.api.server import ControlServer  # noqa: PLC0415
         from node.live.clock import SystemClock  # noqa: PLC0415
         from node.live.hivemind_p2p import HivemindTransport  # noqa: PLC0415

@@ -28,7 +28,7 @@ CONFIG_VARIABLE = "PRIME_NODE_CONFIG"
 ANY_HOST = "0.0.0.0"  # noqa: S104 - a node is there to be reached; its control API is local
 
 _CONFIG_BYTES_MAX = 64 * 1024
-_PATH_KEYS = ("data_dir", "identity_path", "run")
+_PATH_KEYS = ("data_dir", "identity_path", "run", "engine_python", "engine_server")
 _HOST_MADDR = re.compile(r"/ip4/(?P<host>[0-9.]+)/tcp/(?P<port>[0-9]+)")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
@@ -131,6 +131,12 @@ class NodeConfig(LocalPaths):
     """Port of 127.0.0.1 for status, health and metrics; 0 takes a free one."""
     device: Annotated[str, BeforeValidator(_device)] = "auto"
     """Where engines compute: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    engine_python: LocalPath | None = None
+    """Interpreter of the engine processes; None for the daemon's own."""
+    engine_memory: Annotated[int, Field(ge=1), _number(parse_bytes)] | None = None
+    """Bytes of the machine's memory that one engine may fill; None sets no bound."""
+    engine_server: LocalPath | None = None
+    """Socket of a fork server that several nodes of a machine share; None starts an own one."""
     upload_limit: Annotated[int, Field(ge=1), _number(parse_rate)] | None = None
     """Bytes per second of blobs sent; None sends as fast as the line takes."""
     blob_quota: Annotated[int, Field(ge=1), _number(parse_bytes)] | None = None

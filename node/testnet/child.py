@@ -11,7 +11,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from node.live.node import MakeEngines, run_node, transformers_engines
+from node.live.node import MakeEngines, live_engines, run_node
 from node.local.config import NodeConfig
 from node.local.errors import NodeError
 from node.testnet.memory import peak_rss_bytes
@@ -23,7 +23,7 @@ BEHAVIOUR_GROUP = "prime_node.behaviours"
 def node_main(settings: dict[str, Any], behaviour: str, log: Path) -> None:
     """Be a node until it ends, and exit with its code; ``settings`` are keys of ``NodeConfig``."""
     _detach(log)
-    make_engines = dishonest(behaviour) if behaviour else transformers_engines
+    make_engines = dishonest(behaviour) if behaviour else live_engines
     try:
         config = NodeConfig.model_validate(settings)
         sys.exit(run_node(config, make_engines=make_engines))
@@ -38,7 +38,7 @@ def dishonest(kind: str) -> MakeEngines:
     Raises ``ValueError`` when no such behaviour is registered.
     """
     behaviour = _load_behaviour(kind)
-    return lambda config: behaviour(transformers_engines(config))
+    return lambda config: behaviour(live_engines(config))
 
 
 def _load_behaviour(kind: str) -> Callable[[Engines], Engines]:

@@ -6,11 +6,14 @@ import os
 import shlex
 import signal
 import socket
+import sys
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import httpx
+import psutil
 
+from node.live.sockets import SocketDirectory
 from node.testnet import launcher
 from node.testnet.child import node_main
 from node.testnet.memory import is_running
@@ -18,6 +21,7 @@ from node.testnet.plan import Layout, NodePlan
 from node.testnet.poll import sample
 from node.testnet.record import SwarmRecord
 from protocol.types import Role
+from roles.engines.child.process import start_fork_server
 
 DRAIN_SECONDS = 20.0
 """A node finishes the rollout it works on and says good-bye; then it is stopped."""
@@ -28,13 +32,38 @@ LOOPBACK = "127.0.0.1"
 
 
 class Fleet:
-    """Starts nodes and keeps their record up to date."""
+    """Starts nodes and keeps their record up to date.
+
+    The engines of all nodes are forked from one server: torch is imported once, beside the genesis.
+    """
 
     def __init__(self, layout: Layout, record: SwarmRecord, client: httpx.AsyncClient) -> None:
         self._layout = layout
         self._record = record
         self._client = client
         self._processes: dict[str, BaseProcess] = {}
+        self._sockets = SocketDirectory()
+        self._engine_socket = self._sockets.path / "engines.sock"
+        log = layout.log("engines")
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as file:
+            self._engine_server, self._engine_client = start_fork_server(
+                Path(sys.executable), file.fileno(), self._engine_socket
+            )
+
+    def close(self) -> None:
+        """End what engines are forked from, and with it all that compute."""
+        self._engine_client.close()
+        self._engine_server.kill()
+        self._engine_server.wait()
+        self._sockets.close()
+
+    def engine_pids(self) -> list[int]:
+        """Return the processes that compute for the nodes."""
+        try:
+            return [one.pid for one in psutil.Process(self._engine_server.pid).children()]
+        except psutil.Error:
+            return []
 
     async def start(self, plan: NodePlan, initial_peers: tuple[str, ...]) -> None:
         """Start a node; it joins by ``initial_peers``, and without any it begins the swarm."""
@@ -49,6 +78,7 @@ class Fleet:
             "run": None if initial_peers else str(self._layout.manifest),
             "host": LOOPBACK,
             "port": port,
+            "engine_server": str(self._engine_socket),
             "log_format": "json",
         }
         command = restart_command(plan, initial_peers, port)

@@ -95,6 +95,7 @@ class SwarmRun:
                     self.screen.stage = "draining"
                     self.screen.notice = ""
                     await self._drain(fleet)
+                    fleet.close()
                 report = await self._epilogue(failure)
         self.screen.stage = "failed" if failure else "done"
         return Outcome(report, failure)
@@ -151,7 +152,7 @@ class SwarmRun:
         ends_at = self.record.started_at + self.screen.seconds_max
         while self.record.newest_version < self.options.steps and time.time() < ends_at:
             await fleet.observe()
-            self._notice()
+            self._notice(fleet)
             if all(node.condition == "dead" for node in self.record.nodes.values()):
                 raise SwarmFailedError("every node is dead; see logs/")
             await asyncio.sleep(OBSERVE_SECONDS)
@@ -168,7 +169,9 @@ class SwarmRun:
                 return
             await asyncio.sleep(OBSERVE_SECONDS)
 
-    def _notice(self) -> None:
+    def _notice(self, fleet: Fleet) -> None:
+        for pid in fleet.engine_pids():
+            self.record.note_memory("engine", peak_rss_bytes(pid))
         self.record.note_memory("testnet", peak_rss_bytes(psutil.Process().pid))
         trainers = [node for node in self.record.nodes.values() if node.plan.role is Role.TRAINER]
         dead = [node.plan.name for node in self.record.nodes.values() if node.condition == "dead"]

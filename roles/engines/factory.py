@@ -1,4 +1,8 @@
-"""The engines that compute for real, made from the run manifest; torch is imported when one is."""
+"""The engines that compute for real, made from the run manifest; torch is imported when one is.
+
+They compute in the process that makes them: an engine process, a benchmark or a test. A live daemon
+has ``roles.engines.child.engines``, which talk to such processes.
+"""
 
 from typing_extensions import override
 
@@ -11,6 +15,18 @@ from roles.ports.engines import (
     TrainingEngine,
     VerificationEngine,
 )
+
+MODULES = (
+    "roles.engines.builtin.generation",
+    "roles.engines.builtin.verification",
+    "roles.engines.training.engine",
+)
+"""What the engines are made of, for who imports it before it is needed."""
+
+
+def policies_kept(manifest: RunManifest) -> int:
+    """Return how many policies a verification engine keeps."""
+    return manifest.grpo.async_level + 2
 
 
 class TransformersEngines(Engines):
@@ -41,7 +57,7 @@ class TransformersEngines(Engines):
             manifest.model,
             manifest.toploc,
             device=self._device(),
-            policies_kept=manifest.grpo.async_level + 2,
+            policies_kept=policies_kept(manifest),
         )
 
     @override

@@ -144,9 +144,8 @@ class StepMetrics:
 class TrainingEngine(Protocol):
     """Model and optimiser: learns from verified sequences."""
 
-    @property
-    def state_bytes_max(self) -> int:
-        """No state of this model takes more bytes."""
+    async def state_bytes_max(self) -> int:
+        """Return how many bytes a state of this model takes at most."""
 
     async def load_policy(self, policy: Policy) -> None:
         """Start from a policy with a fresh optimiser; raises ``ValueError`` as others do."""

@@ -127,7 +127,7 @@ class Leadership:
         """Load the published state, or else the weights alone; False while neither is here."""
         context, message, published = self._context, head.message, None
         try:
-            if message.state and message.state_bytes <= self._engine.state_bytes_max:
+            if message.state and message.state_bytes <= await self._engine.state_bytes_max():
                 published = await context.policies.fetch_state(head)
         except StorageFullError as error:
             context.conditions.set("trainer", f"disk full: {error}; waiting for room")

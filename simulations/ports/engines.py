@@ -217,9 +217,8 @@ class SimTraining(TrainingEngine):
         self._seed = b""
         self._steps = 0
 
-    @property
     @override
-    def state_bytes_max(self) -> int:
+    async def state_bytes_max(self) -> int:
         return _SKILL_BYTES + DIGEST_BYTES
 
     @override

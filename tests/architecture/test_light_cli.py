@@ -59,5 +59,20 @@ def test_commands(command, environment):
     assert not imported(command, "--json", environment=environment) & HEAVY
 
 
+def test_a_daemon_imports_no_library_that_computes():
+    """Nor does hivemind, whose packages are put in place without their ``__init__``."""
+    code = (
+        "import pkgutil, sys, node\n"
+        "for one in pkgutil.walk_packages(node.__path__, 'node.'): __import__(one.name)\n"
+        "import roles.engines.child.engines\n"
+        "assert 'hivemind.dht.node' in sys.modules\n"
+        "print({'torch', 'transformers', 'safetensors'} & set(sys.modules))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "set()"
+
+
 def test_a_node_that_cannot_start(environment):
     assert not imported("--role", "inference", environment=environment) & HEAVY

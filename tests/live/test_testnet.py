@@ -15,6 +15,7 @@ import time
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -106,6 +107,40 @@ def testnet(tmp_path_factory):
             os.killpg(swarm.process.pid, signal.SIGKILL)
 
 
+def memory_maps(pid):
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+def engines(testnet):
+    """Return the processes that compute, forked from the testnet's one fork server."""
+    children = psutil.Process(testnet.process.pid).children()
+    (server,) = (one for one in children if "roles.engines.child.forkserver" in one.cmdline())
+    return [one.pid for one in server.children()]
+
+
+def test_no_daemon_holds_a_tensor(testnet):
+    for name in ("relay-1", "trainer-1", "validator-1", "inference-1"):
+        assert "libtorch" not in memory_maps(testnet.endpoint(name)["pid"])
+    assert all("libtorch" in memory_maps(pid) for pid in engines(testnet))
+
+
+def test_training_goes_on_when_every_engine_is_killed_and_one_hangs(testnet):
+    killed = engines(testnet)
+    assert len(killed) == 6
+    for pid in killed:
+        os.kill(pid, signal.SIGKILL)
+    before = testnet.status("inference-1")["own_rollouts"]["certified"]
+    testnet.advances()
+    assert not set(engines(testnet)) & set(killed)
+    for pid in engines(testnet)[:3]:
+        os.kill(pid, signal.SIGSTOP)
+    testnet.advances()
+    wait_for(
+        lambda: testnet.status("inference-1")["own_rollouts"]["certified"] > before,
+        "certified rollout after its engine came back",
+    )
+
+
 def test_a_second_shell_joins_and_dies_without_harm(testnet, tmp_path):
     text = testnet.output.read_text().replace("\\\n", " ")
     command = re.search(r"join with: (prime-node .*?/p2p/\w+)", text, re.DOTALL).group(1)
@@ -118,6 +153,7 @@ def test_a_second_shell_joins_and_dies_without_harm(testnet, tmp_path):
             lambda: status_at(tmp_path / "joined")["own_rollouts"]["certified"] > 0,
             "certified rollout of the newcomer",
         )
+        assert "libtorch" not in memory_maps(joined.pid)
     finally:
         joined.kill()
         joined.wait()

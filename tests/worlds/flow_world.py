@@ -123,7 +123,8 @@ class Trainer:
     async def load_policy(self, policy: Policy) -> None:
         self._load(policy.path)
 
-    state_bytes_max = 100
+    async def state_bytes_max(self) -> int:
+        return 100
 
     async def load_state(self, path: Path, policy: bytes) -> None:
         if policy != self.states.get(path.name, policy):
@@ -266,12 +267,26 @@ class Policies:
 
 
 class FlowWorld:
-    """A run that has just begun, seen by ``signer``; all validators are live."""
+    """A run that has just begun, seen by ``signer``; all validators are live.
 
-    def __init__(self, directory: Path, name: str, *, begun: bool = True, **sections):
+    ``policy`` is version 0 where real weights are needed.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        name: str,
+        *,
+        begun: bool = True,
+        policy: Policy | None = None,
+        **sections,
+    ):
         sections.setdefault("epochs", {"seconds": 10.0, "record_epochs": 500})
         made = run_manifest(**sections)
-        genesis = made.genesis.model_copy(update={"created_at": round(LoopClock().now())})
+        changes = {"created_at": round(LoopClock().now())}
+        if policy is not None:
+            changes["policy"] = policy.digest.hex()
+        genesis = made.genesis.model_copy(update=changes)
         self.world = World(made.model_copy(update={"genesis": genesis}))
         self.manifest = self.world.manifest
         self.run_id = self.manifest.run_id
@@ -305,7 +320,10 @@ class FlowWorld:
         )
         if begun:
             self.take(self.world.genesis())
-            self.hold(0, b"policy 0")
+            if policy is None:
+                self.hold(0, b"policy 0")
+            else:
+                self.policies.held[0] = policy
         self.task = None
 
     def now(self) -> float:

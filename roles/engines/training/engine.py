@@ -87,9 +87,8 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         self._model: CausalLM | None = None
         self._optimizer: torch.optim.AdamW | None = None
 
-    @property
     @override
-    def state_bytes_max(self) -> int:
+    async def state_bytes_max(self) -> int:
         return checkpoint_bytes_max(self._shapes)
 
     def _packing_model(self, tensors: dict[str, Tensor]) -> CausalLM:

@@ -133,7 +133,7 @@ def test_a_state_is_fetched_only_if_it_can_be_one(tmp_path, state_bytes):
         world.hold(1, b"policy 1")
         world.start()
         await world.rest(5)
-        usable = state_bytes <= world.engine.state_bytes_max
+        usable = state_bytes <= await world.engine.state_bytes_max()
         assert world.engine.loaded == ["published.state" if usable else "v1.safetensors"]
         await world.stop()
 

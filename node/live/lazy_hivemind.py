@@ -1,0 +1,53 @@
+"""hivemind without torch: its packages without what their ``__init__`` would import.
+
+``import hivemind`` imports averaging, experts and optimisers, and with them torch: six seconds and
+200 MB in every daemon, for a control client and a directory that hold no tensor. So the packages
+are put in place without running it, and the names that we and hivemind's own modules take from them
+come from the modules where they are defined. All else of hivemind is as it is.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any
+
+_DEFINED_IN: Mapping[str, Mapping[str, str]] = {
+    "hivemind": {},
+    "hivemind.utils": {
+        "DHTExpiration": "timed_storage",
+        "MSGPackSerializer": "serializer",
+        "SerializerBase": "serializer",
+        "TimedStorage": "timed_storage",
+        "ValueWithExpiration": "timed_storage",
+        "get_dht_time": "timed_storage",
+        "get_logger": "logging",
+    },
+    "hivemind.dht": {"DHTID": "routing", "DHTNode": "node"},
+}
+
+
+def install() -> None:
+    """Put the packages in place, unless hivemind is imported or not installed."""
+    if "hivemind" in sys.modules or importlib.util.find_spec("hivemind") is None:
+        return
+    for name, defined_in in _DEFINED_IN.items():
+        spec = importlib.util.find_spec(name)
+        assert spec is not None
+        package = importlib.util.module_from_spec(spec)
+        package.__dict__["__getattr__"] = _lookup(name, defined_in)
+        sys.modules[name] = package
+        parent, _, own = name.rpartition(".")
+        if parent:
+            setattr(sys.modules[parent], own, package)
+
+
+def _lookup(name: str, defined_in: Mapping[str, str]) -> Callable[[str], Any]:
+    """Return the module function that is asked for names which the package ``name`` lacks."""
+
+    def get(attribute: str) -> Any:
+        if attribute not in defined_in:
+            raise AttributeError(f"{name}.{attribute} is not in use here")
+        return getattr(import_module(f"{name}.{defined_in[attribute]}"), attribute)
+
+    return get
