@@ -23,6 +23,7 @@ from protocol.crypto import Identity, verify
 from protocol.faults import Fault
 from protocol.manifest import SignedManifest
 from protocol.rng import Rng
+from roles.ports.background import Background
 from roles.ports.engines import Engines
 from roles.ports.transport import TransportError
 
@@ -31,14 +32,14 @@ log = structlog.get_logger()
 CACHE_PEERS_SECONDS = 10.0
 
 
-MakeEngines = Callable[[NodeConfig], Engines]
+MakeEngines = Callable[[NodeConfig, Background], Engines]
 
 
-def transformers_engines(config: NodeConfig) -> Engines:
+def transformers_engines(config: NodeConfig, background: Background) -> Engines:
     """Return the engines that compute for real."""
     from roles.engines.factory import TransformersEngines  # noqa: PLC0415 - takes seconds
 
-    return TransformersEngines(config.device)
+    return TransformersEngines(config.device, background, config.data_dir / "task")
 
 
 def run_node(config: NodeConfig, *, make_engines: MakeEngines = transformers_engines) -> int:
@@ -166,23 +167,28 @@ class LiveNode:
             files=PolicyDirectory(self._datadir.weights, self._datadir.genesis, blobs),
             background=background,
         )
-        self._daemon = Daemon(
-            manifest,
-            self._identity,
-            about,
-            ports,
-            self._make_engines(self._config),
-            initial_peers,
-            upload_bytes_per_second=self._config.upload_limit,
-            p2pd_pid=lambda: transport.p2pd_pid,
-        )
-        if self._stopping.is_set():
-            self._daemon.stop()
-        caching = asyncio.create_task(self._cache_peers())
         try:
-            await self._daemon.run()
+            try:
+                self._daemon = Daemon(
+                    manifest,
+                    self._identity,
+                    about,
+                    ports,
+                    self._make_engines(self._config, background),
+                    initial_peers,
+                    upload_bytes_per_second=self._config.upload_limit,
+                    p2pd_pid=lambda: transport.p2pd_pid,
+                )
+            except ValueError as error:
+                raise NodeError(str(error), ExitCode.CONFIG) from None
+            if self._stopping.is_set():
+                self._daemon.stop()
+            caching = asyncio.create_task(self._cache_peers())
+            try:
+                await self._daemon.run()
+            finally:
+                caching.cancel()
         finally:
-            caching.cancel()
             background.close()
             await directory.close()
             store.close()

@@ -25,7 +25,7 @@ from roles.engines.qwen2.policy import (
     tensors_of,
     write_policy,
 )
-from roles.environments.base import SupervisedEnvironment
+from roles.environments.base import SupervisedTask
 
 TARGET_ACCURACY = 0.33
 """Middle of the band 0.25 to 0.40, four deviations of a mean over 512 samples from each end."""
@@ -63,7 +63,7 @@ class _Examples:
 
 
 def cold_start(
-    task: SupervisedEnvironment,
+    task: SupervisedTask,
     section: ModelSection,
     seed: int,
     path: Path,
@@ -116,7 +116,7 @@ def import_pretrained(directory: Path, path: Path, precision: Precision) -> Dige
 
 
 def _examples(
-    task: SupervisedEnvironment, draws: Rng, count: int, length_targets: Sequence[int]
+    task: SupervisedTask, draws: Rng, count: int, length_targets: Sequence[int]
 ) -> _Examples:
     seeds = [draws.bits64() for _ in range(count)]
     pairs = [

@@ -1,9 +1,13 @@
 """The engines that compute for real, made from the run manifest; torch is imported when one is."""
 
+from pathlib import Path
+
 from typing_extensions import override
 
 from protocol.manifest import RunManifest
 from roles.environments.base import environment
+from roles.environments.blocking import InBackground
+from roles.ports.background import Background
 from roles.ports.engines import (
     Engines,
     Environment,
@@ -16,12 +20,22 @@ from roles.ports.engines import (
 class TransformersEngines(Engines):
     """Makes engines on torch and transformers; ``device`` is torch's name of one, or ``auto``."""
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, background: Background, task_data: Path) -> None:
+        """Take ``task_data``, the directory of the run's ``tokenizer`` and data sets."""
         self._requested_device = device
+        self._background = background
+        self._task_data = task_data
 
     @override
     def environment(self, manifest: RunManifest) -> Environment:
-        return environment(manifest.environment.name)
+        name = manifest.environment.name
+        if "/" not in name:
+            return InBackground(environment(name), self._background)
+        from roles.engines.tokenizer import HuggingFaceTokenizer  # noqa: PLC0415 - takes seconds
+        from roles.environments.families import text_task  # noqa: PLC0415 - where a run has one
+
+        tokenizer = HuggingFaceTokenizer(self._task_data / "tokenizer")
+        return text_task(name, self._task_data, tokenizer, self._background)
 
     @override
     def generation(self, manifest: RunManifest) -> GenerationEngine:

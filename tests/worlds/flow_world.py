@@ -10,6 +10,7 @@ from protocol.messages import seal
 from protocol.replica import Replica
 from protocol.statistics import Extremes, Measurement, Sums
 from protocol.types import PeerId, ValidationResult, Version
+from roles.environments.blocking import InBackground
 from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.ports.engines import Generation, Policy, StepMetrics
 from roles.ports.storage import StorageFullError
@@ -27,6 +28,7 @@ class Task:
     """A task that chokes on tokens which do not exist, as real ones do."""
 
     name = "task"
+    vocabulary_size = 32
     vocabulary = tuple(str(index) for index in range(32))
 
     def __init__(self):
@@ -335,6 +337,10 @@ class FlowWorld:
         self.take(signed)
         self.changes.notify()
         return signed
+
+    def asked(self, task: Task) -> InBackground:
+        """Return ``task`` as flows ask it here."""
+        return InBackground(task, self.background)
 
     def run(self, flow) -> None:
         self.task = asyncio.create_task(flow.run())

@@ -27,7 +27,7 @@ TARGETS = {"length_targets": (7, 9), "length_penalty": 0.1, "tokens_max": 8}
 def started(tmp_path, **options):
     world = FlowWorld(tmp_path, "worker 0", **options)
     engine = Engine()
-    return world, engine, InferenceFlow(world.context, engine, Task())
+    return world, engine, InferenceFlow(world.context, engine, world.asked(Task()))
 
 
 def commits(world) -> list[RolloutCommit]:
@@ -295,7 +295,7 @@ def test_what_breaks_pauses_the_worker_and_is_tried_again(tmp_path, where):
         elif where == "load":
             engine.on_load = break_it
         else:
-            flow = InferenceFlow(world.context, engine, task := Task())
+            flow = InferenceFlow(world.context, engine, world.asked(task := Task()))
             task.on_score = break_it
         world.run(flow)
         await world.rest(4)
@@ -317,7 +317,7 @@ def test_the_task_is_asked_in_the_background(tmp_path):
         world, engine, _ = started(tmp_path)
         task = Task()
         asked = task.watch(world.background)
-        world.run(InferenceFlow(world.context, engine, task))
+        world.run(InferenceFlow(world.context, engine, world.asked(task)))
         await world.rest(5)
         assert len(commits(world)) == 2
         assert asked == [True] * 16
@@ -346,7 +346,7 @@ def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
 
     async def scenario():
         world, engine, flow = started(tmp_path)
-        flow = InferenceFlow(world.context, engine, task := Task())
+        flow = InferenceFlow(world.context, engine, world.asked(task := Task()))
         head = world.replica.ledger.head.digest
         bad = assign(world.manifest, head, world.signer.peer_id, 0)[1].problem_seed
 

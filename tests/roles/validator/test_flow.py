@@ -32,7 +32,7 @@ class World(FlowWorld):
         super().__init__(tmp_path, "validator 0", validators=validators, **COMMITTEE | sections)
         self.engine = Engine()
         self.environment = Task()
-        self.flow = ValidatorFlow(self.context, self.engine, self.environment)
+        self.flow = ValidatorFlow(self.context, self.engine, self.asked(self.environment))
         self.others = [one for one in self.world.validators if one is not self.signer]
 
     def commit(self, body=None, signer=None, slot=0, previous=b"", **changes):
