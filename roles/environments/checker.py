@@ -65,10 +65,12 @@ class Checker:
             self._idle.append(jailed)
         return self._judged(reply)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """End the jails that wait for a question; idempotent."""
         while self._idle:
-            self._idle.pop().kill()
+            jailed = self._idle.pop()
+            jailed.kill()
+            await jailed.wait()
 
     async def _start(self) -> Jailed:
         return await self._jail.start(self._program, (), self._limits, lasting=True)

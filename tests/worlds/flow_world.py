@@ -12,7 +12,7 @@ from protocol.statistics import Extremes, Measurement, Sums
 from protocol.types import PeerId, ValidationResult, Version
 from roles.environments.blocking import InBackground
 from roles.flow import ChangeSignal, Conditions, RoleContext
-from roles.ports.engines import Generation, Policy, StepMetrics
+from roles.ports.engines import Generation, Policy, StepMetrics, Unscorable
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError, Release
 from simulations.ports.background import SimBackground
@@ -54,6 +54,23 @@ class Task:
         self.prompt = noted
         self.on_score = lambda _seed: asked.append(background.running)
         return asked
+
+
+class Unsure(InBackground):
+    """A task without a score for answers to the problems in ``unsure``; notes what it was asked."""
+
+    def __init__(self, background):
+        super().__init__(Task(), background)
+        self.unsure: dict[int, None] = {}
+        self.asked: list[int] = []
+
+    async def score_batch(self, answers):
+        self.asked += [answer.seed for answer in answers]
+        scores = await super().score_batch(answers)
+        return [
+            Unscorable("3.2 s of processor time") if answer.seed in self.unsure else score
+            for answer, score in zip(answers, scores, strict=True)
+        ]
 
 
 class Engine:

@@ -3,7 +3,9 @@
 import json
 import shutil
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
@@ -33,10 +35,7 @@ def byte_tokenizer(directory):
 
 def write_rows(path, rows, **options):
     """Write rows, given as dictionaries, to a parquet file."""
-    import pyarrow
-    from pyarrow import parquet
-
-    parquet.write_table(pyarrow.Table.from_pylist(rows), path, **options)
+    parquet.write_table(pa.Table.from_pylist(rows), path, **options)
     return path
 
 

@@ -16,7 +16,7 @@ from roles.inference.flow import (
 from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
-from tests.worlds.flow_world import Engine, FlowWorld, Task
+from tests.worlds.flow_world import Engine, FlowWorld, Task, Unsure
 from tests.worlds.messages import found
 from tests.worlds.network import run_virtual
 
@@ -364,6 +364,33 @@ def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
         world.version(policy=world.policies.held[1].digest)
         await world.rest(PAUSE_EPOCHS_MAX * EPOCH_SECONDS + 2)
         assert {item.version for item in commits(world)} == {1}
+        assert str(world.conditions) == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_rollout_without_a_score_is_not_committed_and_a_newer_version_awaited(tmp_path):
+    """Slots are used in order, and the same slot would end the same way each time."""
+
+    async def scenario():
+        world, engine, _ = started(tmp_path)
+        task = Unsure(world.background)
+        head = world.replica.ledger.head.digest
+        items = assign(world.manifest, head, world.signer.peer_id, 1)
+        task.unsure[items[2].problem_seed] = None
+        world.run(InferenceFlow(world.context, engine, task))
+        await world.rest(5)
+        settle(world, world.network.published[0])
+        await world.rest(20 * EPOCH_SECONDS)
+        assert [item.slot for item in commits(world)] == [0]
+        assert len(engine.tried) == 2, "it was generated again"
+        told = "no score for slot 1, sequence 2: 3.2 s of processor time; waiting for a newer"
+        assert told in str(world.conditions)
+        world.hold(1, b"policy 1")
+        world.version(policy=world.policies.held[1].digest)
+        await world.rest(5)
+        assert [(item.version, item.slot) for item in commits(world)] == [(0, 0), (1, 0), (1, 1)]
         assert str(world.conditions) == ""
         await world.stop()
 

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.assignment import assign
 from protocol.crypto import digest
 from protocol.rollout import RolloutSequence, encode_body
 from roles.trainer.batching import Batching
 from tests.roles.trainer.trainer_world import World
-from tests.worlds.flow_world import ANSWER, END, Task
+from tests.worlds.flow_world import ANSWER, END, Task, Unsure
 from tests.worlds.network import run_virtual
 
 
@@ -329,5 +330,25 @@ def test_a_trainer_that_refills_goes_on_step_after_step(tmp_path):
         assert [item.version for item in world.published] == list(range(1, 10))
         assert {len(item.batch) for item in world.published} <= {4, 5}
         await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_rollout_without_a_score_is_left_out_and_asked_about_once(tmp_path):
+    async def scenario():
+        grpo = {"rollouts_per_step": 2, "rollouts_ahead": 9}
+        world = World(tmp_path, grpo=grpo)
+        commits = [world.rollout(worker=n) for n in range(2)]
+        task = Unsure(world.background)
+        batching = Batching(world.context, world.engine, task)
+        head = world.replica.ledger.checkpoint(0).digest
+        seed = assign(world.manifest, head, commits[0].signer, 0)[0].problem_seed
+        task.unsure[seed] = None
+        assert await batching.next(0, b"policy") is None
+        assert await batching.next(0, b"policy") is None
+        assert task.asked.count(seed) == 2, "two sequences of one prompt, once"
+        third = world.rollout(worker=2)
+        batch = await batching.next(0, b"policy")
+        assert set(batch.commits) == {commits[1].digest, third.digest}
 
     run_virtual(scenario())
