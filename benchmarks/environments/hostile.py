@@ -33,8 +33,20 @@ from roles.environments.math import Math
 from roles.environments.text import TextTask
 from roles.ports.engines import Score, Unscorable
 
-BLOCKED_SECONDS_MAX = 0.05
+LATE_SECONDS_MAX = 0.05
+"""Beyond what a process that does nothing else is late on the same machine at the same time."""
+
 _BEAT_SECONDS = 0.005
+
+_CONTROL = f"""
+import select, sys, time
+late = 0.0
+while not select.select([sys.stdin], [], [], 0)[0]:
+    due = time.monotonic() + {_BEAT_SECONDS}
+    time.sleep({_BEAT_SECONDS})
+    late = max(late, time.monotonic() - due)
+print(late)
+"""
 
 PROGRAMS = {
     "fork bomb": "import os\nwhile True:\n    os.fork()",
@@ -204,8 +216,9 @@ class Report:
     completions: int
     scorers: int
     seconds: float = 0.0
-    blocked_seconds_max: float = 0.0
+    late_seconds_max: float = 0.0
     late_seconds_p999: float = 0.0
+    control_late_seconds_max: float = 0.0
     disagreements: list[str] = field(default_factory=list)
     touched: list[str] = field(default_factory=list)
     scores: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -213,8 +226,8 @@ class Report:
     @property
     def harmless(self) -> bool:
         """Tell whether nobody was hurt."""
-        fast = self.blocked_seconds_max <= BLOCKED_SECONDS_MAX
-        return fast and not self.disagreements and not self.touched
+        own = self.late_seconds_max - self.control_late_seconds_max
+        return own <= LATE_SECONDS_MAX and not self.disagreements and not self.touched
 
 
 def completions(count: int, outside: Outside, *, slow_every: int = 4) -> list[Hostile]:
@@ -330,6 +343,9 @@ async def attack(items: Sequence[Hostile], scorers: int) -> Report:
     """Have all completions scored by each of so many scorers at once."""
     report = Report(len(items), scorers)
     machines = [Scorer() for _ in range(scorers)]
+    control = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _CONTROL, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
     pulse = Pulse()
     beating = asyncio.create_task(pulse.beat())
     started_at = time.monotonic()
@@ -340,8 +356,10 @@ async def attack(items: Sequence[Hostile], scorers: int) -> Report:
         for machine in machines:
             await machine.close()
     report.seconds = round(time.monotonic() - started_at, 1)
+    told, _ = await control.communicate(b"end\n")
+    report.control_late_seconds_max = round(float(told), 4)
     late = sorted(pulse.late_seconds)
-    report.blocked_seconds_max = round(late[-1], 4)
+    report.late_seconds_max = round(late[-1], 4)
     report.late_seconds_p999 = round(late[len(late) * 999 // 1000], 4)
     tallies: dict[str, Counter[str]] = {}
     for item, scores in zip(items, zip(*found, strict=True), strict=True):
@@ -404,7 +422,8 @@ def main() -> None:
         for kind, tally in report.scores.items():
             print(f"{kind:32}", tally)
         print(f"{report.completions} completions, {report.scorers} scorers, {report.seconds} s")
-        print(f"event loop held up for {report.blocked_seconds_max} s at most")
+        own, control = report.late_seconds_max, report.control_late_seconds_max
+        print(f"event loop at most {own} s late, a process that does nothing {control} s")
         print("different scores:", report.disagreements or "none")
         print("touched outside:", report.touched or "nothing")
     sys.exit(not report.harmless)

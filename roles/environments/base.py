@@ -33,7 +33,8 @@ class SupervisedTask(BlockingTask, Protocol):
 def environment(name: str) -> BlockingTask:
     """Return the task called ``name``; raises ``ValueError`` that lists the names for another."""
     if name not in ENVIRONMENTS:
-        raise ValueError(f"no environment {name!r}; there are {', '.join(sorted(ENVIRONMENTS))}")
+        known = ", ".join(sorted(ENVIRONMENTS))
+        raise ValueError(f"no environment {name!r}; over characters there are {known}")
     module, _, attribute = ENVIRONMENTS[name].partition(":")
     return cast("BlockingTask", getattr(import_module(module), attribute)())
 

@@ -33,4 +33,5 @@ def text_task(name: str, directory: Path, tokenizer: Tokenizer, background: Back
             checker = Checker("reasoning")
             return ReasoningGym(name, dataset, tokenizer, background, checker)
         case _:
-            raise ValueError(f"no environment {name!r}")
+            families = "code/…, math/… and reasoning-gym/…"
+            raise ValueError(f"no environment {name!r}; in text there are {families}")

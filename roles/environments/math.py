@@ -10,12 +10,15 @@ from typing_extensions import override
 
 from roles.environments.blocking import in_background
 from roles.environments.checker import Checker
-from roles.environments.text import TextTask, row_of
+from roles.environments.text import TextTask, require, row_of
 from roles.ports.background import Background
 from roles.ports.engines import Score, Unscorable
 from roles.ports.text import Rows, Tokenizer
 
 COLUMNS = ("prompt", "answer")
+
+VERSION = "0.9.0"
+"""Of math-verify: another one may understand other answers."""
 
 ANSWER_CHARACTERS_MAX = 4000
 """From the end, where an answer stands. What looks for it takes long on more; a guess."""
@@ -27,7 +30,9 @@ class Math(TextTask):
     def __init__(
         self, name: str, rows: Rows, tokenizer: Tokenizer, background: Background, checker: Checker
     ) -> None:
+        """Raise ``ValueError`` when another version of math-verify is installed."""
         super().__init__(name, tokenizer, background)
+        require("math-verify", VERSION, name)
         self._rows = rows
         self._checker = checker
 

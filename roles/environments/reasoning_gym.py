@@ -3,13 +3,11 @@
 Another version of the library may generate other problems, so the one version is required.
 """
 
-from importlib.metadata import PackageNotFoundError, version
-
 from typing_extensions import override
 
 from protocol.crypto import digest
 from roles.environments.checker import Checker
-from roles.environments.text import TextTask
+from roles.environments.text import TextTask, require
 from roles.ports.background import Background
 from roles.ports.engines import Score, Unscorable
 from roles.ports.text import Tokenizer
@@ -76,12 +74,7 @@ class ReasoningGym(TextTask):
         super().__init__(name, tokenizer, background)
         if dataset not in ADMITTED:
             raise ValueError(f"{dataset!r} is none of {', '.join(ADMITTED)}")
-        try:
-            installed = version("reasoning-gym")
-        except PackageNotFoundError:
-            installed = "none"
-        if installed != VERSION:
-            raise ValueError(f"{name} needs reasoning-gym {VERSION}, installed: {installed}")
+        require("reasoning-gym", VERSION, name)
         self._dataset = dataset
         self._checker = checker
 

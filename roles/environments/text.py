@@ -6,6 +6,7 @@ Somebody else's data and a model's text are met here, so each is bounded before 
 import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
 
 from typing_extensions import override
 
@@ -68,6 +69,16 @@ class TextTask(Environment, ABC):
         except ExceptionGroup as errors:
             raise EngineError.of(errors.exceptions[0]) from None
         return [grade.result() for grade in grades]
+
+
+def require(package: str, required: str, name: str) -> None:
+    """Raise ``ValueError`` unless this version is installed: others may score otherwise."""
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        installed = "none"
+    if installed != required:
+        raise ValueError(f"{name} needs {package} {required}, installed: {installed}")
 
 
 def row_of(name: str, seed: int, count: int) -> int:
