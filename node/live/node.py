@@ -129,7 +129,6 @@ class LiveNode:
         initial_peers: list[str],
     ) -> None:
         from node.context import Ports  # noqa: PLC0415
-        from node.daemon import Daemon  # noqa: PLC0415
         from node.live.background import ThreadBackground  # noqa: PLC0415
         from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
         from node.local.hardware import probe_hardware  # noqa: PLC0415
@@ -168,19 +167,7 @@ class LiveNode:
             background=background,
         )
         try:
-            try:
-                self._daemon = Daemon(
-                    manifest,
-                    self._identity,
-                    about,
-                    ports,
-                    self._make_engines(self._config, background),
-                    initial_peers,
-                    upload_bytes_per_second=self._config.upload_limit,
-                    p2pd_pid=lambda: transport.p2pd_pid,
-                )
-            except ValueError as error:
-                raise NodeError(str(error), ExitCode.CONFIG) from None
+            self._daemon = self._make_daemon(manifest, about, ports, initial_peers)
             if self._stopping.is_set():
                 self._daemon.stop()
             caching = asyncio.create_task(self._cache_peers())
@@ -192,6 +179,25 @@ class LiveNode:
             background.close()
             await directory.close()
             store.close()
+
+    def _make_daemon(
+        self, manifest: SignedManifest, about: Any, ports: Any, initial_peers: list[str]
+    ) -> Any:
+        from node.daemon import Daemon  # noqa: PLC0415
+
+        try:
+            return Daemon(
+                manifest,
+                self._identity,
+                about,
+                ports,
+                self._make_engines(self._config, ports.background),
+                initial_peers,
+                upload_bytes_per_second=self._config.upload_limit,
+                p2pd_pid=lambda: ports.transport.p2pd_pid,
+            )
+        except ValueError as error:  # such as a task that needs what is not here
+            raise NodeError(str(error), ExitCode.CONFIG) from None
 
     async def _find_run(self, transport: Any) -> SignedManifest:
         """Ask peers which run they are in, check it, show it and pin it; tries until one says."""

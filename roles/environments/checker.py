@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import roles
-from roles.environments.jail import Jail, Jailed, Limits, Use
+from roles.environments.jail import Jail, Jailed
 from roles.environments.jailed.serve import LENGTH_BYTES, REPLY_BYTES_MAX
+from roles.environments.limits import Limits, Use
 from roles.ports.engines import Unscorable
 
 LIMITS = Limits(

@@ -17,8 +17,9 @@ from typing_extensions import override
 
 from protocol.crypto import digest
 from roles.environments.blocking import in_background
-from roles.environments.jail import Ended, Jail, Limits, Use
+from roles.environments.jail import Jail
 from roles.environments.jailed.serve import READY
+from roles.environments.limits import Ended, Limits, Use
 from roles.environments.text import TextTask, row_of
 from roles.ports.background import Background
 from roles.ports.engines import Score, Unscorable

@@ -9,7 +9,8 @@ import time
 import pytest
 
 from roles.environments import jail as jails
-from roles.environments.jail import Jail, Limits, NoJailError, Use
+from roles.environments.jail import Jail, NoJailError
+from roles.environments.limits import Limits, Use
 from roles.ports.engines import EngineError, Unscorable
 from tests.worlds.text import needs_jail
 
@@ -162,7 +163,8 @@ async def test_memory_of_the_largest_process_is_counted_and_limited(jail):
 def test_a_jail_ends_with_the_process_that_made_it():
     script = f"""
         import asyncio
-        from roles.environments.jail import Jail, Limits
+        from roles.environments.jail import Jail
+        from roles.environments.limits import Limits
         async def main():
             jail = Jail(libraries=False)
             limits = Limits(1, 1, 1 << 26, 1 << 27, 99, 1000)
