@@ -58,7 +58,8 @@ RELAY_HEARTBEATS = 0.05
 class Daemon:
     """One node; ``run`` ends after ``stop``, or with the error of whatever failed.
 
-    ``initial_peers`` are the addresses to join through.
+    ``initial_peers`` are the addresses to join through. Raises ``ValueError`` when this machine
+    cannot run the task that its roles ask.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class Daemon:
         self._manifest = manifest.manifest
         self._about = about
         self._engines = engines
+        computes = set(about.roles) - {Role.RELAY}
+        self._environment = engines.environment(self._manifest) if computes else None
         self._stop = asyncio.Event()
         replica = Replica(self._manifest, verifier, opened)
         self._peers = PeerTable(
@@ -220,7 +223,9 @@ class Daemon:
             "bodies": self._bodies.run(),
             "evidence": self._network.publish_evidence(),
         }
-        context, environment = self._role_context(), self._engines.environment(self._manifest)
+        context, environment = self._role_context(), self._environment
+        if environment is None:
+            return services
         if Role.INFERENCE in self._about.roles:
             generation = self._engines.generation(self._manifest)
             services["inference"] = InferenceFlow(context, generation, environment).run()

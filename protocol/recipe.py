@@ -33,6 +33,14 @@ Seconds = Annotated[float, Field(gt=0, le=86_400)]
 Rate = Annotated[float, Field(gt=0, le=1)]
 Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
+TaskName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=64,
+        pattern=r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)?$",
+    ),
+]
 HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -113,9 +121,9 @@ class ModelSection(Section):
 
 
 class EnvironmentSection(Section):
-    """The task."""
+    """The task; one over a data set names it behind a slash."""
 
-    name: Name
+    name: TaskName
 
 
 class SamplingSection(Section):

@@ -30,8 +30,16 @@ from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.workbench import Bench, honest_pairs
 from roles.engines.cold_start import cold_start
 from roles.environments.base import environment, supervised
-from roles.ports.engines import GenerationEngine, GenerationRequest, Policy, VerificationRequest
+from roles.environments.blocking import InBackground
+from roles.ports.engines import (
+    Answer,
+    GenerationEngine,
+    GenerationRequest,
+    Policy,
+    VerificationRequest,
+)
 from simulations.adversaries.adaptive import AdaptiveGeneration, RememberedProblems
+from simulations.ports.background import SimBackground
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
 WORKER, CREATOR = Identity(bytes(32)), Identity(bytes([1] * 32))
@@ -57,7 +65,7 @@ class Outcome:
 async def measure(task: str, precision: str, rollouts: int) -> list[Outcome]:
     """Return the outcomes of an honest worker and of two that cheat."""
     recipe = recipe_for(task, precision)
-    problems = RememberedProblems(environment(task))
+    problems = RememberedProblems(InBackground(environment(task), SimBackground()))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "policy"
         started = cold_start(supervised(environment(task)), recipe.model, 0, path)
@@ -103,7 +111,7 @@ async def work(
         assigned = assign(manifest, digest(b"checkpoint"), WORKER.peer_id, slot)
         requests = [
             GenerationRequest(
-                task.prompt(item.problem_seed, item.length_target),
+                await task.prompt(item.problem_seed, item.length_target),
                 item.noise_seed,
                 manifest.sampling.tokens_max,
             )
@@ -116,10 +124,12 @@ async def work(
         ]
         measured = await verification.measure(Version(0), claims, manifest.sampling.temperature)
         finding = decide(manifest, measured, history)
-        scores = [
-            task.score(one.problem_seed, item.tokens)
-            for one, item in zip(assigned, made, strict=True)
-        ]
+        scores = await task.score_batch(
+            [
+                Answer(one.problem_seed, item.tokens)
+                for one, item in zip(assigned, made, strict=True)
+            ]
+        )
         rewards.append(sum(scores) / len(scores) if finding.accept else 0.0)
         reasons.append(finding.reason)
         if finding.reason == "history":

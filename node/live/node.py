@@ -23,6 +23,7 @@ from protocol.crypto import Identity, verify
 from protocol.faults import Fault
 from protocol.manifest import SignedManifest
 from protocol.rng import Rng
+from roles.ports.background import Background
 from roles.ports.engines import Engines
 from roles.ports.transport import TransportError
 
@@ -31,16 +32,21 @@ log = structlog.get_logger()
 CACHE_PEERS_SECONDS = 10.0
 
 
-MakeEngines = Callable[[NodeConfig], Engines]
+MakeEngines = Callable[[NodeConfig, Background], Engines]
 
 
-def live_engines(config: NodeConfig) -> Engines:
+def live_engines(config: NodeConfig, background: Background) -> Engines:
     """Return engines that compute for real, in processes of their own."""
     from roles.engines.child.engines import ChildEngines  # noqa: PLC0415 - not for a relay's start
     from roles.engines.child.process import EngineProcesses  # noqa: PLC0415 - the same
 
-    processes = EngineProcesses(config.engine_python, config.engine_server)
-    return ChildEngines(processes, config.device, memory_bytes_max=config.engine_memory)
+    return ChildEngines(
+        EngineProcesses(config.engine_python, config.engine_server),
+        background,
+        config.data_dir / "task",
+        config.device,
+        memory_bytes_max=config.engine_memory,
+    )
 
 
 def run_node(config: NodeConfig, *, make_engines: MakeEngines = live_engines) -> int:
@@ -127,7 +133,6 @@ class LiveNode:
         initial_peers: list[str],
     ) -> None:
         from node.context import Ports  # noqa: PLC0415
-        from node.daemon import Daemon  # noqa: PLC0415
         from node.live.background import ThreadBackground  # noqa: PLC0415
         from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
         from node.local.hardware import probe_hardware  # noqa: PLC0415
@@ -165,26 +170,38 @@ class LiveNode:
             files=PolicyDirectory(self._datadir.weights, self._datadir.genesis, blobs),
             background=background,
         )
-        self._daemon = Daemon(
-            manifest,
-            self._identity,
-            about,
-            ports,
-            self._make_engines(self._config),
-            initial_peers,
-            upload_bytes_per_second=self._config.upload_limit,
-            p2pd_pid=lambda: transport.p2pd_pid,
-        )
-        if self._stopping.is_set():
-            self._daemon.stop()
-        caching = asyncio.create_task(self._cache_peers())
         try:
-            await self._daemon.run()
+            self._daemon = self._make_daemon(manifest, about, ports, initial_peers)
+            if self._stopping.is_set():
+                self._daemon.stop()
+            caching = asyncio.create_task(self._cache_peers())
+            try:
+                await self._daemon.run()
+            finally:
+                caching.cancel()
         finally:
-            caching.cancel()
             background.close()
             await directory.close()
             store.close()
+
+    def _make_daemon(
+        self, manifest: SignedManifest, about: Any, ports: Any, initial_peers: list[str]
+    ) -> Any:
+        from node.daemon import Daemon  # noqa: PLC0415
+
+        try:
+            return Daemon(
+                manifest,
+                self._identity,
+                about,
+                ports,
+                self._make_engines(self._config, ports.background),
+                initial_peers,
+                upload_bytes_per_second=self._config.upload_limit,
+                p2pd_pid=lambda: ports.transport.p2pd_pid,
+            )
+        except ValueError as error:  # such as a task that needs what is not here
+            raise NodeError(str(error), ExitCode.CONFIG) from None
 
     async def _find_run(self, transport: Any) -> SignedManifest:
         """Ask peers which run they are in, check it, show it and pin it; tries until one says."""

@@ -38,7 +38,7 @@ def dishonest(kind: str) -> MakeEngines:
     Raises ``ValueError`` when no such behaviour is registered.
     """
     behaviour = _load_behaviour(kind)
-    return lambda config: behaviour(live_engines(config))
+    return lambda config, background: behaviour(live_engines(config, background))
 
 
 def _load_behaviour(kind: str) -> Callable[[Engines], Engines]:

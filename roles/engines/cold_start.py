@@ -20,7 +20,7 @@ from roles.engines.architectures.architecture import CausalLM
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.policy import DTYPES, Precision, write_policy
-from roles.environments.base import SupervisedEnvironment
+from roles.environments.base import SupervisedTask
 
 TARGET_ACCURACY = 0.33
 """Middle of the band 0.25 to 0.40, four deviations of a mean over 512 samples from each end."""
@@ -58,7 +58,7 @@ class _Examples:
 
 
 def cold_start(
-    task: SupervisedEnvironment,
+    task: SupervisedTask,
     section: ModelSection,
     seed: int,
     path: Path,
@@ -103,7 +103,7 @@ def cold_start(
 
 
 def _examples(
-    task: SupervisedEnvironment, draws: Rng, count: int, length_targets: Sequence[int]
+    task: SupervisedTask, draws: Rng, count: int, length_targets: Sequence[int]
 ) -> _Examples:
     seeds = [draws.bits64() for _ in range(count)]
     pairs = [

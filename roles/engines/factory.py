@@ -4,13 +4,8 @@ They compute in the process that makes them: an engine process, a benchmark or a
 has ``roles.engines.child.engines``, which talk to such processes.
 """
 
-from typing_extensions import override
-
 from protocol.manifest import RunManifest
-from roles.environments.base import environment
 from roles.ports.engines import (
-    Engines,
-    Environment,
     GenerationEngine,
     TrainingEngine,
     VerificationEngine,
@@ -29,26 +24,22 @@ def policies_kept(manifest: RunManifest) -> int:
     return manifest.grpo.async_level + 2
 
 
-class TransformersEngines(Engines):
+class TransformersEngines:
     """Makes engines on torch and transformers; ``device`` is torch's name of one, or ``auto``."""
 
     def __init__(self, device: str) -> None:
         self._requested_device = device
 
-    @override
-    def environment(self, manifest: RunManifest) -> Environment:
-        return environment(manifest.environment.name)
-
-    @override
     def generation(self, manifest: RunManifest) -> GenerationEngine:
+        """Return an engine for an inference node."""
         from roles.engines.builtin.generation import (  # noqa: PLC0415 - torch takes seconds
             TransformersGenerationEngine,
         )
 
         return TransformersGenerationEngine(manifest.model, manifest.toploc, device=self._device())
 
-    @override
     def verification(self, manifest: RunManifest) -> VerificationEngine:
+        """Return an engine for a validator."""
         from roles.engines.builtin.verification import (  # noqa: PLC0415 - torch takes seconds
             TransformersVerificationEngine,
         )
@@ -60,8 +51,8 @@ class TransformersEngines(Engines):
             policies_kept=policies_kept(manifest),
         )
 
-    @override
     def training(self, manifest: RunManifest) -> TrainingEngine:
+        """Return an engine for a trainer."""
         from roles.engines.training.engine import TorchTrainingEngine  # noqa: PLC0415 - torch takes seconds
 
         return TorchTrainingEngine(

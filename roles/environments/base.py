@@ -8,7 +8,7 @@ from typing import Protocol, cast
 from typing_extensions import override
 
 from protocol.crypto import digest
-from roles.ports.engines import Environment
+from roles.environments.blocking import BlockingTask
 
 PADDING = 0
 END = 1
@@ -23,29 +23,30 @@ ENVIRONMENTS = {
 """Name in the manifest -> ``module:class``, imported when first asked for: tasks may be heavy."""
 
 
-class SupervisedEnvironment(Environment, Protocol):
+class SupervisedTask(BlockingTask, Protocol):
     """A task whose one right completion is known, for the cold start of a run alone."""
 
     def solution(self, seed: int) -> tuple[int, ...]:
         """Return the completion of problem ``seed`` that scores 1, the end token included."""
 
 
-def environment(name: str) -> Environment:
+def environment(name: str) -> BlockingTask:
     """Return the task called ``name``; raises ``ValueError`` that lists the names for another."""
     if name not in ENVIRONMENTS:
-        raise ValueError(f"no environment {name!r}; there are {', '.join(sorted(ENVIRONMENTS))}")
+        known = ", ".join(sorted(ENVIRONMENTS))
+        raise ValueError(f"no environment {name!r}; over characters there are {known}")
     module, _, attribute = ENVIRONMENTS[name].partition(":")
-    return cast("Environment", getattr(import_module(module), attribute)())
+    return cast("BlockingTask", getattr(import_module(module), attribute)())
 
 
-def supervised(task: Environment) -> SupervisedEnvironment:
+def supervised(task: BlockingTask) -> SupervisedTask:
     """Return ``task`` as one that knows its solutions; raises ``ValueError`` when it does not."""
     if not hasattr(task, "solution"):
         raise ValueError(f"environment {task.name!r} knows no solutions to learn from")
-    return cast("SupervisedEnvironment", task)
+    return cast("SupervisedTask", task)
 
 
-class CharacterTask(SupervisedEnvironment, ABC):
+class CharacterTask(SupervisedTask, ABC):
     """A task over single characters: token ``i + 2`` is ``characters[i]``.
 
     Its one right answer, followed by the end token, earns the reward 1, and nothing else does. Its
@@ -56,9 +57,11 @@ class CharacterTask(SupervisedEnvironment, ABC):
     name: str
     characters: str
 
+    vocabulary_size = VOCABULARY_SIZE
+
     @property
-    @override
     def vocabulary(self) -> Sequence[str]:
+        """The characters of the tokens; 0 is padding, 1 is the end token."""
         used = ("<pad>", "<end>", *self.characters)
         return used + tuple(f"<unused{index}>" for index in range(len(used), VOCABULARY_SIZE))
 

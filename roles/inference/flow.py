@@ -19,6 +19,7 @@ from roles.ports.engines import (
     GenerationEngine,
     GenerationRequest,
     Policy,
+    Unscorable,
 )
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from roles.ports.swarm import RefusedError
@@ -42,9 +43,11 @@ class InferenceFlow:
     ) -> None:
         self._context = context
         self._engine = engine
-        self._task = Task(context, environment)
+        self._task = Task(context.manifest, environment)
         self._failures = Failures(context, "inference")
         self._loaded: Digest | None = None
+        self._unscorable: tuple[Digest, str] | None = None
+        """The checkpoint whose next slot of ours holds an answer without a score, and why."""
         self._announced_at: dict[Digest, float] = {}
 
     async def run(self) -> None:
@@ -96,16 +99,18 @@ class InferenceFlow:
         context = self._context
         ledger = context.replica.ledger
         policy = context.policies.newest()
+        checkpoint = None if policy is None else ledger.checkpoint(policy.version)
         wanted = (
             policy is not None
+            and checkpoint is not None
             and context.network.synchronised  # else we could use a slot of before a restart again
             and policy.version >= ledger.version - context.manifest.grpo.async_level
-            and ledger.checkpoint(policy.version) is not None
             and ledger.in_flight(context.peer_id) < OWN_COMMITS_IN_FLIGHT_MAX
             and not ledger.slashed(context.peer_id)
             and ledger.demand()
             and self._can_be_checked()
             and self._slots_are_known(policy)
+            and self._has_scores(checkpoint.digest)
         )
         return policy if wanted else None
 
@@ -114,6 +119,19 @@ class InferenceFlow:
         if not self._context.network.may_have_used(policy.version):
             return True
         self._context.conditions.set("inference", "our disk was lost; waiting for a newer version")
+        return False
+
+    def _has_scores(self, checkpoint: Digest) -> bool:
+        """Tell whether our next slot of a checkpoint is not one that has no score.
+
+        It would end the same way each time: problem and noise follow from the slot. Slots are used
+        in order, else workers would pass over those they dislike, and a commit without a score
+        would only expire. So a newer version is awaited; what is lost are our later slots of one.
+        """
+        if self._unscorable is None or self._unscorable[0] != checkpoint:
+            return True
+        reason = f"no score for {self._unscorable[1]}; waiting for a newer version"
+        self._context.conditions.set("inference", reason)
         return False
 
     def _can_be_checked(self) -> bool:
@@ -149,6 +167,12 @@ class InferenceFlow:
         ]
         generations = await self._engine.generate(requests, manifest.sampling.temperature)
         rewards = await self._task.rewards(assignments, [item.tokens for item in generations])
+        if isinstance(rewards, Unscorable):
+            self._unscorable = checkpoint.digest, f"slot {slot}, {rewards.reason}"
+            log.warning(
+                "rollout not committed", version=policy.version, slot=slot, reason=rewards.reason
+            )
+            return
         body = encode_body(
             [
                 RolloutSequence(item.tokens, item.logprobs, own, item.proofs)

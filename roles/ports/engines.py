@@ -1,6 +1,6 @@
 """Compute: what generates, verifies and learns, and the task that scores.
 
-Every method of an engine raises ``EngineError`` when something breaks inside it.
+Every method of an engine and of a task raises ``EngineError`` when something breaks inside it.
 """
 
 from collections.abc import Sequence
@@ -183,11 +183,35 @@ class TrainingEngine(Protocol):
         """Decode greedily (for reports; never part of the protocol)."""
 
 
-class Environment(Protocol):
-    """A task: the same seed gives the same prompt and the same reward on every machine.
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A completion, of tokens that the run's model has, for the problem of a 64-bit seed."""
 
-    It is asked in one thread at a time, beside the event loop. What it raises is a failure of this
-    machine and never a verdict: an answer that cannot be understood scores 0.
+    seed: int
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Unscorable:
+    """What has no score, because honest machines may differ in it, and why.
+
+    Such as an answer whose check takes longer than a soft limit and less than a hard one: where the
+    hard one ends it, on a slower machine, its score is 0.
+    """
+
+    reason: str
+
+
+Score = float | Unscorable
+"""What a task gives an answer: from 0 to 1, or nothing that others could rely on."""
+
+
+class Environment(Protocol):
+    """A task: the same seed gives the same prompt and the same scores on every machine.
+
+    What it raises is a failure of this machine and never a verdict: an answer that cannot be
+    understood scores 0, and one about which machines may differ is ``Unscorable``. It never holds
+    up the event loop: what blocks or comes from a model runs elsewhere.
     """
 
     @property
@@ -195,18 +219,18 @@ class Environment(Protocol):
         """The name that manifests use."""
 
     @property
-    def vocabulary(self) -> Sequence[str]:
-        """The characters of its tokenizer; index is token id, 0 is padding, 1 is the end token."""
+    def vocabulary_size(self) -> int:
+        """How many tokens it knows; their ids are below it."""
 
-    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+    async def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
         """Return the prompt tokens of problem ``seed`` (64 bits).
 
         It tells the model how long the completion should become, if there is a target: the length
         counts in the reward, and nobody learns to meet what it cannot know.
         """
 
-    def score(self, seed: int, completion: Sequence[int]) -> float:
-        """Return what the task gives completion tokens for problem ``seed``, in [0, 1]."""
+    async def score_batch(self, answers: Sequence[Answer]) -> list[Score]:
+        """Return what the task gives each answer, in order."""
 
 
 class Engines(Protocol):

@@ -25,7 +25,13 @@ from protocol.ledger.commits import Entry
 from protocol.rollout import REWARD_SCALE
 from protocol.types import Digest
 from roles.flow import RoleContext
-from roles.ports.engines import EngineError, Environment, TrainingEngine, TrainingSequence
+from roles.ports.engines import (
+    EngineError,
+    Environment,
+    TrainingEngine,
+    TrainingSequence,
+    Unscorable,
+)
 from roles.task import Task
 
 log = structlog.get_logger()
@@ -56,9 +62,11 @@ class Batching:
         self._context = context
         self._engine = engine
         self._recomputes = context.manifest.model.dtype != "fp32"
-        self._task = Task(context, environment)
+        self._task = Task(context.manifest, environment)
         self._used: dict[Digest, None] = {}
         self._misses: Counter[Digest] = Counter()
+        self._unscorable: dict[Digest, None] = {}
+        """Commits that the task has no score for here."""
         self._read: _Drawn = {}
         """What was drawn while the batch was not complete."""
         self._broken: EngineError | None = None
@@ -130,10 +138,12 @@ class Batching:
         ledger = self._context.replica.ledger
         oldest = version - self._context.manifest.grpo.async_level
         self._misses = Counter({k: n for k, n in self._misses.items() if k in ledger.entries})
+        self._unscorable = {key: None for key in self._unscorable if key in ledger.entries}
         candidates = {
             entry.commit.digest: entry
             for entry in ledger.usable()
             if entry.commit.digest not in self._used
+            and entry.commit.digest not in self._unscorable
             and oldest <= entry.commit.message.version
             and self._can_be_recomputed(entry)
         }
@@ -181,6 +191,10 @@ class Batching:
             return None  # a committee may have certified what the model cannot compute
         prompts = await self._task.prompts(assignments)
         rewards = await self._task.rewards(assignments, [item.tokens for item in sequences])
+        if isinstance(rewards, Unscorable):
+            self._unscorable[entry.commit.digest] = None
+            log.warning("left out", commit=entry.commit.digest.hex()[:12], reason=rewards.reason)
+            return None
         return [
             TrainingSequence(
                 item.group, prompt, claimed.tokens, claimed.logprobs, earned / REWARD_SCALE

@@ -8,7 +8,13 @@ from protocol.messages import RolloutCommit, Signed
 from protocol.rollout import RolloutSequence
 from protocol.types import Digest, Version
 from roles.flow import RoleContext
-from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
+from roles.ports.engines import (
+    Environment,
+    Policy,
+    Unscorable,
+    VerificationEngine,
+    VerificationRequest,
+)
 from roles.task import Task
 
 log = structlog.get_logger()
@@ -22,7 +28,7 @@ class Examination:
     ) -> None:
         self._context = context
         self._engine = engine
-        self._task = Task(context, environment)
+        self._task = Task(context.manifest, environment)
         self._loaded: dict[int, Digest] = {}
         """The policies that the engine has, the one that it was given last at the end."""
 
@@ -33,10 +39,13 @@ class Examination:
             return None
         return self._context.policies.get(commit.message.version)
 
-    async def examine(self, commit: Signed[RolloutCommit], body: bytes) -> Finding | None:
+    async def examine(
+        self, commit: Signed[RolloutCommit], body: bytes
+    ) -> Finding | Unscorable | None:
         """Judge a body; None when it cannot be judged here and now, which is no fault of it.
 
-        Raises ``EngineError`` when the engine or the task breaks.
+        ``Unscorable`` when the task has no score for it. Raises ``EngineError`` when the engine or
+        the task breaks.
         """
         manifest = self._context.manifest
         sequences = read_body(manifest, commit.message, body)
@@ -46,6 +55,8 @@ class Examination:
             manifest, Digest(commit.message.checkpoint), commit.signer, commit.message.slot
         )
         rewards = await self._task.rewards(assignments, [item.tokens for item in sequences])
+        if isinstance(rewards, Unscorable):
+            return rewards
         finding = check_claims(manifest, commit.message, sequences, rewards)
         if finding is not None:
             return finding

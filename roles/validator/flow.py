@@ -16,7 +16,7 @@ from protocol.messages import RolloutCommit, Signed, Verdict
 from protocol.types import Digest, PeerId, Topic
 from roles.failures import Failures, pause_epochs
 from roles.flow import RoleContext
-from roles.ports.engines import EngineError, Environment, VerificationEngine
+from roles.ports.engines import EngineError, Environment, Unscorable, VerificationEngine
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.validator.examination import Examination
@@ -46,6 +46,8 @@ class ValidatorFlow:
         self._retry_at: dict[Digest, float] = {}
         self._failed: Counter[Digest] = Counter()
         """How often a check failed for a reason of ours, by the commit."""
+        self._unscorable: dict[Digest, None] = {}
+        """Commits of rollouts that we give no verdict on."""
         self._failures = Failures(context, "validator")
         self._delivered: dict[Digest, dict[PeerId, None]] = {}
         self._sending: dict[tuple[Digest, PeerId], asyncio.Task[None]] = {}
@@ -78,7 +80,7 @@ class ValidatorFlow:
     def _forget(self) -> None:
         entries = self._context.replica.ledger.entries
         tables = self._retry_at, self._delivered, self._decided_at, self._attempts, self._failed
-        for table in (*tables, self._for_others):
+        for table in (*tables, self._for_others, self._unscorable):
             for commit in [key for key in table if key not in entries]:
                 del table[commit]
         waiting = (entries[commit].state is CommitState.COMMITTED for commit in self._failed)
@@ -112,10 +114,10 @@ class ValidatorFlow:
         wide = self._escalated(entry, committee)
         members = committee.escalated if wide else committee.first
         verdict = context.replica.tally(entry.commit.digest).verdicts.get(context.peer_id)
-        if verdict is None and context.peer_id in members:
-            self._start_check(entry, members)
-        elif verdict is not None:
+        if verdict is not None:
             self._deliver(entry, verdict, members)
+        elif context.peer_id in members and digest not in self._unscorable:
+            self._start_check(entry, members)
         await self._certify(entry, committee)
 
     def _escalated(self, entry: Entry, committee: Committee) -> bool:
@@ -163,6 +165,16 @@ class ValidatorFlow:
             except Exception as error:  # noqa: BLE001 - one rollout must not end the checks of all
                 self._fail(commit, error)
                 return
+        if isinstance(finding, Unscorable):
+            # Other validators may have a score, so there is nothing to hold against anybody.
+            self._unscorable[commit.digest] = None
+            log.warning(
+                "no verdict",
+                commit=commit.digest.hex()[:12],
+                worker=commit.signer[-8:],
+                reason=finding.reason,
+            )
+            return
         if finding is not None and await self._give_verdict(commit, finding):
             log.info(
                 "rollout checked",

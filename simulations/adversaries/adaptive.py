@@ -17,12 +17,14 @@ from protocol.manifest import RunManifest
 from protocol.rng import Rng
 from protocol.statistics import Measurement, Sums, added
 from roles.ports.engines import (
+    Answer,
     Engines,
     Environment,
     Generation,
     GenerationEngine,
     GenerationRequest,
     Policy,
+    Unscorable,
     VerificationEngine,
     VerificationRequest,
 )
@@ -47,8 +49,8 @@ class RememberedProblems(PassingEnvironment):
         self.problems: dict[tuple[int, ...], int] = {}
 
     @override
-    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
-        prompt = super().prompt(seed, length_target)
+    async def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+        prompt = await super().prompt(seed, length_target)
         self.problems[prompt] = seed
         while len(self.problems) > PROBLEMS_MAX:
             del self.problems[next(iter(self.problems))]
@@ -117,16 +119,17 @@ class AdaptiveGeneration(PassingGeneration):
         self, requests: Sequence[GenerationRequest], made: Sequence[Generation], temperature: float
     ) -> list[_Choice]:
         """Return better answers in the order in which they are tried."""
-        scores = [self._score(one, item.tokens) for one, item in zip(requests, made, strict=True)]
+        scores = await self._scores(requests, made)
         places = [place for place, score in enumerate(scores) if score < 1] * CANDIDATES
         other = [replace(requests[place], seed=self._rng.bits64()) for place in places]
         if not other:
             return []
         drawn = await super().generate(other, temperature)
+        earned = await self._scores(other, drawn)
         better = [
-            (place, gain, item)
-            for place, item in zip(places, drawn, strict=True)
-            if (gain := self._score(requests[place], item.tokens) - scores[place]) > 0
+            (place, score - scores[place], item)
+            for place, item, score in zip(places, drawn, earned, strict=True)
+            if score > scores[place]
         ]
         claimed = [requests[place] for place, *_ in better]
         measured = await self._measured(claimed, [item for *_, item in better], temperature)
@@ -145,8 +148,16 @@ class AdaptiveGeneration(PassingGeneration):
             measurement.extremes.logprob_error_max / rules.logprob_error_max,
         )
 
-    def _score(self, request: GenerationRequest, tokens: Sequence[int]) -> float:
-        return self._task.score(self._task.problems[request.prompt], tokens)
+    async def _scores(
+        self, requests: Sequence[GenerationRequest], made: Sequence[Generation]
+    ) -> list[float]:
+        """Return what the task gives; nothing for what it cannot score."""
+        answers = [
+            Answer(self._task.problems[one.prompt], item.tokens)
+            for one, item in zip(requests, made, strict=True)
+        ]
+        scores = await self._task.score_batch(answers)
+        return [0.0 if isinstance(score, Unscorable) else score for score in scores]
 
     async def _measured(
         self, requests: Sequence[GenerationRequest], made: Sequence[Generation], temperature: float

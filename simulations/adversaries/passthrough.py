@@ -7,12 +7,14 @@ from typing_extensions import override
 from protocol.manifest import RunManifest
 from protocol.types import PeerId
 from roles.ports.engines import (
+    Answer,
     Engines,
     Environment,
     Generation,
     GenerationEngine,
     GenerationRequest,
     Policy,
+    Score,
     TrainingEngine,
     VerificationEngine,
 )
@@ -120,16 +122,16 @@ class PassingEnvironment(Environment):
 
     @property
     @override
-    def vocabulary(self) -> Sequence[str]:
-        return self._honest.vocabulary
+    def vocabulary_size(self) -> int:
+        return self._honest.vocabulary_size
 
     @override
-    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
-        return self._honest.prompt(seed, length_target)
+    async def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+        return await self._honest.prompt(seed, length_target)
 
     @override
-    def score(self, seed: int, completion: Sequence[int]) -> float:
-        return self._honest.score(seed, completion)
+    async def score_batch(self, answers: Sequence[Answer]) -> list[Score]:
+        return await self._honest.score_batch(answers)
 
 
 class OtherEngines(Engines):

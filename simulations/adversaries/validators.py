@@ -22,7 +22,14 @@ from protocol.rng import Rng
 from protocol.rollout import REWARD_SCALE, RolloutSequence, decode_body
 from protocol.statistics import Extremes, Measurement, Sums
 from protocol.types import Digest, PeerId, RunId, Version
-from roles.ports.engines import Environment, Policy, VerificationEngine, VerificationRequest
+from roles.ports.engines import (
+    Answer,
+    Environment,
+    Policy,
+    Score,
+    VerificationEngine,
+    VerificationRequest,
+)
 from roles.ports.transport import Stream, StreamHandler, TransportError
 from simulations.adversaries.passthrough import (
     OtherEngines,
@@ -76,12 +83,14 @@ class CredulousEnvironment(PassingEnvironment):
         self._read: dict[Digest, None] = {}
 
     @override
-    def score(self, seed: int, completion: Sequence[int]) -> float:
-        key = (seed, tuple(completion))
-        if key not in self._claims:
+    async def score_batch(self, answers: Sequence[Answer]) -> list[Score]:
+        if any((answer.seed, answer.tokens) not in self._claims for answer in answers):
             self._read_claims()
-        claim = self._claims.get(key)
-        return self._honest.score(seed, completion) if claim is None else claim
+        honest = await super().score_batch(answers)
+        return [
+            self._claims.get((answer.seed, answer.tokens), score)
+            for answer, score in zip(answers, honest, strict=True)
+        ]
 
     def _read_claims(self) -> None:
         """Learn what the bodies that have come here claim."""

@@ -11,11 +11,14 @@ from protocol.rng import Rng
 from protocol.toploc.field import PRIME
 from roles.environments.base import END
 from roles.ports.engines import (
+    Answer,
     Engines,
     Generation,
     GenerationEngine,
     GenerationRequest,
     Policy,
+    Score,
+    Unscorable,
 )
 from roles.ports.swarm import RefusedError
 from simulations.adversaries.adaptive import adaptive_choice
@@ -129,8 +132,9 @@ class ForgedRewards(PassingEnvironment):
     """Calls right answers wrong and wrong ones right."""
 
     @override
-    def score(self, seed: int, completion: Sequence[int]) -> float:
-        return 1.0 - super().score(seed, completion)
+    async def score_batch(self, answers: Sequence[Answer]) -> list[Score]:
+        scores = await super().score_batch(answers)
+        return [one if isinstance(one, Unscorable) else 1.0 - one for one in scores]
 
 
 def stale_weights(honest: Engines, copies: PolicyCopies, _rng: Rng) -> Engines:
@@ -147,7 +151,7 @@ def edited_tokens(honest: Engines, _copies: PolicyCopies, _rng: Rng) -> Engines:
     """Change a token of each sequence after it was sampled."""
 
     def editing(engine: GenerationEngine, manifest: RunManifest) -> GenerationEngine:
-        return EditedTokens(engine, len(honest.environment(manifest).vocabulary))
+        return EditedTokens(engine, honest.environment(manifest).vocabulary_size)
 
     return OtherEngines(honest, generation=editing)
 

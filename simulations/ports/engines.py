@@ -20,6 +20,7 @@ from protocol.statistics import Measurement, Recomputed, measured
 from protocol.toploc.proof import ChunkResult
 from protocol.types import DIGEST_BYTES, Digest, Version
 from roles.environments.base import END
+from roles.environments.blocking import BlockingTask, InBackground
 from roles.ports.engines import (
     Engines,
     Environment,
@@ -33,6 +34,7 @@ from roles.ports.engines import (
     VerificationEngine,
     VerificationRequest,
 )
+from simulations.ports.background import SimBackground
 from simulations.ports.rounding import Rounding, recorded
 from simulations.ports.storage import Disk, Session
 from simulations.runtime.content import Extent
@@ -55,14 +57,14 @@ _SPREAD = 0.2
 """Durations vary by up to this share either way."""
 
 
-class SumTask(Environment):
+class SumTask(BlockingTask):
     """Two symbols are given, the first token of the answer is right when it is their sum.
 
     A length target follows them, its digits to the base 8.
     """
 
     name = "simulated-sum"
-    vocabulary: Sequence[str] = ("", "\n", *(str(value) for value in range(_SYMBOLS)))
+    vocabulary_size = _FIRST + _SYMBOLS
 
     @override
     def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
@@ -331,7 +333,7 @@ class SimEngines(Engines):
     @override
     def environment(self, manifest: RunManifest) -> Environment:
         del manifest  # every run is about the same sums
-        return SumTask()
+        return InBackground(SumTask(), SimBackground())
 
     @override
     def generation(self, manifest: RunManifest) -> SimGeneration:

@@ -6,6 +6,7 @@ import pytest
 
 from node.live.background import ThreadBackground
 from protocol.assignment import SequenceAssignment
+from roles.environments.blocking import InBackground
 from roles.ports.engines import EngineError
 from roles.task import Task as AskedTask
 from roles.task import reward
@@ -18,9 +19,8 @@ ITEMS = [SequenceAssignment(0, seed, 2, None) for seed in range(4)]
 ANSWERS = [(ANSWER, END)] * 4
 
 
-class Context:
-    def __init__(self, manifest, background):
-        self.manifest, self.background = manifest, background
+def asked(manifest, task, background):
+    return AskedTask(manifest, InBackground(task, background))
 
 
 @pytest.fixture
@@ -58,8 +58,8 @@ async def test_a_task_that_thinks_does_not_hold_up_the_loop(manifest, background
             beats += 1
 
     beating = asyncio.create_task(heart())
-    asked = AskedTask(Context(manifest, background), task)
-    assert await asked.rewards(ITEMS[:1], ANSWERS[:1]) == [1_000_000]
+    roles = asked(manifest, task, background)
+    assert await roles.rewards(ITEMS[:1], ANSWERS[:1]) == [1_000_000]
     beating.cancel()
     assert beats >= 10
 
@@ -68,7 +68,7 @@ async def test_prompts_are_made_beside_the_loop_too(manifest, background):
     task, threads = Task(), []
     prompt = task.prompt
     task.prompt = lambda *asked: threads.append(threading.get_ident()) or prompt(*asked)
-    made = await AskedTask(Context(manifest, background), task).prompts(ITEMS)
+    made = await asked(manifest, task, background).prompts(ITEMS)
     assert made == [prompt(item.problem_seed, None) for item in ITEMS]
     assert len(set(threads)) == 1 and threading.get_ident() not in threads
 
@@ -92,10 +92,10 @@ async def test_whatever_a_task_raises_is_told_as_what_broke(manifest, background
     task = Task()
     task.on_score = raising(error)
     where = background if threaded else SimBackground()
-    asked = AskedTask(Context(manifest, where), task)
+    roles = asked(manifest, task, where)
     async with asyncio.timeout(5):
         with pytest.raises(EngineError, match=type(error).__name__) as raised:
-            await asked.rewards(ITEMS, ANSWERS)
+            await roles.rewards(ITEMS, ANSWERS)
     assert "raise_it" in raised.value.trace, "where it broke"
 
 
@@ -103,7 +103,7 @@ async def test_a_person_who_interrupts_is_obeyed(manifest):
     task = Task()
     task.on_score = raising(KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
-        await AskedTask(Context(manifest, SimBackground()), task).rewards(ITEMS, ANSWERS)
+        await asked(manifest, task, SimBackground()).rewards(ITEMS, ANSWERS)
 
 
 @pytest.mark.parametrize("prompt", [(), (2, 32), (-1,)])
@@ -111,15 +111,15 @@ async def test_a_prompt_that_no_model_can_take_is_no_prompt(manifest, prompt):
     task = Task()
     task.prompt = lambda *_: prompt
     with pytest.raises(EngineError, match="prompt of problem 0"):
-        await AskedTask(Context(manifest, SimBackground()), task).prompts(ITEMS)
+        await asked(manifest, task, SimBackground()).prompts(ITEMS)
 
 
 async def test_tasks_are_not_asked_about_tokens_that_do_not_exist(manifest):
     task, seeds = Task(), []
     task.on_score = seeds.append
-    asked = AskedTask(Context(manifest, SimBackground()), task)
+    roles = asked(manifest, task, SimBackground())
     answers = [(ANSWER, END), (32, END), (-1, END), (7, END)]
-    assert await asked.rewards(ITEMS, answers) == [1_000_000, 0, 0, 0]
+    assert await roles.rewards(ITEMS, answers) == [1_000_000, 0, 0, 0]
     assert seeds == [0, 3]
 
 
@@ -128,7 +128,7 @@ async def test_a_score_that_is_no_number_is_what_broke(manifest, score):
     task = Task()
     task.score = lambda *_: score
     with pytest.raises(EngineError, match="TypeError"):
-        await AskedTask(Context(manifest, SimBackground()), task).rewards(ITEMS, ANSWERS)
+        await asked(manifest, task, SimBackground()).rewards(ITEMS, ANSWERS)
 
 
 def test_what_broke_is_told_in_one_bounded_line():
@@ -139,23 +139,15 @@ def test_what_broke_is_told_in_one_bounded_line():
     assert str(EngineError.of(EngineError("as it is"))) == "as it is"
 
 
-class Scored:
-    def __init__(self, value):
-        self.value = value
-
-    def score(self, _seed, _completion):
-        return self.value
-
-
 def test_a_reward_is_the_tasks_less_what_the_length_costs():
     manifest = run_manifest(sampling={"length_targets": (4,), "length_penalty": 0.25})
     plain = SequenceAssignment(0, 1, 2, None)
     aimed = SequenceAssignment(0, 1, 2, 4)
-    assert reward(manifest, Scored(0.5), plain, [1, 2]) == 500_000
-    assert reward(manifest, Scored(1.0), aimed, [1, 2, 3]) == 750_000
-    assert reward(manifest, Scored(1.0), aimed, [1] * 5) == 750_000
-    assert reward(manifest, Scored(0.125), aimed, [1]) == -625_000
-    assert reward(manifest, Scored(1.0), aimed, [1] * 12) == -1_000_000
-    assert reward(manifest, Scored(7.0), aimed, [1] * 4) == 1_000_000
-    assert reward(manifest, Scored(-7.0), aimed, [1] * 4) == 0
-    assert reward(manifest, Scored(float("nan")), plain, [1]) == 0
+    assert reward(manifest, 0.5, plain, 2) == 500_000
+    assert reward(manifest, 1.0, aimed, 3) == 750_000
+    assert reward(manifest, 1.0, aimed, 5) == 750_000
+    assert reward(manifest, 0.125, aimed, 1) == -625_000
+    assert reward(manifest, 1.0, aimed, 12) == -1_000_000
+    assert reward(manifest, 7.0, aimed, 4) == 1_000_000
+    assert reward(manifest, -7.0, aimed, 4) == 0
+    assert reward(manifest, float("nan"), plain, 1) == 0

@@ -10,8 +10,9 @@ from protocol.messages import seal
 from protocol.replica import Replica
 from protocol.statistics import Extremes, Measurement, Sums
 from protocol.types import PeerId, ValidationResult, Version
+from roles.environments.blocking import InBackground
 from roles.flow import ChangeSignal, Conditions, RoleContext
-from roles.ports.engines import Generation, Policy, StepMetrics
+from roles.ports.engines import Generation, Policy, StepMetrics, Unscorable
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError, Release
 from simulations.ports.background import SimBackground
@@ -27,6 +28,7 @@ class Task:
     """A task that chokes on tokens which do not exist, as real ones do."""
 
     name = "task"
+    vocabulary_size = 32
     vocabulary = tuple(str(index) for index in range(32))
 
     def __init__(self):
@@ -52,6 +54,23 @@ class Task:
         self.prompt = noted
         self.on_score = lambda _seed: asked.append(background.running)
         return asked
+
+
+class Unsure(InBackground):
+    """A task without a score for answers to the problems in ``unsure``; notes what it was asked."""
+
+    def __init__(self, background):
+        super().__init__(Task(), background)
+        self.unsure: dict[int, None] = {}
+        self.asked: list[int] = []
+
+    async def score_batch(self, answers):
+        self.asked += [answer.seed for answer in answers]
+        scores = await super().score_batch(answers)
+        return [
+            Unscorable("3.2 s of processor time") if answer.seed in self.unsure else score
+            for answer, score in zip(answers, scores, strict=True)
+        ]
 
 
 class Engine:
@@ -353,6 +372,10 @@ class FlowWorld:
         self.take(signed)
         self.changes.notify()
         return signed
+
+    def asked(self, task: Task) -> InBackground:
+        """Return ``task`` as flows ask it here."""
+        return InBackground(task, self.background)
 
     def run(self, flow) -> None:
         self.task = asyncio.create_task(flow.run())

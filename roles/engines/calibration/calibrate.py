@@ -122,7 +122,7 @@ def prompts_of(
     draws = Rng(f"calibration prompts{lot}".encode())
     if recipe.environment.name in ENVIRONMENTS:
         task = environment(recipe.environment.name)
-        if len(task.vocabulary) == model.vocabulary_size:
+        if task.vocabulary_size == model.vocabulary_size:
             return [task.prompt(draws.bits64(), None) for _ in range(count)]
     return [
         tuple(draws.below(model.vocabulary_size) for _ in range(PROMPT_TOKENS))

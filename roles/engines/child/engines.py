@@ -17,7 +17,8 @@ from roles.engines.child.conversation import Conversation, Patience
 from roles.engines.child.process import EngineProcesses
 from roles.engines.child.supervisor import Supervisor
 from roles.engines.factory import policies_kept
-from roles.environments.base import environment
+from roles.engines.task import task_of
+from roles.ports.background import Background
 from roles.ports.engines import (
     EngineError,
     Engines,
@@ -168,19 +169,23 @@ class ChildEngines(Engines):
     def __init__(
         self,
         processes: EngineProcesses,
+        background: Background,
+        task_data: Path,
         device: str = "auto",
         *,
         memory_bytes_max: int | None = None,
         patience: Patience | None = None,
     ) -> None:
         self._processes = processes
+        self._background = background
+        self._task_data = task_data
         self._device = device
         self._memory_bytes_max = memory_bytes_max
         self._patience = patience or Patience()
 
     @override
     def environment(self, manifest: RunManifest) -> Environment:
-        return environment(manifest.environment.name)
+        return task_of(manifest, self._task_data, self._background)
 
     @override
     def generation(self, manifest: RunManifest) -> ChildGeneration:

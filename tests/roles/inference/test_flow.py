@@ -16,7 +16,7 @@ from roles.inference.flow import (
 from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
-from tests.worlds.flow_world import Engine, FlowWorld, Task
+from tests.worlds.flow_world import Engine, FlowWorld, Task, Unsure
 from tests.worlds.messages import found
 from tests.worlds.network import run_virtual
 
@@ -27,7 +27,7 @@ TARGETS = {"length_targets": (7, 9), "length_penalty": 0.1, "tokens_max": 8}
 def started(tmp_path, **options):
     world = FlowWorld(tmp_path, "worker 0", **options)
     engine = Engine()
-    return world, engine, InferenceFlow(world.context, engine, Task())
+    return world, engine, InferenceFlow(world.context, engine, world.asked(Task()))
 
 
 def commits(world) -> list[RolloutCommit]:
@@ -295,7 +295,7 @@ def test_what_breaks_pauses_the_worker_and_is_tried_again(tmp_path, where):
         elif where == "load":
             engine.on_load = break_it
         else:
-            flow = InferenceFlow(world.context, engine, task := Task())
+            flow = InferenceFlow(world.context, engine, world.asked(task := Task()))
             task.on_score = break_it
         world.run(flow)
         await world.rest(4)
@@ -317,7 +317,7 @@ def test_the_task_is_asked_in_the_background(tmp_path):
         world, engine, _ = started(tmp_path)
         task = Task()
         asked = task.watch(world.background)
-        world.run(InferenceFlow(world.context, engine, task))
+        world.run(InferenceFlow(world.context, engine, world.asked(task)))
         await world.rest(5)
         assert len(commits(world)) == 2
         assert asked == [True] * 16
@@ -346,7 +346,7 @@ def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
 
     async def scenario():
         world, engine, flow = started(tmp_path)
-        flow = InferenceFlow(world.context, engine, task := Task())
+        flow = InferenceFlow(world.context, engine, world.asked(task := Task()))
         head = world.replica.ledger.head.digest
         bad = assign(world.manifest, head, world.signer.peer_id, 0)[1].problem_seed
 
@@ -364,6 +364,33 @@ def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
         world.version(policy=world.policies.held[1].digest)
         await world.rest(PAUSE_EPOCHS_MAX * EPOCH_SECONDS + 2)
         assert {item.version for item in commits(world)} == {1}
+        assert str(world.conditions) == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_rollout_without_a_score_is_not_committed_and_a_newer_version_awaited(tmp_path):
+    """Slots are used in order, and the same slot would end the same way each time."""
+
+    async def scenario():
+        world, engine, _ = started(tmp_path)
+        task = Unsure(world.background)
+        head = world.replica.ledger.head.digest
+        items = assign(world.manifest, head, world.signer.peer_id, 1)
+        task.unsure[items[2].problem_seed] = None
+        world.run(InferenceFlow(world.context, engine, task))
+        await world.rest(5)
+        settle(world, world.network.published[0])
+        await world.rest(20 * EPOCH_SECONDS)
+        assert [item.slot for item in commits(world)] == [0]
+        assert len(engine.tried) == 2, "it was generated again"
+        told = "no score for slot 1, sequence 2: 3.2 s of processor time; waiting for a newer"
+        assert told in str(world.conditions)
+        world.hold(1, b"policy 1")
+        world.version(policy=world.policies.held[1].digest)
+        await world.rest(5)
+        assert [(item.version, item.slot) for item in commits(world)] == [(0, 0), (1, 0), (1, 1)]
         assert str(world.conditions) == ""
         await world.stop()
 

@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from protocol.assignment import assign
 from protocol.crypto import digest
 from protocol.rollout import RolloutSequence, encode_body
 from roles.trainer.batching import Batching
 from tests.roles.trainer.trainer_world import World
-from tests.worlds.flow_world import ANSWER, END, Task
+from tests.worlds.flow_world import ANSWER, END, Task, Unsure
 from tests.worlds.network import run_virtual
 
 
@@ -113,7 +114,7 @@ def test_a_body_of_a_version_that_is_superseded_meanwhile_is_not_used(tmp_path):
         genesis = world.replica.ledger.head
         world.version()
         world.batch()
-        batching = Batching(world.context, world.engine, Task())
+        batching = Batching(world.context, world.engine, world.asked(Task()))
         found = asyncio.create_task(batching.next(1, b"policy"))
         await asyncio.sleep(0.01)
         world.take(world.world.checkpoint(genesis, 1, term=1, policy=digest(b"another")))
@@ -136,7 +137,7 @@ def test_log_probabilities_are_our_own_under_the_version_that_generated(tmp_path
         world.version()
         world.hold(1, b"policy 1")
         made = {world.rollout(worker=n % 3, version=n % 2).digest: n % 2 for n in range(6)}
-        batch = await Batching(world.context, world.engine, Task()).next(1, b"policy")
+        batch = await Batching(world.context, world.engine, world.asked(Task())).next(1, b"policy")
         assert world.engine.recomputed == [0, 1], "weights are read once a batch"
         rollouts = [batch.sequences[start : start + 4] for start in range(0, 24, 4)]
         for commit, rollout in zip(batch.commits, rollouts, strict=True):
@@ -156,7 +157,7 @@ def test_rollouts_of_a_version_whose_weights_are_not_here_wait_for_them(tmp_path
         world.hold(1, b"policy 1")
         old = [world.rollout(worker=n % 3, version=0).digest for n in range(6)]
         held = world.policies.held.pop(0)
-        batching = Batching(world.context, world.engine, Task())
+        batching = Batching(world.context, world.engine, world.asked(Task()))
         assert await batching.next(1, b"policy") is None
         new = [world.rollout(worker=n, version=1).digest for n in range(2)]
         assert set((await batching.next(1, b"policy")).commits) == set(new)
@@ -172,7 +173,7 @@ def test_where_nothing_rounds_claims_are_taken_as_the_audit_left_them(tmp_path):
         world = World(tmp_path)
         world.batch()
         del world.policies.held[0]
-        batch = await Batching(world.context, world.engine, Task()).next(0, b"policy")
+        batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, b"policy")
         assert {one.logprobs for one in batch.sequences} == {(-0.5, -0.5)}
 
     run_virtual(scenario())
@@ -184,7 +185,7 @@ def test_weights_that_the_engine_refuses_are_fetched_again(tmp_path):
         world.batch()
         held = world.policies.held[0]
         world.engine.damaged[held.path.name] = None
-        batching = Batching(world.context, world.engine, Task())
+        batching = Batching(world.context, world.engine, world.asked(Task()))
         assert await batching.next(0, b"policy") is None
         assert world.policies.discarded == [0]
         world.engine.damaged.clear()
@@ -204,9 +205,9 @@ def test_the_batch_is_drawn_by_lot_and_not_by_age(tmp_path):
         drawn = Counter()
         for number in range(40):
             policy = digest(b"%d" % number)
-            batch = await Batching(world.context, world.engine, Task()).next(0, policy)
+            batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, policy)
             assert list(batch.commits) == sorted(held, key=lambda key: digest(policy + key))[:2]
-            again = await Batching(world.context, world.engine, Task()).next(0, policy)
+            again = await Batching(world.context, world.engine, world.asked(Task())).next(0, policy)
             assert again.commits == batch.commits
             drawn.update(batch.commits)
         assert sorted(drawn) == sorted(held)
@@ -266,7 +267,7 @@ def test_more_is_drawn_in_place_of_groups_that_teach_nothing(tmp_path, kinds, ta
 
     async def scenario():
         world = World(tmp_path, grpo=REFILLING)
-        batching = Batching(world.context, world.engine, Task())
+        batching = Batching(world.context, world.engine, world.asked(Task()))
         batches, commits = [], []
         for number, kind in enumerate(kinds):
             assert world.replica.ledger.demand(), "workers do not pause while it waits"
@@ -292,7 +293,7 @@ def test_no_more_is_drawn_than_is_needed(tmp_path_factory, kinds, policy):
     async def scenario():
         world = World(tmp_path_factory.mktemp("world"), grpo=REFILLING)
         made = {rollout(world, GROUPS[kind], n): kind for n, kind in enumerate(kinds)}
-        batch = await Batching(world.context, world.engine, Task()).next(0, policy)
+        batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, policy)
         teaching, expected = 0, []
         for key in sorted(made, key=lambda key: digest(policy + key)):
             if (teaching >= 4 and len(expected) >= 2) or len(expected) == 5:
@@ -310,7 +311,7 @@ def test_without_refilling_a_step_takes_what_it_draws(tmp_path):
     async def scenario():
         world = World(tmp_path)
         commits = [rollout(world, GROUPS["dull"], number) for number in range(2)]
-        batch = await Batching(world.context, world.engine, Task()).next(0, b"policy")
+        batch = await Batching(world.context, world.engine, world.asked(Task())).next(0, b"policy")
         assert sorted(batch.commits) == sorted(commits)
 
     run_virtual(scenario())
@@ -329,5 +330,25 @@ def test_a_trainer_that_refills_goes_on_step_after_step(tmp_path):
         assert [item.version for item in world.published] == list(range(1, 10))
         assert {len(item.batch) for item in world.published} <= {4, 5}
         await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_rollout_without_a_score_is_left_out_and_asked_about_once(tmp_path):
+    async def scenario():
+        grpo = {"rollouts_per_step": 2, "rollouts_ahead": 9}
+        world = World(tmp_path, grpo=grpo)
+        commits = [world.rollout(worker=n) for n in range(2)]
+        task = Unsure(world.background)
+        batching = Batching(world.context, world.engine, task)
+        head = world.replica.ledger.checkpoint(0).digest
+        seed = assign(world.manifest, head, commits[0].signer, 0)[0].problem_seed
+        task.unsure[seed] = None
+        assert await batching.next(0, b"policy") is None
+        assert await batching.next(0, b"policy") is None
+        assert task.asked.count(seed) == 2, "two sequences of one prompt, once"
+        third = world.rollout(worker=2)
+        batch = await batching.next(0, b"policy")
+        assert set(batch.commits) == {commits[1].digest, third.digest}
 
     run_virtual(scenario())

@@ -16,7 +16,7 @@ class World(FlowWorld):
         super().__init__(tmp_path, name, **sections)
         self.engine = Trainer()
         self.environment = Task()
-        self.flow = TrainerFlow(self.context, self.engine, self.environment)
+        self.flow = TrainerFlow(self.context, self.engine, self.asked(self.environment))
         self.files.genesis.write_bytes(b"policy 0")
 
     def start(self):

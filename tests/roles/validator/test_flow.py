@@ -16,7 +16,7 @@ from roles.ports.swarm import RefusedError
 from roles.validator import examination
 from roles.validator import flow as module
 from roles.validator.flow import CHECKS_PER_WORKER, ValidatorFlow
-from tests.worlds.flow_world import ANSWER, END, Engine, FlowWorld, Task
+from tests.worlds.flow_world import ANSWER, END, Engine, FlowWorld, Task, Unsure
 from tests.worlds.messages import found
 from tests.worlds.network import run_virtual
 
@@ -32,7 +32,7 @@ class World(FlowWorld):
         super().__init__(tmp_path, "validator 0", validators=validators, **COMMITTEE | sections)
         self.engine = Engine()
         self.environment = Task()
-        self.flow = ValidatorFlow(self.context, self.engine, self.environment)
+        self.flow = ValidatorFlow(self.context, self.engine, self.asked(self.environment))
         self.others = [one for one in self.world.validators if one is not self.signer]
 
     def commit(self, body=None, signer=None, slot=0, previous=b"", **changes):
@@ -786,6 +786,32 @@ def test_a_reward_below_zero_is_recomputed_and_prompts_say_the_length(tmp_path):
         assert verdicts[honest.digest] == "accepted"
         items = assign(world.manifest, honest.message.checkpoint, honest.signer, 0)
         assert world.engine.prompts == [Task().prompt(item.problem_seed, 60) for item in items]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("forged", [False, True])
+def test_there_is_no_verdict_on_a_rollout_without_a_score(tmp_path, forged):
+    """Neither for nor against it, nor a second look; others are judged as ever."""
+
+    async def scenario():
+        world = World(tmp_path)
+        task = Unsure(world.background)
+        flow = ValidatorFlow(world.context, world.engine, task)
+        claimed = [replace(GOOD, reward=0 if forged and n == 0 else GOOD.reward) for n in range(4)]
+        commit = world.commit(encode_body(claimed))
+        items = assign(world.manifest, commit.message.checkpoint, commit.signer, 0)
+        task.unsure[items[3].problem_seed] = None
+        world.run(flow)
+        await world.rest(2 * EPOCH_SECONDS + 2)
+        assert task.asked == [item.problem_seed for item in items]
+        honest = world.commit(signer=world.world.workers[1])
+        await world.rest(3 * EPOCH_SECONDS)
+        assert [item.commit for item in world.verdicts] == [honest.digest]
+        assert task.asked.count(items[0].problem_seed) == 2, "once for each sequence of the prompt"
+        assert not world.replica.ledger.slashed(commit.signer)
+        assert str(world.conditions) == ""
         await world.stop()
 
     run_virtual(scenario())

@@ -5,8 +5,10 @@ from protocol.statistics import Recomputed, measured
 from protocol.toploc.proof import ChunkResult
 from protocol.types import Digest, Version
 from roles.environments.arithmetic import Arithmetic
-from roles.ports.engines import Generation, GenerationRequest, Policy
+from roles.environments.blocking import InBackground
+from roles.ports.engines import Answer, Generation, GenerationRequest, Policy
 from simulations.adversaries.adaptive import AdaptiveGeneration, RememberedProblems
+from simulations.ports.background import SimBackground
 from tests.worlds.messages import run_manifest
 
 LIMIT = 1e-3
@@ -57,12 +59,12 @@ class Verifier:
 
 class Task(RememberedProblems):
     def solution(self, seed):
-        return self._honest.solution(seed)
+        return Arithmetic().solution(seed)
 
 
 async def played(gap, rollouts, *, plans=True, sequences=64):
     """Return how many answers of each rollout were changed, and how many could have been."""
-    task = Task(Arithmetic())
+    task = Task(InBackground(Arithmetic(), SimBackground()))
     sampler = Sampler(task)
     worker = AdaptiveGeneration(
         sampler, Verifier(sampler, gap), task, MANIFEST, Rng(b"adaptive"), plans=plans
@@ -71,7 +73,7 @@ async def played(gap, rollouts, *, plans=True, sequences=64):
     changed, wrong = [], []
     for rollout in range(rollouts):
         requests = [
-            GenerationRequest(task.prompt(rollout * sequences + seed, None), seed, 8)
+            GenerationRequest(await task.prompt(rollout * sequences + seed, None), seed, 8)
             for seed in range(sequences)
         ]
         honest = await sampler.generate(requests, 1.0)
@@ -101,7 +103,7 @@ async def test_a_rollout_leaves_room_for_some_and_a_history_for_fewer(plans):
 
 
 async def test_a_task_remembers_which_problem_a_prompt_is_of():
-    task = RememberedProblems(Arithmetic())
-    prompt = task.prompt(7, None)
+    task = RememberedProblems(InBackground(Arithmetic(), SimBackground()))
+    prompt = await task.prompt(7, None)
     assert task.problems[prompt] == 7
-    assert task.score(7, Arithmetic().solution(7)) == 1
+    assert await task.score_batch([Answer(7, Arithmetic().solution(7))]) == [1]

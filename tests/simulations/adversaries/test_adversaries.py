@@ -13,12 +13,14 @@ from protocol.faults import FaultCode
 from protocol.ledger.ledger import Ledger
 from protocol.rollout import RolloutSequence, encode_body, reward_of
 from protocol.types import Digest
+from roles.environments.blocking import InBackground
 from roles.ports.storage import Owner, Purpose
-from roles.task import reward
+from roles.task import Task
 from simulations.adversaries import BEHAVIOURS, trainers, validators
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.relays import WrongBytes
 from simulations.adversaries.validators import CredulousEnvironment
+from simulations.ports.background import SimBackground
 from simulations.ports.engines import SumTask
 from simulations.ports.storage import Disk, Session
 from simulations.runtime.content import Extent, digest_of, joined
@@ -196,7 +198,7 @@ def test_a_third_of_the_validators_cannot_sway_the_others(play, behaviour):
     honest_work_is_not_hurt(played, *liars)
 
 
-def test_a_credulous_validator_comes_to_the_reward_that_is_claimed():
+async def test_a_credulous_validator_comes_to_the_reward_that_is_claimed():
     targets = {"length_targets": (4, 8), "length_penalty": 0.125}
     world = Worlds(run_manifest(sampling=targets))
     manifest, worker = world.manifest, world.workers[0]
@@ -212,11 +214,13 @@ def test_a_credulous_validator_comes_to_the_reward_that_is_claimed():
     ledger = Ledger(manifest)
     assert ledger.offer_commit(commit, 0)
     parts = SimpleNamespace(disk=Disk(), replica=lambda: SimpleNamespace(ledger=ledger))
-    task = CredulousEnvironment(SumTask(), manifest, parts)
-    honest = [reward(manifest, SumTask(), item, (2, n, 1)) for n, item in enumerate(items)]
-    assert [reward(manifest, task, item, (2, n, 1)) for n, item in enumerate(items)] == honest
+    plain = InBackground(SumTask(), SimBackground())
+    task = Task(manifest, CredulousEnvironment(plain, manifest, parts))
+    answers = [(2, n, 1) for n in range(len(items))]
+    honest = await Task(manifest, plain).rewards(items, answers)
+    assert await task.rewards(items, answers) == honest
     parts.disk.blobs[digest_of(body)] = body  # it came
-    got = [reward(manifest, task, item, (2, n, 1)) for n, item in enumerate(items)]
+    got = await task.rewards(items, answers)
     assert tuple(got) == claims != tuple(honest)
 
 

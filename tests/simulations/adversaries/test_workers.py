@@ -11,16 +11,19 @@ from protocol.toploc.proof import Variant, build_proofs_batch, proof_fault
 from protocol.types import Version
 from roles.environments.arithmetic import Arithmetic
 from roles.environments.base import END
-from roles.ports.engines import Generation, GenerationRequest, Policy
+from roles.environments.blocking import InBackground
+from roles.ports.engines import Answer, Generation, GenerationRequest, Policy
 from roles.ports.swarm import RefusedError
 from simulations.adversaries import testnet
 from simulations.adversaries.testnet import WEIGHT_NOISE, perturb_policy
 from simulations.adversaries.workers import WORKER_BEHAVIOURS
+from simulations.ports.background import SimBackground
 from tests.worlds.messages import run_manifest
 
 HIDDEN = 16
 MANIFEST = run_manifest()
 TASK = Arithmetic()
+ENVIRONMENT = InBackground(TASK, SimBackground())
 REQUESTS = [GenerationRequest(TASK.prompt(seed, None), seed, 8) for seed in range(6)]
 
 
@@ -50,7 +53,7 @@ class HonestEngines:
         self.engine = HonestEngine()
 
     def environment(self, _manifest):
-        return TASK
+        return ENVIRONMENT
 
     def generation(self, _manifest):
         return self.engine
@@ -98,7 +101,7 @@ def test_only_one_port_is_replaced(kind):
     honest = HonestEngines()
     engine, task = dishonest(kind, honest)
     assert (engine is honest.engine) is (kind == "forged-rewards")
-    assert (task is TASK) is (kind not in ("forged-rewards", "adaptive-choice"))
+    assert (task is ENVIRONMENT) is (kind not in ("forged-rewards", "adaptive-choice"))
 
 
 async def test_a_stale_worker_loads_the_version_before_the_one_it_claims(tmp_path):
@@ -187,7 +190,7 @@ async def test_forged_proofs_are_well_formed_and_other_than_the_true_ones(tmp_pa
 
 async def test_forged_rewards_turn_right_and_wrong_around(tmp_path):
     _, task = dishonest("forged-rewards")
-    assert (task.name, task.vocabulary) == (TASK.name, TASK.vocabulary)
-    assert task.prompt(7, 12) == TASK.prompt(7, 12) != TASK.prompt(7, None)
-    assert task.score(7, TASK.solution(7)) == 0.0
-    assert task.score(7, (2, END)) == 1.0 - TASK.score(7, (2, END))
+    assert (task.name, task.vocabulary_size) == (TASK.name, TASK.vocabulary_size)
+    assert await task.prompt(7, 12) == TASK.prompt(7, 12) != TASK.prompt(7, None)
+    answers = [Answer(7, TASK.solution(7)), Answer(7, (2, END))]
+    assert await task.score_batch(answers) == [0.0, 1.0 - TASK.score(7, (2, END))]

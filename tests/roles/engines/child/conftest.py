@@ -9,6 +9,7 @@ import pytest
 
 from roles.engines.child.engines import ChildEngines
 from roles.engines.child.process import EngineProcesses, start_fork_server
+from simulations.ports.background import SimBackground
 from tests.roles.engines.child.engine_processes import BRISK, wait_until
 
 
@@ -31,7 +32,9 @@ async def made(fork_server):
     processes = EngineProcesses(shared=fork_server[0])
 
     def one(kind, manifest, *, patience=BRISK, **options):
-        factory = ChildEngines(processes, "cpu", patience=patience, **options)
+        factory = ChildEngines(
+            processes, SimBackground(), Path("nowhere"), "cpu", patience=patience, **options
+        )
         engines.append(getattr(factory, kind)(manifest))
         return engines[-1]
 

@@ -19,6 +19,7 @@ from roles.engines.child.process import EngineProcesses
 from roles.engines.factory import TransformersEngines
 from roles.ports.engines import EngineError, GenerationRequest, Policy, VerificationRequest
 from roles.ports.storage import StorageFullError
+from simulations.ports.background import SimBackground
 from tests.roles.engines.child.engine_processes import (
     BRISK,
     eventually,
@@ -228,7 +229,9 @@ async def test_memory_has_a_limit_that_fails_the_call_and_not_the_node(made, pol
 @pytest.mark.slow
 async def test_the_process_has_a_clean_environment_and_ignores_the_terminal(secret, policies):
     processes = EngineProcesses()
-    generator = ChildEngines(processes, "cpu", patience=BRISK).generation(MANIFEST)
+    generator = ChildEngines(
+        processes, SimBackground(), Path("nowhere"), "cpu", patience=BRISK
+    ).generation(MANIFEST)
     try:
         await generator.load(policies[0])
         pid = generator.supervisor.pid
@@ -290,7 +293,7 @@ from tests.roles.engines.child.engine_processes import tiny_manifest
 
 async def main():
     processes = EngineProcesses()
-    engines = ChildEngines(processes, "cpu")
+    engines = ChildEngines(processes, SimBackground(), Path("nowhere"), "cpu")
     made = [engines.generation(tiny_manifest()), engines.training(tiny_manifest())]
     await made[1].state_bytes_max()
     while made[0].supervisor.pid is None:

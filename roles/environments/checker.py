@@ -1,0 +1,97 @@
+"""Checkers: libraries that score text, in jails that stay warm.
+
+What follows from an answer must be the same on every machine: an answer that makes a checker raise
+or pass a hard limit has no result, one between the limits is ``Unscorable``.
+"""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import roles
+from roles.environments.jail import Jail, Jailed
+from roles.environments.jailed.serve import LENGTH_BYTES, REPLY_BYTES_MAX
+from roles.environments.limits import Limits, Use
+from roles.ports.engines import Unscorable
+
+LIMITS = Limits(
+    cpu_soft_seconds=2.0,
+    cpu_hard_seconds=8,
+    memory_soft_bytes=384 << 20,
+    memory_hard_bytes=512 << 20,
+    wall_seconds=30.0,
+    output_bytes_max=REPLY_BYTES_MAX,
+    processes_max=4,
+)
+"""For one answer: math-verify takes 0.2 s for usual ones (measured). The factor between soft and
+hard is a guess: machines with which people train differ less in the speed of one core."""
+
+
+class Checker:
+    """The function ``check`` of a module of ``jailed``, in one jail for every two cores."""
+
+    def __init__(self, module: str, limits: Limits = LIMITS) -> None:
+        """Try a jail; raises ``NoJailError``."""
+        self._jail = Jail(libraries=True, sources={"roles": Path(roles.__file__).parent})
+        self._program = (
+            f"from roles.environments.jailed.{module} import check\n"
+            "from roles.environments.jailed.serve import serve\n"
+            f"serve(check, {limits.cpu_hard_seconds + 1})\n"
+        )
+        self._limits = limits
+        self._places = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2))
+        self._idle: list[Jailed] = []
+
+    async def ask(self, question: dict[str, Any]) -> Any | Unscorable:
+        """Return what the checker says of a question: JSON, None without a result.
+
+        Raises ``EngineError`` when there is no jail to ask in.
+        """
+        async with self._places:
+            jailed = self._idle.pop() if self._idle else await self._start()
+            try:
+                async with asyncio.timeout(self._limits.wall_seconds):
+                    reply = await self._exchange(jailed, json.dumps(question).encode())
+            except TimeoutError:
+                jailed.kill()
+                return Unscorable(f"no end within {self._limits.wall_seconds:g} s")
+            except (asyncio.IncompleteReadError, ValueError, KeyError):
+                jailed.kill()
+                return Unscorable("its checker has ended")
+            except BaseException:
+                jailed.kill()
+                raise
+            self._idle.append(jailed)
+        return self._judged(reply)
+
+    async def close(self) -> None:
+        """End the jails that wait for a question; idempotent."""
+        while self._idle:
+            jailed = self._idle.pop()
+            jailed.kill()
+            await jailed.wait()
+
+    async def _start(self) -> Jailed:
+        return await self._jail.start(self._program, (), self._limits, lasting=True)
+
+    async def _exchange(self, jailed: Jailed, question: bytes) -> dict[str, Any]:
+        jailed.write(len(question).to_bytes(LENGTH_BYTES, "big") + question)
+        header = await jailed.output.readexactly(LENGTH_BYTES)
+        length = int.from_bytes(header, "big")
+        if length > REPLY_BYTES_MAX:
+            raise ValueError("a reply that no checker gives")
+        reply: dict[str, Any] = json.loads(await jailed.output.readexactly(length))
+        return reply
+
+    def _judged(self, reply: dict[str, Any]) -> Any | Unscorable:
+        use = Use(reply["cpu_seconds"], reply["memory_bytes"])
+        if use.over(self._limits):
+            return None
+        between = use.between(self._limits)
+        if between is not None:
+            return between
+        if reply["status"] != 0:
+            return Unscorable(f"its checker ended with status {reply['status']}")
+        return reply["answer"]

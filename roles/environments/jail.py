@@ -1,0 +1,363 @@
+"""A jail for code that nobody trusts: a Python program under bubblewrap, with limits that add up.
+
+What runs in it sees a read-only system, an interpreter and an empty ``/tmp``. It has no network, no
+home, no environment variables, no new privileges and no namespaces but its own, and it ends with
+its whole tree when its deadline passes, when it is killed, and when this process ends.
+
+bubblewrap gives the walls; ``prlimit`` the limits of each process. Two of them do not add up over
+processes: memory and the size of files. So few processes are allowed, and what the tree used in
+all is read when it has ended. The kernel never limits how many processes the superuser has: where
+this process is the superuser's, ``nobody`` makes the jail.
+"""
+
+import asyncio
+import os
+import shutil
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from roles.environments.jailed.serve import READY
+from roles.environments.limits import Ended, Limits, Use
+from roles.ports.engines import EngineError
+
+START_SECONDS_MAX = 60.0
+"""math-verify takes 2.8 s to import (measured), on a machine that does nothing else."""
+
+PROBE_SECONDS = 20
+_NOBODY = "65534"
+_TOOLS = ("bwrap", "nice", "prlimit", "setarch", "setpriv", "sh", "timeout", "unshare")
+_NICENESS = 5
+"""The node itself comes first: three times the share of a core."""
+
+_SCRATCH_BYTES = 16 << 20
+_FILE_BYTES = 4 << 20
+_OPEN_FILES = 32
+
+
+class NoJailError(ValueError):
+    """This machine has no jail: what is missing, in one line."""
+
+
+class Jailed:
+    """A running program in a jail."""
+
+    def __init__(
+        self,
+        pid: int,
+        report: int,
+        output: asyncio.StreamReader,
+        exit_: asyncio.ReadTransport,
+        entrance: asyncio.WriteTransport,
+    ) -> None:
+        self._pid = pid
+        self._report = report
+        self._exit = exit_
+        self._pidfd = os.pidfd_open(pid)
+        self._entrance = entrance
+        self._ended: asyncio.Future[tuple[int, Use]] = asyncio.get_running_loop().create_future()
+        self.output = output
+        asyncio.get_running_loop().add_reader(self._pidfd, self._reap)
+
+    def _reap(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
+        os.close(self._pidfd)
+        os.waitpid(self._pid, 0)
+        status, cpu_seconds, memory_kib = (os.read(self._report, 64) or _NO_REPORT).split()
+        os.close(self._report)
+        self._entrance.close()
+        if not self._ended.done():
+            use = Use(float(cpu_seconds), int(memory_kib) << 10)
+            self._ended.set_result((int(status), use))
+
+    def write(self, data: bytes) -> None:
+        """Give it input; what a program does not read is dropped when it ends."""
+        self._entrance.write(data)
+
+    def close_input(self) -> None:
+        """Let it find the end of its input."""
+        self._entrance.close()
+
+    def kill(self) -> None:
+        """End it with its whole tree, and read no more of it; idempotent."""
+        self._exit.close()
+        if not self._ended.done():
+            with suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+
+    async def wait(self) -> tuple[int, Use]:
+        """Return its exit status and what it used, once it has ended."""
+        return await asyncio.shield(self._ended)
+
+
+class Jail:
+    """Makes jails on this machine."""
+
+    def __init__(self, *, libraries: bool, sources: Mapping[str, Path] | None = None) -> None:
+        """Try one; raises ``NoJailError``. Takes a tenth of a second.
+
+        With ``libraries`` programs may import what is installed beside this one, and ``sources``,
+        packages by their names.
+        """
+        tools = {name: shutil.which(name) for name in _TOOLS}
+        missing = [name for name, path in tools.items() if path is None]
+        if missing:
+            raise NoJailError(f"no jail for untrusted code: {', '.join(missing)} not installed")
+        self._tools = {name: str(path) for name, path in tools.items()}
+        self._walls = self._make_walls(sources or {}, libraries=libraries)
+        options = "-PsB" if libraries else "-PsSB"
+        self._keeper = [self._tools["nice"], "-n", str(_NICENESS)]
+        self._keeper += [self._tools["setpriv"], "--pdeathsig=KILL", "--", _interpreter(), "-IS"]
+        self._keeper += ["-c", _KEEPER]
+        self._python = [sys.executable if libraries else _interpreter(), options, "-c"]
+        self._prove()
+
+    def _make_walls(self, sources: Mapping[str, Path], *, libraries: bool) -> list[str]:
+        """Return the command that puts the one behind it into a jail."""
+        seen = {str(path): path for path in _interpreter_directories()[0 if libraries else 1 :]}
+        seen |= {f"/sources/{name}": path for name, path in sources.items()}
+        walls = []
+        if os.geteuid() == 0:
+            places = {inside: Path(_STAGE, str(n)) for n, inside in enumerate(seen)}
+            walls += [self._tools["unshare"], "--mount", "--", self._tools["sh"], "-ec", _STAGED]
+            walls += ["sh", *(str(path.resolve()) for path in seen.values()), "--"]
+            walls += [self._tools["setpriv"], f"--reuid={_NOBODY}", f"--regid={_NOBODY}"]
+            walls += ["--clear-groups", "--"]
+            seen = places
+        walls += [self._tools["bwrap"], "--unshare-all", "--unshare-user", "--disable-userns"]
+        # As process 1 the program itself is waited for, and with it what its tree has used.
+        walls += ["--as-pid-1", "--die-with-parent", "--new-session", "--clearenv"]
+        walls += ["--uid", _NOBODY, "--gid", _NOBODY, "--ro-bind", "/usr", "/usr"]
+        for name in ("bin", "lib", "lib64"):
+            root = Path("/", name)
+            if root.is_symlink():
+                walls += ["--symlink", str(root.readlink()), str(root)]
+            elif root.exists():
+                walls += ["--ro-bind", str(root), str(root)]
+        for inside, path in seen.items():
+            if Path("/usr") not in Path(inside).parents:
+                walls += ["--ro-bind", str(path), inside]
+        walls += ["--proc", "/proc", "--dev", "/dev"]
+        for scratch in ("/dev/shm", "/tmp"):  # noqa: S108 - the jail's own
+            walls += ["--size", str(_SCRATCH_BYTES), "--tmpfs", scratch]
+        walls += ["--chdir", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/"]  # noqa: S108
+        # Where addresses and hashes are the same each time, so is what programs make of them.
+        for name, value in _VARIABLES.items():
+            walls += ["--setenv", name, value]
+        return [*walls, "--"]
+
+    def _command(
+        self, limits: Limits, program: str, arguments: Sequence[str], *, lasting: bool = False
+    ) -> list[str]:
+        ceilings = {
+            "as": limits.address_space_bytes,
+            # The kernel's own end of one process is beyond what is over already.
+            "cpu": "unlimited" if lasting else limits.cpu_hard_seconds + 1,
+            "nproc": limits.processes_max,
+            "fsize": _FILE_BYTES,
+            "nofile": _OPEN_FILES,
+            "core": 0,
+            "memlock": 0,
+            "msgqueue": 0,
+            "sigpending": 64,
+        }
+        prlimit = [self._tools["prlimit"], *(f"--{key}={value}" for key, value in ceilings.items())]
+        inside = [*prlimit, "--", self._tools["setarch"], "-R", *self._python, program]
+        return [*self._walls, *inside, *arguments]
+
+    async def start(
+        self, program: str, arguments: Sequence[str], limits: Limits, *, lasting: bool = False
+    ) -> Jailed:
+        """Run Python source in a jail, and return once it has said ``READY``.
+
+        What is ``lasting`` limits the processor time of its children itself, if of anything.
+        Raises ``EngineError`` when it does not: that is a failure of this machine, because nothing
+        untrusted has been read yet.
+        """
+        loop = asyncio.get_running_loop()
+        command = self._command(limits, program, arguments, lasting=lasting)
+        input_end, entrance_end = os.pipe()
+        output_end, exit_end = os.pipe()
+        report_end, told_end = os.pipe()
+        try:
+            pid = _spawn([*self._keeper, *command], (input_end, exit_end, None, told_end))
+        except OSError as error:
+            for end in (entrance_end, output_end, report_end):
+                os.close(end)
+            raise EngineError.of(error) from None
+        finally:
+            for end in (input_end, exit_end, told_end):
+                os.close(end)
+        output = asyncio.StreamReader(limit=1 << 16)
+        exit_, _ = await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(output_end, "rb", 0)
+        )
+        entrance, _ = await loop.connect_write_pipe(
+            asyncio.BaseProtocol, os.fdopen(entrance_end, "wb", 0)
+        )
+        jailed = Jailed(pid, report_end, output, exit_, entrance)
+        try:
+            async with asyncio.timeout(START_SECONDS_MAX):
+                said = await output.readexactly(len(READY))
+        except (asyncio.IncompleteReadError, TimeoutError):
+            said = b""
+        except BaseException:
+            jailed.kill()
+            raise
+        if said != READY:
+            jailed.kill()
+            status, _ = await jailed.wait()
+            raise EngineError(f"a jail could not be made: its command ended with status {status}")
+        return jailed
+
+    async def run(
+        self, program: str, arguments: Sequence[str], given: bytes, limits: Limits
+    ) -> Ended:
+        """Run Python source on ``given`` input to its end or to a limit; see ``start``."""
+        jailed = await self.start(program, arguments, limits)
+        output = bytearray()
+        expired = False
+        try:
+            jailed.write(given)
+            jailed.close_input()
+            async with asyncio.timeout(limits.wall_seconds):
+                while len(output) <= limits.output_bytes_max:
+                    piece = await jailed.output.read(1 << 16)
+                    if not piece:
+                        await jailed.wait()
+                        break
+                    output += piece
+        except TimeoutError:
+            expired = True
+        finally:
+            jailed.kill()
+        status, use = await jailed.wait()
+        flooded = len(output) > limits.output_bytes_max
+        return Ended(status, bytes(output), use, flooded=flooded, expired=expired)
+
+    def _prove(self) -> None:
+        """Look whether the walls hold; raises ``NoJailError``."""
+        hidden = os.path.expanduser("~")  # noqa: PTH111 - text for the other side
+        limits = Limits(5, 10, 64 << 20, 128 << 20, PROBE_SECONDS, 4096)
+        deadline = [self._tools["timeout"], "-s", "KILL", str(PROBE_SECONDS)]
+        command = [*deadline, *self._command(limits, _PROBE, [hidden, str(limits.processes_max)])]
+        output_end, exit_end = os.pipe()
+        with open(os.devnull, "rb") as nothing, os.fdopen(output_end, "rb") as output:  # noqa: PTH123
+            try:
+                pid = _spawn(command, (nothing.fileno(), exit_end, exit_end))
+            finally:
+                os.close(exit_end)
+            said = output.read(4096).decode(errors="replace")
+        os.waitpid(pid, 0)
+        if said != "holds\n":
+            reason = " ".join(said.split())[:200] or f"no answer within {PROBE_SECONDS} s"
+            raise NoJailError(f"no jail for untrusted code: {reason}")
+
+
+def _spawn(command: list[str], files: Sequence[int | None]) -> int:
+    """Start a process with these files as 0, 1, 2 and so on, None for nothing, and no others."""
+    # Our own ends have higher numbers than a program's, so none is overwritten before it is given.
+    actions = [
+        (os.POSIX_SPAWN_OPEN, place, os.devnull, os.O_RDWR, 0)
+        if file is None
+        else (os.POSIX_SPAWN_DUP2, file, place)
+        for place, file in enumerate(files)
+    ]
+    # What this process ignores, such as a broken pipe, a program would go on ignoring.
+    return os.posix_spawn(
+        command[0],
+        command,
+        {},
+        file_actions=actions,
+        setpgroup=0,
+        setsigmask=[],
+        setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
+    )
+
+
+def _interpreter() -> str:
+    """Return the interpreter without what is installed beside it."""
+    return str(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))
+
+
+def _interpreter_directories() -> tuple[Path, Path]:
+    """Return where the installed libraries are, and the interpreter itself."""
+    return Path(sys.prefix), Path(sys.base_prefix)
+
+
+_STAGE = "/mnt"
+
+_STAGED = f"""
+mount -t tmpfs -o mode=755 stage {_STAGE}
+number=0
+while [ "$1" != -- ]; do
+    mkdir {_STAGE}/$number
+    mount --bind "$1" {_STAGE}/$number
+    number=$((number + 1))
+    shift
+done
+shift
+exec "$@"
+"""
+"""Shows directories to nobody, who may not enter the superuser's home, in a mount namespace."""
+
+_VARIABLES = {
+    "PYTHONHASHSEED": "0",
+    "PYTHONPATH": "/sources",
+    "OPENBLAS_NUM_THREADS": "1",  # its threads would each map memory
+}
+
+_NO_REPORT = b"137 0 0"
+"""The keeper was killed, by us."""
+
+_KEEPER = """
+import os, sys
+os.set_inheritable(3, False)
+child = os.posix_spawn(sys.argv[1], sys.argv[1:], {})
+for file in (0, 1):
+    os.close(file)
+_, status, use = os.wait4(child, 0)
+code = os.waitstatus_to_exitcode(status)
+code = 128 - code if code < 0 else code
+os.write(3, f"{code} {use.ru_utime + use.ru_stime} {use.ru_maxrss}".encode())
+"""
+"""Outside of the walls: a process that is as small as what it reports on, since a process starts
+with the largest size of the one that started it."""
+
+_PROBE = """
+import os, resource, socket, sys
+holes = []
+def must_fail(what, attempt):
+    try:
+        attempt()
+    except (OSError, MemoryError):
+        return
+    holes.append(what)
+def flood():
+    children = []
+    try:
+        for _ in range(int(sys.argv[2])):
+            child = os.fork()
+            if child == 0:
+                os.read(0, 1) or os._exit(0)
+            children.append(child)
+    finally:
+        for child in children:
+            os.waitpid(child, 0)
+if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
+    holes.append("memory without a limit")
+must_fail("memory without a limit", lambda: bytearray(resource.getrlimit(resource.RLIMIT_AS)[0]))
+must_fail("a writable system", lambda: open("/usr/hole", "w"))
+must_fail("a writable root", lambda: open("/hole", "w"))
+must_fail("writable devices", lambda: open("/dev/hole", "w"))
+must_fail("a home that is seen", lambda: os.listdir(sys.argv[1] + "/.ssh"))
+must_fail("a network", lambda: socket.create_connection(("192.0.2.1", 9), 1))
+must_fail("processes without a limit", flood)
+if any(name.isdigit() and int(name) > 64 for name in os.listdir("/proc")):
+    holes.append("processes of others that are seen")
+if len(os.environ) > 5:
+    holes.append("environment variables")
+print(", ".join(holes) or "holds")
+"""

@@ -1,0 +1,86 @@
+"""What tasks in text share: a question by seed, an answer to grade, tokens at both ends.
+
+Somebody else's data and a model's text are met here, so each is bounded before it is used.
+"""
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+
+from typing_extensions import override
+
+from protocol.crypto import digest
+from roles.environments.blocking import in_background
+from roles.ports.background import Background
+from roles.ports.engines import Answer, EngineError, Environment, Score
+from roles.ports.text import Tokenizer
+
+THOUGHT_END = "</think>"
+"""What reasoning models write between their thoughts and their answer."""
+
+
+class TextTask(Environment, ABC):
+    """A task whose prompts are chats."""
+
+    def __init__(self, name: str, tokenizer: Tokenizer, background: Background) -> None:
+        self._name = name
+        self._tokenizer = tokenizer
+        self._background = background
+
+    @property
+    @override
+    def name(self) -> str:
+        return self._name
+
+    @property
+    @override
+    def vocabulary_size(self) -> int:
+        return self._tokenizer.vocabulary_size
+
+    @abstractmethod
+    async def question(self, seed: int) -> str:
+        """Return what a user asks in problem ``seed``."""
+
+    @abstractmethod
+    async def grade(self, seed: int, answer: str) -> Score:
+        """Return the score of an answer, which is what follows the model's thoughts."""
+
+    @override
+    async def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+        question = await self.question(seed)
+        if length_target is not None:
+            # As in INTELLECT-2 (arXiv 2505.07291).
+            question += f"\n\nThink for {length_target} tokens before giving a response."
+        return await in_background(self._background, lambda: self._tokenizer.encode_chat(question))
+
+    @override
+    async def score_batch(self, answers: Sequence[Answer]) -> list[Score]:
+        texts = await in_background(
+            self._background, lambda: [self._tokenizer.decode(one.tokens) for one in answers]
+        )
+        said = (text.rpartition(THOUGHT_END)[2] for text in texts)
+        try:
+            async with asyncio.TaskGroup() as group:
+                grades = [
+                    group.create_task(self.grade(one.seed, answer))
+                    for one, answer in zip(answers, said, strict=True)
+                ]
+        except ExceptionGroup as errors:
+            raise EngineError.of(errors.exceptions[0]) from None
+        return [grade.result() for grade in grades]
+
+
+def require(package: str, required: str, name: str) -> None:
+    """Raise ``ValueError`` unless this version is installed: others may score otherwise."""
+    try:
+        installed = version(package)
+    except PackageNotFoundError:
+        installed = "none"
+    if installed != required:
+        raise ValueError(f"{name} needs {package} {required}, installed: {installed}")
+
+
+def row_of(name: str, seed: int, count: int) -> int:
+    """Return the row of problem ``seed`` in the task ``name``, uniform but for under 2**-192."""
+    return int.from_bytes(digest(f"{name}/row/{seed}".encode()), "big") % count

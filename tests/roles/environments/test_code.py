@@ -1,0 +1,184 @@
+import json
+from dataclasses import replace
+
+import pytest
+
+from roles.environments.code import LIMITS, PROGRAM_BYTES_MAX, Code, last_block, read_tests
+from roles.environments.jail import Jail
+from roles.ports.engines import Answer, EngineError, Unscorable
+from simulations.ports.background import SimBackground
+from tests.worlds.text import MemoryRows, byte_tokenizer, exchange, needs_jail, program_row
+
+pytestmark = needs_jail
+
+SUMS = [exchange("3 4\n", "7\n"), exchange("-1 1", "0")]
+ADD = "print(sum(map(int, input().split())))"
+SHORT = replace(LIMITS, cpu_soft_seconds=0.5, cpu_hard_seconds=2, wall_seconds=40.0)
+
+
+@pytest.fixture(scope="module")
+def jail():
+    return Jail(libraries=False)
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory):
+    return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+def task(jail, tokenizer, *tests, limits=SHORT):
+    rows = MemoryRows(program_row("Add two numbers.", *tests))
+    return Code("code/sums", rows, tokenizer, SimBackground(), jail, limits)
+
+
+def fenced(program):
+    return f"```python\n{program}\n```"
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        (fenced(ADD), 1.0),
+        (fenced("print(7)"), 0.0),
+        (ADD, 0.0),
+        (f"{fenced('print(1)')}\nor rather\n{fenced(ADD)}\nas said", 1.0),
+        (f"{fenced(ADD)}\nor rather\n{fenced('print(1)')}", 0.0),
+        (fenced(ADD) + "\n```text\n7\n```", 1.0),
+        (fenced(f"{ADD}\nprint()\n"), 1.0),
+        (fenced(f"{ADD}\nprint(1)"), 0.0),
+        (fenced(f"{ADD}\nraise SystemExit(1)"), 0.0),
+        (fenced(ADD + "\n" + "#" * PROGRAM_BYTES_MAX), 0.0),
+        (fenced("'\ud800'"), 0.0),
+        ("", 0.0),
+    ],
+)
+async def test_the_last_program_must_pass_all_tests(jail, tokenizer, answer, score):
+    assert await task(jail, tokenizer, *SUMS).grade(1, answer) == score
+
+
+@pytest.mark.parametrize(
+    ("program", "score"),
+    [
+        ("def add(a, b): return a + b", 1.0),
+        ("def add(a, b): return a - b", 0.0),
+        ("def add(a, b): return a + b\nif __name__ == '__main__': raise SystemExit", 1.0),
+        ("raise SystemExit(0)", 0.0),
+        ("import os\nos._exit(0)", 0.0),
+        ("import atexit, os\natexit.register(os._exit, 0)\nraise SystemExit", 0.0),
+        ("'''", 0.0),
+        ("class Yes:\n    def __eq__(self, o): return False\ndef add(a, b): return Yes()", 0.0),
+    ],
+)
+async def test_asserts_must_be_reached_and_hold(jail, tokenizer, program, score):
+    asked = task(jail, tokenizer, {"assert": "assert add(3, 4) == 7\nassert add(-1, 1) == 0"})
+    assert await asked.grade(1, fenced(program)) == score
+
+
+@pytest.mark.parametrize(
+    ("seconds", "score"), [(0.05, 1.0), (0.9, "s of processor time"), (3.0, 0.0)]
+)
+async def test_processor_time_decides(jail, tokenizer, seconds, score):
+    program = f"import time\nwhile time.process_time() < {seconds}: pass\nprint(7)"
+    given = await task(jail, tokenizer, exchange("", "7")).grade(1, fenced(program))
+    told = given.reason if isinstance(given, Unscorable) else given
+    assert (score in told) if isinstance(score, str) else told == score
+
+
+async def test_processor_time_adds_up_over_tests(jail, tokenizer):
+    program = "import time\nwhile time.process_time() < 0.3: pass\nprint(7)"
+    tests = [exchange("", "7")] * 3
+    assert isinstance(await task(jail, tokenizer, *tests).grade(1, fenced(program)), Unscorable)
+
+
+async def test_who_sleeps_has_no_score_and_who_floods_has_none_left(jail, tokenizer):
+    limits = replace(SHORT, wall_seconds=1.5, output_bytes_max=1000)
+    asked = task(jail, tokenizer, exchange("", "7"), limits=limits)
+    sleeping = await asked.grade(1, fenced("import time\ntime.sleep(9)\nprint(7)"))
+    assert sleeping == Unscorable("test 0: no end within 1.5 s")
+    assert await asked.grade(1, fenced("print('7' * 10**6)")) == 0.0
+
+
+async def test_memory_between_the_limits_has_no_score(jail, tokenizer):
+    limits = replace(SHORT, memory_soft_bytes=50 << 20, memory_hard_bytes=100 << 20)
+    asked = task(jail, tokenizer, exchange("", "7"), limits=limits)
+    grow = "x = bytearray({} << 20)\nx[::4096] = b'x' * len(x[::4096])\nprint(7)"
+    assert await asked.grade(1, fenced(grow.format(20))) == 1.0
+    assert isinstance(await asked.grade(1, fenced(grow.format(70))), Unscorable)
+    assert await asked.grade(1, fenced(grow.format(105))) == 0.0
+    assert await asked.grade(1, fenced(grow.format(500))) == 0.0
+
+
+async def test_what_programs_draw_is_the_same_each_time(jail, tokenizer):
+    draw = (
+        "import os, random, secrets, uuid\n"
+        "print(random.random(), random.Random().random(), os.urandom(4), secrets.token_hex(4))\n"
+        "print(random.SystemRandom().random(), uuid.uuid4(), hash('x'), id(object()))"
+    )
+    background = SimBackground()
+    rows = MemoryRows(program_row("", exchange("", "")))
+    asked = Code("code/draws", rows, tokenizer, background, jail, SHORT)
+    outputs = []
+    original = asked._jail.run
+
+    async def noted(*arguments):
+        outputs.append(await original(*arguments))
+        return outputs[-1]
+
+    asked._jail.run = noted
+    try:
+        for _ in range(3):
+            assert await asked.grade(1, fenced(draw)) == 0.0
+    finally:
+        del asked._jail.run
+    assert len({ended.output for ended in outputs}) == 1
+    assert b"0." in outputs[0].output
+
+
+async def test_answers_are_scored_after_the_thoughts_and_in_order(jail, tokenizer):
+    asked = task(jail, tokenizer, *SUMS)
+    texts = [f"{fenced(ADD)}</think>so", f"hm</think>{fenced(ADD)}", fenced(ADD)]
+    answers = [Answer(5, tuple(tokenizer._tokenizer.encode(text))) for text in texts]
+    assert await asked.score_batch(answers) == [0.0, 1.0, 1.0]
+
+
+async def test_prompts_are_chats_that_tell_the_length(jail, tokenizer):
+    asked = task(jail, tokenizer, *SUMS)
+    assert tokenizer.decode(await asked.prompt(1, None)) == "Add two numbers."
+    told = "Add two numbers.\n\nThink for 600 tokens before giving a response."
+    assert tokenizer.decode(await asked.prompt(1, 600)) == told
+    assert (asked.name, asked.vocabulary_size) == ("code/sums", tokenizer.vocabulary_size)
+
+
+async def test_a_row_that_cannot_be_read_is_no_ones_fault(jail, tokenizer):
+    rows = MemoryRows({"prompt": "", "tests": "[]"})
+    asked = Code("code/broken", rows, tokenizer, SimBackground(), jail)
+    with pytest.raises(ValueError, match="1 to 64"):
+        await asked.grade(1, fenced(ADD))
+    answer = Answer(1, tuple(tokenizer._tokenizer.encode(fenced(ADD))))
+    with pytest.raises(EngineError, match="1 to 64"):
+        await asked.score_batch([answer])
+
+
+@pytest.mark.parametrize(
+    "tests",
+    ["", "{}", "[]", "[1]", '[{"input": "1"}]', '[{"assert": " "}]', json.dumps([{}] * 65)],
+)
+def test_tests_that_are_none(tests):
+    with pytest.raises(ValueError):  # noqa: PT011 - json's own error is one
+        read_tests(tests)
+
+
+@pytest.mark.parametrize(
+    ("answer", "block"),
+    [
+        ("```python\na\n```", "a"),
+        ("```py\na\n\nb\n```\n", "a\n\nb"),
+        ("```python\na", None),
+        ("```\na\n```", None),
+        ("```python\na\n```\n```python\nb", "a"),
+        ("```python\n```", ""),
+        ("`" * 100_000, None),
+    ],
+)
+def test_blocks(answer, block):
+    assert last_block(answer) == block

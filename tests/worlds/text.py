@@ -1,0 +1,58 @@
+"""A tokenizer of bytes, written and read as models' are, and data sets on disk."""
+
+import json
+import shutil
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from roles.engines.tokenizer import HuggingFaceTokenizer
+
+TEMPLATE = (
+    "{% for message in messages %}<|user|>{{ message['content'] }}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+
+needs_jail = pytest.mark.skipif(shutil.which("bwrap") is None, reason="bubblewrap is not installed")
+
+
+def byte_tokenizer(directory):
+    """Write a tokenizer of single bytes with two special tokens and an end; return it as read."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bare = Tokenizer(models.BPE({letter: n for n, letter in enumerate(alphabet)}, []))
+    bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bare.decoder = decoders.ByteLevel()
+    made = PreTrainedTokenizerFast(tokenizer_object=bare, eos_token="<|end|>")
+    special = ["<|user|>", "<|assistant|>", "</think>"]
+    made.add_special_tokens({"additional_special_tokens": special})
+    made.chat_template = TEMPLATE
+    made.save_pretrained(directory)
+    return HuggingFaceTokenizer(directory)
+
+
+def write_rows(path, rows, **options):
+    """Write rows, given as dictionaries, to a parquet file."""
+    parquet.write_table(pa.Table.from_pylist(rows), path, **options)
+    return path
+
+
+def exchange(given, expected):
+    return {"input": given, "output": expected}
+
+
+def program_row(prompt, *tests):
+    return {"prompt": prompt, "tests": json.dumps(tests)}
+
+
+class MemoryRows:
+    """Rows that are in memory."""
+
+    def __init__(self, *rows):
+        self._rows = rows
+        self.count = len(rows)
+
+    def row(self, index):
+        return self._rows[index]
