@@ -287,8 +287,10 @@ async def test_a_fork_server_that_is_gone_is_told(tmp_path):
 
 OWNER = """
 import asyncio, sys
+from pathlib import Path
 from roles.engines.child.engines import ChildEngines
 from roles.engines.child.process import EngineProcesses
+from simulations.ports.background import SimBackground
 from tests.roles.engines.child.engine_processes import tiny_manifest
 
 async def main():

@@ -35,7 +35,7 @@ class RealWorker:
         patience = replace(BRISK, silence_seconds=2.0)
         self.engine = made("generation", self.world.manifest, patience=patience)
         self._settled = 0
-        self.world.run(InferenceFlow(self.world.context, self.engine, Task()))
+        self.world.run(InferenceFlow(self.world.context, self.engine, self.world.asked(Task())))
 
     @property
     def commits(self) -> list[RolloutCommit]:
