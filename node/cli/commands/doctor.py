@@ -12,7 +12,6 @@ from node.cli.commands.context import print_json, print_rich
 from node.cli.options import Json
 from node.doctor.finding import Finding, Level
 from node.founding.model import needs_of_run
-from node.founding.needs import Needs
 from node.local.datadir import DataDir, load_identity
 from node.local.errors import ExitCode, NodeError
 from protocol.manifest import RunManifest
@@ -76,6 +75,7 @@ def doctor(
 
 def _look(node: "NodeConfig") -> list[Finding]:
     """Return what everything but the engine looks like."""
+    from node.doctor.jail import check_jail  # noqa: PLC0415 - only when it looks
     from node.doctor.machine import check_clock, check_devices, check_disk  # noqa: PLC0415 - slow
     from node.doctor.network import check_p2pd, check_peers, check_reachable  # noqa: PLC0415 - same
 
@@ -86,18 +86,25 @@ def _look(node: "NodeConfig") -> list[Finding]:
             *await check_peers(node.initial_peers),
         ]
 
-    found, needs = _look_at_run(node)
+    found, manifest = _look_at_run(node)
+    needs = None
+    if manifest is not None:
+        try:
+            needs = needs_of_run(manifest)
+        except NodeError as error:
+            found.append(Finding("model", Level.FAILURE, error.message))
     return [
         *found,
         check_clock(),
         check_disk(node.data_dir, node.roles, needs),
         *check_devices(node.device, node.roles, needs),
+        check_jail(manifest),
         *asyncio.run(network()),
     ]
 
 
-def _look_at_run(node: "NodeConfig") -> tuple[list[Finding], Needs | None]:
-    """Return whether the run can be joined with these roles, and what it needs if it is known."""
+def _look_at_run(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
+    """Return whether the run can be joined with these roles, and the run if it is known."""
     from node.local.run_pin import local_run  # noqa: PLC0415 - the protocol; help does without
 
     datadir = DataDir(node.data_dir)
@@ -106,12 +113,11 @@ def _look_at_run(node: "NodeConfig") -> tuple[list[Finding], Needs | None]:
         if signed is None:
             unknown = "not known here: the peers will offer it; --run RUN.toml compares it now"
             return [Finding("run", Level.OK, unknown)], None
-        needs = needs_of_run(signed.manifest)
     except NodeError as error:
         return [Finding("run", Level.FAILURE, error.message)], None
     manifest = signed.manifest
     found = [Finding("run", Level.OK, f"{manifest.name}, {manifest.run_id.hex()[:16]}…")]
-    return found + _look_at_key(datadir, node, manifest), needs
+    return found + _look_at_key(datadir, node, manifest), manifest
 
 
 def _look_at_key(datadir: DataDir, node: "NodeConfig", manifest: RunManifest) -> list[Finding]:

@@ -9,6 +9,7 @@ from node.cli.main import main
 from node.doctor import engine, machine
 from node.doctor.engine import check_engine
 from node.doctor.finding import Level
+from node.doctor.jail import check_jail
 from node.doctor.machine import check_clock, check_devices, check_disk
 from node.doctor.network import check_p2pd, check_peers, check_reachable
 from node.founding.found import found as found_run
@@ -20,6 +21,7 @@ from protocol.crypto import Identity
 from protocol.recipe import load_recipe
 from protocol.types import Role
 from tests.worlds.messages import RECIPE, run_manifest
+from tests.worlds.text import needs_jail
 
 PEER = Identity(b"\x05" * 32).peer_id
 NEEDS = needs_of(run_manifest(), 10**9)
@@ -117,6 +119,22 @@ async def test_peers_are_dialled_and_one_is_enough():
 def test_without_an_address_of_its_own_a_node_is_reached_through_relays():
     assert check_reachable(0, None).level is Level.WARNING
     assert check_reachable(31337, "192.0.2.1").level is Level.OK
+
+
+@pytest.mark.parametrize(
+    ("task", "level"), [("arithmetic", Level.WARNING), ("code/sums", Level.FAILURE)]
+)
+def test_a_machine_without_a_jail_can_only_score_characters(monkeypatch, task, level):
+    manifest = run_manifest(environment={"name": task})
+    monkeypatch.setenv("PATH", "/nowhere")
+    finding = check_jail(manifest)
+    assert finding.level is level
+    assert "bwrap" in finding.found
+
+
+@needs_jail
+def test_a_jail_that_holds_is_well():
+    assert check_jail(None).level is Level.OK
 
 
 @pytest.mark.live
