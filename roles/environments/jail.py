@@ -84,8 +84,10 @@ class Jailed:
         """End it with its whole tree, and read no more of it; idempotent."""
         self._exit.close()
         if not self._ended.done():
+            # The group has what was started before it could ask to die with its parent. Nobody else
+            # gets its number: the first of it has not been waited for.
             with suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+                os.killpg(self._pid, signal.SIGKILL)
 
     async def wait(self) -> tuple[int, Use]:
         """Return its exit status and what it used, once it has ended."""
@@ -136,12 +138,13 @@ class Jail:
                 walls += ["--symlink", str(root.readlink()), str(root)]
             elif root.exists():
                 walls += ["--ro-bind", str(root), str(root)]
-        for inside, path in seen.items():
-            if Path("/usr") not in Path(inside).parents:
-                walls += ["--ro-bind", str(path), inside]
         walls += ["--proc", "/proc", "--dev", "/dev"]
         for scratch in ("/dev/shm", "/tmp"):  # noqa: S108 - the jail's own
             walls += ["--size", str(_SCRATCH_BYTES), "--tmpfs", scratch]
+        # After the scratch: what is installed may itself lie somewhere in ``/tmp``.
+        for inside, path in seen.items():
+            if Path("/usr") not in Path(inside).parents:
+                walls += ["--ro-bind", str(path), inside]
         walls += ["--chdir", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/"]  # noqa: S108
         # Where addresses and hashes are the same each time, so is what programs make of them.
         for name, value in _VARIABLES.items():
