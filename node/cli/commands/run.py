@@ -140,7 +140,7 @@ def _found(
 
 def _check_task(recipe: Recipe) -> None:
     """Raise ``ValueError`` for a task that is not there or whose tokens the model lacks."""
-    from roles.environments.base import environment  # noqa: PLC0415 - tasks may be heavy
+    from roles.environments.base import END, environment  # noqa: PLC0415 - tasks may be heavy
 
     if "/" in recipe.environment.name:
         return  # a task in text takes the model's own tokens
@@ -149,6 +149,11 @@ def _check_task(recipe: Recipe) -> None:
         raise ValueError(
             f"environment {task.name!r} has {task.vocabulary_size} tokens, the model "
             f"{recipe.model.vocabulary_size}"
+        )
+    if END not in recipe.model.end_tokens:
+        raise ValueError(
+            f"environment {task.name!r} ends answers with token {END}, the model with "
+            f"{', '.join(map(str, recipe.model.end_tokens))}"
         )
 
 

@@ -103,6 +103,12 @@ def test_a_task_whose_tokens_the_model_lacks_is_refused(tmp_path, capsys):
     assert "environment 'arithmetic' has 32 tokens, the model 8" in capsys.readouterr().err
 
 
+def test_a_task_whose_answers_end_otherwise_is_refused(tmp_path, capsys):
+    other = write_directory(tmp_path / "other", eos_token_id=5)
+    assert create(other, tmp_path / "run") == 78
+    assert "ends answers with token 1, the model with 5" in capsys.readouterr().err
+
+
 def test_what_was_changed_in_a_manifest_is_not_shown(model, tmp_path, capsys):
     assert create(model, tmp_path / "run") == 0
     path = tmp_path / "run" / "run.toml"
