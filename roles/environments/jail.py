@@ -83,6 +83,8 @@ class Jailed:
     def kill(self) -> None:
         """End it with its whole tree, and read no more of it; idempotent."""
         self._exit.close()
+        if not self._entrance.is_closing():
+            self._entrance.abort()
         if not self._ended.done():
             # The group has what was started before it could ask to die with its parent. Nobody else
             # gets its number: the first of it has not been waited for.
@@ -184,22 +186,33 @@ class Jail:
         input_end, entrance_end = os.pipe()
         output_end, exit_end = os.pipe()
         report_end, told_end = os.pipe()
+        output = asyncio.StreamReader(limit=1 << 16)
+        ours: list[asyncio.BaseTransport] = []
+        unused = {entrance_end, output_end, report_end}
         try:
+            unused.discard(output_end)
+            exit_, _ = await loop.connect_read_pipe(
+                lambda: asyncio.StreamReaderProtocol(output), os.fdopen(output_end, "rb", 0)
+            )
+            ours.append(exit_)
+            unused.discard(entrance_end)
+            entrance, _ = await loop.connect_write_pipe(
+                asyncio.BaseProtocol, os.fdopen(entrance_end, "wb", 0)
+            )
+            ours.append(entrance)
+            # Nothing is awaited between this and what can end it: a cancelled start leaves nothing.
             pid = _spawn([*self._keeper, *command], (input_end, exit_end, None, told_end))
-        except OSError as error:
-            for end in (entrance_end, output_end, report_end):
+        except BaseException as error:
+            for transport in ours:
+                transport.close()
+            for end in unused:
                 os.close(end)
-            raise EngineError.of(error) from None
+            if isinstance(error, OSError):
+                raise EngineError.of(error) from None
+            raise
         finally:
             for end in (input_end, exit_end, told_end):
                 os.close(end)
-        output = asyncio.StreamReader(limit=1 << 16)
-        exit_, _ = await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(output), os.fdopen(output_end, "rb", 0)
-        )
-        entrance, _ = await loop.connect_write_pipe(
-            asyncio.BaseProtocol, os.fdopen(entrance_end, "wb", 0)
-        )
         jailed = Jailed(pid, report_end, output, exit_, entrance)
         try:
             async with asyncio.timeout(START_SECONDS_MAX):

@@ -31,7 +31,6 @@ async def test_five_scorers_agree_about_hostile_completions_and_nobody_is_hurt()
         report = await hostile.attack(kept, 5)
     assert touched == []
     assert report.disagreements == []
-    assert report.late_seconds_p999 - report.control_late_seconds_max <= hostile.LATE_SECONDS_MAX
     for kind, tally in report.scores.items():
         right = kind.partition(", ")[2] in HARMLESS
         assert set(tally) <= {"1" if right else "0", "none"}, kind
