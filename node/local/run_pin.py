@@ -33,24 +33,28 @@ def pinned_run(datadir: DataDir) -> SignedManifest | None:
     return signed
 
 
-def pin_run(datadir: DataDir, run: SignedManifest, *, source: str = "the peers offer") -> None:
+def pin_run(datadir: DataDir, run: SignedManifest) -> None:
     """Make the directory belong to ``run``; raises ``NodeError`` when it belongs to another."""
-    pinned = pinned_run(datadir)
-    if pinned is None:
+    if not _is_pinned(datadir, run, "the peers offer"):
         write_atomically(datadir.run, run.encoded())
-    elif pinned.manifest.run_id != run.manifest.run_id:
-        raise NodeError(
-            f"data dir {datadir.root} belongs to run {_short(pinned)}, "
-            f"{source} run {_short(run)}; use another --data-dir",
-            ExitCode.CONFIG,
-        )
 
 
 def local_run(datadir: DataDir, run: Path | None, run_id: str | None) -> SignedManifest | None:
-    """Return the run that is known before any peer is asked, and pin it.
+    """Return the run that is known before any peer is asked, and pin it; raises as ``known_run``.
 
-    That is the manifest file ``run`` if given, else the pinned one. Raises ``NodeError`` when they
-    differ from each other or from ``run_id`` (64 hexadecimal digits).
+    That is the manifest file ``run`` if given, else the pinned one.
+    """
+    known = known_run(datadir, run, run_id)
+    if known is not None:
+        pin_run(datadir, known)
+    return known
+
+
+def known_run(datadir: DataDir, run: Path | None, run_id: str | None) -> SignedManifest | None:
+    """Return what ``local_run`` does, and write nothing: the directory need not exist.
+
+    Raises ``NodeError`` when the manifest file ``run`` and the pinned one differ from each other or
+    from ``run_id`` (64 hexadecimal digits).
     """
     known = load_run(run) if run is not None else pinned_run(datadir)
     if known is None:
@@ -61,8 +65,22 @@ def local_run(datadir: DataDir, run: Path | None, run_id: str | None) -> SignedM
             f"--run-id asks for run {run_id[:12]}…, {source} run {_short(known)}",
             ExitCode.CONFIG,
         )
-    pin_run(datadir, known, source=f"{run} is")
+    _is_pinned(datadir, known, f"{run} is")
     return known
+
+
+def _is_pinned(datadir: DataDir, run: SignedManifest, source: str) -> bool:
+    """Tell whether the directory belongs to ``run``; raises ``NodeError`` for another one."""
+    pinned = pinned_run(datadir)
+    if pinned is None:
+        return False
+    if pinned.manifest.run_id != run.manifest.run_id:
+        raise NodeError(
+            f"data dir {datadir.root} belongs to run {_short(pinned)}, "
+            f"{source} run {_short(run)}; use another --data-dir",
+            ExitCode.CONFIG,
+        )
+    return True
 
 
 def load_run(path: Path) -> SignedManifest:

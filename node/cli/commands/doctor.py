@@ -105,11 +105,11 @@ def _look(node: "NodeConfig") -> list[Finding]:
 
 def _look_at_run(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
     """Return whether the run can be joined with these roles, and the run if it is known."""
-    from node.local.run_pin import local_run  # noqa: PLC0415 - the protocol; help does without
+    from node.local.run_pin import known_run  # noqa: PLC0415 - the protocol; help does without
 
     datadir = DataDir(node.data_dir)
     try:
-        signed = local_run(datadir, node.run, node.run_id)
+        signed = known_run(datadir, node.run, node.run_id)
         if signed is None:
             unknown = "not known here: the peers will offer it; --run RUN.toml compares it now"
             return [Finding("run", Level.OK, unknown)], None

@@ -15,7 +15,7 @@ from node.doctor.network import check_p2pd, check_peers, check_reachable
 from node.founding.found import found as found_run
 from node.founding.found import manifest_toml
 from node.founding.needs import needs_of
-from node.local.datadir import DataDir, load_or_create_identity, open_data_dir
+from node.local.datadir import load_or_create_identity, open_data_dir
 from node.local.hardware import Gpu
 from protocol.crypto import Identity
 from protocol.recipe import load_recipe
@@ -183,4 +183,19 @@ def test_the_command_takes_the_nodes_options_and_tells_by_its_exit_code(
     assert found["run"]["level"] == "ok"
     assert found["memory"]["found"].startswith("validator needs about")
     assert ("key" in found) is not named
-    assert not DataDir(tmp_path / "data").lock.exists()
+    left = [path.name for path in (tmp_path / "data").iterdir()]
+    assert sorted(left) == ["identity.key", "version"], "it looks and changes nothing"
+
+
+@pytest.mark.live
+def test_who_has_no_data_directory_yet_gets_none(tmp_path, capsys):
+    validators = [Identity(bytes([number]) * 32).peer_id for number in range(1, 4)]
+    signed = found_run(
+        load_recipe(RECIPE.read_text()), "0f" * 32, Identity(b"\x09" * 32), [PEER], validators
+    )
+    run = tmp_path / "run.toml"
+    run.write_text(manifest_toml(signed))
+    arguments = ["--run", str(run), "--data-dir", str(tmp_path / "data")]
+    assert main(["doctor", "--no-engine", "--json", *arguments]) == 0
+    assert json.loads(capsys.readouterr().out)[0]["what"] == "run"
+    assert [path.name for path in tmp_path.iterdir()] == ["run.toml"]
