@@ -9,13 +9,18 @@ from protocol.recipe import ModelSection, Recipe
 from protocol.types import Digest
 
 
+def require_model(directory: Path) -> None:
+    """Raise ``ValueError`` for what is no Hugging Face directory."""
+    if not (directory / "config.json").is_file():
+        raise ValueError(f"{directory}: no Hugging Face model, it has no config.json")
+
+
 def import_model(directory: Path, recipe: Recipe, path: Path) -> tuple[ModelSection, Digest]:
     """Write the first policy to ``path``; return the model's section and the policy's digest.
 
     Raises ``ValueError`` for a model that the engines do not compute.
     """
-    if not (directory / "config.json").is_file():
-        raise ValueError(f"{directory}: no Hugging Face model, it has no config.json")
+    require_model(directory)
     from roles.engines.published import (  # noqa: PLC0415 - torch takes seconds
         import_pretrained,
         section_of,

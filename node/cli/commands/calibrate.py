@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node.cli.commands.context import print_json, print_rich
+from node.cli.commands.context import print_json, print_rich, read_recipe
 from node.cli.options import Json
+from node.founding.model import require_model
 from node.local.errors import ExitCode, NodeError
-from protocol.recipe import ManifestError, Recipe, load_recipe
 
 if TYPE_CHECKING:
     from roles.engines.calibration.calibrate import Calibration
@@ -51,12 +51,12 @@ def calibrate(
     the lies. Printed are how many tokens each lie takes until it is caught, and the [toploc]
     section that the recipe should have.
     """
-    known = _recipe(recipe)
-    for model in models:
-        if not (model / "config.json").is_file():
-            raise NodeError(
-                f"{model}: no Hugging Face model, it has no config.json", ExitCode.USAGE
-            )
+    known = read_recipe(recipe)
+    try:
+        for model in models:
+            require_model(model)
+    except ValueError as error:
+        raise NodeError(str(error), ExitCode.USAGE) from None
     from roles.engines.calibration.calibrate import (  # noqa: PLC0415 - torch takes seconds
         as_toml,
         calibrate,
@@ -88,15 +88,6 @@ def calibrate(
         return
     _print_table(found)
     sys.stdout.write("\n" + as_toml(found.rules))
-
-
-def _recipe(path: Path) -> Recipe:
-    try:
-        return load_recipe(path.read_text())
-    except OSError as error:
-        raise NodeError(f"{path}: {error.strerror}", ExitCode.CONFIG) from None
-    except ManifestError as error:
-        raise NodeError(f"{path}: {error}", ExitCode.CONFIG) from None
 
 
 def _values(found: "Calibration") -> dict[str, object]:

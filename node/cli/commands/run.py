@@ -1,28 +1,27 @@
 """Found a run from a model directory and a recipe, or show what a run is and asks for."""
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from node.cli.commands.context import print_json, print_rich
+from node.cli.commands.context import print_json, print_rich, read_recipe
 from node.cli.options import Json
 from node.founding.found import create_member, found, give, manifest_toml
 from node.founding.model import import_model, needs_of_run
 from node.founding.needs import Needs
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.local.errors import ExitCode, NodeError
-from protocol.crypto import verify
-from protocol.manifest import RunManifest, SignedManifest, load_signed_manifest
-from protocol.recipe import ManifestError, Recipe, load_recipe
+from node.local.run_pin import load_run
+from protocol.manifest import RunManifest, SignedManifest
+from protocol.recipe import Recipe
 from protocol.types import PeerId
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
-T = TypeVar("T")
 
 MANIFEST = "run.toml"
 
@@ -63,7 +62,7 @@ def create(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise NodeError(f"{out} is not empty; a run needs a new directory", ExitCode.USAGE)
-    rules = _read(recipe, load_recipe)
+    rules = read_recipe(recipe)
     typer.echo(f"reading {model}", err=True)
     with _staging(out) as staging:
         signed, needs = _found(
@@ -91,7 +90,7 @@ def show(
     as_json: Json = False,
 ) -> None:
     """Show what a run is and what it asks of those who join."""
-    signed = _read(manifest, lambda text: load_signed_manifest(text, verify))
+    signed = load_run(manifest)
     needs = needs_of_run(signed.manifest)
     if as_json:
         print_json(_values(signed.manifest, needs))
@@ -163,15 +162,6 @@ def _keep(staging: Path, out: Path) -> None:
     names = sorted(path.name for path in staging.iterdir() if path.name != MANIFEST)
     for name in (*names, MANIFEST):
         (staging / name).rename(out / name)
-
-
-def _read(path: Path, parse: Callable[[str], T]) -> T:
-    try:
-        return parse(path.read_text())
-    except OSError as error:
-        raise NodeError(f"{path}: {error.strerror}", ExitCode.CONFIG) from None
-    except (ManifestError, UnicodeDecodeError) as error:
-        raise NodeError(f"{path}: {error}", ExitCode.CONFIG) from None
 
 
 def _values(manifest: RunManifest, needs: Needs) -> dict[str, object]:
