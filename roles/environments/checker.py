@@ -6,12 +6,11 @@ or pass a hard limit has no result, one between the limits is ``Unscorable``.
 
 import asyncio
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 import roles
-from roles.environments.jail import Jail, Jailed
+from roles.environments.jail import Jail, Jailed, places
 from roles.environments.jailed.serve import LENGTH_BYTES, REPLY_BYTES_MAX
 from roles.environments.limits import Limits, Use
 from roles.ports.engines import Unscorable
@@ -30,7 +29,7 @@ hard is a guess: machines with which people train differ less in the speed of on
 
 
 class Checker:
-    """The function ``check`` of a module of ``jailed``, in one jail for every two cores."""
+    """The function ``check`` of a module of ``jailed``, in as many jails as have a place."""
 
     def __init__(self, module: str, limits: Limits = LIMITS) -> None:
         """Try a jail; raises ``NoJailError``."""
@@ -41,7 +40,7 @@ class Checker:
             f"serve(check, {limits.cpu_hard_seconds + 1})\n"
         )
         self._limits = limits
-        self._places = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2))
+        self._places = places()
         self._idle: list[Jailed] = []
 
     async def ask(self, question: dict[str, Any]) -> Any | Unscorable:

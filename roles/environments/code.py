@@ -8,19 +8,16 @@ is done here: one that reads the time of day may still differ from machine to ma
 
 import asyncio
 import json
-import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from typing_extensions import override
 
 from protocol.crypto import digest
-from roles.environments.blocking import in_background
-from roles.environments.jail import Jail
+from roles.environments.jail import Jail, places
 from roles.environments.jailed.serve import READY
 from roles.environments.limits import Ended, Limits, Use
-from roles.environments.text import TextTask, row_of
+from roles.environments.text import RowTask
 from roles.ports.background import Background
 from roles.ports.engines import Score, Unscorable
 from roles.ports.text import Rows, Tokenizer
@@ -78,7 +75,7 @@ class Test:
         return written == _lines(self.expected)
 
 
-class Code(TextTask):
+class Code(RowTask):
     """Rows with tests, scored 0 or 1."""
 
     def __init__(
@@ -90,27 +87,17 @@ class Code(TextTask):
         jail: Jail,
         limits: Limits = LIMITS,
     ) -> None:
-        super().__init__(name, tokenizer, background)
-        self._rows = rows
+        super().__init__(name, rows, tokenizer, background)
         self._jail = jail
         self._limits = limits
-        # Processor time is what counts, but deadlines must not be met by waiting for a core.
-        self._places = asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2))
-
-    async def _row(self, seed: int) -> Mapping[str, str]:
-        index = row_of(self.name, seed, self._rows.count)
-        return await in_background(self._background, lambda: self._rows.row(index))
-
-    @override
-    async def question(self, seed: int) -> str:
-        return (await self._row(seed))["prompt"]
+        self._places = places()
 
     @override
     async def grade(self, seed: int, answer: str) -> Score:
         program = last_block(answer)
         if program is None or len(program.encode(errors="replace")) > PROGRAM_BYTES_MAX:
             return 0.0
-        tests = read_tests((await self._row(seed))["tests"])
+        tests = read_tests((await self.row(seed))["tests"])
         async with self._places:
             return await self._pass_all(program, tests)
 

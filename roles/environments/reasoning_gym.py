@@ -7,7 +7,7 @@ from typing_extensions import override
 
 from protocol.crypto import digest
 from roles.environments.checker import Checker
-from roles.environments.text import TextTask, require
+from roles.environments.text import ANSWER_CHARACTERS_MAX, TextTask, require
 from roles.ports.background import Background
 from roles.ports.engines import Score, Unscorable
 from roles.ports.text import Tokenizer
@@ -52,9 +52,6 @@ Of the other 76, some evaluate answers as Python (``n_queens``, ``countdown`` an
 then write their own score; some generate what depends on the order of a set; the rest have scores
 of their own that nobody has read yet.
 """
-
-ANSWER_CHARACTERS_MAX = 4000
-"""From the end, where an answer stands."""
 
 INSTRUCTION = "Provide your final answer between <answer> and </answer> tags."
 

@@ -5,7 +5,7 @@ Somebody else's data and a model's text are met here, so each is bounded before 
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from typing_extensions import override
@@ -14,10 +14,14 @@ from protocol.crypto import digest
 from roles.environments.blocking import in_background
 from roles.ports.background import Background
 from roles.ports.engines import Answer, EngineError, Environment, Score
-from roles.ports.text import Tokenizer
+from roles.ports.text import Rows, Tokenizer
 
 THOUGHT_END = "</think>"
 """What reasoning models write between their thoughts and their answer."""
+
+ANSWER_CHARACTERS_MAX = 4000
+"""From the end, where an answer stands, for libraries that look for it: they take long on more; a
+guess."""
 
 
 class TextTask(Environment, ABC):
@@ -69,6 +73,23 @@ class TextTask(Environment, ABC):
         except ExceptionGroup as errors:
             raise EngineError.of(errors.exceptions[0]) from None
         return [grade.result() for grade in grades]
+
+
+class RowTask(TextTask):
+    """A task whose problems are the rows of a data set, with the question under ``prompt``."""
+
+    def __init__(self, name: str, rows: Rows, tokenizer: Tokenizer, background: Background) -> None:
+        super().__init__(name, tokenizer, background)
+        self._rows = rows
+
+    async def row(self, seed: int) -> Mapping[str, str]:
+        """Return the row of problem ``seed``."""
+        index = row_of(self.name, seed, self._rows.count)
+        return await in_background(self._background, lambda: self._rows.row(index))
+
+    @override
+    async def question(self, seed: int) -> str:
+        return (await self.row(seed))["prompt"]
 
 
 def require(package: str, required: str, name: str) -> None:

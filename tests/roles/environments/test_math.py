@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 
 from roles.environments.checker import LIMITS, Checker
-from roles.environments.math import ANSWER_CHARACTERS_MAX, Math
+from roles.environments.math import Math
 from roles.environments.reasoning_gym import ADMITTED, INSTRUCTION, ReasoningGym
+from roles.environments.text import ANSWER_CHARACTERS_MAX
 from roles.ports.engines import EngineError, Unscorable
 from simulations.ports.background import SimBackground
 from tests.worlds.text import MemoryRows, byte_tokenizer, needs_jail
