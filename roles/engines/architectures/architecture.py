@@ -89,6 +89,11 @@ def pack_layer(weights: Weights, query_key_norm: Tensor | None = None) -> Layer:
     )
 
 
+def pack_plain(weights: Weights, _config: Config) -> Layer:
+    """Return a layer whose queries and keys are not normed."""
+    return pack_layer(weights)
+
+
 def _joined(weights: Weights, *names: str) -> Linear:
     """Return several products of the same states as one; all have a bias, or none."""
     biased = f"{names[0]}.bias" in weights

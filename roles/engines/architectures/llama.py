@@ -3,23 +3,12 @@
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from roles.engines.architectures.architecture import (
-    Architecture,
-    Config,
-    Layer,
-    Weights,
-    pack_layer,
-)
-
-
-def _pack(weights: Weights, _config: Config) -> Layer:
-    return pack_layer(weights)
-
+from roles.engines.architectures.architecture import Architecture, pack_plain
 
 LLAMA = Architecture(
     config=LlamaConfig,
     model=LlamaForCausalLM,
     rotary=LlamaRotaryEmbedding,
     computed=frozenset({"attention_bias", "mlp_bias"}),
-    pack=_pack,
+    pack=pack_plain,
 )

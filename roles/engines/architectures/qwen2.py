@@ -3,18 +3,7 @@
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RotaryEmbedding
 
-from roles.engines.architectures.architecture import (
-    Architecture,
-    Config,
-    Layer,
-    Weights,
-    pack_layer,
-)
-
-
-def _pack(weights: Weights, _config: Config) -> Layer:
-    return pack_layer(weights)
-
+from roles.engines.architectures.architecture import Architecture, pack_plain
 
 QWEN2 = Architecture(
     config=Qwen2Config,
@@ -23,5 +12,5 @@ QWEN2 = Architecture(
     computed=frozenset(
         {"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"}
     ),
-    pack=_pack,
+    pack=pack_plain,
 )

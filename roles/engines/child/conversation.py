@@ -16,15 +16,8 @@ from roles.engines.child import wire
 from roles.engines.child.methods import Method
 from roles.engines.child.process import EngineProcess
 from roles.ports.engines import EngineError
-from roles.ports.storage import StorageFullError
 
 log = structlog.get_logger()
-
-_TOLD: Mapping[wire.ErrorName, type[Exception]] = {
-    "ValueError": ValueError,
-    "LookupError": LookupError,
-    "StorageFullError": StorageFullError,
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,5 +247,5 @@ class Conversation:
 
 
 def _raised(failed: wire.Failed) -> Exception:
-    told = _TOLD.get(failed.error)
+    told = wire.TOLD.get(failed.error)
     return EngineError(failed.reason[:200], failed.trace) if told is None else told(failed.reason)

@@ -8,9 +8,8 @@ import asyncio
 import os
 import resource
 import socket
-from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any, Final
+from typing import Any
 
 import psutil
 
@@ -20,17 +19,6 @@ from roles.engines.child import wire
 from roles.engines.child.methods import METHODS, Method
 from roles.engines.factory import TransformersEngines
 from roles.ports.engines import EngineError, Generation, TrainingSequence, VerificationRequest
-from roles.ports.storage import StorageFullError
-
-_TOLD: Mapping[type[Exception], wire.ErrorName] = {
-    ValueError: "ValueError",
-    LookupError: "LookupError",
-    StorageFullError: "StorageFullError",
-}
-
-_REASON_CHARACTERS_MAX: Final = 1000
-_TRACE_CHARACTERS_MAX: Final = 8000
-"""As ``wire.Failed`` allows."""
 
 
 def serve(channel: socket.socket) -> None:
@@ -111,15 +99,15 @@ class _Server:
             self._calls.pop(call.id, None)
 
     async def _fail(self, call: int | None, error: Exception) -> None:
-        told = next((name for kind, name in _TOLD.items() if isinstance(error, kind)), None)
+        told = next((name for name, kind in wire.TOLD.items() if isinstance(error, kind)), None)
         shown = error if told else EngineError.of(error)
         trace = shown.trace if isinstance(shown, EngineError) else ""
         await self._say(
             wire.Failed(
                 id=call,
                 error=told or "EngineError",
-                reason=str(shown)[:_REASON_CHARACTERS_MAX],
-                trace=trace[-_TRACE_CHARACTERS_MAX:],
+                reason=str(shown)[: wire.REASON_CHARACTERS_MAX],
+                trace=trace[-wire.TRACE_CHARACTERS_MAX :],
             )
         )
 

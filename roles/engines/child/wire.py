@@ -13,6 +13,7 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, Field
 
 from protocol.manifest import MANIFEST_BYTES_MAX
+from roles.ports.storage import StorageFullError
 
 VERSION = 1
 """To be raised with any change to a message here or to a type in ``methods``."""
@@ -32,6 +33,16 @@ Kind = Literal["generation", "verification", "training"]
 
 ErrorName = Literal["ValueError", "LookupError", "StorageFullError", "EngineError"]
 """What the ports document; everything else is an ``EngineError``."""
+
+TOLD: Mapping[ErrorName, type[Exception]] = {
+    "ValueError": ValueError,
+    "LookupError": LookupError,
+    "StorageFullError": StorageFullError,
+}
+"""What those that are no ``EngineError`` are here."""
+
+REASON_CHARACTERS_MAX = 1000
+TRACE_CHARACTERS_MAX = 8000
 
 
 class WireError(Exception):
@@ -100,8 +111,8 @@ class Failed(Message):
 
     id: CallId | None
     error: ErrorName
-    reason: Annotated[str, Field(max_length=1000)]
-    trace: Annotated[str, Field(max_length=8_000)]
+    reason: Annotated[str, Field(max_length=REASON_CHARACTERS_MAX)]
+    trace: Annotated[str, Field(max_length=TRACE_CHARACTERS_MAX)]
 
 
 class Beat(Message):
