@@ -36,7 +36,7 @@ from roles.ports.engines import (
     GenerationEngine,
     GenerationRequest,
     Policy,
-    VerificationRequest,
+    claims_of,
 )
 from simulations.adversaries.adaptive import AdaptiveGeneration, RememberedProblems
 from simulations.ports.background import SimBackground
@@ -118,11 +118,9 @@ async def work(
             for item in assigned
         ]
         made = await worker.generate(requests, manifest.sampling.temperature)
-        claims = [
-            VerificationRequest(one.prompt, one.seed, item.tokens, item.logprobs, item.proofs)
-            for one, item in zip(requests, made, strict=True)
-        ]
-        measured = await verification.measure(Version(0), claims, manifest.sampling.temperature)
+        measured = await verification.measure(
+            Version(0), claims_of(requests, made), manifest.sampling.temperature
+        )
         finding = decide(manifest, measured, history)
         scores = await task.score_batch(
             [

@@ -30,7 +30,8 @@ from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.policy import write_policy
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.noise import NoiseSource
-from roles.ports.engines import GenerationRequest, Policy, VerificationRequest
+from roles.engines.selftest import timed
+from roles.ports.engines import GenerationRequest, Policy
 
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
 PROMPT = (2, 3, 4, 5)
@@ -97,18 +98,9 @@ async def speeds(
     results = {}
     for suffix, at in (("", NoiseSource.at), ("_without_noise", lambda *_: None)):
         with patch.object(NoiseSource, "at", at):
-            began = time.perf_counter()
-            generated = await generator.generate(requests, temperature)
-            generated_at = time.perf_counter()
-            claims = [
-                VerificationRequest(r.prompt, r.seed, g.tokens, g.logprobs, g.proofs)
-                for r, g in zip(requests, generated, strict=True)
-            ]
-            await verifier.measure(Version(0), claims, temperature)
-            ended = time.perf_counter()
-        count = sum(len(g.tokens) for g in generated)
-        results[f"generate_tokens_per_s{suffix}"] = count / (generated_at - began)
-        results[f"verify_tokens_per_s{suffix}"] = count / (ended - generated_at)
+            found = await timed(generator, verifier, requests, temperature)
+        results[f"generate_tokens_per_s{suffix}"] = found.generate_tokens_per_second
+        results[f"verify_tokens_per_s{suffix}"] = found.verify_tokens_per_second
     return results
 
 

@@ -9,13 +9,15 @@ import json
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from protocol.recipe import Recipe, load_recipe
 from protocol.rng import Rng
-from protocol.statistics import added, beyond
+from protocol.statistics import Measurement, added, beyond
 from protocol.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
@@ -23,10 +25,41 @@ from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.policy import write_policy
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.factory import device_of
-from roles.ports.engines import GenerationRequest, Policy, VerificationRequest
+from roles.ports.engines import (
+    GenerationEngine,
+    GenerationRequest,
+    Policy,
+    VerificationEngine,
+    claims_of,
+)
 
 SEQUENCES = 64
 PROMPT_TOKENS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """What a validator measured of generated sequences, and how fast both were."""
+
+    measured: list[Measurement]
+    generate_tokens_per_second: float
+    verify_tokens_per_second: float
+
+
+async def timed(
+    worker: GenerationEngine,
+    validator: VerificationEngine,
+    requests: Sequence[GenerationRequest],
+    temperature: float,
+) -> Timed:
+    """Let sequences be generated, and checked by an engine that holds the policy as version 0."""
+    began = time.perf_counter()
+    made = await worker.generate(requests, temperature)
+    generated = time.perf_counter()
+    measured = await validator.measure(Version(0), claims_of(requests, made), temperature)
+    ended = time.perf_counter()
+    tokens = sum(len(one.tokens) for one in made)
+    return Timed(measured, tokens / (generated - began), tokens / (ended - generated))
 
 
 async def selftest(recipe: Recipe, device: str) -> dict[str, object]:
@@ -54,23 +87,14 @@ async def selftest(recipe: Recipe, device: str) -> dict[str, object]:
         policy = Policy(Version(0), write_policy(tensors_of(network), path), path)
         await worker.load(policy)
         await validator.load(policy)
-        began = time.perf_counter()
-        made = await worker.generate(requests, temperature)
-        generated = time.perf_counter()
-        claims = [
-            VerificationRequest(asked.prompt, asked.seed, one.tokens, one.logprobs, one.proofs)
-            for asked, one in zip(requests, made, strict=True)
-        ]
-        measured = await validator.measure(Version(0), claims, temperature)
-        verified = time.perf_counter()
+        found = await timed(worker, validator, requests, temperature)
     worker.close()
     validator.close()
-    tokens = sum(len(one.tokens) for one in made)
-    sums = added(one.sums for one in measured)
+    sums = added(one.sums for one in found.measured)
     excess = beyond(recipe.toploc, sums, recipe.toploc.false_reject_rate)
     return {
-        "generate_tokens_per_second": round(tokens / (generated - began)),
-        "verify_tokens_per_second": round(tokens / (verified - generated)),
+        "generate_tokens_per_second": round(found.generate_tokens_per_second),
+        "verify_tokens_per_second": round(found.verify_tokens_per_second),
         "device": device,
         "excess": "" if excess is None else str(excess),
     }

@@ -97,6 +97,16 @@ class VerificationRequest:
     proofs: tuple[bytes, ...]
 
 
+def claims_of(
+    requests: Sequence[GenerationRequest], generations: Sequence[Generation]
+) -> list[VerificationRequest]:
+    """Return what a worker that was asked and has generated claims, in order."""
+    return [
+        VerificationRequest(asked.prompt, asked.seed, made.tokens, made.logprobs, made.proofs)
+        for asked, made in zip(requests, generations, strict=True)
+    ]
+
+
 class VerificationEngine(Protocol):
     """Recomputes claimed sequences by prefill."""
 

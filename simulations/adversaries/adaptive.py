@@ -26,7 +26,7 @@ from roles.ports.engines import (
     Policy,
     Unscorable,
     VerificationEngine,
-    VerificationRequest,
+    claims_of,
 )
 from simulations.adversaries.passthrough import (
     OtherEngines,
@@ -163,11 +163,9 @@ class AdaptiveGeneration(PassingGeneration):
         self, requests: Sequence[GenerationRequest], made: Sequence[Generation], temperature: float
     ) -> list[Measurement]:
         assert self._policy is not None
-        claims = [
-            VerificationRequest(one.prompt, one.seed, item.tokens, item.logprobs, item.proofs)
-            for one, item in zip(requests, made, strict=True)
-        ]
-        return await self._verification.measure(self._policy.version, claims, temperature)
+        return await self._verification.measure(
+            self._policy.version, claims_of(requests, made), temperature
+        )
 
 
 def adaptive_choice(honest: Engines, _copies: object, rng: Rng) -> Engines:

@@ -32,6 +32,7 @@ from roles.ports.engines import (
     Policy,
     TrainingSequence,
     VerificationRequest,
+    claims_of,
 )
 
 Say = Callable[[str], None]
@@ -163,10 +164,11 @@ async def _claims(
         made: list[Generation] = await engine.generate(requests, bench.temperature)
     finally:
         engine.close()
-    return [
-        VerificationRequest(prompt, seed, one.tokens, one.logprobs, one.proofs)
-        for prompt, seed, one in zip(bench.prompts, _seeds(bench, 0), made, strict=True)
+    asked = [
+        replace(request, seed=seed)
+        for request, seed in zip(requests, _seeds(bench, 0), strict=True)
     ]
+    return claims_of(asked, made)
 
 
 def _seeds(bench: Bench, draw: int) -> list[int]:
