@@ -9,6 +9,7 @@ from node.weights.retention import STATES_KEPT
 from protocol.manifest import RunManifest
 from protocol.recipe import ModelSection
 from protocol.types import Role
+from roles.engines.factory import policies_kept
 
 GIB = 2**30
 
@@ -75,7 +76,7 @@ def needs_of(manifest: RunManifest, weights: int) -> Needs:
         + head_bytes
         + rollout_tokens * _cache_bytes_per_token(model, width)
         + ENGINE_BYTES,
-        validator_bytes=(grpo.async_level + 2) * (version_bytes + head_bytes)
+        validator_bytes=policies_kept(manifest) * (version_bytes + head_bytes)
         + width * passed
         + ENGINE_BYTES,
         trainer_bytes=weights * ADAM_BYTES_PER_WEIGHT + 4 * passed + HEAD_BYTES + ENGINE_BYTES,

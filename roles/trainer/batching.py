@@ -109,9 +109,10 @@ class Batching:
             commit: [replace(item, group=index * prompts + item.group) for item in rollout]
             for index, (commit, rollout) in enumerate(drawn.items())
         }
-        versions = {entry.commit.digest: entry.commit.message.version for entry in candidates}
-        if self._recomputes and not await self._recompute(numbered, versions):
-            return None
+        if self._recomputes:
+            versions = {entry.commit.digest: entry.commit.message.version for entry in candidates}
+            if not await self._recompute(numbered, versions):
+                return None
         return Batch(tuple(numbered), [item for own in numbered.values() for item in own])
 
     async def _recompute(self, rollouts: _Drawn, versions: Mapping[Digest, int]) -> bool:
@@ -152,8 +153,9 @@ class Batching:
         return [candidates[key] for key in ranked]
 
     def _can_be_recomputed(self, entry: Entry) -> bool:
-        held = self._context.policies.get(entry.commit.message.version)
-        return not self._recomputes or held is not None
+        if not self._recomputes:
+            return True
+        return self._context.policies.get(entry.commit.message.version) is not None
 
     def _wanted(self, drawn: _Drawn) -> int:
         """Return how many more rollouts a batch needs."""
