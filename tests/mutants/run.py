@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from types import MappingProxyType
@@ -75,6 +76,7 @@ class Mutant:
         return mutated
 
 
+@lru_cache(maxsize=128)  # of the files themselves, many of which have several entries
 def _tokens(text: str) -> list[str]:
     """Return what a file says, without its comments and empty lines."""
     silent = (tokenize.COMMENT, tokenize.NL)
