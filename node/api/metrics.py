@@ -6,14 +6,20 @@ handful of values each: never a peer id, never a commit; reasons come from other
 """
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import get_args
 
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+)
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from node.api.status import NodeStatus, RolloutCounts, State
+from node.api.status import LOOP_DELAY_BOUNDS, LoopStatus, NodeStatus, RolloutCounts, State
 
 PREFIX = "prime_node"
 
@@ -45,6 +51,7 @@ class NodeMetrics(Collector):
         yield _outcomes("own_rollouts", "Rollouts of this node, by outcome.", status.own_rollouts)
         yield self._rejections(status.rollouts)
         yield from _traffic(status)
+        yield from _loop(status.loop)
 
     def _rejections(self, counts: RolloutCounts) -> Metric:
         family = CounterMetricFamily(
@@ -122,3 +129,22 @@ def _traffic(status: NodeStatus) -> Iterator[Metric]:
     yield CounterMetricFamily(
         f"{PREFIX}_gossip_dropped", "Frames dropped for slow peers.", traffic.gossip_dropped
     )
+
+
+def _loop(loop: LoopStatus) -> Iterator[Metric]:
+    bounds = [*map(str, LOOP_DELAY_BOUNDS), "+Inf"]
+    yield HistogramMetricFamily(
+        f"{PREFIX}_loop_delay_seconds",
+        "How late the event loop came to what was due.",
+        buckets=list(zip(bounds, accumulate(loop.delays), strict=True)),
+        sum_value=loop.delay_seconds,
+    )
+    for name, text, value in (
+        ("delay_max", "Longest of these delays.", loop.delay_seconds_max),
+        (
+            "own_delay_max",
+            "Longest without the time for which the machine gave the loop no core.",
+            loop.own_delay_seconds_max,
+        ),
+    ):
+        yield GaugeMetricFamily(f"{PREFIX}_loop_{name}_seconds", text, value)

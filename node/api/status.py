@@ -57,6 +57,25 @@ class TrafficStatus:
     gossip_dropped: int = 0
 
 
+LOOP_DELAY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
+"""Seconds by which delays of the event loop are told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoopStatus:
+    """How late the event loop came to what was due, looked at many times a second.
+
+    ``delays`` counts those up to each of ``LOOP_DELAY_BOUNDS`` (and above the one before), and the
+    longer ones last; ``delay_seconds`` is their sum.
+    """
+
+    delays: tuple[int, ...] = (0,) * (len(LOOP_DELAY_BOUNDS) + 1)
+    delay_seconds: float = 0.0
+    delay_seconds_max: float = 0.0
+    own_delay_seconds_max: float = 0.0
+    """The longest without the time for which the machine gave the loop's thread no core."""
+
+
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """The numbers of a ``NodeStatus`` that cost nothing to take, for who looks often."""
@@ -109,6 +128,7 @@ class NodeStatus:
     checkpoints: tuple[CheckpointStatus, ...]
     traffic: TrafficStatus
     p2pd_pid: int | None
+    loop: LoopStatus = LoopStatus()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -6,6 +6,8 @@ import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from importlib import import_module
 from importlib.metadata import version
 from typing import Any
 
@@ -13,6 +15,7 @@ import structlog
 
 from node.api.status import NodeStatus, RolloutCounts, TrafficStatus
 from node.api.why import Why
+from node.live.loop_watch import LoopWatch
 from node.local.addresses import load_cached_peers, store_cached_peers
 from node.local.config import NodeConfig
 from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
@@ -31,6 +34,18 @@ log = structlog.get_logger()
 
 CACHE_PEERS_SECONDS = 10.0
 
+MODULES = (
+    "node.api.server",
+    "node.daemon",
+    "node.live.background",
+    "node.live.hivemind_dht",
+    "node.live.hivemind_p2p",
+    "node.local.hardware",
+    "node.storage.policy_files",
+    "node.storage.state",
+    "roles.engines.child.engines",
+)
+"""What takes long to import and would hold up the loop; a wrong argument must not wait for it."""
 
 MakeEngines = Callable[[NodeConfig, Background], Engines]
 
@@ -58,6 +73,8 @@ def run_node(config: NodeConfig, *, make_engines: MakeEngines = live_engines) ->
 
     configure_logging(config.log_format, config.log_level)
     log.info("starting", roles=[str(role) for role in config.roles], data_dir=str(config.data_dir))
+    for module in MODULES:
+        import_module(module)
     datadir = open_data_dir(config.data_dir)
     with locked(datadir):
         identity = load_or_create_identity(config.identity_path or datadir.identity)
@@ -81,10 +98,10 @@ class LiveNode:
         self._started_at = 0.0
         self._stopping = asyncio.Event()
         self._addresses: tuple[str, ...] = ()
+        self._loop_watch = LoopWatch()
 
     async def run(self) -> ExitCode:
         """Live until drained."""
-        # A wrong argument must not wait for these imports.
         from node.api.server import ControlServer  # noqa: PLC0415
         from node.live.clock import SystemClock  # noqa: PLC0415
         from node.live.hivemind_p2p import HivemindTransport  # noqa: PLC0415
@@ -108,6 +125,7 @@ class LiveNode:
             )
         except TransportError as error:
             raise NodeError(str(error), ExitCode.RETRY) from None
+        self._loop_watch.start()
         try:
             await control.start()
             self._addresses = tuple(await transport.addresses())
@@ -122,6 +140,7 @@ class LiveNode:
         finally:
             await control.stop()
             await transport.close()
+            self._loop_watch.stop()
         return ExitCode.OK
 
     async def _live(
@@ -267,7 +286,7 @@ class LiveNode:
     def _status(self) -> NodeStatus:
         if self._daemon is not None:
             status: NodeStatus = self._daemon.status()
-            return status
+            return replace(status, loop=self._loop_watch.status())
         unreachable = self._joining is not None and self._joining.unreachable_since
         reason = "no bootstrap peer answers; trying again" if unreachable else "asking for the run"
         return NodeStatus(
@@ -293,6 +312,7 @@ class LiveNode:
             checkpoints=(),
             traffic=TrafficStatus(),
             p2pd_pid=None,
+            loop=self._loop_watch.status(),
         )
 
     def _why(self) -> Why:

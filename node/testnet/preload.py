@@ -7,20 +7,9 @@ None of the imports may start a thread, or a fork would copy its locks but not i
 import gc
 from importlib import import_module
 
-MODULES = (
-    "node.testnet.child",
-    "node.api.server",
-    "node.daemon",
-    "node.local.hardware",
-    "node.live.hivemind_dht",
-    "node.live.hivemind_p2p",
-    "node.storage.blobs",
-    "node.storage.state",
-    "roles.engines.child.engines",
-    "uvloop",
-)
+from node.live.node import MODULES
 
-for module in MODULES:
+for module in ("node.testnet.child", "uvloop", *MODULES):
     import_module(module)
 
 # What exists now is never garbage; a collection in a child would only unshare its pages.

@@ -12,6 +12,7 @@ import pytest
 from node.api.client import fetch, fetch_status, fetch_why
 from node.api.metrics import REASONS_MAX
 from node.api.server import ControlServer, application
+from node.api.status import LoopStatus
 from node.local.datadir import load_api_endpoint, open_data_dir, store_api_endpoint
 from node.local.errors import ExitCode, NodeError
 from tests.node.api.status_examples import EXPLAINED, STATUS
@@ -79,6 +80,18 @@ async def test_metrics_follow_the_status():
     assert 'prime_node_rollouts_rejected_total{reason="computation"} 9.0' in lines
     assert 'prime_node_bytes_total{direction="sent",kind="weights"} 2.4e+09' in lines
     assert not any("12D3KooW" in line for line in lines if not line.startswith("prime_node_info"))
+
+
+async def test_metrics_tell_how_late_the_loop_was():
+    loop = LoopStatus((90, 5, 0, 2, 1, 0, 0, 0, 1), 4.5, 3.25, 0.75)
+    lines = (await get("/metrics", replace(STATUS, loop=loop))).text.splitlines()
+    assert 'prime_node_loop_delay_seconds_bucket{le="0.01"} 90.0' in lines
+    assert 'prime_node_loop_delay_seconds_bucket{le="0.1"} 97.0' in lines
+    assert 'prime_node_loop_delay_seconds_bucket{le="+Inf"} 99.0' in lines
+    assert "prime_node_loop_delay_seconds_count 99.0" in lines
+    assert "prime_node_loop_delay_seconds_sum 4.5" in lines
+    assert "prime_node_loop_delay_max_seconds 3.25" in lines
+    assert "prime_node_loop_own_delay_max_seconds 0.75" in lines
 
 
 async def test_reasons_of_others_cannot_blow_up_the_metrics():
