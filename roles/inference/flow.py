@@ -144,6 +144,8 @@ class InferenceFlow:
         """Swap the engine to ``policy``; False when its weights are not what they should be."""
         if self._loaded == policy.digest:
             return True
+        now = asyncio.get_running_loop().time
+        began = now()
         try:
             await self._engine.load(policy)
         except ValueError as error:
@@ -151,6 +153,7 @@ class InferenceFlow:
             await self._context.policies.discard(policy)
             return False
         self._loaded = policy.digest
+        log.info("policy loaded", version=policy.version, seconds=round(now() - began, 3))
         return True
 
     async def _roll_out(self, policy: Policy) -> None:
