@@ -27,7 +27,9 @@ from node.replication.message_log import MessageLog
 from node.replication.network import SwarmNetwork
 from node.replication.rollout_bodies import RolloutBodies
 from node.streams.protocols import BLOBS
+from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
+from node.weights.run_files import RunFiles
 from protocol.crypto import Signer, Verifier, verify
 from protocol.gossip.message import Decoded
 from protocol.gossip.params import Params
@@ -37,7 +39,7 @@ from protocol.replica import Replica
 from protocol.types import Role, Topic
 from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.inference.flow import InferenceFlow
-from roles.ports.engines import Engines
+from roles.ports.engines import EngineError, Engines, Environment
 from roles.ports.storage import StorageFullError
 from roles.ports.transport import TransportError
 from roles.trainer.flow import TrainerFlow
@@ -111,8 +113,10 @@ class Daemon:
             limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
             on_fault=self._peers.blame,
         )
+        downloads = Downloads(ports, replica, self._exchange)
+        self._run_files = RunFiles(ports, replica, downloads, context.conditions)
         self._policies = PolicyLibrary(
-            ports, replica, self._exchange, context.changes, context.conditions
+            ports, replica, self._exchange, downloads, context.changes, context.conditions
         )
         self._bodies = RolloutBodies(replica, ports.blobs, self._exchange)
         self._message_log = MessageLog(ports.store)
@@ -196,6 +200,9 @@ class Daemon:
         self._inbox.advance()
         await self._message_log.compact(self._context.replica)
         await self._policies.restore()
+        if not self._run_files.complete:
+            for role in self._about.roles:
+                self._context.conditions.resign(role)
         await self._exchange.start()
         await serve_manifest(self._peers, self._signed_manifest)
         await self._anti_entropy.start()
@@ -214,7 +221,7 @@ class Daemon:
             await self._leave()
 
     def _services(self) -> dict[str, Coroutine[Any, Any, None]]:
-        services = {
+        return {
             "peers": self._peers.run(),
             "membership": self._announcer.run(),
             "anti-entropy": self._anti_entropy.run(),
@@ -222,20 +229,55 @@ class Daemon:
             "policies": self._policies.run(),
             "bodies": self._bodies.run(),
             "evidence": self._network.publish_evidence(),
+            "roles": self._work(),
         }
-        context, environment = self._role_context(), self._environment
-        if environment is None:
-            return services
+
+    async def _work(self) -> None:
+        """Fill the roles once the run's files are here; relays keep these for others, too."""
+        await self._run_files.fetch()
+        if self._environment is not None and await self._opened(self._environment):
+            await self._take_up_roles()
+            async with asyncio.TaskGroup() as group:
+                for name, flow in self._flows(self._environment).items():
+                    group.create_task(_for_ever(name, flow), name=name)
+        await asyncio.Event().wait()
+
+    async def _take_up_roles(self) -> None:
+        """Tell the swarm that it may count on us, if it was told otherwise."""
+        conditions = self._context.conditions
+        resigned = [role for role in self._about.roles if conditions.has_resigned(role)]
+        for role in resigned:
+            conditions.take_up(role)
+        if resigned:
+            try:
+                await self._announcer.announce()
+            except TransportError as error:  # our next record says it
+                log.warning("record not announced", error=str(error))
+
+    async def _opened(self, environment: Environment) -> bool:
+        """Tell whether the run's files hold a task; if not, this node is as good as a relay."""
+        try:
+            await environment.open()
+        except Exception as error:  # somebody else's files, and who reads them
+            reason = EngineError.of(error)
+            log.exception("the run's task cannot be opened")
+            self._context.conditions.set("task", f"the run's task cannot be opened: {reason}")
+            return False
+        return True
+
+    def _flows(self, environment: Environment) -> dict[str, Coroutine[Any, Any, None]]:
+        context, engines, manifest = self._role_context(), self._engines, self._manifest
+        flows = {}
         if Role.INFERENCE in self._about.roles:
-            generation = self._engines.generation(self._manifest)
-            services["inference"] = InferenceFlow(context, generation, environment).run()
+            generation = engines.generation(manifest)
+            flows["inference"] = InferenceFlow(context, generation, environment).run()
         if Role.VALIDATOR in self._about.roles:
-            verification = self._engines.verification(self._manifest)
-            services["validator"] = ValidatorFlow(context, verification, environment).run()
+            verification = engines.verification(manifest)
+            flows["validator"] = ValidatorFlow(context, verification, environment).run()
         if Role.TRAINER in self._about.roles:
-            training = self._engines.training(self._manifest)
-            services["trainer"] = TrainerFlow(context, training, environment).run()
-        return services
+            training = engines.training(manifest)
+            flows["trainer"] = TrainerFlow(context, training, environment).run()
+        return flows
 
     def _role_context(self) -> RoleContext:
         context, ports = self._context, self._context.ports

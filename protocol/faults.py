@@ -30,6 +30,7 @@ class FaultCode(StrEnum):
 
     AFTER_LAST_VERSION = "after-last-version", Blame.SENDER
     BAD_BLOB = "bad-blob", Blame.SENDER
+    BAD_BUNDLE = "bad-bundle", Blame.AUTHOR
     BAD_CERTIFICATE = "bad-certificate", Blame.SENDER
     BAD_CHUNK = "bad-chunk", Blame.SENDER
     BAD_COUNTS = "bad-counts", Blame.SENDER

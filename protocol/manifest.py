@@ -6,7 +6,7 @@ it, so nodes of different runs cannot mix.
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
@@ -14,6 +14,7 @@ from protocol.codec import decode, encode
 from protocol.crypto import Signer, Verifier, digest, public_key_from_peer_id, signing_bytes
 from protocol.faults import Fault, FaultCode
 from protocol.recipe import (
+    Count,
     HexDigest,
     ManifestError,
     Recipe,
@@ -27,12 +28,26 @@ from protocol.types import Digest, Epoch, PeerId, RunId
 MANIFEST_BYTES_MAX = 256 * 1024
 
 
+class RunFile(Section):
+    """A file that every node of a run has: it travels as weights do, by the index of its shards."""
+
+    index: HexDigest
+    index_bytes: Count
+    total_bytes: Annotated[int, Field(ge=1, le=2**40)]
+
+
+RunFileName = Literal["bundle", "dataset"]
+"""The model's small files (``protocol.bundle``); the rows of the task, in parquet."""
+
+
 class Genesis(Section):
-    """How a run began: its creator, time, first policy, and the keys it trusts."""
+    """How a run began: its creator, time, first policy, files, and the keys it trusts."""
 
     creator: str
     created_at: Annotated[int, Field(ge=0, le=2**40)]
     policy: HexDigest
+    files: dict[RunFileName, RunFile] = Field(default_factory=dict)
+    """None for a task over characters."""
     trainers: Annotated[tuple[str, ...], Field(min_length=1, max_length=64)]
     validators: Annotated[tuple[str, ...], Field(min_length=1, max_length=1024)]
 

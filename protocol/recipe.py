@@ -23,6 +23,9 @@ CONFIG_BYTES_MAX = 16 * 1024
 CONFIG_DEPTH_MAX = 3
 """The configuration, tables in it, and lists in those."""
 
+OPTIONS_BYTES_MAX = 1024
+"""Canonical bytes of a generator's options; those of published ones are a few numbers."""
+
 END_TOKENS_MAX = 64
 """Published models name one to five."""
 
@@ -59,7 +62,7 @@ def _check_value(value: Any, depth: int, *path: str) -> None:
         for inner, item in value.items() if isinstance(value, dict) else enumerate(value):
             _check_value(item, depth - 1, *path, str(inner))
     elif type(value) not in {bool, int, float, str}:
-        raise ValueError(f"{key}: {type(value).__name__} is not a value of config.json")
+        raise ValueError(f"{key}: {type(value).__name__} is no JSON value, or null")
     elif isinstance(value, float) and not math.isfinite(value):
         raise ValueError(f"{key} is not a finite number")
 
@@ -121,9 +124,28 @@ class ModelSection(Section):
 
 
 class EnvironmentSection(Section):
-    """The task; one over a data set names it behind a slash."""
+    """The task; one in text has a data set or a generator behind a slash."""
 
     name: TaskName
+    pass_rates: tuple[Share, ...] = ()
+    """Least and largest pass rate of the rows of a data set that count; empty: all of them do."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Of a generator, such as how many digits its numbers have."""
+
+    @property
+    def in_text(self) -> bool:
+        """Whether it is a task in text, which needs the model's bundle."""
+        return "/" in self.name
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        rates = self.pass_rates
+        if rates and (len(rates) != 2 or rates[0] > rates[1]):
+            raise ValueError("pass_rates must be empty or two rates, the smaller one first")
+        _check_value(self.options, CONFIG_DEPTH_MAX, "options")
+        if len(encode(self.options)) > OPTIONS_BYTES_MAX:
+            raise ValueError(f"options must not take more than {OPTIONS_BYTES_MAX} bytes")
+        return self
 
 
 class SamplingSection(Section):

@@ -294,16 +294,26 @@ class Scorer:
         self._tasks: dict[str, TextTask] = {
             "code": Code(
                 "code/sums",
-                OneRow(prompt="", tests=tests),
-                Text(),
+                lambda: OneRow(prompt="", tests=tests),
+                Text,
                 self._background,
                 Jail(libraries=False),
                 CODE_LIMITS_HERE,
             ),
             "math": Math(
-                "math/sums", OneRow(prompt="", answer="7"), Text(), self._background, self._checker
+                "math/sums",
+                lambda: OneRow(prompt="", answer="7"),
+                Text,
+                self._background,
+                self._checker,
             ),
         }
+
+    async def open(self) -> "Scorer":
+        """Make it ready."""
+        for task in self._tasks.values():
+            await task.open()
+        return self
 
     async def score(self, items: Sequence[Hostile]) -> list[Score]:
         """Score completions, those of the two tasks side by side."""
@@ -343,6 +353,8 @@ async def attack(items: Sequence[Hostile], scorers: int) -> Report:
     """Have all completions scored by each of so many scorers at once."""
     report = Report(len(items), scorers)
     machines = [Scorer() for _ in range(scorers)]
+    for machine in machines:
+        await machine.open()
     control = await asyncio.create_subprocess_exec(
         sys.executable, "-c", _CONTROL, stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )

@@ -58,7 +58,7 @@ def live_engines(config: NodeConfig, background: Background) -> Engines:
     return ChildEngines(
         EngineProcesses(config.engine_python, config.engine_server),
         background,
-        config.data_dir / "task",
+        DataDir(config.data_dir).task,
         config.device,
         memory_bytes_max=config.engine_memory,
     )
@@ -186,7 +186,9 @@ class LiveNode:
             directory=directory,
             blobs=blobs,
             store=store,
-            files=PolicyDirectory(self._datadir.weights, self._datadir.genesis, blobs),
+            files=PolicyDirectory(
+                self._datadir.weights, self._datadir.genesis, self._datadir.task, blobs
+            ),
             background=background,
         )
         try:

@@ -7,6 +7,7 @@
 ``state.sqlite``   messages and progress
 ``blobs/``         content-addressed bytes
 ``weights/``       policies ready to load
+``task/``          the run's files: tokenizer, data set; from its creator or the swarm
 ``genesis…``        version 0 for a trainer to publish, if the creator left it here
 ``peers.json``     addresses that answered (``node.local.addresses``)
 ``api.json``       port and process id of the running daemon
@@ -43,6 +44,7 @@ class DataDir:
         self.state = root / "state.sqlite"
         self.blobs = root / "blobs"
         self.weights = root / "weights"
+        self.task = root / "task"
         self.genesis = root / "genesis.safetensors"
         self.peers = root / "peers.json"
         self.api = root / "api.json"

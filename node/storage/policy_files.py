@@ -14,12 +14,13 @@ from roles.ports.storage import PolicyFiles
 
 
 class PolicyDirectory(PolicyFiles):
-    """The files in ``directory``, which it makes; assembled from ``blobs``."""
+    """The files in ``directory`` and ``task``, which it makes; assembled from ``blobs``."""
 
-    def __init__(self, directory: Path, genesis: Path, blobs: FileBlobs) -> None:
-        super().__init__(directory, genesis)
+    def __init__(self, directory: Path, genesis: Path, task: Path, blobs: FileBlobs) -> None:
+        super().__init__(directory, genesis, task)
         self._blobs = blobs
         files.make_directory(directory)
+        files.make_directory(task)
 
     @override
     def size(self, path: Path) -> int | None:

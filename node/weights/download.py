@@ -59,7 +59,7 @@ class _InconsistentIndexError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What a checkpoint manifest says of a published file.
+    """What a checkpoint manifest, or the run's, says of a published file.
 
     ``version_digest`` names the version (it salts the forest), ``root`` is who published it.
     """
@@ -68,10 +68,21 @@ class Weights:
     index_digest: Digest
     index_bytes: int
     root: PeerId
+    purpose: Purpose = Purpose.WEIGHTS
+
+    @property
+    def owner(self) -> Owner:
+        """What its blobs are stored for."""
+        return Owner(self.purpose, self.index_digest)
 
 
 async def publish_file(
-    path: Path, files: PolicyFiles, blobs: Blobs, shard_bytes: int, chunk_bytes: int
+    path: Path,
+    files: PolicyFiles,
+    blobs: Blobs,
+    shard_bytes: int,
+    chunk_bytes: int,
+    purpose: Purpose = Purpose.WEIGHTS,
 ) -> tuple[Digest, ShardIndex]:
     """Store a file as shards and their index; return the index blob's digest, and the index.
 
@@ -82,7 +93,7 @@ async def publish_file(
     index = await files.index(path, shard_bytes, chunk_bytes)
     data = shard_index.encode(index)
     digest = crypto.digest(data)
-    owner = Owner(Purpose.WEIGHTS, digest)
+    owner = Owner(purpose, digest)
     for number, shard in enumerate(index.shards):
         stored = await blobs.put_file(path, number * shard_bytes, shard.length, owner)
         if stored != shard.digest:
@@ -117,7 +128,7 @@ class WeightsDownload:
         self._blobs = blobs
         self._files = files
         self._weights = weights
-        self._owner = Owner(Purpose.WEIGHTS, weights.index_digest)
+        self._owner = weights.owner
         self._stripes = stripes
         self._fanout = fanout
         self._limits = limits or TransferLimits()

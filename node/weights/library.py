@@ -7,7 +7,6 @@ checked by the engine that loads it, and what an engine refuses is fetched once 
 
 import asyncio
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 import structlog
@@ -16,14 +15,14 @@ from typing_extensions import override
 from node.blobs.exchange import BlobExchange
 from node.context import Ports
 from node.weights.download import Weights, WeightsDownload, publish_file
+from node.weights.downloads import Downloads
 from node.weights.retention import STATES_KEPT, WeightsRetention
 from protocol.faults import Fault
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica import Replica
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.forest import ForestMember
-from protocol.shardcast.source_history import SourceHistory
-from protocol.types import MEMBERS_MAX, Digest, PeerId, Role, Version
+from protocol.types import Digest, PeerId, Role, Version
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.engines import Policy
 from roles.ports.storage import Delete, Owner, Purpose, Put, StorageFullError
@@ -56,18 +55,19 @@ class PolicyLibrary(Policies):
         ports: Ports,
         replica: Replica,
         exchange: BlobExchange,
+        downloads: Downloads,
         changes: ChangeSignal,
         conditions: Conditions,
     ) -> None:
         self._ports = ports
         self._replica = replica
         self._exchange = exchange
+        self._downloads = downloads
         self._changes = changes
         self.news = ChangeSignal()
         """Tells when a version has come or gone, as few of the changes of a run do."""
         self._conditions = conditions
         self._retention = WeightsRetention(replica, ports.blobs)
-        self._source_history = SourceHistory()
         self._held: dict[int, Policy] = {}
         self._arriving: dict[int, _Arriving] = {}
         self._refusals: dict[Digest, int] = {}
@@ -176,7 +176,7 @@ class PolicyLibrary(Policies):
 
     async def _end_downloads(self) -> None:
         """Take note of those that have ended; end those of which nobody wants the result."""
-        members = self._forest_members() if self._arriving else []
+        members = self._downloads.members() if self._arriving else []
         ended = []
         for version, arriving in list(self._arriving.items()):
             if arriving.task.done():
@@ -216,7 +216,7 @@ class PolicyLibrary(Policies):
                 continue
             roots = self._roots(checkpoint)
             if roots:
-                members = self._forest_members()
+                members = self._downloads.members()
                 weights = self._download(checkpoint, roots[0], members)
                 task = asyncio.create_task(self._fetch(checkpoint, weights))
                 task.add_done_callback(lambda _: self.news.notify())
@@ -244,18 +244,9 @@ class PolicyLibrary(Policies):
     def _download(
         self, checkpoint: Signed[CheckpointManifest], root: PeerId, members: list[ForestMember]
     ) -> WeightsDownload:
-        message, rules = checkpoint.message, self._replica.manifest.shardcast
-        return WeightsDownload(
-            self._exchange,
-            self._ports.blobs,
-            self._ports.files,
-            Weights(checkpoint.digest, Digest(message.index), message.index_bytes, root),
-            members,
-            stripes=rules.stripes,
-            fanout=rules.fanout,
-            source_history=self._source_history,
-            on_blame=self._exchange.on_fault,
-        )
+        message = checkpoint.message
+        weights = Weights(checkpoint.digest, Digest(message.index), message.index_bytes, root)
+        return self._downloads.make(weights, members)
 
     async def _fetch(
         self, checkpoint: Signed[CheckpointManifest], weights: WeightsDownload
@@ -277,16 +268,6 @@ class PolicyLibrary(Policies):
         seconds = self._ports.clock.now() - started_at
         log.info("policy arrived", version=message.version, seconds=round(seconds, 3))
         self._changes.notify()
-
-    def _forest_members(self) -> list[ForestMember]:
-        return [
-            _forest_member(
-                member.peer,
-                member.record.message.upload_bytes_per_second,
-                member.record.message.reachable,
-            )
-            for member in self._replica.roster.live(self._ports.clock.now())
-        ]
 
     async def _hold(self, policy: Policy) -> None:
         name = Put(_TABLE, policy.version.to_bytes(8, "big"), policy.digest)
@@ -312,8 +293,3 @@ class PolicyLibrary(Policies):
                 await self._ports.store.commit(old)
         except StorageFullError as error:  # without its file it says nothing; the next one tries
             log.warning("names of old policies are not deleted", error=str(error))
-
-
-@lru_cache(maxsize=MEMBERS_MAX)  # one object per member makes two rosters quick to compare
-def _forest_member(peer: PeerId, upload_bytes_per_second: int, reachable: bool) -> ForestMember:
-    return ForestMember(peer, upload_bytes_per_second, reachable)

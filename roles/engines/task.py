@@ -1,5 +1,6 @@
 """The run's task, as the daemon asks it: it computes in no engine."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 from protocol.manifest import RunManifest
@@ -7,18 +8,23 @@ from roles.environments.base import environment
 from roles.environments.blocking import InBackground
 from roles.ports.background import Background
 from roles.ports.engines import Environment
+from roles.ports.text import Tokenizer
 
 
 def task_of(manifest: RunManifest, task_data: Path, background: Background) -> Environment:
-    """Return the task; ``task_data`` is the directory of the run's tokenizer and data sets.
+    """Return the task; ``task_data`` is the directory that the run's files are in when it opens.
 
     Raises ``ValueError`` for one that this software does not have or this machine cannot run.
     """
-    name = manifest.environment.name
-    if "/" not in name:
-        return InBackground(environment(name), background)
-    from roles.engines.tokenizer import HuggingFaceTokenizer  # noqa: PLC0415 - takes seconds
+    section = manifest.environment
+    if not section.in_text:
+        return InBackground(environment(section.name), background)
     from roles.environments.families import text_task  # noqa: PLC0415 - where a run has one
 
-    tokenizer = HuggingFaceTokenizer(task_data / "tokenizer")
-    return text_task(name, task_data, tokenizer, background)
+    def read_tokenizer() -> Tokenizer:
+        from roles.engines.tokenizer import of_bundle  # noqa: PLC0415 - takes seconds
+
+        founded_at = datetime.fromtimestamp(manifest.genesis.created_at, UTC)
+        return of_bundle(task_data / "bundle", manifest.model.vocabulary_size, founded_at)
+
+    return text_task(section, task_data / "dataset", read_tokenizer, background)

@@ -41,10 +41,9 @@ class InBackground(Environment):
     def name(self) -> str:
         return self._task.name
 
-    @property
     @override
-    def vocabulary_size(self) -> int:
-        return self._task.vocabulary_size
+    async def open(self) -> None:
+        pass  # it needs no files
 
     @override
     async def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:

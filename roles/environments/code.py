@@ -8,6 +8,7 @@ is done here: one that reads the time of day may still differ from machine to ma
 
 import asyncio
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,13 +82,13 @@ class Code(RowTask):
     def __init__(
         self,
         name: str,
-        rows: Rows,
-        tokenizer: Tokenizer,
+        read_rows: Callable[[], Rows],
+        read_tokenizer: Callable[[], Tokenizer],
         background: Background,
         jail: Jail,
         limits: Limits = LIMITS,
     ) -> None:
-        super().__init__(name, rows, tokenizer, background)
+        super().__init__(name, read_rows, read_tokenizer, background)
         self._jail = jail
         self._limits = limits
         self._places = places()

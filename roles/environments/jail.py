@@ -38,15 +38,11 @@ _OPEN_FILES = 32
 
 
 def places() -> asyncio.Semaphore:
-    """Return a place for one jail of every two cores.
+    """Return room for one jail on every two cores.
 
     Processor time is what counts, but deadlines must not be met by waiting for a core.
     """
     return asyncio.Semaphore(max(1, (os.cpu_count() or 1) // 2))
-
-
-class NoJailError(ValueError):
-    """This machine has no jail: what is missing, in one line."""
 
 
 class Jailed:

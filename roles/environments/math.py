@@ -4,6 +4,8 @@ A row has a ``prompt`` and an ``answer``. What follows the model's thoughts is r
 which looks for a boxed answer first.
 """
 
+from collections.abc import Callable
+
 from typing_extensions import override
 
 from roles.environments.checker import Checker
@@ -22,10 +24,15 @@ class Math(RowTask):
     """Rows with answers, scored 0 or 1."""
 
     def __init__(
-        self, name: str, rows: Rows, tokenizer: Tokenizer, background: Background, checker: Checker
+        self,
+        name: str,
+        read_rows: Callable[[], Rows],
+        read_tokenizer: Callable[[], Tokenizer],
+        background: Background,
+        checker: Checker,
     ) -> None:
         """Raise ``ValueError`` when another version of math-verify is installed."""
-        super().__init__(name, rows, tokenizer, background)
+        super().__init__(name, read_rows, read_tokenizer, background)
         require("math-verify", VERSION, name)
         self._checker = checker
 

@@ -3,6 +3,9 @@
 Another version of the library may generate other problems, so the one version is required.
 """
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from typing_extensions import override
 
 from protocol.crypto import digest
@@ -56,6 +59,28 @@ of their own that nobody has read yet.
 INSTRUCTION = "Provide your final answer between <answer> and </answer> tags."
 
 
+def asked(question: str) -> str:
+    """Return what a user asks: a question of the library, and how to answer it."""
+    return f"{question}\n\n{INSTRUCTION}"
+
+
+def generator_seed(name: str, seed: int) -> int:
+    """Return what the generator of the task ``name`` draws problem ``seed`` from.
+
+    Some generators take no more than 32 bits.
+    """
+    return int.from_bytes(digest(f"{name}/{seed}".encode())[:4], "big")
+
+
+def options_of(dataset: str, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of a generator; raises ``ValueError`` for one that a run cannot choose."""
+    if taken := {"seed", "size"} & options.keys():
+        raise ValueError(f"the options of {dataset} must not hold {min(taken)!r}")
+    return {
+        key: list(value) if isinstance(value, tuple) else value for key, value in options.items()
+    }
+
+
 class ReasoningGym(TextTask):
     """One data set; its score is from 0 to 1."""
 
@@ -63,34 +88,35 @@ class ReasoningGym(TextTask):
         self,
         name: str,
         dataset: str,
-        tokenizer: Tokenizer,
+        options: Mapping[str, Any],
+        read_tokenizer: Callable[[], Tokenizer],
         background: Background,
         checker: Checker,
     ) -> None:
         """Raise ``ValueError`` for a data set that is not admitted, or another version."""
-        super().__init__(name, tokenizer, background)
+        super().__init__(name, read_tokenizer, background)
         if dataset not in ADMITTED:
             raise ValueError(f"{dataset!r} is none of {', '.join(ADMITTED)}")
         require("reasoning-gym", VERSION, name)
         self._dataset = dataset
+        self._options = options_of(dataset, options)
         self._checker = checker
 
-    def _problem(self, seed: int) -> dict[str, str | int]:
-        # Some generators take no more than 32 bits.
-        drawn = int.from_bytes(digest(f"{self.name}/{seed}".encode())[:4], "big")
-        return {"dataset": self._dataset, "seed": drawn}
+    def _problem(self, seed: int) -> dict[str, Any]:
+        drawn = generator_seed(self.name, seed)
+        return {"dataset": self._dataset, "options": self._options, "seed": drawn}
 
     @override
     async def question(self, seed: int) -> str:
         question = await self._checker.ask(self._problem(seed))
         if not isinstance(question, str):
             raise ValueError(f"no question {seed} of {self.name}: {question}")  # noqa: TRY004
-        return f"{question}\n\n{INSTRUCTION}"
+        return asked(question)
 
     @override
     async def grade(self, seed: int, answer: str) -> Score:
-        asked = {**self._problem(seed), "answer": answer[-ANSWER_CHARACTERS_MAX:]}
-        result = await self._checker.ask(asked)
+        claimed = {**self._problem(seed), "answer": answer[-ANSWER_CHARACTERS_MAX:]}
+        result = await self._checker.ask(claimed)
         if isinstance(result, Unscorable):
             return result
         return float(result) if isinstance(result, int | float) else 0.0

@@ -23,13 +23,13 @@ PASS_RATE = "pass_rate"  # noqa: S105 - no password
 class ParquetRows(Rows):
     """Text columns of a parquet file; the group of rows that was read last is kept.
 
-    With ``pass_rates``, both ends included, only rows count whose pass rate is within: others are
-    too easy or too hard to learn from (the offline filter of INTELLECT-2). Raises ``ValueError``
-    for a file that is not what it should be, or leaves no row.
+    With two ``pass_rates``, both ends included, only rows count whose pass rate is within: others
+    are too easy or too hard to learn from (the offline filter of INTELLECT-2). Raises
+    ``ValueError`` for a file that is not what it should be, or leaves no row.
     """
 
     def __init__(
-        self, path: Path, columns: Sequence[str], pass_rates: tuple[float, float] | None = None
+        self, path: Path, columns: Sequence[str], pass_rates: Sequence[float] = ()
     ) -> None:
         from pyarrow import ArrowException  # noqa: PLC0415 - only where a run has a data set
         from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - as above
@@ -37,12 +37,15 @@ class ParquetRows(Rows):
         self._columns = list(columns)
         try:
             self._file = ParquetFile(path)
-            self._check(path, [*columns, *([] if pass_rates is None else [PASS_RATE])])
+            self._check(path, [*columns, *([PASS_RATE] if pass_rates else [])])
             self._admitted = self._filtered(pass_rates)
         except (ArrowException, OSError) as error:
             raise ValueError(f"{path} is no data set: {error}") from None
         if not self.count:
-            raise ValueError(f"{path} has no row with a pass rate within {pass_rates}")
+            within = (
+                f" with a pass rate from {pass_rates[0]} to {pass_rates[1]}" if pass_rates else ""
+            )
+            raise ValueError(f"{path} has no row{within}")
         metadata = self._file.metadata
         sizes = (metadata.row_group(n).num_rows for n in range(metadata.num_row_groups))
         self._ends = list(accumulate(sizes))
@@ -57,8 +60,8 @@ class ParquetRows(Rows):
         if max(groups, default=0) > GROUP_BYTES_MAX:
             raise ValueError(f"{path} has a row group of more than {GROUP_BYTES_MAX} bytes")
 
-    def _filtered(self, pass_rates: tuple[float, float] | None) -> Sequence[int]:
-        if pass_rates is None:
+    def _filtered(self, pass_rates: Sequence[float]) -> Sequence[int]:
+        if not pass_rates:
             return range(self._file.metadata.num_rows)
         low, high = pass_rates
         rates = self._file.read([PASS_RATE]).column(0).to_pylist()

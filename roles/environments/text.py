@@ -5,7 +5,7 @@ Somebody else's data and a model's text are met here, so each is bounded before 
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 
 from typing_extensions import override
@@ -19,17 +19,21 @@ from roles.ports.text import Rows, Tokenizer
 THOUGHT_END = "</think>"
 """What reasoning models write between their thoughts and their answer."""
 
+
 ANSWER_CHARACTERS_MAX = 4000
-"""From the end, where an answer stands, for libraries that look for it: they take long on more; a
-guess."""
+"""From the end, where an answer stands. What looks for it takes long on more; a guess."""
 
 
 class TextTask(Environment, ABC):
-    """A task whose prompts are chats."""
+    """A task whose prompts are chats; the tokenizer is read when the run's files are here."""
 
-    def __init__(self, name: str, tokenizer: Tokenizer, background: Background) -> None:
+    _tokenizer: Tokenizer
+
+    def __init__(
+        self, name: str, read_tokenizer: Callable[[], Tokenizer], background: Background
+    ) -> None:
         self._name = name
-        self._tokenizer = tokenizer
+        self._read_tokenizer = read_tokenizer
         self._background = background
 
     @property
@@ -37,10 +41,9 @@ class TextTask(Environment, ABC):
     def name(self) -> str:
         return self._name
 
-    @property
     @override
-    def vocabulary_size(self) -> int:
-        return self._tokenizer.vocabulary_size
+    async def open(self) -> None:
+        self._tokenizer = await self._background.run(self._read_tokenizer)
 
     @abstractmethod
     async def question(self, seed: int) -> str:
@@ -75,21 +78,34 @@ class TextTask(Environment, ABC):
         return [grade.result() for grade in grades]
 
 
-class RowTask(TextTask):
-    """A task whose problems are the rows of a data set, with the question under ``prompt``."""
+class RowTask(TextTask, ABC):
+    """A task about the rows of a data set, which have a ``prompt``."""
 
-    def __init__(self, name: str, rows: Rows, tokenizer: Tokenizer, background: Background) -> None:
-        super().__init__(name, tokenizer, background)
-        self._rows = rows
+    _rows: Rows
+
+    def __init__(
+        self,
+        name: str,
+        read_rows: Callable[[], Rows],
+        read_tokenizer: Callable[[], Tokenizer],
+        background: Background,
+    ) -> None:
+        super().__init__(name, read_tokenizer, background)
+        self._read_rows = read_rows
+
+    @override
+    async def open(self) -> None:
+        await super().open()
+        self._rows = await self._background.run(self._read_rows)
+
+    @override
+    async def question(self, seed: int) -> str:
+        return (await self.row(seed))["prompt"]
 
     async def row(self, seed: int) -> Mapping[str, str]:
         """Return the row of problem ``seed``."""
         index = row_of(self.name, seed, self._rows.count)
         return await in_background(self._background, lambda: self._rows.row(index))
-
-    @override
-    async def question(self, seed: int) -> str:
-        return (await self.row(seed))["prompt"]
 
 
 def require(package: str, required: str, name: str) -> None:

@@ -228,9 +228,11 @@ class Environment(Protocol):
     def name(self) -> str:
         """The name that manifests use."""
 
-    @property
-    def vocabulary_size(self) -> int:
-        """How many tokens it knows; their ids are below it."""
+    async def open(self) -> None:
+        """Read the run's files, which are here by then; called once, before anything is asked.
+
+        Raises ``ValueError`` when they are not what they should be.
+        """
 
     async def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
         """Return the prompt tokens of problem ``seed`` (64 bits).

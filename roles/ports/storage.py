@@ -7,6 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from protocol.manifest import RunFileName
 from protocol.shardcast.index import ShardIndex
 from protocol.types import Digest
 
@@ -21,11 +22,12 @@ class Purpose(StrEnum):
     ROLLOUT_BODY = "rollout-body"
     WEIGHTS = "weights"
     OPTIMISER_STATE = "optimiser-state"
+    RUN_FILE = "run-file"
 
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """What this node stored a blob for; ``subject`` is a commit, or the index of a version."""
+    """What this node stored a blob for; ``subject`` is a commit, or the index of a file."""
 
     purpose: Purpose
     subject: Digest
@@ -96,14 +98,20 @@ def weights_name(version: int) -> str:
 
 
 class PolicyFiles(ABC):
-    """Weights and trainer states as files, because engines write and read them by path.
+    """Weights, trainer states and the run's own files, which engines and tasks know by path.
 
-    ``genesis`` is where the run's creator may have left the genesis weights.
+    ``genesis`` is where the run's creator may have left the genesis weights, ``task`` the directory
+    of the run's files, which it may have left there.
     """
 
-    def __init__(self, directory: Path, genesis: Path) -> None:
+    def __init__(self, directory: Path, genesis: Path, task: Path) -> None:
         self._directory = directory
+        self._task = task
         self.genesis = genesis
+
+    def run_file(self, name: RunFileName) -> Path:
+        """Return where a file of the run belongs."""
+        return self._task / name
 
     def weights(self, version: int) -> Path:
         """Return where the weights of a version belong."""

@@ -120,10 +120,9 @@ class PassingEnvironment(Environment):
     def name(self) -> str:
         return self._honest.name
 
-    @property
     @override
-    def vocabulary_size(self) -> int:
-        return self._honest.vocabulary_size
+    async def open(self) -> None:
+        await self._honest.open()
 
     @override
     async def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:

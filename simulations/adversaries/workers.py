@@ -151,7 +151,7 @@ def edited_tokens(honest: Engines, _copies: PolicyCopies, _rng: Rng) -> Engines:
     """Change a token of each sequence after it was sampled."""
 
     def editing(engine: GenerationEngine, manifest: RunManifest) -> GenerationEngine:
-        return EditedTokens(engine, honest.environment(manifest).vocabulary_size)
+        return EditedTokens(engine, manifest.model.vocabulary_size)
 
     return OtherEngines(honest, generation=editing)
 

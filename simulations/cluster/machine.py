@@ -47,6 +47,11 @@ class Machine:
         return Path("/") / self.name / "weights"
 
     @property
+    def run_files(self) -> Path:
+        """The folder of the run's files."""
+        return Path("/") / self.name / "task"
+
+    @property
     def genesis(self) -> Path:
         """Where the run's creator puts the first policy."""
         return Path("/") / self.name / "genesis.safetensors"

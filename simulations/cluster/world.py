@@ -251,7 +251,9 @@ class World:
                 directory=self._directory.directory(machine.signer.peer_id, rng.child("directory")),
                 blobs=SimBlobs(machine.disk, session, emit),
                 store=SimStore(machine.disk, session, self._recorder.on_put(emit)),
-                files=SimPolicyFiles(machine.disk, session, machine.weights, machine.genesis),
+                files=SimPolicyFiles(
+                    machine.disk, session, machine.weights, machine.genesis, machine.run_files
+                ),
                 background=SimBackground(),
             ),
             SimEngines(

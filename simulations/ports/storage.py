@@ -333,8 +333,10 @@ class SimBlobs(Blobs):
 class SimPolicyFiles(PolicyFiles):
     """The files of one machine's policies, on its disk."""
 
-    def __init__(self, disk: Disk, session: Session, directory: Path, genesis: Path) -> None:
-        super().__init__(directory, genesis)
+    def __init__(
+        self, disk: Disk, session: Session, directory: Path, genesis: Path, task: Path
+    ) -> None:
+        super().__init__(directory, genesis, task)
         self._disk = disk
         self._session = session
 

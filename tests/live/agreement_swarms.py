@@ -229,7 +229,10 @@ class LiveNode:
             blobs=self.blobs,
             store=self.store,
             files=PolicyDirectory(
-                self.directory / "weights", self.directory / "genesis.safetensors", self.blobs
+                self.directory / "weights",
+                self.directory / "genesis.safetensors",
+                self.directory / "task",
+                self.blobs,
             ),
             background=ThreadBackground(),
         )
@@ -362,7 +365,7 @@ async def give_version_0(world, machine, envelope, manifest):
     disk.tables.setdefault("messages", {})[bytes(8)] = envelope
     disk.tables["policies"] = {bytes(8): manifest.policy}
     rules, session = world.manifest.manifest.shardcast, Session()
-    files = SimPolicyFiles(disk, session, machine.weights, machine.genesis)
+    files = SimPolicyFiles(disk, session, machine.weights, machine.genesis, machine.run_files)
     index, _ = await publish_file(
         path, files, SimBlobs(disk, session), rules.shard_bytes, rules.chunk_bytes
     )

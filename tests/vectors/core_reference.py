@@ -45,9 +45,9 @@ MANIFEST: dict[str, Any] = {
         "size": 2,
     },
     "credit": {"slash": True},
-    "environment": {"name": "arithmetic"},
+    "environment": {"name": "arithmetic", "options": {}, "pass_rates": []},
     "epochs": {"record_epochs": 5, "refresh_epochs": 1, "seconds": 10.0},
-    "genesis": {"created_at": 1_700_000_000, "policy": "ab" * 32},
+    "genesis": {"created_at": 1_700_000_000, "files": {}, "policy": "ab" * 32},
     "grpo": {
         "adam_betas": [0.9, 0.95],
         "async_level": 2,

@@ -322,7 +322,7 @@ class FlowWorld:
         self.background = Background()
         self.network = Network(self)
         self.policies = Policies(self)
-        self.files = MemoryFiles(directory, directory / "genesis", None)
+        self.files = MemoryFiles(directory, directory / "genesis", directory / "task", None)
         self.context = RoleContext(
             signer=self.signer,
             manifest=self.manifest,

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from datetime import UTC, datetime
 
 import pyarrow as pa
 import pytest
@@ -10,6 +11,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from roles.engines.tokenizer import HuggingFaceTokenizer
+
+FOUNDED_AT = datetime(2026, 3, 4, tzinfo=UTC)
 
 TEMPLATE = (
     "{% for message in messages %}<|user|>{{ message['content'] }}{% endfor %}"
@@ -30,7 +33,16 @@ def byte_tokenizer(directory):
     made.add_special_tokens({"additional_special_tokens": special})
     made.chat_template = TEMPLATE
     made.save_pretrained(directory)
-    return HuggingFaceTokenizer(directory)
+    return read_tokenizer(directory)
+
+
+def read_tokenizer(directory, vocabulary_max=1000):
+    return HuggingFaceTokenizer(directory, vocabulary_max, FOUNDED_AT)
+
+
+async def opened(task):
+    await task.open()
+    return task
 
 
 def write_rows(path, rows, **options):

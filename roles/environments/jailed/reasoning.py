@@ -7,12 +7,17 @@ from reasoning_gym.utils import extract_answer
 
 
 def check(question: Any) -> Any:
-    """Return the question of a data set's seed, or the score of an ``answer`` to it, 0 to 1.
-
-    One entry is generated: entries of a data set differ by its seed.
-    """
-    dataset = reasoning_gym.create_dataset(question["dataset"], seed=question["seed"], size=1)
+    """Return the question of a data set's seed, or the score of an ``answer`` to it, 0 to 1."""
+    dataset = dataset_of(question)
     entry = dataset[0]
     if "answer" not in question:
         return entry["question"]
     return float(dataset.score_answer(extract_answer(question["answer"]), entry))
+
+
+def dataset_of(question: Any) -> Any:
+    """Return a data set of one entry: entries of a data set differ by its seed."""
+    options = question["options"]
+    return reasoning_gym.create_dataset(
+        question["dataset"], seed=question["seed"], size=1, **options
+    )

@@ -25,7 +25,7 @@ def signed_run(creator: Identity, created_at: int = 1_700_000_000) -> SignedMani
 
 def run_toml(run: SignedManifest) -> str:
     """Return the manifest as the file that ``--run`` takes."""
-    genesis = run.manifest.genesis.model_dump(mode="json")
+    genesis = run.manifest.genesis.model_dump(mode="json", exclude={"files"})
     lines = [f"{key} = {json.dumps(value)}" for key, value in genesis.items()]
     head = f'signature = "{run.signature.hex()}"\n'
     return "\n".join([head, RECIPE.read_text(), "[genesis]", *lines, ""])

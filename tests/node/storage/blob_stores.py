@@ -22,7 +22,10 @@ class FileMachine:
     def restart(self) -> None:
         self.blobs = FileBlobs(self._directory / "blobs")
         self.files = PolicyDirectory(
-            self._directory / "weights", self._directory / "genesis", self.blobs
+            self._directory / "weights",
+            self._directory / "genesis",
+            self._directory / "task",
+            self.blobs,
         )
 
     def write(self, path: Path, content: bytes) -> None:
@@ -45,7 +48,11 @@ class SimMachine:
         self._session = Session()
         self.blobs = SimBlobs(self._disk, self._session)
         self.files = SimPolicyFiles(
-            self._disk, self._session, self._directory / "weights", self._directory / "genesis"
+            self._disk,
+            self._session,
+            self._directory / "weights",
+            self._directory / "genesis",
+            self._directory / "task",
         )
 
     def write(self, path: Path, content: bytes) -> None:

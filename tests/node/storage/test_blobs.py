@@ -55,7 +55,7 @@ async def test_a_file_deleted_behind_our_back_is_not_here(tmp_path: Path) -> Non
     assert await blobs.get(DIGEST) is None
     with pytest.raises(LookupError):
         [piece async for piece in blobs.stream(DIGEST, 0, 10)]
-    policies = PolicyDirectory(tmp_path / "weights", tmp_path / "genesis", blobs)
+    policies = PolicyDirectory(tmp_path / "weights", tmp_path / "genesis", tmp_path / "task", blobs)
     with pytest.raises(LookupError):
         await policies.assemble([DIGEST], policies.weights(1))
     assert every_file(tmp_path) == []
@@ -190,7 +190,7 @@ async def test_a_full_disk_leaves_nothing_half_written(
         with pytest.raises(StorageFullError):
             await blobs.put(DATA, ONE)
     assert (blobs.used_bytes, every_file(tmp_path)) == (0, [])
-    policies = PolicyDirectory(tmp_path / "weights", tmp_path / "genesis", blobs)
+    policies = PolicyDirectory(tmp_path / "weights", tmp_path / "genesis", tmp_path / "task", blobs)
     await blobs.put(DATA, ONE)
     with monkeypatch.context() as patch:
         patch.setattr(files, broken, full)

@@ -90,7 +90,7 @@ async def test_releasing_needs_no_room(disk):
 @pytest.mark.parametrize("left_bytes", LEFT_BYTES)
 async def test_a_file_is_assembled_whole_or_not_at_all(disk, left_bytes):
     blobs = FileBlobs(disk.path / "blobs")
-    files = PolicyDirectory(disk.path / "weights", disk.path / "genesis", blobs)
+    files = PolicyDirectory(disk.path / "weights", disk.path / "genesis", disk.path / "task", blobs)
     await blobs.put(DATA, ONE)
     path = files.weights(1)
     path.write_bytes(b"before")

@@ -92,7 +92,7 @@ async def test_an_owner_that_joined_survives(root):
 
 async def test_an_assembled_file_is_old_or_whole_and_survives(root):
     blobs = FileBlobs(root / "blobs")
-    files = PolicyDirectory(root / "weights", root / "genesis", blobs)
+    files = PolicyDirectory(root / "weights", root / "genesis", root / "task", blobs)
     await blobs.put(DATA, ONE)
     files.weights(1).write_bytes(b"before")
     with power_loss(root) as power:

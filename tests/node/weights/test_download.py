@@ -91,7 +91,12 @@ class Swarm:
         for other in self.nodes:
             if other != peer:
                 self.hub.connect(peer, other)
-        files = PolicyDirectory(self.directory / f"{name}-weights", Path("genesis"), blobs)
+        files = PolicyDirectory(
+            self.directory / f"{name}-weights",
+            Path("genesis"),
+            self.directory / f"{name}-task",
+            blobs,
+        )
         self.nodes[peer] = Node(peer, blobs, files, exchange, files.weights(1))
         return self.nodes[peer]
 
@@ -402,7 +407,7 @@ async def test_chunks_that_fit_and_do_not_make_their_shard_are_the_publishers_fa
 
 async def test_releasing_a_version_keeps_the_shards_that_others_use(tmp_path: Path) -> None:
     blobs = FileBlobs(tmp_path / "blobs")
-    files = PolicyDirectory(tmp_path / "weights", Path("genesis"), blobs)
+    files = PolicyDirectory(tmp_path / "weights", Path("genesis"), tmp_path / "task", blobs)
     path = files.weights(1)
     content = random.Random(3).randbytes(700_000)
     path.write_bytes(content)
@@ -423,7 +428,7 @@ async def test_what_cannot_be_published_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     blobs = FileBlobs(tmp_path / "blobs")
-    files = PolicyDirectory(tmp_path / "weights", Path("genesis"), blobs)
+    files = PolicyDirectory(tmp_path / "weights", Path("genesis"), tmp_path / "task", blobs)
     path = files.weights(1)
     for content in (None, b""):
         if content is not None:
@@ -454,7 +459,7 @@ def test_publishing_does_not_hold_the_loop(tmp_path: Path) -> None:
 
     async def publish() -> ShardIndex:
         blobs = FileBlobs(tmp_path / "blobs")
-        files = PolicyDirectory(tmp_path / "weights", Path("genesis"), blobs)
+        files = PolicyDirectory(tmp_path / "weights", Path("genesis"), tmp_path / "task", blobs)
         path = files.weights(1)
         path.write_bytes(bytes(40_000_000))
         taking = asyncio.create_task(take_turns())

@@ -7,6 +7,7 @@ from node.blobs.exchange import BlobExchange
 from node.context import Ports
 from node.membership.peers import PeerTable
 from node.weights.download import publish_file
+from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
 from protocol.crypto import digest
 from protocol.replica import Replica
@@ -60,7 +61,9 @@ class Node:
             directory=None,
             blobs=self.blobs,
             store=self.store,
-            files=MemoryFiles(self.directory, self.directory / "genesis", self.blobs),
+            files=MemoryFiles(
+                self.directory, self.directory / "genesis", self.directory / "task", self.blobs
+            ),
             background=None,
         )
         self.conditions = Conditions()
@@ -85,7 +88,12 @@ class Node:
             self.running.cancel()
             await asyncio.wait([self.running])
         self.library = PolicyLibrary(
-            self.ports, self.replica, self.exchange, ChangeSignal(), self.conditions
+            self.ports,
+            self.replica,
+            self.exchange,
+            Downloads(self.ports, self.replica, self.exchange),
+            ChangeSignal(),
+            self.conditions,
         )
         await self.library.restore()
         self.running = asyncio.create_task(self.library.run())
@@ -216,9 +224,10 @@ def test_what_one_version_taught_about_its_sources_serves_the_next(tmp_path):
     async def scenario():
         swarm = await begun(tmp_path, 2)
         one = swarm.followers[0]
-        assert one.library._source_history.begin_seconds(15.0) < 15.0
+        history = one.library._downloads._source_history
+        assert history.begin_seconds(15.0) < 15.0
         downloads = [one.library._download(swarm.head, PeerId("root"), []) for _ in range(2)]
-        assert {download._source_history for download in downloads} == {one.library._source_history}
+        assert {download._source_history for download in downloads} == {history}
         await swarm.stop()
 
     run_virtual(scenario())

@@ -2,8 +2,9 @@ import json
 
 import pytest
 
-from roles.engines.tokenizer import HuggingFaceTokenizer
-from tests.worlds.text import byte_tokenizer
+from protocol.bundle import BUNDLE_FILES, encode_bundle
+from roles.engines.tokenizer import of_bundle
+from tests.worlds.text import FOUNDED_AT, byte_tokenizer, read_tokenizer
 
 
 @pytest.fixture
@@ -42,19 +43,46 @@ def test_bytes_that_are_no_text_are_read(tokenizer):
 
 
 def test_what_a_directory_lacks_is_told_in_one_line(tmp_path, tokenizer):
-    with pytest.raises(ValueError, match="holds no tokenizer") as raised:
-        HuggingFaceTokenizer(tmp_path / "empty")
+    with pytest.raises(ValueError, match="has no tokenizer") as raised:
+        read_tokenizer(tmp_path / "empty")
     assert "\n" not in str(raised.value)
     (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     config.pop("chat_template", None)
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match="holds no chat template"):
-        HuggingFaceTokenizer(tmp_path)
+    with pytest.raises(ValueError, match="has no chat template"):
+        read_tokenizer(tmp_path)
 
 
 def test_a_template_cannot_reach_out_of_its_sandbox(tmp_path, tokenizer):
     (tmp_path / "chat_template.jinja").write_text("{{ ''.__class__.__mro__ }}")
-    hostile = HuggingFaceTokenizer(tmp_path)
+    hostile = read_tokenizer(tmp_path)
     with pytest.raises(Exception, match="unsafe"):
         hostile.encode_chat("x")
+
+
+def test_a_template_that_asks_for_the_day_is_told_when_the_run_began(tmp_path, tokenizer):
+    (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%d %b %Y') }}")
+    tokenizer = read_tokenizer(tmp_path)
+    assert tokenizer.decode(tokenizer.encode_chat("x")) == "04 Mar 2026"
+
+
+def test_a_vocabulary_larger_than_the_models_is_refused(tmp_path, tokenizer):
+    size = tokenizer.vocabulary_size
+    assert read_tokenizer(tmp_path, size).vocabulary_size == size
+    with pytest.raises(ValueError, match=f"the tokenizer has {size} tokens, the model {size - 1}"):
+        read_tokenizer(tmp_path, size - 1)
+
+
+def test_a_bundle_is_read_as_its_directory_is(tmp_path, tokenizer):
+    bundle = tmp_path / "bundle"
+    names = [path.name for path in tmp_path.iterdir() if path.name in BUNDLE_FILES]
+    bundle.write_bytes(encode_bundle({name: (tmp_path / name).read_bytes() for name in names}))
+    read = of_bundle(bundle, 1000, FOUNDED_AT)
+    assert read.encode_chat("1 + 1") == tokenizer.encode_chat("1 + 1")
+    bundle.write_bytes(encode_bundle({}))
+    with pytest.raises(ValueError, match="has no tokenizer"):
+        of_bundle(bundle, 1000, FOUNDED_AT)
+    bundle.write_bytes(b"none")
+    with pytest.raises(ValueError, match="undecodable"):
+        of_bundle(bundle, 1000, FOUNDED_AT)

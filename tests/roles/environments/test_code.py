@@ -7,7 +7,7 @@ from roles.environments.code import LIMITS, PROGRAM_BYTES_MAX, Code, last_block,
 from roles.environments.jail import Jail
 from roles.ports.engines import Answer, EngineError, Unscorable
 from simulations.ports.background import SimBackground
-from tests.worlds.text import MemoryRows, byte_tokenizer, exchange, needs_jail, program_row
+from tests.worlds.text import MemoryRows, byte_tokenizer, exchange, needs_jail, opened, program_row
 
 pytestmark = needs_jail
 
@@ -26,9 +26,11 @@ def tokenizer(tmp_path_factory):
     return byte_tokenizer(tmp_path_factory.mktemp("tokenizer"))
 
 
-def task(jail, tokenizer, *tests, limits=SHORT):
+async def task(jail, tokenizer, *tests, limits=SHORT):
     rows = MemoryRows(program_row("Add two numbers.", *tests))
-    return Code("code/sums", rows, tokenizer, SimBackground(), jail, limits)
+    return await opened(
+        Code("code/sums", lambda: rows, lambda: tokenizer, SimBackground(), jail, limits)
+    )
 
 
 def fenced(program):
@@ -53,7 +55,7 @@ def fenced(program):
     ],
 )
 async def test_the_last_program_must_pass_all_tests(jail, tokenizer, answer, score):
-    assert await task(jail, tokenizer, *SUMS).grade(1, answer) == score
+    assert await (await task(jail, tokenizer, *SUMS)).grade(1, answer) == score
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,7 @@ async def test_the_last_program_must_pass_all_tests(jail, tokenizer, answer, sco
     ],
 )
 async def test_asserts_must_be_reached_and_hold(jail, tokenizer, program, score):
-    asked = task(jail, tokenizer, {"assert": "assert add(3, 4) == 7\nassert add(-1, 1) == 0"})
+    asked = await task(jail, tokenizer, {"assert": "assert add(3, 4) == 7\nassert add(-1, 1) == 0"})
     assert await asked.grade(1, fenced(program)) == score
 
 
@@ -79,7 +81,7 @@ async def test_asserts_must_be_reached_and_hold(jail, tokenizer, program, score)
 )
 async def test_processor_time_decides(jail, tokenizer, seconds, score):
     program = f"import time\nwhile time.process_time() < {seconds}: pass\nprint(7)"
-    given = await task(jail, tokenizer, exchange("", "7")).grade(1, fenced(program))
+    given = await (await task(jail, tokenizer, exchange("", "7"))).grade(1, fenced(program))
     told = given.reason if isinstance(given, Unscorable) else given
     assert (score in told) if isinstance(score, str) else told == score
 
@@ -87,12 +89,14 @@ async def test_processor_time_decides(jail, tokenizer, seconds, score):
 async def test_processor_time_adds_up_over_tests(jail, tokenizer):
     program = "import time\nwhile time.process_time() < 0.3: pass\nprint(7)"
     tests = [exchange("", "7")] * 3
-    assert isinstance(await task(jail, tokenizer, *tests).grade(1, fenced(program)), Unscorable)
+    assert isinstance(
+        await (await task(jail, tokenizer, *tests)).grade(1, fenced(program)), Unscorable
+    )
 
 
 async def test_who_sleeps_has_no_score_and_who_floods_has_none_left(jail, tokenizer):
     limits = replace(SHORT, wall_seconds=1.5, output_bytes_max=1000)
-    asked = task(jail, tokenizer, exchange("", "7"), limits=limits)
+    asked = await task(jail, tokenizer, exchange("", "7"), limits=limits)
     sleeping = await asked.grade(1, fenced("import time\ntime.sleep(9)\nprint(7)"))
     assert sleeping == Unscorable("test 0: no end within 1.5 s")
     assert await asked.grade(1, fenced("print('7' * 10**6)")) == 0.0
@@ -100,7 +104,7 @@ async def test_who_sleeps_has_no_score_and_who_floods_has_none_left(jail, tokeni
 
 async def test_memory_between_the_limits_has_no_score(jail, tokenizer):
     limits = replace(SHORT, memory_soft_bytes=50 << 20, memory_hard_bytes=100 << 20)
-    asked = task(jail, tokenizer, exchange("", "7"), limits=limits)
+    asked = await task(jail, tokenizer, exchange("", "7"), limits=limits)
     grow = "x = bytearray({} << 20)\nx[::4096] = b'x' * len(x[::4096])\nprint(7)"
     assert await asked.grade(1, fenced(grow.format(20))) == 1.0
     assert isinstance(await asked.grade(1, fenced(grow.format(70))), Unscorable)
@@ -116,7 +120,9 @@ async def test_what_programs_draw_is_the_same_each_time(jail, tokenizer):
     )
     background = SimBackground()
     rows = MemoryRows(program_row("", exchange("", "")))
-    asked = Code("code/draws", rows, tokenizer, background, jail, SHORT)
+    asked = await opened(
+        Code("code/draws", lambda: rows, lambda: tokenizer, background, jail, SHORT)
+    )
     outputs = []
     original = asked._jail.run
 
@@ -135,23 +141,25 @@ async def test_what_programs_draw_is_the_same_each_time(jail, tokenizer):
 
 
 async def test_answers_are_scored_after_the_thoughts_and_in_order(jail, tokenizer):
-    asked = task(jail, tokenizer, *SUMS)
+    asked = await task(jail, tokenizer, *SUMS)
     texts = [f"{fenced(ADD)}</think>so", f"hm</think>{fenced(ADD)}", fenced(ADD)]
     answers = [Answer(5, tuple(tokenizer._tokenizer.encode(text))) for text in texts]
     assert await asked.score_batch(answers) == [0.0, 1.0, 1.0]
 
 
 async def test_prompts_are_chats_that_tell_the_length(jail, tokenizer):
-    asked = task(jail, tokenizer, *SUMS)
+    asked = await task(jail, tokenizer, *SUMS)
     assert tokenizer.decode(await asked.prompt(1, None)) == "Add two numbers."
     told = "Add two numbers.\n\nThink for 600 tokens before giving a response."
     assert tokenizer.decode(await asked.prompt(1, 600)) == told
-    assert (asked.name, asked.vocabulary_size) == ("code/sums", tokenizer.vocabulary_size)
+    assert asked.name == "code/sums"
 
 
 async def test_a_row_that_cannot_be_read_is_no_ones_fault(jail, tokenizer):
     rows = MemoryRows({"prompt": "", "tests": "[]"})
-    asked = Code("code/broken", rows, tokenizer, SimBackground(), jail)
+    asked = await opened(
+        Code("code/broken", lambda: rows, lambda: tokenizer, SimBackground(), jail)
+    )
     with pytest.raises(ValueError, match="1 to 64"):
         await asked.grade(1, fenced(ADD))
     answer = Answer(1, tuple(tokenizer._tokenizer.encode(fenced(ADD))))

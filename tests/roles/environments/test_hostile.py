@@ -51,6 +51,9 @@ async def test_scorers_that_differ_are_noticed(monkeypatch, scores, count):
         def __init__(self):
             self.own = next(self.made)
 
+        async def open(self):
+            pass
+
         async def score(self, items):
             await asyncio.sleep(0.05)
             return [self.own for _ in items]

@@ -10,7 +10,7 @@ from roles.environments.reasoning_gym import ADMITTED, INSTRUCTION, ReasoningGym
 from roles.environments.text import ANSWER_CHARACTERS_MAX
 from roles.ports.engines import EngineError, Unscorable
 from simulations.ports.background import SimBackground
-from tests.worlds.text import MemoryRows, byte_tokenizer, needs_jail
+from tests.worlds.text import MemoryRows, byte_tokenizer, needs_jail, opened
 
 pytestmark = needs_jail
 
@@ -29,13 +29,13 @@ def tokenizer(tmp_path):
     return byte_tokenizer(tmp_path)
 
 
-def task(checker, answer="1/2"):
+async def task(checker, answer="1/2"):
     rows = MemoryRows({"prompt": "How much?", "answer": answer})
-    return Math("math/halves", rows, None, SimBackground(), checker)
+    return await opened(Math("math/halves", lambda: rows, lambda: None, SimBackground(), checker))
 
 
 async def test_answers_that_mean_the_same(checker):
-    asked = task(checker)
+    asked = await task(checker)
     for answer, score in (
         ("So it is $0.5$.", 1.0),
         ("\\boxed{\\frac{1}{2}}", 1.0),
@@ -52,7 +52,7 @@ async def test_answers_that_mean_the_same(checker):
 
 
 async def test_who_never_ends_has_no_points_and_who_comes_next_is_answered(checker):
-    asked = task(checker)
+    asked = await task(checker)
     hung, right = await asyncio.gather(
         asked.grade(0, "$9^{9^{9^{9}}}$"), asked.grade(0, "\\boxed{1/2}")
     )
@@ -62,7 +62,7 @@ async def test_who_never_ends_has_no_points_and_who_comes_next_is_answered(check
 async def test_between_the_limits_there_is_no_score():
     limits = replace(SHORT, cpu_soft_seconds=0.001)
     checker = Checker("math", limits)
-    given = await task(checker).grade(0, "\\boxed{1/2}")
+    given = await (await task(checker)).grade(0, "\\boxed{1/2}")
     assert isinstance(given, Unscorable)
     assert "processor time" in given.reason
     await checker.close()
@@ -76,7 +76,7 @@ async def test_a_deadline_replaces_the_checker():
 
 
 async def test_a_checker_that_was_ended_is_replaced(checker):
-    asked = task(checker)
+    asked = await task(checker)
     assert await asked.grade(0, "$0.5$") == 1.0
     checker._idle[0].kill()
     await checker._idle[0].wait()
@@ -85,7 +85,7 @@ async def test_a_checker_that_was_ended_is_replaced(checker):
 
 
 async def test_a_cancelled_question_leaves_no_checker_in_the_middle(checker):
-    asked = task(checker)
+    asked = await task(checker)
     assert await asked.grade(0, "$0.5$") == 1.0
     hung = asyncio.create_task(asked.grade(0, "$9^{9^{9^{9}}}$"))
     await asyncio.sleep(0.3)
@@ -103,7 +103,7 @@ async def test_a_checker_that_is_not_installed_is_a_failure_of_this_machine():
 async def test_reasoning_gym_asks_by_seed_and_scores_its_own_answers(tokenizer):
     checker = Checker("reasoning", SHORT)
     first, second = (
-        ReasoningGym("reasoning-gym/gcd", "gcd", tokenizer, SimBackground(), checker)
+        ReasoningGym("reasoning-gym/gcd", "gcd", {}, lambda: tokenizer, SimBackground(), checker)
         for _ in range(2)
     )
     question = await first.question(1)
@@ -120,7 +120,9 @@ async def test_reasoning_gym_asks_by_seed_and_scores_its_own_answers(tokenizer):
 
 async def test_only_admitted_data_sets_of_the_pinned_version(tokenizer, monkeypatch):
     def made(dataset):
-        return ReasoningGym(f"reasoning-gym/{dataset}", dataset, tokenizer, SimBackground(), None)
+        return ReasoningGym(
+            f"reasoning-gym/{dataset}", dataset, {}, lambda: tokenizer, SimBackground(), None
+        )
 
     for name in ("n_queens", "nothing", ""):
         with pytest.raises(ValueError, match="is none of"):

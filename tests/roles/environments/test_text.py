@@ -3,7 +3,7 @@ from pathlib import Path
 
 from roles.ports.engines import Answer, Unscorable
 from simulations.ports.background import SimBackground
-from tests.worlds.text import byte_tokenizer
+from tests.worlds.text import byte_tokenizer, opened
 
 PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 
@@ -13,7 +13,7 @@ async def test_the_example_of_the_page_is_a_task(tmp_path):
     names = {}
     exec(example, names)
     tokenizer = byte_tokenizer(tmp_path)
-    task = names["Doubling"]("doubling/small", tokenizer, SimBackground())
+    task = await opened(names["Doubling"]("doubling/small", lambda: tokenizer, SimBackground()))
     prompt = await task.prompt(2**64 - 1, 60)
     assert tokenizer.decode(prompt) == (
         "What is twice 615? Say the number alone.\n\nThink for 60 tokens before giving a response."

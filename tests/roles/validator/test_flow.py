@@ -151,11 +151,13 @@ def test_a_reject_brings_the_larger_committee_in_at_once(tmp_path):
     async def scenario():
         world = World(tmp_path, validators=6)
         world.run(world.flow)
-        for n in range(12):
+        for n in range(60):
             commit = world.commit(signer=world.world.workers[n % 3], **slot(world, n))
             committee = world.replica.committee(commit)
             if committee.ranking.index(world.signer.peer_id) == 2:
                 break
+        else:
+            pytest.fail("never third in a committee")
         await world.rest(EPOCH_SECONDS + 2)
         assert commit.digest not in [item.commit for item in world.verdicts]
         world.verdict(commit, world.world.by_peer[committee.first[0]], accept=False)

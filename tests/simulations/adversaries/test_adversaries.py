@@ -194,7 +194,8 @@ def test_a_third_of_the_validators_cannot_sway_the_others(play, behaviour):
     honest = {(author, accept) for author, accept in EXPECTED_VERDICTS[behaviour] if not author}
     assert honest <= set(verdicts)
     assert set(equivocators) == ({behaviour} if behaviour == "two-verdicts" else set())
-    assert [played.workers[name].rejected for name in liars] == [1, 1]
+    # At most what was on its way when the first one was rejected.
+    assert all(played.workers[name].rejected in (1, 2) for name in liars)
     honest_work_is_not_hurt(played, *liars)
 
 

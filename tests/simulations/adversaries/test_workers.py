@@ -190,7 +190,8 @@ async def test_forged_proofs_are_well_formed_and_other_than_the_true_ones(tmp_pa
 
 async def test_forged_rewards_turn_right_and_wrong_around(tmp_path):
     _, task = dishonest("forged-rewards")
-    assert (task.name, task.vocabulary_size) == (TASK.name, TASK.vocabulary_size)
+    await task.open()
+    assert task.name == TASK.name
     assert await task.prompt(7, 12) == TASK.prompt(7, 12) != TASK.prompt(7, None)
     answers = [Answer(7, TASK.solution(7)), Answer(7, (2, END))]
     assert await task.score_batch(answers) == [0.0, 1.0 - TASK.score(7, (2, END))]

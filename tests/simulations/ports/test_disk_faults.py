@@ -28,7 +28,7 @@ async def put(disk, session):
 
 async def assemble(disk, session):
     disk.blobs[digest(b"part")] = b"part"
-    await SimPolicyFiles(disk, session, Path(), Path()).assemble([digest(b"part")], PATH)
+    await SimPolicyFiles(disk, session, Path(), Path(), Path()).assemble([digest(b"part")], PATH)
 
 
 async def write_policy(disk, session):

@@ -1,0 +1,135 @@
+"""The run's own files (``genesis.files``): what every node needs before it can work on the task.
+
+They travel as weights do. Who got them from the run's creator makes blobs of them, everybody else
+fetches them over the forest; all serve them from then on.
+"""
+
+import asyncio
+from pathlib import Path
+
+import structlog
+
+from node.context import Ports
+from node.weights.download import Weights, WeightsDownload, publish_file
+from node.weights.downloads import Downloads
+from protocol.faults import Fault
+from protocol.manifest import RunFile, RunFileName
+from protocol.replica import Replica
+from protocol.shardcast import index as shard_index
+from protocol.types import Digest, PeerId
+from roles.flow import Conditions
+from roles.ports.storage import Owner, Purpose, StorageFullError
+
+log = structlog.get_logger()
+
+_CONDITION = "task"
+
+
+class RunFiles:
+    """Brings the files here."""
+
+    def __init__(
+        self, ports: Ports, replica: Replica, downloads: Downloads, conditions: Conditions
+    ) -> None:
+        self._ports = ports
+        self._replica = replica
+        self._downloads = downloads
+        self._conditions = conditions
+
+    @property
+    def complete(self) -> bool:
+        """Whether every file lies in its place; whether it is the right one, ``fetch`` finds."""
+        names, files = self._replica.manifest.genesis.files, self._ports.files
+        return all(files.size(files.run_file(name)) is not None for name in names)
+
+    async def fetch(self) -> None:
+        """Return when every file is here and others can have it; waits for sources and room."""
+        for name, file in self._replica.manifest.genesis.files.items():
+            while not await self._fetch(name, file):  # noqa: ASYNC110 - it is no waiting alone
+                await asyncio.sleep(self._replica.manifest.epochs.seconds)
+        self._conditions.clear(_CONDITION)
+
+    async def _fetch(self, name: RunFileName, file: RunFile) -> bool:
+        try:
+            return await self._is_here(name, file) or await self._download(name, file)
+        except (StorageFullError, LookupError) as error:
+            self._conditions.set(_CONDITION, f"the run's {name} is not stored: {error}")
+            return False
+
+    async def _is_here(self, name: RunFileName, file: RunFile) -> bool:
+        """Tell whether a file is here; if it is, others can have it when this returns."""
+        path = self._ports.files.run_file(name)
+        if self._ports.files.size(path) is None:
+            return False
+        if await self._has_blobs(file):
+            return True
+        rules, blobs = self._replica.manifest.shardcast, self._ports.blobs
+        self._conditions.set(_CONDITION, f"reading the run's {name}")
+        digest, _ = await publish_file(
+            path,
+            self._ports.files,
+            blobs,
+            rules.shard_bytes,
+            rules.chunk_bytes,
+            Purpose.RUN_FILE,
+        )
+        if digest.hex() == file.index:
+            return True
+        log.warning("not the file of this run", path=str(path))
+        await blobs.release(Owner(Purpose.RUN_FILE, digest))
+        self._ports.files.delete(path)
+        return False
+
+    async def _has_blobs(self, file: RunFile) -> bool:
+        data = await self._ports.blobs.get(Digest(bytes.fromhex(file.index)))
+        index = None if data is None else shard_index.decode(data)
+        if index is None or isinstance(index, Fault):
+            return False
+        return all(self._ports.blobs.has(shard.digest) for shard in index.shards)
+
+    async def _download(self, name: RunFileName, file: RunFile) -> bool:
+        root = self._root()
+        if root is None:
+            self._conditions.set(_CONDITION, f"waiting for a peer that has the run's {name}")
+            return False
+        digest = Digest(bytes.fromhex(file.index))
+        weights = Weights(digest, digest, file.index_bytes, root, Purpose.RUN_FILE)
+
+        def show(here_bytes: int, total_bytes: int) -> None:
+            share = f"{here_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB"
+            self._conditions.set(_CONDITION, f"fetching the run's {name}, {share}")
+
+        download = self._downloads.make(weights, self._downloads.members(), show)
+        arrived = await self._carry_out(download, self._ports.files.run_file(name), root)
+        if isinstance(arrived, Fault):
+            reason = f"the run's {name} is not what its creator signed: {arrived}"
+            self._conditions.set(_CONDITION, reason)
+        return isinstance(arrived, Path)
+
+    async def _carry_out(
+        self, download: WeightsDownload, path: Path, root: PeerId
+    ) -> Path | Fault | None:
+        """Download to ``path``, following the roster; None when the root of the forest has gone."""
+        task = asyncio.create_task(download.run(path))
+        try:
+            while not task.done():
+                await asyncio.wait([task], timeout=self._replica.manifest.epochs.seconds)
+                if not task.done() and root != self._root():
+                    return None
+                download.change_members(self._downloads.members())
+            return task.result()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    def _root(self) -> PeerId | None:
+        """Return who feeds the forest: the first node of the genesis that is there, or anybody.
+
+        Those that the genesis names got the files from its creator, or were the first to ask.
+        """
+        genesis = self._replica.manifest.genesis
+        now, own = self._ports.clock.now(), self._ports.transport.peer_id
+        live = {member.peer: None for member in self._replica.roster.live(now)}
+        live.pop(own, None)
+        named = (*genesis.trainers, *genesis.validators)
+        return next((PeerId(peer) for peer in named if peer in live), next(iter(live), None))
