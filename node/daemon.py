@@ -97,15 +97,7 @@ class Daemon:
         self._context = context = NodeContext(
             signer, replica, ports, self._peers, ChangeSignal(), Conditions()
         )
-        self._gossip = Gossip(
-            self._peers,
-            signer,
-            ports.clock,
-            ports.rng.child("gossip"),
-            params=_gossip_params(self._manifest.epochs.seconds),
-            verifier=verifier,
-            decoded=decoded,
-        )
+        self._gossip = self._make_gossip(verifier, decoded)
         self._exchange = BlobExchange(
             self._peers,
             ports.blobs,
@@ -135,6 +127,18 @@ class Daemon:
         )
         self._announcer = self._make_announcer()
         self._observer = self._make_observer(p2pd_pid)
+
+    def _make_gossip(self, verifier: Verifier, decoded: Decoded | None) -> Gossip:
+        ports = self._context.ports
+        return Gossip(
+            self._peers,
+            self._context.signer,
+            ports.clock,
+            ports.rng.child("gossip"),
+            params=_gossip_params(self._manifest.epochs.seconds),
+            verifier=verifier,
+            decoded=decoded,
+        )
 
     def _make_announcer(self) -> Announcer:
         inbox = self._inbox

@@ -37,6 +37,10 @@ _FILE_BYTES = 4 << 20
 _OPEN_FILES = 32
 
 
+class NoJailError(ValueError):
+    """This machine has no jail: what is missing, in one line."""
+
+
 def places() -> asyncio.Semaphore:
     """Return room for one jail on every two cores.
 
