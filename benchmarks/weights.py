@@ -5,7 +5,7 @@ trainer publishes it, and a node that is worker and validator fetches it through
 and generates with it. All are processes as anywhere, and what they take is read from outside:
 
 * resident memory at its peak (``VmHWM``, exact), which counts pages of mapped files and of shared
-  libraries, proportional (PSS) and anonymous memory at their peaks as sampled;
+  libraries; anonymous and, of the daemons, proportional memory (PSS) at their peaks as sampled;
 * each daemon's own account of how late its event loop was (``/status``), with the log lines of
   stalls, which tell what ran and how long the machine gave it no core.
 
@@ -72,7 +72,7 @@ OTHERS = {
 FILE_BYTES = 500_000_000
 """Of the directory's files, about; published models have larger ones."""
 
-SAMPLE_SECONDS = 0.2
+SAMPLE_SECONDS = 0.25
 STAGE_SECONDS = 900.0
 
 
@@ -199,17 +199,22 @@ class Memory:
     """Peaks of a process in MB; the last two as sampled."""
 
     rss: float = 0.0
-    pss: float = 0.0
     anonymous: float = 0.0
+    pss: float = 0.0
 
-    def look(self, pid: int) -> None:
-        """Take in what ``/proc`` says of a process, nothing when it has gone."""
+    def look(self, pid: int, *, proportional: bool) -> None:
+        """Take in what ``/proc`` says of a process, nothing when it has gone.
+
+        Proportional memory is found by a walk over all pages, which takes a core for long where
+        there are gigabytes.
+        """
         with suppress(OSError):
-            now = Path(f"/proc/{pid}/smaps_rollup").read_text()
-            self.pss = max(self.pss, _megabytes("Pss", now))
-            self.anonymous = max(self.anonymous, _megabytes("Anonymous", now))
             status = Path(f"/proc/{pid}/status").read_text()
             self.rss = max(self.rss, _megabytes("VmHWM", status))
+            self.anonymous = max(self.anonymous, _megabytes("RssAnon", status))
+            if proportional:
+                now = Path(f"/proc/{pid}/smaps_rollup").read_text()
+                self.pss = max(self.pss, _megabytes("Pss", now))
 
 
 def _megabytes(name: str, text: str) -> float:
@@ -231,11 +236,11 @@ class Process:
 
     def _sample(self) -> None:
         while self._popen.poll() is None:
-            self.memory["itself"].look(self._popen.pid)
+            self.memory["itself"].look(self._popen.pid, proportional=True)
             with suppress(psutil.Error):
                 for child in psutil.Process(self._popen.pid).children(recursive=True):
                     name = "p2pd" if child.name() == "p2pd" else "engine"
-                    self.memory.setdefault(name, Memory()).look(child.pid)
+                    self.memory.setdefault(name, Memory()).look(child.pid, proportional=False)
             time.sleep(SAMPLE_SECONDS)
 
     def wait(self) -> float:

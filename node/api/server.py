@@ -74,7 +74,7 @@ class ControlServer:
         async with asyncio.timeout(START_SECONDS):
             await self._server.listening.wait()
         if self._datadir is not None:
-            store_api_endpoint(self._datadir, port)
+            await asyncio.to_thread(store_api_endpoint, self._datadir, port)
         log.info("control API on http://%s:%d", API_HOST, port)
         return port
 

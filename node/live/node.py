@@ -170,12 +170,21 @@ class LiveNode:
         directory = await HivemindDirectory.create(
             transport, self._identity, run_id, [directory_key(run_id)]
         )
-        store = SqliteStore(self._datadir.state)
-        blobs = FileBlobs(self._datadir.blobs, self._config.blob_quota)
+        # All of them read or sync files.
+        store = await asyncio.to_thread(SqliteStore, self._datadir.state)
+        blobs = await asyncio.to_thread(FileBlobs, self._datadir.blobs, self._config.blob_quota)
+        policy_files = await asyncio.to_thread(
+            PolicyDirectory,
+            self._datadir.weights,
+            self._datadir.genesis,
+            self._datadir.task,
+            blobs,
+        )
+        hardware = await asyncio.to_thread(probe_hardware)
         background = ThreadBackground()
         about = About(
             roles=self._config.roles,
-            hardware=probe_hardware(),
+            hardware=hardware,
             reachable=True,
             software=f"prime-node/{version('prime-node')}",
         )
@@ -186,9 +195,7 @@ class LiveNode:
             directory=directory,
             blobs=blobs,
             store=store,
-            files=PolicyDirectory(
-                self._datadir.weights, self._datadir.genesis, self._datadir.task, blobs
-            ),
+            files=policy_files,
             background=background,
         )
         try:
@@ -246,7 +253,7 @@ class LiveNode:
                         f"the peers offer run {offered[:12]}…; check --initial-peers",
                         ExitCode.CONFIG,
                     )
-                pin_run(self._datadir, manifest)
+                await asyncio.to_thread(pin_run, self._datadir, manifest)
                 return manifest
             await asyncio.sleep(1.0)
 
@@ -269,7 +276,7 @@ class LiveNode:
             await asyncio.sleep(CACHE_PEERS_SECONDS)
             addresses = self._daemon.reachable_addresses()
             if addresses:
-                store_cached_peers(self._datadir, addresses)
+                await asyncio.to_thread(store_cached_peers, self._datadir, addresses)
 
     def _watch_signals(self) -> None:
         loop = asyncio.get_running_loop()

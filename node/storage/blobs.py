@@ -149,12 +149,14 @@ class FileBlobs(Blobs):
         if digest in self._sizes:
             self.used_bytes -= length
         self._sizes[digest] = length
-        self.used_bytes -= self._leftovers.pop(digest, 0)
+        leftover = self._leftovers.pop(digest, 0)
+        self.used_bytes -= leftover
         arrival = self._arrivals.pop(digest, None)
         if arrival is not None:
             self.used_bytes -= arrival.plan.length
             arrival.fill()
-        self._arriving_path(digest).unlink(missing_ok=True)
+        if arrival is not None or leftover:
+            await files.in_thread(self._arriving_path(digest).unlink, True)
 
     async def _claim(self, digest: Digest, owner: Owner) -> None:
         if not self._owners.needs(owner, digest):
@@ -209,7 +211,7 @@ class FileBlobs(Blobs):
                 self._sizes[digest] = arrival.plan.length
             else:
                 self.used_bytes -= arrival.plan.length
-                path.unlink(missing_ok=True)
+                await files.in_thread(path.unlink, True)
                 arrival.abandon()
             del self._arrivals[digest]
 

@@ -281,9 +281,9 @@ class PolicyLibrary(Policies):
         newest = self._replica.ledger.version
         kept_from = newest - self._replica.manifest.shardcast.versions_kept
         for version in [version for version in self._held if version <= kept_from]:
-            self._ports.files.delete(self._held.pop(version).path)
+            await self._ports.files.delete(self._held.pop(version).path)
         for version in range(self._states_from, newest - STATES_KEPT + 1):
-            self._ports.files.delete(self._ports.files.state(version))
+            await self._ports.files.delete(self._ports.files.state(version))
         self._states_from = max(self._states_from, newest - STATES_KEPT + 1)
         await self._retention.sweep({*self._held, *self._wanted()})
         names = [key for key, _ in self._ports.store.scan(_TABLE)]

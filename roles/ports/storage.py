@@ -126,7 +126,7 @@ class PolicyFiles(ABC):
         """Return the length in bytes of a file, None when there is none."""
 
     @abstractmethod
-    def delete(self, path: Path) -> None:
+    async def delete(self, path: Path) -> None:
         """Delete a file; idempotent."""
 
     @abstractmethod

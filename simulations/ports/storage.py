@@ -346,7 +346,7 @@ class SimPolicyFiles(PolicyFiles):
         return None if content is None else len(content)
 
     @override
-    def delete(self, path: Path) -> None:
+    async def delete(self, path: Path) -> None:
         if self._session.alive:
             self._disk.files.pop(path, None)
 

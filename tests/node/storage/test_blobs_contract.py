@@ -236,8 +236,8 @@ async def test_a_file_is_indexed_cut_and_assembled_again(machine):
     again = machine.files.weights(4)
     await machine.files.assemble([shard.digest for shard in index.shards], again)
     assert machine.read(again) == content
-    machine.files.delete(again)
-    machine.files.delete(again)
+    await machine.files.delete(again)
+    await machine.files.delete(again)
     assert machine.files.size(again) is None
 
 

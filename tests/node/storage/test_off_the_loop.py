@@ -1,0 +1,87 @@
+"""What a disk may take long for is done in threads: the loop does not wait for it."""
+
+import os
+import threading
+
+import pytest
+
+from node.storage.blobs import FileBlobs
+from node.storage.policy_files import PolicyDirectory
+from protocol.crypto import digest
+from protocol.shardcast.index import chunk_digests
+from roles.ports.storage import Purpose
+from tests.node.storage.blob_stores import owner
+
+SLOW = ("fsync", "posix_fallocate", "rename", "replace", "unlink")
+"""Milliseconds where nothing else is written, else seconds; 0.4 s to unlink 2 GB (measured)."""
+
+DATA = bytes(range(256)) * 16
+CHUNK_BYTES = 1024
+CHUNKS = chunk_digests([DATA], CHUNK_BYTES)
+OWNER = owner(b"version", Purpose.WEIGHTS)
+
+
+@pytest.fixture
+def disk(tmp_path):
+    blobs = FileBlobs(tmp_path / "blobs")
+    return blobs, PolicyDirectory(tmp_path / "weights", tmp_path / "genesis", blobs)
+
+
+@pytest.fixture
+def calls(disk, monkeypatch):
+    """Yield what was called so far, by whether it was on the loop."""
+    made = {True: set(), False: set()}
+    loop_thread = threading.get_ident()
+
+    def noted(name):
+        original = getattr(os, name)
+
+        def call(*arguments, **options):
+            made[threading.get_ident() == loop_thread].add(name)
+            return original(*arguments, **options)
+
+        return call
+
+    for name in SLOW:
+        monkeypatch.setattr(os, name, noted(name))
+    return made
+
+
+def opened(blobs, whole=DATA):
+    return blobs.open_partial(digest(whole), len(DATA), CHUNK_BYTES, CHUNKS, OWNER)
+
+
+async def fill(partial):
+    for index in partial.missing():
+        await partial.write_chunk(index, DATA[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES])
+
+
+async def test_a_version_comes_and_goes_in_threads(disk, calls):
+    blobs, files = disk
+    await fill(await opened(blobs))
+    path = files.weights(1)
+    await files.assemble([digest(DATA)], path)
+    assert path.read_bytes() == DATA
+    await files.delete(path)
+    assert files.size(path) is None
+    await blobs.release(OWNER)
+    assert calls == {True: set(), False: {"fsync", "posix_fallocate", "replace", "unlink"}}
+
+
+async def test_so_does_one_that_arrives_and_is_stored_at_once(disk, calls, tmp_path):
+    blobs, _ = disk
+    source = tmp_path / "file"
+    source.write_bytes(DATA)
+    partial = await opened(blobs)
+    await blobs.put_file(source, 0, len(DATA), OWNER)
+    assert partial.missing() == []
+    assert not list((tmp_path / "blobs" / "arriving").iterdir())
+    assert calls[True] == set()
+
+
+async def test_and_one_whose_chunks_make_something_else(disk, calls, tmp_path):
+    blobs, _ = disk
+    with pytest.raises(ValueError, match="do not make the blob"):
+        await fill(await opened(blobs, DATA[::-1]))
+    assert not list((tmp_path / "blobs" / "arriving").iterdir())
+    assert calls[True] == set()
