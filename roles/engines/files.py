@@ -10,9 +10,6 @@ from roles.ports.storage import StorageFullError
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
-_FULL_TEXTS = tuple(f"(os error {number})" for number in _FULL)
-"""How the Rust library behind safetensors ends its message; it keeps no error number."""
-
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -45,8 +42,6 @@ def _is_full(error: BaseException | None) -> bool:
     """Tell whether an error, or one that it came from, is that of a full disk."""
     while error is not None:
         if isinstance(error, OSError) and error.errno in _FULL:
-            return True
-        if any(text in str(error) for text in _FULL_TEXTS):
             return True
         error = error.__cause__ or error.__context__
     return False

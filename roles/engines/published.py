@@ -64,8 +64,7 @@ def import_pretrained(directory: Path, path: Path, precision: Precision) -> Dige
     if wrong:
         more = f" and {len(wrong) - _NAMED_MAX} more" if len(wrong) > _NAMED_MAX else ""
         raise ValueError(f"{directory}: {', '.join(wrong[:_NAMED_MAX])}{more}")
-    dtype = DTYPES[precision]
-    return write_policy({name: tensors.pop(name).to(dtype) for name in sorted(tensors)}, path)
+    return write_policy(tensors, path, DTYPES[precision])
 
 
 def _configuration(directory: Path) -> Config:

@@ -9,12 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from roles.engines.builtin.policy import digest_of
 from roles.engines.files import replacing
-from roles.engines.tensors import Shapes, file_bytes_max, read_tensors
+from roles.engines.tensors import Shapes, file_bytes_max, read_tensors, write_tensors
 
 _FORMAT = "2"
 
@@ -46,14 +45,14 @@ def save_checkpoint(state: TrainingState, path: Path) -> None:
     """Write ``state`` whole or not at all; raises ``StorageFullError``."""
     groups = (state.weights, state.first_moments, state.second_moments)
     tensors = {
-        f"{kind}/{name}": tensor.cpu().contiguous()
+        f"{kind}/{name}": tensor
         for kind, group in zip(_KINDS, groups, strict=True)
         for name, tensor in group.items()
     }
     digest = digest_of(tensors).hex()
     metadata = {"format": _FORMAT, "steps": str(state.steps), "digest": digest}
     with replacing(path) as partial:
-        save_file(tensors, partial, metadata)
+        write_tensors(partial, tensors, metadata=metadata)
 
 
 def load_checkpoint(path: Path, shapes: Shapes) -> TrainingState:

@@ -216,16 +216,13 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
             optimizer.step()
             self._steps += 1
 
-    def _policy_tensors(self) -> dict[str, Tensor]:
-        return self._rounded(tensors_of(self._loaded()[0]))
-
     def _rounded(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: tensor.to(self._dtype) for name, tensor in tensors.items()}
 
     @override
     @computed_telling(StorageFullError)
     def write_policy(self, path: Path) -> Digest:
-        return write_policy(self._policy_tensors(), path)
+        return write_policy(tensors_of(self._loaded()[0]), path, self._dtype)
 
     @override
     @computed_telling(StorageFullError)
@@ -266,7 +263,11 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
             return []
         # In the precision of the policies, so that the report is about what workers run.
         decoder = Decoder(
-            self._config, self._policy_tensors(), self._dtype, self._device, self._head_precision
+            self._config,
+            self._rounded(tensors_of(self._loaded()[0])),
+            self._dtype,
+            self._device,
+            self._head_precision,
         )
         decoded = decoder.decode(prompts, [tokens_max] * len(prompts), 1.0, lambda *_: None)
         return [tuple(row.tokens.tolist()) for row in decoded]
@@ -274,8 +275,9 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
 
 def _moments(model: CausalLM, optimizer: torch.optim.AdamW, key: str) -> dict[str, Tensor]:
     """Return one of AdamW's moments for every parameter; zero before the first step."""
+    zero = torch.zeros(())
     return {
-        name: optimizer.state[parameter].get(key, torch.zeros_like(parameter))
+        name: optimizer.state[parameter].get(key, zero.expand(parameter.shape))
         for name, parameter in model.named_parameters()
     }
 

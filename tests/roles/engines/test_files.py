@@ -1,10 +1,9 @@
-"""Files of engines: whole or as before, on full disks too, with the libraries that write them."""
+"""Files of engines: whole or as before, on full disks too."""
 
 import errno
 
 import pytest
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from roles.engines import files
@@ -105,18 +104,15 @@ def test_torch_too_is_understood_when_it_is_given_an_open_file(disk):
 
 
 @pytest.mark.parametrize("write", ["weights", "state"])
-async def test_what_safetensors_says_of_a_full_disk_is_understood(
-    tmp_path, engine, monkeypatch, write
-):
-    """As it said it on a full tmpfs, for where none can be mounted."""
+async def test_what_a_full_disk_says_is_understood(tmp_path, engine, monkeypatch, write):
+    """As a full tmpfs said it, for where none can be mounted."""
 
-    def full(_tensors, path, *_metadata):
+    def full(path, _tensors, *_dtype, **_metadata):
         path.write_bytes(b"half")
-        said = "Error while serializing: I/O error: No space left on device (os error 28)"
-        raise SafetensorError(said)
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     for module in (policy, checkpoint):
-        monkeypatch.setattr(module, "save_file", full)
+        monkeypatch.setattr(module, "write_tensors", full)
     path = tmp_path / "file"
     with pytest.raises(StorageFullError):
         await (engine.write_policy(path) if write == "weights" else engine.save_state(path))
@@ -194,13 +190,13 @@ async def test_a_crash_while_it_is_written_leaves_the_old_file(
     await save(path)
     before = path.read_bytes()
 
-    def crash(_tensors, path, *_metadata):
+    def crash(path, _tensors, *_dtype, **_metadata):
         path.write_bytes(b"half")
         assert (tmp_path / "file").read_bytes() == before
         raise KeyboardInterrupt
 
     for module in (policy, checkpoint):
-        monkeypatch.setattr(module, "save_file", crash)
+        monkeypatch.setattr(module, "write_tensors", crash)
     engine._compute = inline
     with pytest.raises(KeyboardInterrupt):
         await save(path)
