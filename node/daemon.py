@@ -199,7 +199,7 @@ class Daemon:
     async def run(self) -> None:
         """Serve and work until ``stop``."""
         await self._incarnation.begin()
-        self._inbox.restore()
+        await self._inbox.restore()
         await self._bodies.restore()
         self._inbox.advance()
         await self._message_log.compact(self._context.replica)

@@ -24,6 +24,9 @@ FINDINGS_CHARACTERS_MAX = 800
 QUANTITIES_SHOWN = 3
 """Of what a validator measured, those nearest to what is allowed, or furthest beyond it."""
 
+LOOP_DELAY_TOLD_SECONDS = 0.5
+"""A guess: half a heartbeat of gossip."""
+
 
 def plain(text: str, characters_max: int = 200) -> str:
     """Return what another node wrote without what could steer a terminal."""
@@ -50,6 +53,7 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         ("policy", _policy(status)),
         ("reward", _reward(status.checkpoints)),
         ("traffic", _traffic(status)),
+        *_loop(status),
     ):
         facts.add_row(name, Text(value))
     hints = []
@@ -157,6 +161,16 @@ def _traffic(status: NodeStatus) -> str:
         f"(weights {bytes_text(traffic.weights_sent)} and {bytes_text(traffic.weights_received)}); "
         f"gossip {bytes_text(traffic.gossip_sent)} and {bytes_text(traffic.gossip_received)}"
     )
+
+
+def _loop(status: NodeStatus) -> list[tuple[str, str]]:
+    """Return a row for a daemon that was held up so long that it matters."""
+    loop = status.loop
+    if loop.delay_seconds_max < LOOP_DELAY_TOLD_SECONDS:
+        return []
+    own = f"{loop.own_delay_seconds_max:.1f} s"
+    text = f"late by {loop.delay_seconds_max:.1f} s at most; without its waits for a core, by {own}"
+    return [("loop", text)]
 
 
 def _rollouts(status: NodeStatus) -> Table:

@@ -35,6 +35,9 @@ log = structlog.get_logger()
 COMPACT_EPOCHS = 60
 """A guess: the log then holds little more than the replica, and deleting is rare."""
 
+RESTORED_AT_ONCE = 64
+"""Messages of the log between two looks at what else is due: about 10 ms, most of it signatures."""
+
 OTHER_VERSIONS_MAX = 1024
 """Members of another protocol version that are remembered."""
 
@@ -80,10 +83,12 @@ class Inbox:
         """Have ``listener`` told of every message after it was judged, but for those of the log."""
         self._listeners.append(listener)
 
-    def restore(self) -> None:
+    async def restore(self) -> None:
         """Take back what was accepted before the last restart."""
-        for envelope in self._log.replay():
+        for number, envelope in enumerate(self._log.replay(), start=1):
             self.take(envelope, Source.LOG)
+            if number % RESTORED_AT_ONCE == 0:
+                await asyncio.sleep(0)
 
     def take(
         self,

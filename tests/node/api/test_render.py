@@ -4,7 +4,7 @@ import pytest
 from rich.console import Console
 
 from node.api.render import peers_view, plain, short_peer, status_view, why_view
-from node.api.status import RolloutCounts
+from node.api.status import LoopStatus, RolloutCounts
 from node.api.why import Why
 from tests.node.api.status_examples import EXPLAINED, PEERS, STATUS
 
@@ -31,6 +31,17 @@ def test_status_at_a_glance():
     assert any(line.split()[:6] == ["swarm", "860", "812", "12", "4", "790"] for line in lines)
     assert any(line.split()[:4] == ["this", "node", "120", "118"] for line in lines)
     assert lines[-1] == "prime-node why tells what became of this node's rollouts."
+
+
+def test_status_tells_when_the_loop_was_held_up():
+    held_up = LoopStatus((9, 0, 0, 0, 0, 0, 0, 0, 1), 3.5, 3.25, 0.75)
+    lines = drawn(status_view(replace(STATUS, loop=held_up), 2e9))
+    assert row(lines, "loop").split(maxsplit=1)[1] == (
+        "late by 3.2 s at most; without its waits for a core, by 0.8 s"
+    )
+    hardly = replace(held_up, delay_seconds_max=0.4)
+    lines = drawn(status_view(replace(STATUS, loop=hardly), 2e9))
+    assert not any(line.split()[:1] == ["loop"] for line in lines)
 
 
 def test_status_of_a_node_that_has_just_started():

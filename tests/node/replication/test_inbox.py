@@ -134,10 +134,28 @@ def test_a_restart_finds_what_was_accepted_and_tells_nobody():
             node.take(signed)
         await node.log.flush()
         again = Node(store=node.store)
-        again.inbox.restore()
+        await again.inbox.restore()
         assert fingerprint(again.replica) == fingerprint(node.replica)
         assert again.heard == []
         assert await again.stored() == await node.stored()
+
+    run_virtual(scenario())
+
+
+def test_a_long_log_holds_nothing_up(monkeypatch):
+    monkeypatch.setattr(module, "RESTORED_AT_ONCE", 1)
+
+    async def scenario():
+        node = Node()
+        for signed in (COMMIT, WORLD.certificate(COMMIT)):
+            node.take(signed)
+        await node.log.flush()
+        again = Node(store=node.store)
+        restoring = asyncio.create_task(again.inbox.restore())
+        await asyncio.sleep(0)
+        assert not restoring.done()
+        await restoring
+        assert fingerprint(again.replica) == fingerprint(node.replica)
 
     run_virtual(scenario())
 
