@@ -77,7 +77,7 @@ class RunFiles:
             return True
         log.warning("not the file of this run", path=str(path))
         await blobs.release(Owner(Purpose.RUN_FILE, digest))
-        self._ports.files.delete(path)
+        await self._ports.files.delete(path)
         return False
 
     async def _has_blobs(self, file: RunFile) -> bool:

@@ -24,7 +24,8 @@ OWNER = owner(b"version", Purpose.WEIGHTS)
 @pytest.fixture
 def disk(tmp_path):
     blobs = FileBlobs(tmp_path / "blobs")
-    return blobs, PolicyDirectory(tmp_path / "weights", tmp_path / "genesis", blobs)
+    task = tmp_path / "task"
+    return blobs, PolicyDirectory(tmp_path / "weights", tmp_path / "genesis", task, blobs)
 
 
 @pytest.fixture
