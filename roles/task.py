@@ -20,10 +20,15 @@ class Task:
 
     async def prompts(self, assignments: Sequence[SequenceAssignment]) -> list[tuple[int, ...]]:
         """Return a prompt for each; raises ``EngineError`` for one that no model can take."""
+        prompts: dict[tuple[int, int | None], tuple[int, ...]] = {}
         try:
-            return [await self._prompt(item) for item in assignments]
+            for item in assignments:  # those of a group have one problem
+                problem = item.problem_seed, item.length_target
+                if problem not in prompts:
+                    prompts[problem] = await self._prompt(item)
         except Exception as error:  # noqa: BLE001 - somebody else's code
             raise EngineError.of(error) from None
+        return [prompts[item.problem_seed, item.length_target] for item in assignments]
 
     async def _prompt(self, item: SequenceAssignment) -> tuple[int, ...]:
         prompt = await self._environment.prompt(item.problem_seed, item.length_target)

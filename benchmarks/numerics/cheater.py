@@ -29,7 +29,7 @@ from roles.engines.calibration.calibrate import kept, measured_on, prompts_of
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.workbench import Bench, honest_pairs
 from roles.engines.cold_start import cold_start
-from roles.environments.base import environment, supervised
+from roles.environments.base import environment, solved
 from roles.environments.blocking import InBackground
 from roles.ports.engines import (
     Answer,
@@ -68,7 +68,7 @@ async def measure(task: str, precision: str, rollouts: int) -> list[Outcome]:
     problems = RememberedProblems(InBackground(environment(task), SimBackground()))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "policy"
-        started = cold_start(supervised(environment(task)), recipe.model, 0, path)
+        started = cold_start(solved(environment(task)), recipe.model, 0, path)
         policy = Policy(Version(0), started.digest, path)
         if precision == "bf16":
             recipe = recipe.model_copy(

@@ -3,14 +3,21 @@
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import tomlkit
 
 from node.local.datadir import load_or_create_identity, open_data_dir
 from protocol.crypto import Identity
-from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
+from protocol.manifest import (
+    Genesis,
+    RunFile,
+    RunFileName,
+    RunManifest,
+    SignedManifest,
+    sign_manifest,
+)
 from protocol.recipe import ManifestError, Recipe
 from protocol.types import PeerId
 
@@ -18,11 +25,14 @@ from protocol.types import PeerId
 def found(
     recipe: Recipe,
     policy: str,
+    files: Mapping[RunFileName, RunFile],
     creator: Identity,
     trainers: Sequence[PeerId],
     validators: Sequence[PeerId],
 ) -> SignedManifest:
     """Return the manifest of a run that begins now with the policy of a digest (hexadecimal).
+
+    ``files`` are those that every node has.
 
     Raises ``ManifestError`` for a run that could certify nothing, and ``ValueError`` for members
     that are no keys.
@@ -37,6 +47,7 @@ def found(
         creator=creator.peer_id,
         created_at=int(time.time()),
         policy=policy,
+        files=dict(files),
         trainers=tuple(trainers),
         validators=tuple(validators),
     )

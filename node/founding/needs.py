@@ -69,6 +69,7 @@ def needs_of(manifest: RunManifest, weights: int) -> Needs:
     step_tokens = grpo.batch_max * rollout_tokens
     passed = _pass_bytes(model)
     versions = manifest.shardcast.versions_kept * version_bytes
+    files = sum(file.total_bytes for file in manifest.genesis.files.values())
     return Needs(
         weights=weights,
         version_bytes=version_bytes,
@@ -80,9 +81,10 @@ def needs_of(manifest: RunManifest, weights: int) -> Needs:
         + width * passed
         + ENGINE_BYTES,
         trainer_bytes=weights * ADAM_BYTES_PER_WEIGHT + 4 * passed + HEAD_BYTES + ENGINE_BYTES,
-        # A version is kept as the file that engines read and as the blobs that others are fed with.
-        disk_bytes=2 * versions,
-        trainer_disk_bytes=2 * versions + 2 * STATES_KEPT * STATE_BYTES_PER_WEIGHT * weights,
+        # A file is kept as what engines read and as the blobs that others are fed with.
+        disk_bytes=2 * (versions + files),
+        trainer_disk_bytes=2 * (versions + files)
+        + 2 * STATES_KEPT * STATE_BYTES_PER_WEIGHT * weights,
         rollout_tokens=rollout_tokens,
         step_tokens=step_tokens,
         rollout_flop=2 * weights * rollout_tokens,

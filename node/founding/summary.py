@@ -9,6 +9,7 @@ from rich.table import Table
 from node.founding.needs import Needs
 from node.local.units import bytes_text, duration_text
 from protocol.manifest import RunManifest
+from protocol.recipe import EnvironmentSection
 
 LINE_BITS_PER_SECOND = 100e6
 """An ordinary line, to tell what a version takes on it."""
@@ -33,7 +34,9 @@ def _facts(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     yield "run", f"{manifest.name}, {manifest.run_id.hex()}"
     yield "creator", f"{genesis.creator}, {began:%Y-%m-%d %H:%M} UTC"
     yield "model", f"{model.name}, {model.architecture} in {model.dtype}"
-    yield "task", manifest.environment.name
+    yield "task", ", ".join(_task(manifest.environment))
+    files = (f"{name}, {bytes_text(one.total_bytes)}" for name, one in genesis.files.items())
+    yield "files", "; ".join(files) or "none"
     answers = f"{sampling.prompts_per_rollout} prompts of {sampling.group_size} answers"
     limits = f"at most {sampling.tokens_max:,} tokens, temperature {sampling.temperature:g}"
     yield "rollout", f"{answers}, each {limits}"
@@ -54,6 +57,15 @@ def _facts(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     yield "workers", workers + (", a proven lie ends it" if manifest.credit.slash else "")
     yield "trainers", "\n".join(genesis.trainers)
     yield "validators", "\n".join(genesis.validators)
+
+
+def _task(section: EnvironmentSection) -> Iterator[str]:
+    yield section.name
+    if section.pass_rates:
+        least, most = section.pass_rates
+        yield f"rows with a pass rate from {least:g} to {most:g}"
+    for name, value in section.options.items():
+        yield f"{name} {value}"
 
 
 def _needs(needs: Needs) -> Table:

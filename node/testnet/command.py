@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from node.testnet import launcher
-from node.testnet.plan import MINUTES_DEFAULT, STEPS_DEFAULT, Layout, Options
+from node.testnet.plan import MINUTES_DEFAULT, RECIPE_DEFAULT, STEPS_DEFAULT, Layout, Options
 
 app = typer.Typer(add_completion=False)
 
@@ -31,6 +31,9 @@ def run_testnet(
     cheaters: Annotated[
         int, typer.Option(min=0, help="Dishonest inference nodes, each in another way.")
     ] = 0,
+    recipe: Annotated[
+        str, typer.Option(help="The run's rules: tiny-qwen3-bpe, a task in text, or a file.")
+    ] = RECIPE_DEFAULT,
     environment: Annotated[
         str, typer.Option(help="The task, for example arithmetic or sorting.")
     ] = "",
@@ -57,6 +60,7 @@ def run_testnet(
         cheaters=cheaters,
         steps=steps,
         minutes=minutes,
+        recipe=recipe,
         environment=_environment(environment),
         seed=seed,
     )

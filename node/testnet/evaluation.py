@@ -3,41 +3,47 @@
 import asyncio
 from pathlib import Path
 
-from protocol.recipe import Recipe
+from node.live.background import ThreadBackground
+from node.local.run_pin import load_run
+from node.testnet.plan import Layout
 from protocol.rng import Rng
 from protocol.types import Version
-from roles.ports.engines import Policy
+from roles.ports.engines import Answer, Policy, Unscorable
 
 PROBLEMS = 512
 """A share estimated from so many problems is within 0.045 of the truth, 19 times in 20."""
 
 
-def greedy_accuracy(recipe: Recipe, path: Path, seed: int) -> float:
+def greedy_accuracy(layout: Layout, path: Path, seed: int) -> float:
     """Return the mean score of greedy answers to problems that ``seed`` draws."""
-    return asyncio.run(_greedy_accuracy(recipe, path, seed))
+    return asyncio.run(_greedy_accuracy(layout, path, seed))
 
 
-async def _greedy_accuracy(recipe: Recipe, path: Path, seed: int) -> float:
+async def _greedy_accuracy(layout: Layout, path: Path, seed: int) -> float:
     from roles.engines.builtin.policy import digest_of  # noqa: PLC0415 - imports torch
+    from roles.engines.task import task_of  # noqa: PLC0415 - keeps the parent light
     from roles.engines.training.engine import TorchTrainingEngine  # noqa: PLC0415 - imports torch
-    from roles.environments.base import environment  # noqa: PLC0415 - keeps the parent light
 
-    task = environment(recipe.environment.name)
-    draws = Rng(seed.to_bytes(8, "big")).child("greedy evaluation")
-    problems = [draws.bits64() for _ in range(PROBLEMS)]
-    targets = recipe.sampling.length_targets or (None,)
-    engine = TorchTrainingEngine(recipe.model, recipe.sampling, recipe.grpo)
+    manifest = load_run(layout.manifest).manifest
+    background = ThreadBackground()
+    engine = TorchTrainingEngine(manifest.model, manifest.sampling, manifest.grpo)
     try:
         from safetensors.torch import load_file  # noqa: PLC0415 - imports torch
 
+        task = task_of(manifest, layout.task, background)
+        await task.open()
+        draws = Rng(seed.to_bytes(8, "big")).child("greedy evaluation")
+        problems = [draws.bits64() for _ in range(PROBLEMS)]
+        targets = manifest.sampling.length_targets or (None,)
         await engine.load_policy(Policy(Version(0), digest_of(load_file(path)), path))
         answers = await engine.evaluate(
-            [task.prompt(one, targets[n % len(targets)]) for n, one in enumerate(problems)],
-            recipe.sampling.tokens_max,
+            [await task.prompt(one, targets[n % len(targets)]) for n, one in enumerate(problems)],
+            manifest.sampling.tokens_max,
+        )
+        scores = await task.score_batch(
+            [Answer(one, tokens) for one, tokens in zip(problems, answers, strict=True)]
         )
     finally:
         engine.close()
-    scores = (
-        task.score(problem, tokens) for problem, tokens in zip(problems, answers, strict=True)
-    )
-    return sum(scores) / PROBLEMS
+        background.close()
+    return sum(one for one in scores if not isinstance(one, Unscorable)) / PROBLEMS

@@ -1,18 +1,19 @@
 """How a testnet's run begins: keys, a first policy by a short cold start, a signed manifest."""
 
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 import tomlkit
 
 from node.founding.found import create_member, found, give, manifest_toml
+from node.founding.model import import_model
+from node.founding.recipes import read_recipe
+from node.founding.task import give_task, import_task
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.testnet.plan import Layout, NodePlan, Options
-from protocol.manifest import SignedManifest
-from protocol.recipe import Recipe, load_recipe
+from protocol.manifest import RunFile, RunFileName, SignedManifest
+from protocol.recipe import ModelSection, Recipe
 from protocol.types import Role
-
-RECIPE = "configs/runs/testnet.toml"
 
 COLD_START_ACCURACY = 0.33
 """Sampled accuracy at which reinforcement learning takes over: groups hold both right and wrong
@@ -20,19 +21,15 @@ answers, and there is much left to learn."""
 
 
 def recipe_for(options: Options) -> Recipe:
-    """Return the testnet's recipe with what the options change in it."""
-    recipe = load_recipe(recipe_path().read_text())
+    """Return the testnet's recipe with what the options change in it.
+
+    Raises ``NodeError`` for one that is not there or cannot be read.
+    """
+    recipe = read_recipe(options.recipe)
     changes: dict[str, Any] = {"grpo": recipe.grpo.model_copy(update={"steps": options.steps})}
     if options.environment:
         changes["environment"] = recipe.environment.model_copy(update={"name": options.environment})
     return recipe.model_copy(update=changes)
-
-
-def recipe_path() -> Path:
-    """Return the recipe in the checkout, or the one that was installed with the package."""
-    package = Path(__file__).resolve().parents[1]
-    checkout = package.parent / RECIPE
-    return checkout if checkout.exists() else package / RECIPE
 
 
 def create_members(options: Options, layout: Layout) -> list[NodePlan]:
@@ -44,31 +41,61 @@ def create_members(options: Options, layout: Layout) -> list[NodePlan]:
     return plans
 
 
-def cold_start_policy(recipe: Recipe, seed: int, path: Path) -> str:
-    """Learn the first policy; return its digest in hexadecimal. Runs in a child: it needs torch."""
-    from roles.engines.cold_start import cold_start  # noqa: PLC0415 - see above
-    from roles.environments.base import environment, supervised  # noqa: PLC0415 - see above
+@dataclass(frozen=True, slots=True)
+class FirstPolicy:
+    """What a testnet's run begins with; ``digest`` is that of the policy, in hexadecimal."""
 
+    model: ModelSection
+    digest: str
+    files: dict[RunFileName, RunFile]
+
+
+def make_first_policy(recipe: Recipe, seed: int, layout: Layout) -> FirstPolicy:
+    """Learn the first policy, and make what its task needs. Runs in a child: it needs torch.
+
+    A task over characters needs weights alone; one in text gets a whole Hugging Face directory,
+    which is founded as anybody's.
+    """
+    from roles.engines.cold_start import cold_start  # noqa: PLC0415 - see above
+    from roles.engines.small_model import make_small_model  # noqa: PLC0415 - see above
+    from roles.environments.base import environment, solved  # noqa: PLC0415 - see above
+
+    path = layout.genesis_policy
     path.parent.mkdir(parents=True, exist_ok=True)
+    if recipe.environment.in_text:
+        make_small_model(recipe, seed, layout.model, COLD_START_ACCURACY)
+        section, digest = import_model(layout.model, recipe, path)
+        return FirstPolicy(
+            section, digest.hex(), import_task(layout.model, None, recipe, layout.task)
+        )
     made = cold_start(
-        supervised(environment(recipe.environment.name)),
+        solved(environment(recipe.environment.name)),
         recipe.model,
         seed,
         path,
         target_accuracy=COLD_START_ACCURACY,
         length_targets=recipe.sampling.length_targets,
     )
-    return made.digest.hex()
+    return FirstPolicy(recipe.model, made.digest.hex(), {})
 
 
-def found_run(recipe: Recipe, policy: str, plans: list[NodePlan], layout: Layout) -> SignedManifest:
-    """Sign and write the manifest, and give the first policy, of this digest, to the trainers."""
+def found_run(
+    recipe: Recipe, first: FirstPolicy, plans: list[NodePlan], layout: Layout
+) -> SignedManifest:
+    """Sign and write the manifest; give the first policy and the run's files to the trainers.
+
+    Everybody else gets them from the swarm.
+    """
     creator = load_or_create_identity(layout.directory / "creator.key")
     trainers = [plan for plan in plans if plan.role is Role.TRAINER]
     validators = [plan.peer_id for plan in plans if plan.role is Role.VALIDATOR]
-    signed = found(recipe, policy, creator, [plan.peer_id for plan in trainers], validators)
-    write_atomically(layout.recipe, tomlkit.dumps(recipe.model_dump()).encode())
+    rules = recipe.model_copy(update={"model": first.model})
+    signed = found(
+        rules, first.digest, first.files, creator, [plan.peer_id for plan in trainers], validators
+    )
+    write_atomically(layout.recipe, tomlkit.dumps(rules.model_dump()).encode())
     write_atomically(layout.manifest, manifest_toml(signed).encode())
     for plan in trainers:
         give(layout.genesis_policy, DataDir(plan.directory).genesis)
+        give_task(layout.task, DataDir(plan.directory).task)
     return signed

@@ -10,7 +10,9 @@ STEPS_DEFAULT = 60
 """Versions after which a testnet ends: one-digit addition is then right five times in six, three
 minutes after the start (sampled at temperature 1; measured on two cores)."""
 
-MINUTES_DEFAULT = 5.0
+MINUTES_DEFAULT = 12.0
+
+RECIPE_DEFAULT = "testnet"
 
 CHEATER_KINDS = (
     "stale-weights",
@@ -35,6 +37,8 @@ class Options:
     cheaters: int = 0
     steps: int = STEPS_DEFAULT
     minutes: float = MINUTES_DEFAULT
+    recipe: str = RECIPE_DEFAULT
+    """The name of one in ``configs/runs``, or a file."""
     environment: str = ""
     """Empty: the recipe's own."""
     seed: int = 0
@@ -71,6 +75,7 @@ class NodePlan:
 class Layout:
     """The files of a testnet.
 
+    ``model`` is the Hugging Face directory of a task in text, ``task`` what its nodes need.
     ``recipe`` is what the run was asked to be; ``manifest`` adds genesis and signature, and is what
     ``--run`` takes. ``nodes`` are the data directories.
     """
@@ -80,6 +85,8 @@ class Layout:
         self.recipe = directory / "recipe.toml"
         self.manifest = directory / "run.toml"
         self.genesis_policy = directory / "genesis" / "policy.safetensors"
+        self.model = directory / "genesis" / "model"
+        self.task = directory / "genesis" / "task"
         self.report = directory / "report.json"
         self.reward_picture = directory / "reward.png"
         self.join_command = directory / "join.txt"

@@ -17,7 +17,7 @@ from node.local.datadir import DataDir
 from node.testnet import launcher
 from node.testnet.evaluation import greedy_accuracy
 from node.testnet.fleet import Fleet, join_command, tail
-from node.testnet.genesis import cold_start_policy, create_members, found_run, recipe_for
+from node.testnet.genesis import create_members, found_run, make_first_policy, recipe_for
 from node.testnet.memory import peak_rss_bytes
 from node.testnet.picture import draw_reward
 from node.testnet.plan import Layout, NodePlan, Options
@@ -111,15 +111,15 @@ class SwarmRun:
         for plan in self._plans:
             self.record.add(plan)
         self.screen.stage = "genesis"
-        policy, peak_bytes = await launcher.call(
-            cold_start_policy,
+        first, peak_bytes = await launcher.call(
+            make_first_policy,
             self.recipe,
             self.options.seed,
-            self.layout.genesis_policy,
+            self.layout,
             seconds=COLD_START_SECONDS,
         )
         self.record.note_memory("genesis", peak_bytes)
-        signed = found_run(self.recipe, policy, self._plans, self.layout)
+        signed = found_run(self.recipe, first, self._plans, self.layout)
         self.screen.run_id = signed.manifest.run_id.hex()
 
     async def _launch(self, fleet: Fleet) -> None:
@@ -222,7 +222,7 @@ class SwarmRun:
             return None
         evaluation = await self._try(
             launcher.call(
-                greedy_accuracy, self.recipe, path, self.options.seed, seconds=EPILOGUE_SECONDS
+                greedy_accuracy, self.layout, path, self.options.seed, seconds=EPILOGUE_SECONDS
             )
         )
         return evaluation[0] if evaluation is not None else None

@@ -5,6 +5,7 @@ fetches them over the forest; all serve them from then on.
 """
 
 import asyncio
+from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
@@ -22,6 +23,9 @@ from roles.ports.storage import Owner, Purpose, StorageFullError
 
 log = structlog.get_logger()
 
+PATIENCE_SECONDS = 20.0
+"""For a root of the forest that brings nothing, until another one is tried; a guess."""
+
 _CONDITION = "task"
 
 
@@ -35,6 +39,7 @@ class RunFiles:
         self._replica = replica
         self._downloads = downloads
         self._conditions = conditions
+        self._passed_over: dict[PeerId, None] = {}
 
     @property
     def complete(self) -> bool:
@@ -94,26 +99,37 @@ class RunFiles:
             return False
         digest = Digest(bytes.fromhex(file.index))
         weights = Weights(digest, digest, file.index_bytes, root, Purpose.RUN_FILE)
+        progress = _Progress()
 
         def show(here_bytes: int, total_bytes: int) -> None:
+            progress.here_bytes = here_bytes
             share = f"{here_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB"
             self._conditions.set(_CONDITION, f"fetching the run's {name}, {share}")
 
+        self._conditions.set(_CONDITION, f"asking for the run's {name}")
         download = self._downloads.make(weights, self._downloads.members(), show)
-        arrived = await self._carry_out(download, self._ports.files.run_file(name), root)
+        path = self._ports.files.run_file(name)
+        arrived = await self._carry_out(download, path, root, progress)
         if isinstance(arrived, Fault):
             reason = f"the run's {name} is not what its creator signed: {arrived}"
             self._conditions.set(_CONDITION, reason)
         return isinstance(arrived, Path)
 
     async def _carry_out(
-        self, download: WeightsDownload, path: Path, root: PeerId
+        self, download: WeightsDownload, path: Path, root: PeerId, progress: "_Progress"
     ) -> Path | Fault | None:
-        """Download to ``path``, following the roster; None when the root of the forest has gone."""
+        """Download to ``path``, following the roster; None when another root should feed it."""
+        epoch_seconds = self._replica.manifest.epochs.seconds
         task = asyncio.create_task(download.run(path))
+        before, since = -1, 0.0
+        now = asyncio.get_running_loop().time
         try:
             while not task.done():
-                await asyncio.wait([task], timeout=self._replica.manifest.epochs.seconds)
+                if progress.here_bytes != before:
+                    before, since = progress.here_bytes, now()
+                await asyncio.wait([task], timeout=epoch_seconds)
+                if not task.done() and now() - since > max(PATIENCE_SECONDS, 2 * epoch_seconds):
+                    self._passed_over[root] = None
                 if not task.done() and root != self._root():
                     return None
                 download.change_members(self._downloads.members())
@@ -125,11 +141,20 @@ class RunFiles:
     def _root(self) -> PeerId | None:
         """Return who feeds the forest: the first node of the genesis that is there, or anybody.
 
-        Those that the genesis names got the files from its creator, or were the first to ask.
+        Those that the genesis names got the files from its creator, or were the first to ask. Who
+        had nothing for us is passed over until all others were asked.
         """
         genesis = self._replica.manifest.genesis
         now, own = self._ports.clock.now(), self._ports.transport.peer_id
         live = {member.peer: None for member in self._replica.roster.live(now)}
         live.pop(own, None)
-        named = (*genesis.trainers, *genesis.validators)
-        return next((PeerId(peer) for peer in named if peer in live), next(iter(live), None))
+        named = [PeerId(peer) for peer in (*genesis.trainers, *genesis.validators)]
+        line = list(dict.fromkeys((*(peer for peer in named if peer in live), *live)))
+        if all(peer in self._passed_over for peer in line):
+            self._passed_over.clear()
+        return next((peer for peer in line if peer not in self._passed_over), None)
+
+
+@dataclass(slots=True)
+class _Progress:
+    here_bytes: int = 0

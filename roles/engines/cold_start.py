@@ -20,7 +20,7 @@ from roles.engines.architectures.architecture import CausalLM
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.builtin.policy import DTYPES, Precision, write_policy
-from roles.environments.base import SupervisedTask
+from roles.environments.base import SolvedTask
 
 TARGET_ACCURACY = 0.33
 """Middle of the band 0.25 to 0.40, four deviations of a mean over 512 samples from each end."""
@@ -58,7 +58,7 @@ class _Examples:
 
 
 def cold_start(
-    task: SupervisedTask,
+    task: SolvedTask,
     section: ModelSection,
     seed: int,
     path: Path,
@@ -102,9 +102,7 @@ def cold_start(
     raise ValueError(f"{task.name} was not learned within {steps_max} steps")
 
 
-def _examples(
-    task: SupervisedTask, draws: Rng, count: int, length_targets: Sequence[int]
-) -> _Examples:
+def _examples(task: SolvedTask, draws: Rng, count: int, length_targets: Sequence[int]) -> _Examples:
     seeds = [draws.bits64() for _ in range(count)]
     pairs = [
         (task.prompt(seed, _target(draws, length_targets)), task.solution(seed)) for seed in seeds

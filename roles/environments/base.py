@@ -23,11 +23,18 @@ ENVIRONMENTS = {
 """Name in the manifest -> ``module:class``, imported when first asked for: tasks may be heavy."""
 
 
-class SupervisedTask(BlockingTask, Protocol):
-    """A task whose one right completion is known, for the cold start of a run alone."""
+class SolvedTask(Protocol):
+    """A task whose right completions are known, for the cold start of a run alone."""
+
+    @property
+    def name(self) -> str:
+        """The name that manifests use."""
+
+    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
+        """Return the prompt tokens of problem ``seed`` (64 bits)."""
 
     def solution(self, seed: int) -> tuple[int, ...]:
-        """Return the completion of problem ``seed`` that scores 1, the end token included."""
+        """Return a completion of problem ``seed`` that scores 1, the end token included."""
 
 
 def environment(name: str) -> BlockingTask:
@@ -39,14 +46,14 @@ def environment(name: str) -> BlockingTask:
     return cast("BlockingTask", getattr(import_module(module), attribute)())
 
 
-def supervised(task: BlockingTask) -> SupervisedTask:
+def solved(task: BlockingTask) -> SolvedTask:
     """Return ``task`` as one that knows its solutions; raises ``ValueError`` when it does not."""
     if not hasattr(task, "solution"):
         raise ValueError(f"environment {task.name!r} knows no solutions to learn from")
-    return cast("SupervisedTask", task)
+    return cast("SolvedTask", task)
 
 
-class CharacterTask(SupervisedTask, ABC):
+class CharacterTask(BlockingTask, ABC):
     """A task over single characters: token ``i + 2`` is ``characters[i]``.
 
     Its one right answer, followed by the end token, earns the reward 1, and nothing else does. Its
@@ -82,8 +89,8 @@ class CharacterTask(SupervisedTask, ABC):
         instruction = "" if length_target is None else f"{length_target}="
         return self.encode(instruction + self.question(seed))
 
-    @override
     def solution(self, seed: int) -> tuple[int, ...]:
+        """Return the one completion that scores 1."""
         return (*self.encode(self.answer(seed)), END)
 
     @override

@@ -10,7 +10,7 @@ from roles.environments.code import Code
 from roles.environments.jail import Jail
 from roles.environments.math import COLUMNS as MATH_COLUMNS
 from roles.environments.math import Math
-from roles.environments.reasoning_gym import ReasoningGym
+from roles.environments.reasoning_gym import ReasoningGym, require_generator
 from roles.environments.rows import ParquetRows
 from roles.environments.text import TextTask
 from roles.ports.background import Background
@@ -19,10 +19,24 @@ from roles.ports.text import Tokenizer
 COLUMNS = {"code": CODE_COLUMNS, "math": MATH_COLUMNS}
 """What the rows of a data set have, by the families of tasks that need one."""
 
+_FAMILIES = "in text there are code/…, math/… and reasoning-gym/…"
 
-def family_of(name: str) -> str:
-    """Return the family of a task in text, the part in front of its slash."""
-    return name.partition("/")[0]
+
+def require_task(section: EnvironmentSection, dataset: Path | None) -> None:
+    """Raise ``ValueError`` unless there is such a task, and its data set is what it should be.
+
+    For who founds a run: nothing of a data set runs, so no jail is needed.
+    """
+    family, _, generator = section.name.partition("/")
+    if family not in {*COLUMNS, "reasoning-gym"}:
+        raise ValueError(f"no environment {section.name!r}; {_FAMILIES}")
+    if (dataset is not None) != (family in COLUMNS):
+        needs = "needs a data set" if dataset is None else "takes no data set"
+        raise ValueError(f"environment {section.name!r} {needs}")
+    if dataset is None:
+        require_generator(section.name, generator, section.options)
+    else:
+        ParquetRows(dataset, COLUMNS[family], section.pass_rates)
 
 
 def text_task(
@@ -54,5 +68,4 @@ def text_task(
                 name, generator, section.options, read_tokenizer, background, checker
             )
         case _:
-            families = "code/…, math/… and reasoning-gym/…"
-            raise ValueError(f"no environment {name!r}; in text there are {families}")
+            raise ValueError(f"no environment {name!r}; {_FAMILIES}")

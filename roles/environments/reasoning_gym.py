@@ -3,12 +3,14 @@
 Another version of the library may generate other problems, so the one version is required.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from typing_extensions import override
 
 from protocol.crypto import digest
+from protocol.recipe import EnvironmentSection
 from roles.environments.checker import Checker
 from roles.environments.text import ANSWER_CHARACTERS_MAX, TextTask, require
 from roles.ports.background import Background
@@ -64,6 +66,29 @@ def asked(question: str) -> str:
     return f"{question}\n\n{INSTRUCTION}"
 
 
+@dataclass(frozen=True, slots=True)
+class Solution:
+    """A problem as a user asks it, and an answer that scores 1."""
+
+    question: str
+    answer: str
+
+
+def solution_of(section: EnvironmentSection, seed: int) -> Solution:
+    """Return problem ``seed`` with the library's own answer, for the cold start of a run.
+
+    Raises ``ValueError`` for a task that is none of the library's.
+    """
+    from roles.environments.jailed.reasoning import dataset_of  # noqa: PLC0415 - takes seconds
+
+    family, _, dataset = section.name.partition("/")
+    if family != "reasoning-gym":
+        raise ValueError(f"environment {section.name!r} knows no solutions to learn from")
+    drawn = generator_seed(section.name, seed)
+    entry = dataset_of({"dataset": dataset, "options": _plain(section.options), "seed": drawn})[0]
+    return Solution(asked(entry["question"]), f"<answer>{entry['answer']}</answer>")
+
+
 def generator_seed(name: str, seed: int) -> int:
     """Return what the generator of the task ``name`` draws problem ``seed`` from.
 
@@ -72,10 +97,28 @@ def generator_seed(name: str, seed: int) -> int:
     return int.from_bytes(digest(f"{name}/{seed}".encode())[:4], "big")
 
 
-def options_of(dataset: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a generator; raises ``ValueError`` for one that a run cannot choose."""
+def require_generator(name: str, dataset: str, options: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` unless a run may have these options, and they make a question."""
+    _require(name, dataset, options)
+    from roles.environments.jailed.reasoning import dataset_of  # noqa: PLC0415 - takes seconds
+
+    try:
+        dataset_of({"dataset": dataset, "options": _plain(options), "seed": 0})[0]
+    except (AssertionError, ValueError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise ValueError(f"environment.options: {reason}") from None
+
+
+def _require(name: str, dataset: str, options: Mapping[str, Any]) -> None:
+    if dataset not in ADMITTED:
+        raise ValueError(f"{dataset!r} is none of {', '.join(ADMITTED)}")
     if taken := {"seed", "size"} & options.keys():
-        raise ValueError(f"the options of {dataset} must not hold {min(taken)!r}")
+        raise ValueError(f"environment.options must not hold {min(taken)!r}")
+    require("reasoning-gym", VERSION, name)
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return options as the library takes them, with lists."""
     return {
         key: list(value) if isinstance(value, tuple) else value for key, value in options.items()
     }
@@ -95,11 +138,9 @@ class ReasoningGym(TextTask):
     ) -> None:
         """Raise ``ValueError`` for a data set that is not admitted, or another version."""
         super().__init__(name, read_tokenizer, background)
-        if dataset not in ADMITTED:
-            raise ValueError(f"{dataset!r} is none of {', '.join(ADMITTED)}")
-        require("reasoning-gym", VERSION, name)
+        _require(name, dataset, options)
         self._dataset = dataset
-        self._options = options_of(dataset, options)
+        self._options = _plain(options)
         self._checker = checker
 
     def _problem(self, seed: int) -> dict[str, Any]:
@@ -114,9 +155,30 @@ class ReasoningGym(TextTask):
         return asked(question)
 
     @override
+    async def grade_all(self, seeds: Sequence[int], answers: Sequence[str]) -> list[Score]:
+        """Ask about all answers to a problem at once, which takes as long as about one.
+
+        Together they must stay below the limits of one; else each is asked about alone, so that
+        none costs another one its score.
+        """
+        by_problem: dict[int, list[int]] = {}
+        for place, seed in enumerate(seeds):
+            by_problem.setdefault(seed, []).append(place)
+        scores: dict[int, Score] = {}
+        for seed, places in by_problem.items():
+            ends = [answers[place][-ANSWER_CHARACTERS_MAX:] for place in places]
+            result = await self._checker.ask({**self._problem(seed), "answers": ends})
+            if isinstance(result, list) and len(result) == len(places):
+                scores.update(zip(places, map(float, result), strict=True))
+            else:
+                alone = await super().grade_all([seed] * len(places), ends)
+                scores.update(zip(places, alone, strict=True))
+        return [scores[place] for place in range(len(answers))]
+
+    @override
     async def grade(self, seed: int, answer: str) -> Score:
-        claimed = {**self._problem(seed), "answer": answer[-ANSWER_CHARACTERS_MAX:]}
-        result = await self._checker.ask(claimed)
+        ends = [answer[-ANSWER_CHARACTERS_MAX:]]
+        result = await self._checker.ask({**self._problem(seed), "answers": ends})
         if isinstance(result, Unscorable):
             return result
-        return float(result) if isinstance(result, int | float) else 0.0
+        return float(result[0]) if isinstance(result, list) else 0.0

@@ -66,15 +66,19 @@ class TextTask(Environment, ABC):
         texts = await in_background(
             self._background, lambda: [self._tokenizer.decode(one.tokens) for one in answers]
         )
-        said = (text.rpartition(THOUGHT_END)[2] for text in texts)
+        said = [text.rpartition(THOUGHT_END)[2] for text in texts]
         try:
-            async with asyncio.TaskGroup() as group:
-                grades = [
-                    group.create_task(self.grade(one.seed, answer))
-                    for one, answer in zip(answers, said, strict=True)
-                ]
+            return await self.grade_all([answer.seed for answer in answers], said)
         except ExceptionGroup as errors:
             raise EngineError.of(errors.exceptions[0]) from None
+
+    async def grade_all(self, seeds: Sequence[int], answers: Sequence[str]) -> list[Score]:
+        """Return the score of each answer to the problem of its seed, in order."""
+        async with asyncio.TaskGroup() as group:
+            grades = [
+                group.create_task(self.grade(seed, answer))
+                for seed, answer in zip(seeds, answers, strict=True)
+            ]
         return [grade.result() for grade in grades]
 
 

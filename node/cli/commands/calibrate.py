@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from node.cli.commands.context import print_json, print_rich, read_recipe
+from node.cli.commands.context import print_json, print_rich
 from node.cli.options import Json
 from node.founding.model import require_model
+from node.founding.recipes import read_recipe
 from node.local.errors import ExitCode, NodeError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def calibrate(
         ),
     ],
     recipe: Annotated[
-        Path, typer.Option("--recipe", metavar="RECIPE.toml", help="Precision, task, temperature.")
+        str, typer.Option("--recipe", metavar="RECIPE", help="Precision, task, temperature.")
     ],
     *,
     device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",

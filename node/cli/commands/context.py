@@ -10,8 +10,6 @@ import typer
 
 from node.local.config import LocalPaths, load_paths
 from node.local.datadir import DataDir
-from node.local.errors import ExitCode, NodeError
-from protocol.recipe import ManifestError, Recipe, load_recipe
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -35,16 +33,6 @@ def local_paths(
 def data_dir_of(ctx: typer.Context, data_dir: Path | None) -> DataDir:
     """Return the data directory that a command is about; it need not exist."""
     return DataDir(local_paths(ctx, data_dir).data_dir)
-
-
-def read_recipe(path: Path) -> Recipe:
-    """Read the rules of a run to come; raises ``NodeError`` naming the key that is wrong."""
-    try:
-        return load_recipe(path.read_text())
-    except OSError as error:
-        raise NodeError(f"{path}: {error.strerror}", ExitCode.CONFIG) from None
-    except (ManifestError, UnicodeDecodeError) as error:
-        raise NodeError(f"{path}: {error}", ExitCode.CONFIG) from None
 
 
 def print_json(values: Any) -> None:

@@ -137,9 +137,9 @@ def _look_at_key(datadir: DataDir, node: "NodeConfig", manifest: RunManifest) ->
 
 def _try_engine(device: str) -> Finding:
     from node.doctor.engine import check_engine  # noqa: PLC0415 - only when asked
-    from node.testnet.genesis import recipe_path  # noqa: PLC0415 - the same
+    from node.founding.recipes import recipe_path  # noqa: PLC0415 - the same
 
-    return asyncio.run(check_engine(device, recipe_path()))
+    return asyncio.run(check_engine(device, recipe_path("testnet")))
 
 
 def _print(found: list[Finding]) -> None:

@@ -9,11 +9,13 @@ from typing import Annotated
 
 import typer
 
-from node.cli.commands.context import print_json, print_rich, read_recipe
+from node.cli.commands.context import print_json, print_rich
 from node.cli.options import Json
 from node.founding.found import create_member, found, give, manifest_toml
 from node.founding.model import import_model, needs_of_run
 from node.founding.needs import Needs
+from node.founding.recipes import read_recipe
+from node.founding.task import give_task, import_task
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run
@@ -35,8 +37,13 @@ def run() -> None:
 def create(
     *,
     model: Annotated[Path, typer.Option(metavar="DIR", help="Hugging Face directory.")],
-    recipe: Annotated[Path, typer.Option(metavar="RECIPE.toml", help="The rules of the run.")],
+    recipe: Annotated[
+        str, typer.Option(metavar="RECIPE", help="The rules of the run: a name, or a TOML file.")
+    ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the run.")],
+    dataset: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rows of the task, in parquet.")
+    ] = None,
     trainers: Annotated[
         int, typer.Option(min=0, help="Trainers that get a new key and a data directory.")
     ] = 1,
@@ -57,8 +64,9 @@ def create(
 ) -> None:
     """Found a run: check model and recipe, make keys, sign the manifest, and show it.
 
-    DIR gets run.toml, creator.key, the first policy, and a data directory for each new trainer and
-    validator, to be started with --data-dir. Peers of their own tell their id (prime-node id).
+    DIR gets run.toml, creator.key, the first policy, the files of the task, and a data directory
+    for each new trainer and validator, to be started with --data-dir. Peers of their own tell their
+    id (prime-node id); such a trainer gets genesis.safetensors into its data directory from you.
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise NodeError(f"{out} is not empty; a run needs a new directory", ExitCode.USAGE)
@@ -67,6 +75,7 @@ def create(
     with _staging(out) as staging:
         signed, needs = _found(
             model,
+            dataset,
             rules,
             staging,
             creator_key or staging / "creator.key",
@@ -115,6 +124,7 @@ def _members(staging: Path, role: str, count: int) -> list[PeerId]:
 
 def _found(
     directory: Path,
+    dataset: Path | None,
     recipe: Recipe,
     staging: Path,
     creator_key: Path,
@@ -122,38 +132,21 @@ def _found(
     validators: list[PeerId],
 ) -> tuple[SignedManifest, Needs]:
     """Write policy, manifest and keys to ``staging``; raises ``NodeError`` for what cannot be."""
-    policy = staging / "genesis.safetensors"
+    policy, task = staging / "genesis.safetensors", staging / "task"
     try:
         section, digest = import_model(directory, recipe, policy)
         rules = recipe.model_copy(update={"model": section})
-        _check_task(rules)
+        files = import_task(directory, dataset, rules, task)
         creator = load_or_create_identity(creator_key)
-        signed = found(rules, digest.hex(), creator, trainers, validators)
+        signed = found(rules, digest.hex(), files, creator, trainers, validators)
     except ValueError as error:  # of the model, the task or the members; a ManifestError is one
         raise NodeError(str(error), ExitCode.CONFIG) from None
     write_atomically(staging / MANIFEST, manifest_toml(signed).encode())
     for trainer in sorted(staging.glob("trainer-*")):
         give(policy, DataDir(trainer).genesis)
+    for member in (*staging.glob("trainer-*"), *staging.glob("validator-*")):
+        give_task(task, DataDir(member).task)
     return signed, needs_of_run(signed.manifest)
-
-
-def _check_task(recipe: Recipe) -> None:
-    """Raise ``ValueError`` for a task that is not there or whose tokens the model lacks."""
-    from roles.environments.base import END, environment  # noqa: PLC0415 - tasks may be heavy
-
-    if "/" in recipe.environment.name:
-        return  # a task in text takes the model's own tokens
-    task = environment(recipe.environment.name)
-    if task.vocabulary_size > recipe.model.vocabulary_size:
-        raise ValueError(
-            f"environment {task.name!r} has {task.vocabulary_size} tokens, the model "
-            f"{recipe.model.vocabulary_size}"
-        )
-    if END not in recipe.model.end_tokens:
-        raise ValueError(
-            f"environment {task.name!r} ends answers with token {END}, the model with "
-            f"{', '.join(map(str, recipe.model.end_tokens))}"
-        )
 
 
 def _keep(staging: Path, out: Path) -> None:

@@ -7,12 +7,14 @@ from reasoning_gym.utils import extract_answer
 
 
 def check(question: Any) -> Any:
-    """Return the question of a data set's seed, or the score of an ``answer`` to it, 0 to 1."""
+    """Return the question of a data set's seed, or the scores of ``answers`` to it, 0 to 1."""
     dataset = dataset_of(question)
     entry = dataset[0]
-    if "answer" not in question:
+    if "answers" not in question:
         return entry["question"]
-    return float(dataset.score_answer(extract_answer(question["answer"]), entry))
+    return [
+        float(dataset.score_answer(extract_answer(answer), entry)) for answer in question["answers"]
+    ]
 
 
 def dataset_of(question: Any) -> Any:

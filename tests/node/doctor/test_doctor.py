@@ -171,6 +171,7 @@ def test_the_command_takes_the_nodes_options_and_tells_by_its_exit_code(
     signed = found_run(
         load_recipe(RECIPE.read_text()),
         "0f" * 32,
+        {},
         Identity(b"\x09" * 32),
         [PEER],
         [key, *others] if named else others,
@@ -191,7 +192,7 @@ def test_the_command_takes_the_nodes_options_and_tells_by_its_exit_code(
 def test_who_has_no_data_directory_yet_gets_none(tmp_path, capsys):
     validators = [Identity(bytes([number]) * 32).peer_id for number in range(1, 4)]
     signed = found_run(
-        load_recipe(RECIPE.read_text()), "0f" * 32, Identity(b"\x09" * 32), [PEER], validators
+        load_recipe(RECIPE.read_text()), "0f" * 32, {}, Identity(b"\x09" * 32), [PEER], validators
     )
     run = tmp_path / "run.toml"
     run.write_text(manifest_toml(signed))

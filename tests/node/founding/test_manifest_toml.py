@@ -3,12 +3,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.founding.found import manifest_toml
-from node.testnet.genesis import recipe_path
+from node.founding.recipes import recipe_path
 from protocol.crypto import Identity, verify
 from protocol.manifest import Genesis, RunManifest, load_signed_manifest, sign_manifest
 from protocol.recipe import ModelSection, load_recipe
 
-RECIPE = load_recipe(recipe_path().read_text())
+RECIPE = load_recipe(recipe_path("testnet").read_text())
 CREATOR = Identity(b"\x01" * 32)
 OTHERS = [Identity(bytes([number]) * 32).peer_id for number in range(2, 6)]
 

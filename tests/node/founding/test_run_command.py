@@ -1,14 +1,21 @@
 import json
 
 import pytest
+import tomlkit
 
 from node.cli.main import main
 from node.founding.needs import needs_of
+from node.founding.recipes import read_recipe
 from node.local.datadir import DataDir, load_identity
-from protocol.crypto import Identity, verify
+from node.storage.policy_files import index_of
+from protocol.bundle import decode_bundle
+from protocol.crypto import Identity, digest, verify
 from protocol.manifest import load_signed_manifest
+from protocol.recipe import load_recipe
+from protocol.shardcast.index import encode
 from tests.roles.engines.huggingface import write_directory
 from tests.worlds.messages import RECIPE
+from tests.worlds.text import byte_tokenizer, write_rows
 
 OTHER = Identity(b"\x07" * 32).peer_id
 
@@ -135,3 +142,108 @@ def test_needs_grow_with_what_they_are_made_of(model, tmp_path):
         update={"model": manifest.model.model_copy(update={"dtype": "bf16"})}
     )
     assert needs_of(half, 10**9).version_bytes == 2 * 10**9
+
+
+# Tasks in text
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory):
+    directory = write_directory(
+        tmp_path_factory.mktemp("models") / "chat", vocab_size=300, eos_token_id=[256, 1]
+    )
+    byte_tokenizer(directory)
+    return directory
+
+
+def recipe_of(tmp_path, **section):
+    values = load_recipe(RECIPE.read_text()).model_dump()
+    values["environment"] |= section
+    path = tmp_path / "recipe.toml"
+    path.write_text(tomlkit.dumps(values))
+    return path
+
+
+ROWS = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "pass_rate": n / 10} for n in range(10)]
+
+
+def test_a_run_in_text_takes_its_files_to_all_its_nodes(chat_model, tmp_path, capsys):
+    recipe = recipe_of(tmp_path, name="math/sums", pass_rates=[0.2, 0.5])
+    rows = write_rows(tmp_path / "rows.parquet", ROWS)
+    out = tmp_path / "run"
+    assert create(chat_model, out, "--dataset", rows, "--json", recipe=recipe) == 0
+    files = values_of(capsys)["manifest"]["genesis"]["files"]
+    assert list(files) == ["bundle", "dataset"]
+    assert files["dataset"]["total_bytes"] == rows.stat().st_size
+    for member in ("trainer-1", "validator-1", "validator-3"):
+        task = DataDir(out / member).task
+        assert (task / "dataset").read_bytes() == rows.read_bytes()
+        bundle = decode_bundle((task / "bundle").read_bytes())
+        assert bundle["config.json"] == (chat_model / "config.json").read_bytes()
+        assert "model.safetensors" not in bundle
+    assert main(["run", "show", str(out / "run.toml")]) == 0
+    shown = capsys.readouterr().out
+    assert "math/sums, rows with a pass rate from 0.2 to 0.5" in shown
+    assert "bundle" in shown and "dataset" in shown
+
+
+def test_the_files_of_a_manifest_are_named_by_their_bytes(chat_model, tmp_path):
+    recipe = recipe_of(tmp_path, name="math/sums")
+    rows = write_rows(tmp_path / "rows.parquet", ROWS)
+    assert create(chat_model, tmp_path / "run", "--dataset", rows, recipe=recipe) == 0
+    manifest = load_signed_manifest((tmp_path / "run" / "run.toml").read_text(), verify).manifest
+    rules, file = manifest.shardcast, manifest.genesis.files["dataset"]
+    index = encode(index_of(rows, rows.stat().st_size, rules.shard_bytes, rules.chunk_bytes))
+    assert (digest(index).hex(), len(index)) == (file.index, file.index_bytes)
+
+
+@pytest.mark.parametrize(
+    ("section", "rows", "said"),
+    [
+        ({"name": "math/sums"}, None, "environment 'math/sums' needs a data set"),
+        ({"name": "reasoning-gym/gcd"}, ROWS, "'reasoning-gym/gcd' takes no data set"),
+        ({"name": "arithmetic"}, ROWS, "environment 'arithmetic' takes no data set"),
+        ({"name": "code/sums"}, ROWS, "has no column tests"),
+        ({"name": "math/sums", "pass_rates": [0.95, 1.0]}, ROWS, "no row with a pass rate"),
+        ({"name": "math/sums", "pass_rates": [0.5, 0.4]}, ROWS, "the smaller one first"),
+        ({"name": "chess/games"}, ROWS, "in text there are code"),
+        ({"name": "reasoning-gym/n_queens"}, None, "is none of"),
+        (
+            {"name": "reasoning-gym/basic_arithmetic", "options": {"digits": 1}},
+            None,
+            "environment.options: ",
+        ),
+        (
+            {"name": "reasoning-gym/basic_arithmetic", "options": {"min_terms": 0}},
+            None,
+            "environment.options: ",
+        ),
+        ({"name": "reasoning-gym/gcd", "options": {"seed": 1}}, None, "must not hold 'seed'"),
+    ],
+)
+def test_a_task_that_cannot_be_is_told_in_one_line(
+    chat_model, tmp_path, capsys, section, rows, said
+):
+    options = [] if rows is None else ["--dataset", write_rows(tmp_path / "rows.parquet", rows)]
+    recipe = recipe_of(tmp_path, **section)
+    assert create(chat_model, tmp_path / "run", *options, recipe=recipe) == 78
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert said in error and error.startswith("prime-node: error: ")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_without_a_chat_has_no_task_in_text(model, tmp_path, capsys):
+    recipe = recipe_of(tmp_path, name="reasoning-gym/gcd")
+    assert create(model, tmp_path / "run", recipe=recipe) == 78
+    assert "the model has no tokenizer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["testnet", "intellect2", "tiny-qwen3-bpe", "qwen3-0.6b-math"])
+def test_recipes_that_come_along_are_known_by_name(name):
+    assert read_recipe(name).model.end_tokens
+
+
+def test_a_recipe_that_is_not_there_is_told_with_those_that_are(model, tmp_path, capsys):
+    assert create(model, tmp_path / "run", recipe="llama") == 78
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "no recipe 'llama': there are intellect2, qwen3-0.6b-math, testnet" in error

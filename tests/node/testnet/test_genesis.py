@@ -2,7 +2,7 @@ from dataclasses import replace
 
 from node.local.datadir import DataDir, load_identity
 from node.testnet.child import dishonest
-from node.testnet.genesis import create_members, found_run, recipe_for
+from node.testnet.genesis import FirstPolicy, create_members, found_run, recipe_for
 from node.testnet.picture import draw_reward
 from node.testnet.plan import CHEATER_KINDS, Layout, Options
 from protocol.crypto import verify
@@ -17,7 +17,8 @@ def test_a_run_is_founded_on_the_keys_of_its_nodes(tmp_path):
     plans = create_members(options, layout)
     layout.genesis_policy.parent.mkdir()
     layout.genesis_policy.write_bytes(b"weights")
-    signed = found_run(recipe_for(options), "0f" * 32, plans, layout)
+    recipe = recipe_for(options)
+    signed = found_run(recipe, FirstPolicy(recipe.model, "0f" * 32, {}), plans, layout)
 
     manifest = load_signed_manifest(layout.manifest.read_text(), verify).manifest
     assert manifest == signed.manifest

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roles.environments.base import END, ENVIRONMENTS, VOCABULARY_SIZE, environment, supervised
+from roles.environments.base import END, ENVIRONMENTS, VOCABULARY_SIZE, environment, solved
 
 SEEDS = st.integers(0, 2**64 - 1)
 NAMES = st.sampled_from(sorted(ENVIRONMENTS))
@@ -22,14 +22,14 @@ def text(task, tokens):
     ],
 )
 def test_problems_never_change(name, seed, question, answer):
-    task = supervised(environment(name))
+    task = solved(environment(name))
     assert text(task, task.prompt(seed, None)) == question
     assert text(task, task.solution(seed)) == answer + "<end>"
 
 
 @given(NAMES, SEEDS)
 def test_only_the_solution_with_its_end_token_is_rewarded(name, seed):
-    task = supervised(environment(name))
+    task = solved(environment(name))
     solution = task.solution(seed)
     assert task.score(seed, solution) == 1.0
     assert task.score(seed, list(solution)) == 1.0
@@ -48,14 +48,14 @@ def test_a_length_target_stands_before_the_question(name, seed, target):
 
 @given(SEEDS)
 def test_sums_are_right(seed):
-    task = supervised(environment("arithmetic"))
+    task = solved(environment("arithmetic"))
     left, right = text(task, task.prompt(seed, None)).rstrip("=").split("+")
     assert text(task, task.solution(seed)[:-1]) == str(int(left) + int(right))
 
 
 @given(SEEDS)
 def test_digits_are_sorted(seed):
-    task = supervised(environment("sorting"))
+    task = solved(environment("sorting"))
     digits = text(task, task.prompt(seed, None)).removeprefix("s ").removesuffix("=")
     assert text(task, task.solution(seed)[:-1]) == "".join(sorted(digits))
     assert len(digits) == 6
@@ -95,4 +95,4 @@ def test_a_task_without_solutions_cannot_be_supervised():
         name = "unsolved"
 
     with pytest.raises(ValueError, match="unsolved"):
-        supervised(Unsolved())
+        solved(Unsolved())

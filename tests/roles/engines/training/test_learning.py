@@ -10,7 +10,7 @@ from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.cold_start import cold_start
 from roles.engines.training.engine import TorchTrainingEngine
-from roles.environments.base import environment, supervised
+from roles.environments.base import environment, solved
 from roles.ports.engines import GenerationRequest, Policy, TrainingSequence, VerificationRequest
 from tests.roles.engines.tiny import grpo, model, sampling, toploc
 
@@ -22,7 +22,7 @@ LAG, STEPS, PROMPTS, GROUP = 2, 45, 16, 16
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 async def test_asynchronous_grpo_learns_addition(tmp_path):
-    task = supervised(environment("arithmetic"))
+    task = solved(environment("arithmetic"))
     made = cold_start(task, MODEL, 0, tmp_path / "0")
     policies = [Policy(Version(0), made.digest, tmp_path / "0")]
     generator = TransformersGenerationEngine(MODEL, TOPLOC)

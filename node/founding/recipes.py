@@ -1,0 +1,39 @@
+"""Recipes of runs: those that come with the package, by name, and anybody's, by file."""
+
+from pathlib import Path
+
+from node.local.errors import ExitCode, NodeError
+from protocol.recipe import ManifestError, Recipe, load_recipe
+
+DIRECTORY = "configs/runs"
+
+
+def read_recipe(recipe: str) -> Recipe:
+    """Return a recipe by its name, or from its file; raises ``NodeError`` naming what is wrong."""
+    path = recipe_path(recipe)
+    try:
+        return load_recipe(path.read_text())
+    except OSError as error:
+        if path.parent == _directory():
+            known = ", ".join(sorted(path.stem for path in _directory().glob("*.toml")))
+            raise NodeError(
+                f"no recipe {recipe!r}: there are {known}, and files that end with .toml",
+                ExitCode.CONFIG,
+            ) from None
+        raise NodeError(f"{path}: {error.strerror}", ExitCode.CONFIG) from None
+    except (ManifestError, UnicodeDecodeError) as error:
+        raise NodeError(f"{path}: {error}", ExitCode.CONFIG) from None
+
+
+def recipe_path(recipe: str) -> Path:
+    """Return the file of a recipe, which need not be there."""
+    if recipe.endswith(".toml") or "/" in recipe:
+        return Path(recipe)
+    return _directory() / f"{recipe}.toml"
+
+
+def _directory() -> Path:
+    """Return where recipes are in the checkout, or where they were installed to."""
+    package = Path(__file__).resolve().parents[1]
+    checkout = package.parent / DIRECTORY
+    return checkout if checkout.exists() else package / DIRECTORY
