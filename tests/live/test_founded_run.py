@@ -1,0 +1,106 @@
+"""A run in text, founded by command, and a worker that comes with one address and nothing else."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+import tomlkit
+
+from node.cli.main import main
+from node.local.datadir import DataDir
+from protocol.recipe import load_recipe
+from tests.roles.engines.huggingface import write_directory
+from tests.worlds.messages import RECIPE
+from tests.worlds.text import byte_tokenizer, needs_jail, write_rows
+
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(400), needs_jail]
+
+PRIME_NODE = str(Path(sys.executable).with_name("prime-node"))
+PATIENCE_SECONDS = 180.0
+"""For what takes seconds on an idle machine; nothing is measured by it."""
+
+ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "pass_rate": n / 20} for n in range(21)]
+
+
+class Node:
+    """A node as a person starts it."""
+
+    def __init__(self, directory, *arguments):
+        self.data = DataDir(directory)
+        self.log = directory.with_suffix(".log")
+        options = ["--data-dir", str(directory), "--host", "127.0.0.1"]
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [PRIME_NODE, *arguments, *options], stdout=log, stderr=log
+            )
+
+    def status(self):
+        port = json.loads(self.data.api.read_text())["port"]
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as answer:
+            return json.load(answer)
+
+    def until(self, what):
+        """Return the first value of ``what`` about the status that is not empty."""
+        ends_at = time.monotonic() + PATIENCE_SECONDS
+        while time.monotonic() < ends_at:
+            assert self.process.poll() is None, self.log.read_text()[-3000:]
+            try:
+                if found := what(self.status()):
+                    return found
+            except (OSError, ValueError):
+                pass
+            time.sleep(0.3)
+        raise AssertionError(f"{self.log.read_text()[-3000:]}\n{self.status()}")
+
+    def stop(self):
+        self.process.send_signal(signal.SIGTERM)
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+@pytest.fixture
+def nodes():
+    started = []
+    yield started
+    for node in started:
+        node.stop()
+
+
+def founded(tmp_path):
+    """Found a run of a tiny model with a chat, and rows; return its directory."""
+    model = write_directory(tmp_path / "model", vocab_size=300, eos_token_id=[256, 1])
+    byte_tokenizer(model)
+    values = load_recipe(RECIPE.read_text()).model_dump()
+    values["environment"] = {"name": "math/sums", "pass_rates": [0.2, 0.8]}
+    values["sampling"] |= {"group_size": 2, "prompts_per_rollout": 2}
+    values["committee"] |= {"size": 1, "escalated_size": 1, "roster_min": 1}
+    (tmp_path / "recipe.toml").write_text(tomlkit.dumps(values))
+    rows = write_rows(tmp_path / "rows.parquet", ROWS)
+    options = {"model": model, "recipe": tmp_path / "recipe.toml", "dataset": rows,
+               "validators": 1, "out": tmp_path / "run"}  # fmt: skip
+    arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
+    assert main(["run", "create", *arguments]) == 0
+    return tmp_path / "run"
+
+
+def test_a_stranger_joins_with_an_address_and_its_rollouts_are_certified(tmp_path, nodes):
+    run = founded(tmp_path)
+    beginning = ("--new-swarm", "--run", str(run / "run.toml"))
+    nodes.append(Node(run / "trainer-1", "--role", "trainer", *beginning))
+    address = nodes[0].until(lambda status: status["addresses"])[0]
+    nodes.append(Node(run / "validator-1", "--role", "validator", "--initial-peers", address))
+    worker = Node(tmp_path / "stranger", "--role", "inference", "--initial-peers", address)
+    nodes.append(worker)
+    worker.until(lambda status: status["own_rollouts"]["certified"] >= 2)
+    assert worker.status()["own_rollouts"]["rejected"] == 0
+    for name in ("bundle", "dataset"):
+        given = (DataDir(run / "trainer-1").task / name).read_bytes()
+        assert (worker.data.task / name).read_bytes() == given
+    assert not list(worker.data.task.glob("*.partial"))
