@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from node.testnet import launcher
-from node.testnet.plan import MINUTES_DEFAULT, RECIPE_DEFAULT, STEPS_DEFAULT, Layout, Options
+from node.testnet.plan import MINUTES_DEFAULT, RECIPE_DEFAULT, Layout, Options
 
 app = typer.Typer(add_completion=False)
 
@@ -20,7 +20,9 @@ SWARM_FAILED = 1
 @app.command("testnet")
 def run_testnet(
     *,
-    steps: Annotated[int, typer.Option(min=1, help="Policy versions to train.")] = STEPS_DEFAULT,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Policy versions to train; 60 of the default recipe.")
+    ] = None,
     minutes: Annotated[
         float, typer.Option(min=0.1, help="End after so many minutes at the latest.")
     ] = MINUTES_DEFAULT,

@@ -10,7 +10,7 @@ from node.founding.model import import_model
 from node.founding.recipes import read_recipe
 from node.founding.task import give_task, import_task
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
-from node.testnet.plan import Layout, NodePlan, Options
+from node.testnet.plan import STEPS, Layout, NodePlan, Options
 from protocol.manifest import RunFile, RunFileName, SignedManifest
 from protocol.recipe import ModelSection, Recipe
 from protocol.types import Role
@@ -26,7 +26,8 @@ def recipe_for(options: Options) -> Recipe:
     Raises ``NodeError`` for one that is not there or cannot be read.
     """
     recipe = read_recipe(options.recipe)
-    changes: dict[str, Any] = {"grpo": recipe.grpo.model_copy(update={"steps": options.steps})}
+    steps = options.steps or STEPS.get(options.recipe, recipe.grpo.steps)
+    changes: dict[str, Any] = {"grpo": recipe.grpo.model_copy(update={"steps": steps})}
     if options.environment:
         changes["environment"] = recipe.environment.model_copy(update={"name": options.environment})
     return recipe.model_copy(update=changes)

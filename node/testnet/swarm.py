@@ -73,7 +73,9 @@ class SwarmRun:
         recipe = recipe_for(options)
         layout = Layout(options.directory)
         record = SwarmRecord(psutil.Process().create_time())
-        screen = Screen(recipe.environment.name, options.seed, options.steps, options.minutes * 60)
+        screen = Screen(
+            recipe.environment.name, options.seed, recipe.grpo.steps, options.minutes * 60
+        )
         return cls(options, layout, record, screen, recipe)
 
     async def run(self) -> Outcome:
@@ -150,7 +152,7 @@ class SwarmRun:
 
     async def _learn(self, fleet: Fleet) -> None:
         ends_at = self.record.started_at + self.screen.seconds_max
-        while self.record.newest_version < self.options.steps and time.time() < ends_at:
+        while self.record.newest_version < self.recipe.grpo.steps and time.time() < ends_at:
             await fleet.observe()
             self._notice(fleet)
             if all(node.condition == "dead" for node in self.record.nodes.values()):
