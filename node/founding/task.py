@@ -78,6 +78,8 @@ def _require_text(recipe: Recipe, directory: Path, *, has_dataset: bool) -> None
     from roles.engines.tokenizer import of_bundle  # noqa: PLC0415 - takes seconds
     from roles.environments.families import require_task  # noqa: PLC0415 - tasks may be heavy
 
-    tokenizer = of_bundle(directory / "bundle", recipe.model.vocabulary_size, datetime.now(UTC))
+    tokenizer = of_bundle(
+        directory / "bundle", recipe.model.vocabulary_size, datetime.fromtimestamp(0, UTC)
+    )
     tokenizer.encode_chat("1 + 1 = ?")
     require_task(recipe.environment, directory / "dataset" if has_dataset else None)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from protocol.types import PeerId, Role
 
-STEPS = {"testnet": 60, "tiny-qwen3-bpe": 120}
+STEPS = {"testnet": 60, "tiny-qwen3-bpe": 100}
 """Versions after which a testnet of a recipe ends: its task is then right four to five times in six
 (sampled at temperature 1; measured on two cores)."""
 

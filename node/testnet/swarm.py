@@ -33,7 +33,7 @@ T = TypeVar("T")
 OBSERVE_SECONDS = 1.0
 STARTING_OBSERVE_SECONDS = 0.2
 FIRST_RELAY_SECONDS = 60.0
-COLD_START_SECONDS = 240.0
+COLD_START_SECONDS = 600.0
 EPILOGUE_SECONDS = 60.0
 SETTLE_SECONDS = 5.0
 """The last certificates travel by gossip: the last look waits so long until a node has them."""

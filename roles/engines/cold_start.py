@@ -63,6 +63,7 @@ def cold_start(
     seed: int,
     path: Path,
     *,
+    teacher: SolvedTask | None = None,
     target_accuracy: float = TARGET_ACCURACY,
     learning_rate: float = 1e-3,
     length_targets: Sequence[int] = (),
@@ -91,7 +92,8 @@ def cold_start(
     measured = _examples(task, draws.child("measured"), problems_measured, length_targets)
     below = _snapshot(model)
     for step in range(1, steps_max + 1):
-        _learn(model, optimizer, _examples(task, draws, batch_problems, length_targets))
+        examples = _examples(teacher or task, draws, batch_problems, length_targets)
+        _learn(model, optimizer, examples)
         warmup.step()
         if step % _CHECK_EVERY_STEPS:
             continue

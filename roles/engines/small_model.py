@@ -13,6 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 from typing_extensions import override
 
+from protocol.crypto import digest
 from protocol.recipe import Recipe
 from protocol.rng import Rng
 from roles.engines.architectures.configuration import configuration
@@ -34,7 +35,10 @@ PADDING, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 LEARNING_RATE = 2e-3
 BATCH_PROBLEMS = 64
 PROBLEMS_MEASURED = 256
-"""140 steps, 40 s of a core; twice the problems a step take as many steps (measured)."""
+"""Some 500 steps, 150 s of a core, for the recipe ``tiny-qwen3-bpe`` (measured)."""
+
+RIGHT_SHARE = 0.4
+"""Of the answers of the teacher."""
 
 TEXTS = 2000
 """Solved problems that the tokenizer is learned from."""
@@ -63,6 +67,22 @@ class Solved(SolvedTask):
         return self._tokenizer.encode(solved.answer + END)
 
 
+class Unsure(Solved):
+    """The same problems, most of them with the answer to another one.
+
+    Who learns from it finds out how to solve them, and is as unsure of it: a reward of 0.35 became
+    0.72 in 60 versions. Who learned from right answers alone, until it was right as often, did not
+    know how yet: 0.35 became 0.49 (measured, at the recipe's rate and at twice that).
+    """
+
+    @override
+    def solution(self, seed: int) -> tuple[int, ...]:
+        drawn = digest(f"{seed}".encode())
+        if drawn[0] < RIGHT_SHARE * 256:
+            return super().solution(seed)
+        return super().solution(int.from_bytes(drawn[1:9], "big"))
+
+
 def make_small_model(recipe: Recipe, seed: int, directory: Path, target_accuracy: float) -> None:
     """Write a model of the recipe's shape that solves its task now and then, as a cold start says.
 
@@ -73,13 +93,16 @@ def make_small_model(recipe: Recipe, seed: int, directory: Path, target_accuracy
     texts = [solution_of(recipe.environment, draws.bits64()) for _ in range(TEXTS)]
     _make_tokenizer(texts, recipe.model.vocabulary_size).save_pretrained(directory)
     configuration(recipe.model.architecture, recipe.model.config).save_pretrained(directory)
-    tokenizer = HuggingFaceTokenizer(directory, recipe.model.vocabulary_size, datetime.now(UTC))
+    tokenizer = HuggingFaceTokenizer(
+        directory, recipe.model.vocabulary_size, datetime.fromtimestamp(0, UTC)
+    )
     weights = directory / "model.safetensors"
     cold_start(
         Solved(recipe, tokenizer),
         recipe.model,
         seed,
         weights,
+        teacher=Unsure(recipe, tokenizer),
         target_accuracy=target_accuracy,
         learning_rate=LEARNING_RATE,
         batch_problems=BATCH_PROBLEMS,
