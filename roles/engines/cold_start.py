@@ -31,8 +31,6 @@ _IGNORED = -100
 _EXAMPLES_PER_PASS = 64
 """Bounds the memory of a measurement; larger passes are no faster on one core (measured)."""
 
-_CHECK_EVERY_STEPS = 4
-
 _BISECTIONS = 8
 """Narrow the place between two snapshots to 1 in 256 of their distance."""
 
@@ -70,6 +68,7 @@ def cold_start(
     warmup_steps: int = 20,
     batch_problems: int = 128,
     problems_measured: int = 512,
+    check_every_steps: int = 4,
     steps_max: int = 2000,
 ) -> ColdStart:
     """Write a policy whose expected reward at temperature 1 is ``target_accuracy``.
@@ -77,7 +76,8 @@ def cold_start(
     One completion of each problem earns a reward, so the expected reward is its probability. It is
     continuous in the weights: between the last snapshot below the target and the first above it,
     bisection finds the target. Prompts name one of ``length_targets``, if there are any, as those
-    of the run do; solutions are as long as they are. Computes in the calling thread for seconds;
+    of the run do; solutions are as long as they are. It learns from a ``teacher``'s solutions, if
+    one is given, and is measured by the task's. Computes in the calling thread for seconds;
     draws from torch's global generator. Raises ``ValueError`` when ``steps_max`` is not enough.
     """
     torch.manual_seed(seed)
@@ -95,7 +95,7 @@ def cold_start(
         examples = _examples(teacher or task, draws, batch_problems, length_targets)
         _learn(model, optimizer, examples)
         warmup.step()
-        if step % _CHECK_EVERY_STEPS:
+        if step % check_every_steps:
             continue
         if _expected_reward(model, measured) >= target_accuracy:
             accuracy = _bisect(model, below, measured, target_accuracy)

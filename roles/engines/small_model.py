@@ -35,6 +35,7 @@ PADDING, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 LEARNING_RATE = 2e-3
 BATCH_PROBLEMS = 64
 PROBLEMS_MEASURED = 256
+CHECK_EVERY_STEPS = 16
 """Some 500 steps, 150 s of a core, for the recipe ``tiny-qwen3-bpe`` (measured)."""
 
 RIGHT_SHARE = 0.4
@@ -107,6 +108,7 @@ def make_small_model(recipe: Recipe, seed: int, directory: Path, target_accuracy
         learning_rate=LEARNING_RATE,
         batch_problems=BATCH_PROBLEMS,
         problems_measured=PROBLEMS_MEASURED,
+        check_every_steps=CHECK_EVERY_STEPS,
     )
 
 
