@@ -68,6 +68,8 @@ def node(
     data_dir: options.DataDir = None,
     identity_path: options.IdentityPath = None,
     device: options.Device = None,
+    engine: options.Engine = None,
+    engine_gpus: options.EngineGpus = None,
     engine_python: options.EnginePython = None,
     engine_memory: options.EngineMemory = None,
     engine_server: options.EngineServer = None,

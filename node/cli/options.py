@@ -50,6 +50,12 @@ IdentityPath = Annotated[
     Path | None, _node(metavar="FILE", help="The node's key; default identity.key in the data dir.")
 ]
 Device = Annotated[str | None, _node(metavar="DEVICE", help="auto (default), cpu, cuda or cuda:N.")]
+Engine = Annotated[
+    str | None, _node(metavar="NAME", help="What generates: builtin (default) or vllm.")
+]
+EngineGpus = Annotated[
+    str | None, _node(metavar="N", help="GPUs over which vLLM spreads the model; default 1.")
+]
 EnginePython = Annotated[
     Path | None, _node(metavar="FILE", help="Interpreter of the engine processes; default our own.")
 ]

@@ -56,10 +56,12 @@ def live_engines(config: NodeConfig, background: Background) -> Engines:
     from roles.engines.child.process import EngineProcesses  # noqa: PLC0415 - the same
 
     return ChildEngines(
-        EngineProcesses(config.engine_python, config.engine_server),
+        EngineProcesses(config.engine_python, config.engine_server, config.engine),
         background,
         DataDir(config.data_dir).task,
         config.device,
+        engine=config.engine,
+        gpus=config.engine_gpus,
         memory_bytes_max=config.engine_memory,
     )
 

@@ -131,6 +131,10 @@ class NodeConfig(LocalPaths):
     """Port of 127.0.0.1 for status, health and metrics; 0 takes a free one."""
     device: Annotated[str, BeforeValidator(_device)] = "auto"
     """Where engines compute: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
+    engine: Literal["builtin", "vllm"] = "builtin"
+    """What generates; a validator and a trainer compute with the built-in engines."""
+    engine_gpus: Annotated[int, Field(ge=1, le=1024), _number(int)] = 1
+    """GPUs from ``device`` on over which vLLM spreads the model."""
     engine_python: LocalPath | None = None
     """Interpreter of the engine processes; None for the daemon's own."""
     engine_memory: Annotated[int, Field(ge=1), _number(parse_bytes)] | None = None

@@ -63,6 +63,20 @@ class ChunkResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Covered:
+    """The values of one chunk that its proof covers, selected elsewhere as ``select_top`` does."""
+
+    indices: NDArray[np.int64]
+    """``[k]`` flat indices, ascending."""
+
+    bits: NDArray[np.int64]
+    """``[k]`` bit patterns at these, unsigned."""
+
+    size: int
+    """How many values the chunk has."""
+
+
+@dataclass(frozen=True, slots=True)
 class _Block:
     """The covered values of some chunks in the form that both directions need."""
 
@@ -110,19 +124,31 @@ def build_proofs_batch(
     if len(sequences) == 0:
         return []
     layout, sizes = _prepare(sequences, chunk_tokens, top_k)
-    proofs: list[bytes] = []
-    for block in _blocks(sequences, layout):
-        moduli = find_moduli(block.selection, block.sizes)
-        points = _points(block.selection, moduli)
-        # Both halves of fp32 go through one interpolation over the same points.
-        planes = layout.variant.planes
-        coefficients = interpolate(
-            np.tile(points, (planes, 1)),
-            _halves(block.values, planes),
-            np.tile(block.selection.counts, planes),
-        )
-        proofs += layout.encode(moduli, coefficients.reshape(planes, *points.shape))
+    proofs = [proof for block in _blocks(sequences, layout) for proof in _proofs(block, layout)]
     return _regroup(proofs, sizes)
+
+
+def build_covered_proofs(
+    chunks: Sequence[Covered], variant: Variant, *, top_k: int = TOP_K
+) -> list[bytes]:
+    """Return the proof of each chunk, of which only the covered values are here.
+
+    Raises ``ValueError`` for values that are not finite.
+    """
+    layout = Layout(variant, CHUNK_TOKENS, top_k)
+    proofs: list[bytes] = []
+    for start in range(0, len(chunks), _BLOCK_CHUNKS):
+        members = chunks[start : start + _BLOCK_CHUNKS]
+        indices = np.zeros((len(members), top_k), dtype=np.int64)
+        values = np.zeros_like(indices)
+        for number, chunk in enumerate(members):
+            indices[number, : len(chunk.indices)] = chunk.indices
+            values[number, : len(chunk.bits)] = chunk.bits
+        counts = np.array([len(chunk.indices) for chunk in members], dtype=np.int64)
+        sizes = np.array([chunk.size for chunk in members], dtype=np.int64)
+        _check_finite(values, variant)
+        proofs += _proofs(_Block(Selection(indices, counts), sizes, values), layout)
+    return proofs
 
 
 def verify_proofs_batch(
@@ -178,12 +204,33 @@ def _blocks(sequences: Sequence[States], layout: Layout) -> Iterator[_Block]:
         selection = select_top(members, layout.top_k)
         values = np.stack([bits[row] for bits, row in zip(members, selection.indices, strict=True)])
         values[~selection.used] = 0
-        exponents = values >> _MANTISSA_BITS[layout.variant] & _EXPONENT_NOT_FINITE
-        # What is not finite ranks highest, so it cannot hide among the values that are not covered.
-        if (exponents == _EXPONENT_NOT_FINITE).any():
-            raise ValueError("states must be finite")
+        _check_finite(values, layout.variant)
         sizes = np.array([len(bits) for bits in members], dtype=np.int64)
         yield _Block(selection, sizes, values.astype(np.int64))
+
+
+def _check_finite(values: NDArray[np.integer], variant: Variant) -> None:
+    """Raise ``ValueError`` unless all values that a proof covers are finite.
+
+    What is not ranks highest, so it cannot hide among the values that are not covered.
+    """
+    exponents = values >> _MANTISSA_BITS[variant] & _EXPONENT_NOT_FINITE
+    if (exponents == _EXPONENT_NOT_FINITE).any():
+        raise ValueError("states must be finite")
+
+
+def _proofs(block: _Block, layout: Layout) -> list[bytes]:
+    """Draw the polynomials through the covered values."""
+    moduli = find_moduli(block.selection, block.sizes)
+    points = _points(block.selection, moduli)
+    # Both halves of fp32 go through one interpolation over the same points.
+    planes = layout.variant.planes
+    coefficients = interpolate(
+        np.tile(points, (planes, 1)),
+        _halves(block.values, planes),
+        np.tile(block.selection.counts, planes),
+    )
+    return layout.encode(moduli, coefficients.reshape(planes, *points.shape))
 
 
 def _chunks(sequences: Sequence[States], layout: Layout) -> Iterator[Bits]:

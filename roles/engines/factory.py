@@ -4,6 +4,10 @@ They compute in the process that makes them: an engine process, a benchmark or a
 has ``roles.engines.child.engines``, which talk to such processes.
 """
 
+from typing import Literal
+
+from typing_extensions import override
+
 from protocol.manifest import RunManifest
 from roles.ports.engines import (
     GenerationEngine,
@@ -11,12 +15,18 @@ from roles.ports.engines import (
     VerificationEngine,
 )
 
-MODULES = (
-    "roles.engines.builtin.generation",
-    "roles.engines.builtin.verification",
-    "roles.engines.training.engine",
-)
-"""What the engines are made of, for who imports it before it is needed."""
+EngineName = Literal["builtin", "vllm"]
+"""What generates; what verifies and learns is built in."""
+
+
+def modules_of(engine: EngineName) -> tuple[str, ...]:
+    """Return what engines are made of, for who imports it before it is needed."""
+    builtin = (
+        "roles.engines.builtin.generation",
+        "roles.engines.builtin.verification",
+        "roles.engines.training.engine",
+    )
+    return (*builtin, "roles.engines.vllm.engine") if engine == "vllm" else builtin
 
 
 def policies_kept(manifest: RunManifest) -> int:
@@ -64,6 +74,27 @@ class TransformersEngines:
 
     def _device(self) -> str:
         return device_of(self._requested_device)
+
+
+class VllmEngines(TransformersEngines):
+    """Makes engines of which the generating one is vLLM, on ``gpus`` GPUs from ``device`` on."""
+
+    def __init__(self, device: str, gpus: int = 1) -> None:
+        super().__init__(device)
+        self._gpus = gpus
+
+    @override
+    def generation(self, manifest: RunManifest) -> GenerationEngine:
+        from roles.engines.vllm.engine import VllmGenerationEngine  # noqa: PLC0415 - 12 seconds
+
+        return VllmGenerationEngine(
+            manifest.model, manifest.toploc, device=self._requested_device, gpus=self._gpus
+        )
+
+
+def engines_of(engine: EngineName, device: str, gpus: int = 1) -> TransformersEngines:
+    """Return what makes engines that generate with ``engine``."""
+    return VllmEngines(device, gpus) if engine == "vllm" else TransformersEngines(device)
 
 
 def device_of(requested: str) -> str:

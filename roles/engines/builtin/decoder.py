@@ -5,7 +5,7 @@ one product, so are gate and up; one decode step is one small attention per key 
 padded on the left, which keeps every row's next slot in the same column.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -56,7 +56,11 @@ class Cache:
 
 
 class Decoder:
-    """A model's weights packed for decoding."""
+    """A model's weights packed for decoding.
+
+    One that is ``streamed`` computes once: each layer is packed when it is reached, so that one is
+    held at a time.
+    """
 
     def __init__(
         self,
@@ -65,6 +69,8 @@ class Decoder:
         dtype: torch.dtype = torch.float32,
         device: str = "cpu",
         head: HeadPrecision = "fp32",
+        *,
+        streamed: bool = False,
     ) -> None:
         self.config = config
         self.device = device
@@ -77,14 +83,15 @@ class Decoder:
         self._rotary = rotary(config, device)
         outer = {name: tensors[name].to(device, dtype) for name in _OUTER if name in tensors}
         self._embedding, self._norm, *_ = outer.values()
-        self._head = Head(outer.get("lm_head.weight", self._embedding), head)
+        self.head = Head(outer.get("lm_head.weight", self._embedding), head)
         # One after another: what is packed is no longer held beside its parts.
-        self._layers = [
+        layers = (
             architecture_of(config.model_type).pack(
                 {name: tensor.to(device, dtype) for name, tensor in _within(tensors, index)}, config
             )
             for index in range(config.num_hidden_layers)
-        ]
+        )
+        self._layers: Iterable[Layer] = layers if streamed else list(layers)
 
     @torch.inference_mode()
     def decode(
@@ -105,7 +112,7 @@ class Decoder:
         rows = torch.arange(len(prompts), device=self.device)
         cache, states = self._prefill(prompts, longest)
         for position in range(longest):
-            sampled = self._head.sample(states, temperature, noise(rows.tolist(), position))
+            sampled = self.head.sample(states, temperature, noise(rows.tolist(), position))
             tokens = sampled.tokens
             # A view of the states would keep those of the whole prompts.
             steps.append((rows, tokens, sampled.logprobs, states.clone()))
@@ -118,8 +125,19 @@ class Decoder:
             states = self._forward(tokens[:, None], cache)[:, -1]
         return _by_row(steps)
 
+    @torch.inference_mode()
+    def states(self, sequences: Sequence[Sequence[int]]) -> list[Tensor]:
+        """Return the final states ``[n, hidden]`` of each sequence of ``n`` tokens."""
+        states = self._begin(sequences, 0)[1]
+        return [row[-len(own) :] for row, own in zip(states, sequences, strict=True)]
+
     def _prefill(self, prompts: Sequence[Sequence[int]], tokens_max: int) -> tuple[Cache, Tensor]:
         """Return the cache after the prompts, and each row's state at its prompt's last token."""
+        cache, states = self._begin(prompts, tokens_max)
+        return cache, states[:, -1]
+
+    def _begin(self, prompts: Sequence[Sequence[int]], tokens_max: int) -> tuple[Cache, Tensor]:
+        """Return the cache after the prompts and all their states, both padded on the left."""
         width = max(len(prompt) for prompt in prompts)
         padding = [width - len(prompt) for prompt in prompts]
         tokens = [[0] * (width - len(prompt)) + list(prompt) for prompt in prompts]
@@ -136,7 +154,7 @@ class Decoder:
             torch.tensor(padding, device=self.device),
             any(padding),
         )
-        return cache, self._forward(torch.tensor(tokens, device=self.device), cache)[:, -1]
+        return cache, self._forward(torch.tensor(tokens, device=self.device), cache)
 
     def _forward(self, tokens: Tensor, cache: Cache) -> Tensor:
         """Append ``tokens[rows, n]`` to the cache; return their states ``[rows, n, hidden]``."""

@@ -46,11 +46,7 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
     async def generate(
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
-        for request in requests:
-            if not request.prompt or request.tokens_max < 1:
-                raise ValueError("a request needs a prompt and at least one token to emit")
-        if not temperature > 0:
-            raise ValueError("the temperature must be positive")
+        check_requests(requests, temperature)
         return await self._generate(requests, temperature)
 
     @computed
@@ -88,6 +84,15 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
             Generation(tuple(row.tokens.tolist()), tuple(row.logprobs.tolist()), tuple(own))
             for row, own in zip(decoded, proofs, strict=True)
         ]
+
+
+def check_requests(requests: Sequence[GenerationRequest], temperature: float) -> None:
+    """Raise the ``ValueError`` that ``GenerationEngine.generate`` documents."""
+    for request in requests:
+        if not request.prompt or request.tokens_max < 1:
+            raise ValueError("a request needs a prompt and at least one token to emit")
+    if not temperature > 0:
+        raise ValueError("the temperature must be positive")
 
 
 def as_states(states: torch.Tensor) -> States:

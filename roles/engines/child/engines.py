@@ -16,7 +16,7 @@ from roles.engines.child import wire
 from roles.engines.child.conversation import Conversation, Patience
 from roles.engines.child.process import EngineProcesses
 from roles.engines.child.supervisor import Supervisor
-from roles.engines.factory import policies_kept
+from roles.engines.factory import EngineName, policies_kept
 from roles.engines.task import task_of
 from roles.ports.background import Background
 from roles.ports.engines import (
@@ -161,7 +161,8 @@ class ChildTraining(TrainingEngine):
 
 
 class ChildEngines(Engines):
-    """Makes engines in processes of their own; ``device`` is as ``TransformersEngines`` takes it.
+    """Makes engines in processes of their own; ``engine``, ``device`` and ``gpus`` are as
+    ``engines_of`` takes them.
 
     ``memory_bytes_max`` bounds what each engine may write to, of the machine's memory.
     """
@@ -173,6 +174,8 @@ class ChildEngines(Engines):
         task_data: Path,
         device: str = "auto",
         *,
+        engine: EngineName = "builtin",
+        gpus: int = 1,
         memory_bytes_max: int | None = None,
         patience: Patience | None = None,
     ) -> None:
@@ -180,6 +183,8 @@ class ChildEngines(Engines):
         self._background = background
         self._task_data = task_data
         self._device = device
+        self._engine = engine
+        self._gpus = gpus
         self._memory_bytes_max = memory_bytes_max
         self._patience = patience or Patience()
 
@@ -203,8 +208,10 @@ class ChildEngines(Engines):
     def _make(self, kind: wire.Kind, manifest: RunManifest) -> wire.Make:
         return wire.Make(
             kind=kind,
+            engine=self._engine,
             manifest=manifest.encoded(),
             device=self._device,
+            gpus=self._gpus,
             memory_bytes_max=self._memory_bytes_max,
             heartbeat_seconds=self._patience.heartbeat_seconds,
         )

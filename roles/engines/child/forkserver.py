@@ -8,7 +8,7 @@ the channel that the new process serves, a leash, and its standard error. The le
 id and at the end how the process ended, a line each; anything written to it, or its end, kills.
 When the socket that it was started with ends, so does the fork server, with all that it forked.
 
-    python -m roles.engines.child.forkserver DESCRIPTOR [SOCKET TO LISTEN ON]
+    python -m roles.engines.child.forkserver DESCRIPTOR ENGINE [SOCKET TO LISTEN ON]
 """
 
 import ctypes
@@ -22,9 +22,10 @@ import traceback
 from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
+from typing import get_args
 
 from roles.engines.child.server import serve
-from roles.engines.factory import MODULES
+from roles.engines.factory import EngineName, modules_of
 
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE_ADJUSTMENT = 500
@@ -147,9 +148,9 @@ def _leave_with(parent: int) -> None:
         os._exit(1)
 
 
-def preload() -> None:
+def preload(engine: EngineName) -> None:
     """Import what engines need."""
-    for module in MODULES:
+    for module in modules_of(engine):
         import_module(module)
     # What exists now is never garbage; a collection in a child would only unshare its pages.
     gc.collect()
@@ -159,12 +160,13 @@ def preload() -> None:
 def main() -> None:
     """Serve the client whose socket is the descriptor given, and whoever connects."""
     starter = socket.socket(fileno=int(sys.argv[1]))
+    (engine,) = (name for name in get_args(EngineName) if name == sys.argv[2])
     listener = None
-    if len(sys.argv) > 2:
+    if len(sys.argv) > 3:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        listener.bind(sys.argv[2])
+        listener.bind(sys.argv[3])
         listener.listen()
-    preload()
+    preload(engine)
     ForkServer(starter, listener).run()
 
 

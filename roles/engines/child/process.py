@@ -16,6 +16,7 @@ from pathlib import Path
 
 import structlog
 
+from roles.engines.factory import EngineName
 from roles.ports.engines import EngineError
 
 log = structlog.get_logger()
@@ -119,11 +120,18 @@ class EngineProcess:
 class EngineProcesses:
     """Forks engine processes.
 
-    ``python`` is the interpreter of an own fork server, ``shared`` the socket of another's.
+    ``python`` is the interpreter of an own fork server, which imports what ``engine`` needs;
+    ``shared`` is the socket of another's.
     """
 
-    def __init__(self, python: Path | None = None, shared: Path | None = None) -> None:
+    def __init__(
+        self,
+        python: Path | None = None,
+        shared: Path | None = None,
+        engine: EngineName = "builtin",
+    ) -> None:
         self._python = python or Path(sys.executable)
+        self._engine = engine
         self._shared = shared
         self._server: subprocess.Popen[bytes] | None = None
         self._client: socket.socket | None = None
@@ -184,7 +192,9 @@ class EngineProcesses:
     def _start(self) -> socket.socket:
         self._errors = ErrorLines()
         with self._errors.socket as errors:
-            self._server, client = start_fork_server(self._python, errors.fileno())
+            self._server, client = start_fork_server(
+                self._python, errors.fileno(), engine=self._engine
+            )
         client.setblocking(False)  # a fork server that hangs must not hold up a daemon
         return client
 
@@ -213,7 +223,7 @@ def _connect(path: Path) -> socket.socket:
 
 
 def start_fork_server(
-    python: Path, errors: int, listen: Path | None = None
+    python: Path, errors: int, listen: Path | None = None, engine: EngineName = "builtin"
 ) -> tuple[subprocess.Popen[bytes], socket.socket]:
     """Return a new fork server, out of reach of the terminal's signals, and its starter's socket.
 
@@ -221,7 +231,7 @@ def start_fork_server(
     descriptor ``errors``. Raises ``OSError``.
     """
     client, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    arguments = [str(theirs.fileno()), *([] if listen is None else [str(listen)])]
+    arguments = [str(theirs.fileno()), engine, *([] if listen is None else [str(listen)])]
     with theirs:
         try:
             server = subprocess.Popen(  # noqa: S603 - the interpreter that a person named

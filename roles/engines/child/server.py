@@ -17,7 +17,7 @@ from protocol.faults import Fault
 from protocol.manifest import decode_manifest
 from roles.engines.child import wire
 from roles.engines.child.methods import METHODS, Method
-from roles.engines.factory import TransformersEngines
+from roles.engines.factory import engines_of
 from roles.ports.engines import EngineError, Generation, TrainingSequence, VerificationRequest
 
 
@@ -124,7 +124,7 @@ def _made(make: wire.Make) -> Any:
     manifest = decode_manifest(make.manifest)
     if isinstance(manifest, Fault):
         raise wire.WireError(f"the run manifest: {manifest}")
-    return getattr(TransformersEngines(make.device), make.kind)(manifest)
+    return getattr(engines_of(make.engine, make.device, make.gpus), make.kind)(manifest)
 
 
 def _checked(method: Method, call: wire.Call) -> tuple[Any, ...]:

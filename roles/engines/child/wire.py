@@ -13,9 +13,10 @@ import msgpack
 from pydantic import BaseModel, ConfigDict, Field
 
 from protocol.manifest import MANIFEST_BYTES_MAX
+from roles.engines.factory import EngineName
 from roles.ports.storage import StorageFullError
 
-VERSION = 1
+VERSION = 2
 """To be raised with any change to a message here or to a type in ``methods``."""
 
 QUESTION_BYTES_MAX = 1 << 30
@@ -65,12 +66,15 @@ class Hello(Message):
 class Make(Message):
     """Make the one engine of this process.
 
-    ``manifest`` is the canonical run manifest, ``device`` as ``TransformersEngines`` takes it.
+    ``manifest`` is the canonical run manifest; ``engine``, ``device`` and ``gpus`` are as
+    ``engines_of`` takes them.
     """
 
     kind: Kind
+    engine: EngineName
     manifest: Annotated[bytes, Field(max_length=MANIFEST_BYTES_MAX)]
     device: Annotated[str, Field(max_length=100)]
+    gpus: Annotated[int, Field(ge=1, le=1024)]
     memory_bytes_max: Annotated[int, Field(ge=1)] | None
     heartbeat_seconds: Annotated[float, Field(gt=0, le=3600)]
 

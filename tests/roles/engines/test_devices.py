@@ -61,7 +61,7 @@ def test_a_step_of_a_decode(tiny_config, noise, dtype, prompts):
     draws = NoiseSource(32, "meta").at(np.array([1, 2], dtype=np.uint64), 0)
     with torch.inference_mode(), OneDevice():
         cache, states = decoder._prefill(prompts, 4)
-        sampled = decoder._head.sample(states, 0.6, draws)
+        sampled = decoder.head.sample(states, 0.6, draws)
         states = decoder._forward(sampled.tokens[:, None], cache)[:, -1]
     assert states.shape == (2, 64) and states.dtype == dtype
     assert sampled.logprobs.device.type == "meta"
