@@ -3,6 +3,8 @@
 Engines take seconds to import; a mistake should be told before that.
 """
 
+from importlib.util import find_spec
+
 from node.local.addresses import load_cached_peers
 from node.local.config import NodeConfig
 from node.local.datadir import load_or_create_identity, locked, open_data_dir
@@ -15,6 +17,12 @@ def preflight(config: NodeConfig) -> None:
 
     The lock is tried and given back: ``node.live.node`` takes it for the life of the node.
     """
+    if config.engine == "vllm" and config.engine_python is None and find_spec("vllm") is None:
+        raise NodeError(
+            "--engine vllm: vLLM is not installed here; name the interpreter of an environment "
+            "that has it with --engine-python",
+            ExitCode.CONFIG,
+        )
     datadir = open_data_dir(config.data_dir)
     with locked(datadir):
         load_or_create_identity(config.identity_path or datadir.identity)

@@ -15,9 +15,15 @@ the rest is a guess."""
 _ERROR_CHARACTERS_MAX = 200
 
 
-async def check_engine(device: str, recipe: Path) -> Finding:
-    """Let an engine generate and check on ``device`` with the model of a recipe."""
-    command = [sys.executable, "-m", "roles.engines.selftest", str(recipe), device]
+async def check_engine(
+    device: str, recipe: Path, engine: str = "builtin", python: Path | None = None
+) -> Finding:
+    """Let an engine generate and check on ``device`` with the model of a recipe.
+
+    ``python`` is the interpreter that engines run with, None for our own.
+    """
+    command = [str(python or sys.executable), "-m", "roles.engines.selftest", str(recipe), device]
+    command.append(engine)
     child = await asyncio.create_subprocess_exec(
         *command,
         stdin=asyncio.subprocess.DEVNULL,

@@ -5,12 +5,13 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, get_args
 
 import typer
 
 from node.testnet import launcher
 from node.testnet.plan import MINUTES_DEFAULT, RECIPE_DEFAULT, Layout, Options
+from roles.engines.factory import EngineName
 
 app = typer.Typer(add_completion=False)
 
@@ -46,6 +47,12 @@ def run_testnet(
     keep: Annotated[bool, typer.Option("--keep", help="Keep the nodes' data directories.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     view: Annotated[bool, typer.Option(help="Redraw a live view on a terminal.")] = True,
+    engine: Annotated[
+        str, typer.Option(help="What the inference nodes generate with: builtin or vllm.")
+    ] = "builtin",
+    engine_python: Annotated[
+        Path | None, typer.Option(help="Interpreter of their engine processes; default our own.")
+    ] = None,
     svg: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a whole swarm on this machine and watch it learn."""
@@ -65,6 +72,8 @@ def run_testnet(
         recipe=recipe,
         environment=_environment(environment),
         seed=seed,
+        engine=_engine(engine),
+        engine_python=engine_python,
     )
     failed = asyncio.run(_run(options, as_json=as_json, view=view, svg=svg))
     if not (keep or failed or data_dir is not None):
@@ -80,6 +89,13 @@ def _directory(data_dir: Path | None) -> Path:
     if directory.exists() and any(directory.iterdir()):
         raise typer.BadParameter(f"{directory} is not empty; a testnet needs a new directory")
     return directory
+
+
+def _engine(name: str) -> EngineName:
+    for known in get_args(EngineName):
+        if known == name:
+            return known  # type: ignore[no-any-return]
+    raise typer.BadParameter(f"{name!r} is not one", param_hint="--engine")
 
 
 def _environment(name: str) -> str:

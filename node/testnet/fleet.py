@@ -17,11 +17,12 @@ from node.live.sockets import SocketDirectory
 from node.testnet import launcher
 from node.testnet.child import node_main
 from node.testnet.memory import is_running
-from node.testnet.plan import Layout, NodePlan
+from node.testnet.plan import Layout, NodePlan, Options
 from node.testnet.poll import sample
 from node.testnet.record import SwarmRecord
 from protocol.types import Role
 from roles.engines.child.process import start_fork_server
+from roles.engines.factory import EngineName
 
 DRAIN_SECONDS = 20.0
 """A node finishes the rollout it works on and says good-bye; then it is stopped."""
@@ -31,44 +32,67 @@ EXIT_POLL_SECONDS = 0.1
 LOOPBACK = "127.0.0.1"
 
 
-class Fleet:
-    """Starts nodes and keeps their record up to date.
+class EngineServer:
+    """What the engines of many nodes are forked from: their libraries are imported once."""
 
-    The engines of all nodes are forked from one server: torch is imported once, beside the genesis.
-    """
-
-    def __init__(self, layout: Layout, record: SwarmRecord, client: httpx.AsyncClient) -> None:
-        self._layout = layout
-        self._record = record
-        self._client = client
-        self._processes: dict[str, BaseProcess] = {}
-        self._sockets = SocketDirectory()
-        self._engine_socket = self._sockets.path / "engines.sock"
-        log = layout.log("engines")
+    def __init__(self, engine: EngineName, python: Path, directory: Path, log: Path) -> None:
+        self.socket = directory / f"{engine}.sock"
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
-            self._engine_server, self._engine_client = start_fork_server(
-                Path(sys.executable), file.fileno(), self._engine_socket
+            self._process, self._client = start_fork_server(
+                python, file.fileno(), self.socket, engine
             )
 
     def close(self) -> None:
+        """End it, and with it all that it forked."""
+        self._client.close()
+        self._process.kill()
+        self._process.wait()
+
+    def pids(self) -> list[int]:
+        """Return the processes that compute for the nodes."""
+        try:
+            return [one.pid for one in psutil.Process(self._process.pid).children()]
+        except psutil.Error:
+            return []
+
+
+class Fleet:
+    """Starts nodes and keeps their record up to date."""
+
+    def __init__(
+        self, layout: Layout, record: SwarmRecord, client: httpx.AsyncClient, options: Options
+    ) -> None:
+        self._layout = layout
+        self._record = record
+        self._client = client
+        self._options = options
+        self._processes: dict[str, BaseProcess] = {}
+        self._sockets = SocketDirectory()
+        own = Path(sys.executable)
+        pythons = {"builtin": own, options.engine: options.engine_python or own}
+        self._engine_servers = {
+            engine: EngineServer(
+                engine, python, self._sockets.path, layout.log(f"engines-{engine}")
+            )
+            for engine, python in pythons.items()
+        }
+
+    def close(self) -> None:
         """End what engines are forked from, and with it all that compute."""
-        self._engine_client.close()
-        self._engine_server.kill()
-        self._engine_server.wait()
+        for server in self._engine_servers.values():
+            server.close()
         self._sockets.close()
 
     def engine_pids(self) -> list[int]:
         """Return the processes that compute for the nodes."""
-        try:
-            return [one.pid for one in psutil.Process(self._engine_server.pid).children()]
-        except psutil.Error:
-            return []
+        return [pid for server in self._engine_servers.values() for pid in server.pids()]
 
     async def start(self, plan: NodePlan, initial_peers: tuple[str, ...]) -> None:
         """Start a node; it joins by ``initial_peers``, and without any it begins the swarm."""
         # A relay that is started again is then found where everybody knew it.
         port = free_port() if plan.role is Role.RELAY else 0
+        engine = self._engine(plan)
         settings = {
             "roles": [str(plan.role)],
             "data_dir": str(plan.directory),
@@ -78,13 +102,22 @@ class Fleet:
             "run": None if initial_peers else str(self._layout.manifest),
             "host": LOOPBACK,
             "port": port,
-            "engine_server": str(self._engine_socket),
+            "engine": engine,
+            "engine_server": str(self._engine_servers[engine].socket),
             "log_format": "json",
         }
         command = restart_command(plan, initial_peers, port)
+        if engine != "builtin":
+            python = self._options.engine_python or Path(sys.executable)
+            command += f" --engine {engine} --engine-python {shlex.quote(str(python.absolute()))}"
         self._layout.restart_command(plan.name).write_text(command + "\n")
         log = self._layout.log(plan.name)
         self._processes[plan.name] = await launcher.start(node_main, settings, plan.behaviour, log)
+
+    def _engine(self, plan: NodePlan) -> EngineName:
+        """Return what a node generates with; a dishonest one takes the built-in engine apart."""
+        honest = plan.role is Role.INFERENCE and not plan.behaviour
+        return self._options.engine if honest else "builtin"
 
     async def observe(self) -> None:
         """Look at every started node once, all at the same time."""

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from protocol.types import PeerId, Role
+from roles.engines.factory import EngineName
 
 STEPS = {"testnet": 60, "tiny-qwen3-bpe": 100}
 """Versions after which a testnet of a recipe ends: its task is then right four to five times in six
@@ -43,6 +44,10 @@ class Options:
     environment: str = ""
     """Empty: the recipe's own."""
     seed: int = 0
+    engine: EngineName = "builtin"
+    """What the honest inference nodes generate with."""
+    engine_python: Path | None = None
+    """Interpreter of their engine processes; None for our own."""
 
     def members(self) -> Iterator[tuple[str, Role, str]]:
         """Yield (name, role, behaviour) of every node, relays first."""

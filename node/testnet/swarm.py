@@ -82,7 +82,7 @@ class SwarmRun:
         """Run to the end, drain, write the report; Ctrl-C and SIGTERM end it early."""
         failure = ""
         async with httpx.AsyncClient() as client:
-            fleet = Fleet(self.layout, self.record, client)
+            fleet = Fleet(self.layout, self.record, client, self.options)
             with self._signals(fleet):
                 try:
                     self._working = asyncio.create_task(self._work(fleet))

@@ -1,7 +1,7 @@
 """Lets a model generate and be checked on a device, in a process of its own.
 
-``python -m roles.engines.selftest RECIPE.toml DEVICE`` prints one line of JSON. A device whose
-driver is broken ends this process and not the one that asks.
+``python -m roles.engines.selftest RECIPE.toml DEVICE [ENGINE]`` prints one line of JSON. A device
+whose driver is broken ends this process and not the one that asks.
 """
 
 import asyncio
@@ -62,7 +62,7 @@ async def timed(
     return Timed(measured, tokens / (generated - began), tokens / (ended - generated))
 
 
-async def selftest(recipe: Recipe, device: str) -> dict[str, object]:
+async def selftest(recipe: Recipe, device: str, engine: str = "builtin") -> dict[str, object]:
     """Return tokens per second of both directions, and what the recipe's audit says, if anything.
 
     The weights are random; the noise's vectors are checked when the engines are made.
@@ -80,7 +80,7 @@ async def selftest(recipe: Recipe, device: str) -> dict[str, object]:
         )
         for _ in range(SEQUENCES)
     ]
-    worker = TransformersGenerationEngine(model, recipe.toploc, device=device)
+    worker = _worker(recipe, device, engine)
     validator = TransformersVerificationEngine(model, recipe.toploc, device=device)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "policy"
@@ -88,7 +88,6 @@ async def selftest(recipe: Recipe, device: str) -> dict[str, object]:
         await worker.load(policy)
         await validator.load(policy)
         found = await timed(worker, validator, requests, temperature)
-    worker.close()
     validator.close()
     sums = added(one.sums for one in found.measured)
     excess = beyond(recipe.toploc, sums, recipe.toploc.false_reject_rate)
@@ -100,7 +99,15 @@ async def selftest(recipe: Recipe, device: str) -> dict[str, object]:
     }
 
 
+def _worker(recipe: Recipe, device: str, engine: str) -> GenerationEngine:
+    if engine == "vllm":
+        from roles.engines.vllm.engine import VllmGenerationEngine  # noqa: PLC0415 - if it is asked
+
+        return VllmGenerationEngine(recipe.model, recipe.toploc, device=device)
+    return TransformersGenerationEngine(recipe.model, recipe.toploc, device=device)
+
+
 if __name__ == "__main__":
     torch.set_num_threads(1)
     rules = load_recipe(Path(sys.argv[1]).read_text())
-    print(json.dumps(asyncio.run(selftest(rules, sys.argv[2]))))  # noqa: T201 - it is asked for
+    print(json.dumps(asyncio.run(selftest(rules, *sys.argv[2:]))))  # noqa: T201 - it is asked for

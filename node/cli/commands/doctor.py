@@ -38,9 +38,11 @@ def doctor(
     host: options.Host = None,
     port: options.Port = None,
     public_ip: options.PublicIp = None,
-    engine: Annotated[
-        bool, typer.Option(help="Let an engine compute; it takes half a minute.")
-    ] = True,
+    engine: options.Engine = None,
+    engine_python: options.EnginePython = None,
+    no_engine: Annotated[
+        bool, typer.Option("--no-engine", help="Let no engine compute; it takes half a minute.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Check everything that this machine needs to take part, and say what to do about the rest.
@@ -54,6 +56,8 @@ def doctor(
         "run": run,
         "data_dir": data_dir,
         "device": device,
+        "engine": engine,
+        "engine_python": engine_python,
         "host": host,
         "port": port,
         "public_ip": public_ip,
@@ -62,9 +66,9 @@ def doctor(
 
     node = load_config(given, os.environ, config)
     found = _look(node)
-    if engine and set(node.roles) != {Role.RELAY}:
+    if not no_engine and set(node.roles) != {Role.RELAY}:
         typer.echo("an engine is trying itself …", err=True)
-        found.append(_try_engine(node.device))
+        found.append(_try_engine(node))
     if as_json:
         print_json([asdict(finding) for finding in found])
     else:
@@ -135,11 +139,12 @@ def _look_at_key(datadir: DataDir, node: "NodeConfig", manifest: RunManifest) ->
     ]
 
 
-def _try_engine(device: str) -> Finding:
+def _try_engine(node: "NodeConfig") -> Finding:
     from node.doctor.engine import check_engine  # noqa: PLC0415 - only when asked
     from node.founding.recipes import recipe_path  # noqa: PLC0415 - the same
 
-    return asyncio.run(check_engine(device, recipe_path("testnet")))
+    recipe = recipe_path("testnet")
+    return asyncio.run(check_engine(node.device, recipe, node.engine, node.engine_python))
 
 
 def _print(found: list[Finding]) -> None:

@@ -161,10 +161,10 @@ class ChildTraining(TrainingEngine):
 
 
 class ChildEngines(Engines):
-    """Makes engines in processes of their own; ``engine``, ``device`` and ``gpus`` are as
-    ``engines_of`` takes them.
+    """Makes engines in processes of their own.
 
-    ``memory_bytes_max`` bounds what each engine may write to, of the machine's memory.
+    ``engine``, ``device`` and ``gpus`` are as ``engines_of`` takes them; ``memory_bytes_max``
+    bounds what each engine may write to, of the machine's memory.
     """
 
     def __init__(

@@ -1,6 +1,6 @@
-"""After each swap of weights: does vLLM compute what the policy's file says?
+"""Whether vLLM computes what a policy's file says, asked after each swap of weights.
 
-Two checks, both with tensors whose digest was verified:
+There are two checks, both with tensors whose digest was verified:
 
 * The output layer's weights are read out of what vLLM computes with, a few columns of the whole
   vocabulary, and are **equal** to the file's. So a stale output layer shows in every precision,

@@ -35,12 +35,10 @@ class _Row:
     drawn: list[int]
 
 
-class ReplayableSampling(LogitsProcessor):  # type: ignore[misc] - vLLM is in no environment of mypy
+class ReplayableSampling(LogitsProcessor):  # type: ignore[misc]
     """Draws the tokens of vLLM's batch, and notes what it drew and from which states."""
 
-    def __init__(
-        self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool
-    ) -> None:  # noqa: FBT001 - vLLM's signature
+    def __init__(self, vllm_config: VllmConfig, device: torch.device, is_pin_memory: bool) -> None:
         del is_pin_memory
         model = vllm_config.model_config
         options = vllm_config.additional_config[OPTIONS]
@@ -77,7 +75,8 @@ class ReplayableSampling(LogitsProcessor):  # type: ignore[misc] - vLLM is in no
             np.array([row.seed for row in rows], dtype=np.uint64), np.array(positions)
         )
         if logits.device.type == "cpu":
-            sampled = sample_blocks(lambda block: scaled[:, block], *scaled.shape, draws)
+            count, vocabulary = scaled.shape
+            sampled = sample_blocks(lambda block: scaled[:, block], count, vocabulary, draws)
         else:
             sampled = sample_whole(scaled, draws)
         numbers = [row.number for row in rows]
