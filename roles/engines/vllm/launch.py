@@ -1,6 +1,7 @@
 """Starts vLLM on the run's model: in this process, with weights that mean nothing yet."""
 
 import json
+import logging
 import os
 import tempfile
 from importlib.metadata import version
@@ -36,7 +37,8 @@ _ENVIRONMENT = {
     "VLLM_HOST_IP": "127.0.0.1",
     # It would tell its makers what runs here.
     "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_LOGGING_LEVEL": "WARNING",
+    # It warns of much that is meant so, and the last words of a process should say why it died.
+    "VLLM_LOGGING_LEVEL": "ERROR",
 }
 
 
@@ -48,6 +50,7 @@ def launch(
     Raises ``ValueError`` when it was built for something else than ``device``.
     """
     os.environ.update(_ENVIRONMENT)
+    logging.getLogger("vllm").setLevel(logging.ERROR)  # it has read its level already
     _place(device, gpus)
     with tempfile.TemporaryDirectory(prefix="prime-node-vllm-") as directory:
         (Path(directory) / "config.json").write_text(json.dumps(_hugging_face(config)))
