@@ -28,6 +28,7 @@ from roles.engines.child.process import EngineProcesses
 from roles.engines.factory import TransformersEngines
 from roles.ports.engines import GenerationRequest, Policy, VerificationRequest
 from simulations.ports.background import SimBackground
+from tests.roles.engines.child.engine_processes import exists, wait_until
 from tests.roles.engines.tiny import CONFIG
 from tests.worlds.messages import run_manifest
 
@@ -193,6 +194,14 @@ def test_bf16_weights_have_the_output_layer_that_the_manifest_asks_for(head, dty
     assert (found["logits_error"] < 1e-5) == (head == "fp32")
     assert found["same"] >= 55
     assert found["error"] < 0.5
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="two workers need two cores")
+def test_two_workers_with_half_of_the_weights_each_draw_the_same_and_leave_with_the_engine():
+    found = inside("parallel")
+    assert found["right"] == [True, True]
+    assert len(found["workers"]) >= 2
+    wait_until(lambda: not any(exists(pid) for pid in found["workers"]))
 
 
 async def test_doctor_lets_it_try_itself():

@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import psutil
 import torch
 from safetensors.torch import load_file
 
@@ -30,12 +31,12 @@ SIZES = {"hidden_size": 128, "max_position_embeddings": 512}
 class Engines:
     """vLLM and the built-in engine, and policies for both."""
 
-    def __init__(self, directory, precision="fp32", head="fp32", limits=(), **config):
+    def __init__(self, directory, precision="fp32", head="fp32", limits=(), gpus=1, **config):
         self.section = model(precision, **SIZES | config).model_copy(update={"head": head})
         self.directory = directory
         rules = toploc(precision, **dict(limits))
         self.ours = TransformersGenerationEngine(self.section, rules)
-        self.vllm = VllmGenerationEngine(self.section, rules, device="cpu")
+        self.vllm = VllmGenerationEngine(self.section, rules, device="cpu", gpus=gpus)
 
     def policy(self, version):
         torch.manual_seed(version)
@@ -231,6 +232,17 @@ async def bf16(directory):
             "logits_error": float((logits.float() - exact).abs().max()),
         }
     return found
+
+
+async def parallel(directory):
+    """Two workers with half of the weights each: on one core each, in a GPU's place."""
+    os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "0|1"
+    engines = Engines(directory, tie_word_embeddings=True, gpus=2)
+    right = []
+    for version in range(2):
+        await engines.vllm.load(engines.policy(version))
+        right.append(await engines.same(version, requests_of(16, 40, 60)))
+    return {"right": right, "workers": [one.pid for one in psutil.Process().children()]}
 
 
 async def run(scenario):
