@@ -23,7 +23,13 @@ def tiny_manifest(**sections):
 
 
 def make(kind="generation", **fields) -> wire.Make:
-    given = {"device": "cpu", "memory_bytes_max": None, "heartbeat_seconds": 0.2} | fields
+    given = {
+        "engine": "builtin",
+        "device": "cpu",
+        "gpus": 1,
+        "memory_bytes_max": None,
+        "heartbeat_seconds": 0.2,
+    } | fields
     return wire.Make(kind=kind, manifest=tiny_manifest().encoded(), **given)
 
 
