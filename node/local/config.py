@@ -133,7 +133,7 @@ class NodeConfig(LocalPaths):
     """Where engines compute: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
     engine: Literal["builtin", "vllm"] = "builtin"
     """What generates; a validator and a trainer compute with the built-in engines."""
-    engine_gpus: Annotated[int, Field(ge=1, le=1024), _number(int)] = 1
+    engine_gpus: Annotated[int, Field(ge=1, le=1024), _number(str)] = 1
     """GPUs from ``device`` on over which vLLM spreads the model."""
     engine_python: LocalPath | None = None
     """Interpreter of the engine processes; None for the daemon's own."""
@@ -157,6 +157,8 @@ class NodeConfig(LocalPaths):
             raise ValueError("--public-ip and --announce-maddrs exclude each other")
         if self.public_ip is not None and self.port == 0:
             raise ValueError("--public-ip needs the --port that it is reached on")
+        if self.engine_gpus > 1 and self.engine != "vllm":
+            raise ValueError("--engine-gpus is for --engine vllm")
         for address in self.announce_maddrs:
             if not address.startswith("/"):
                 raise ValueError(f"--announce-maddrs: {address!r} is not a multiaddress")

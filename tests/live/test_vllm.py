@@ -26,7 +26,7 @@ from roles.engines.child.conversation import Patience
 from roles.engines.child.engines import ChildEngines
 from roles.engines.child.process import EngineProcesses
 from roles.engines.factory import TransformersEngines
-from roles.ports.engines import GenerationRequest, Policy, VerificationRequest
+from roles.ports.engines import GenerationRequest, Policy, claims_of
 from simulations.ports.background import SimBackground
 from tests.roles.engines.child.engine_processes import exists, wait_until
 from tests.roles.engines.tiny import CONFIG
@@ -101,12 +101,7 @@ async def test_a_node_generates_with_it_what_validators_accept_and_the_builtin_e
                 assert [one.tokens for one in theirs] == [one.tokens for one in own]
                 for one, other in zip(own, theirs, strict=True):
                     assert other.logprobs == pytest.approx(one.logprobs, abs=1e-5)
-                claims = [
-                    VerificationRequest(
-                        asked.prompt, asked.seed, one.tokens, one.logprobs, one.proofs
-                    )
-                    for asked, one in zip(batch, theirs, strict=True)
-                ]
+                claims = claims_of(batch, theirs)
                 found = await validator.measure(policy.version, claims, TEMPERATURE)
                 rules = MANIFEST.toploc
                 extremes = [one.extremes for one in found]

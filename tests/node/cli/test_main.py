@@ -122,6 +122,18 @@ def test_the_exit_code_is_the_node_s(monkeypatch):
     assert cli.main(JOIN) == 75
 
 
+def test_an_engine_that_is_not_installed_is_told_before_a_node_starts(started, monkeypatch, capsys):
+    # None is what find_spec makes of a package that is not there.
+    monkeypatch.setattr("node.cli.preflight.find_spec", lambda name: None)
+    code, told = failure(capsys, *JOIN, "--engine", "vllm")
+    assert (code, started) == (78, [])
+    assert "--engine-python" in told
+    assert cli.main([*JOIN, "--engine", "vllm", "--engine-python", "/opt/vllm/bin/python"]) == 0
+    monkeypatch.setattr("node.cli.preflight.find_spec", lambda name: name)
+    assert cli.main([*JOIN, "--engine", "vllm", "--engine-gpus", "4"]) == 0
+    assert [(one.engine, one.engine_gpus) for one in started] == [("vllm", 1), ("vllm", 4)]
+
+
 def test_a_new_swarm_begins_with_a_run(started, run_file, data, capsys):
     arguments = ["--role", "trainer", "--new-swarm"]
     assert failure(capsys, *arguments) == (

@@ -115,3 +115,13 @@ def test_temperature_flattens_the_distribution(model):
     decoder = Decoder(model.config, tensors_of(model))
     hot, cold = (decoder.decode(EQUAL, [1] * 3, t, silent) for t in (4.0, 0.25))
     assert all(h.logprobs[0] < c.logprobs[0] for h, c in zip(hot, cold, strict=True))
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("sequences", [EQUAL, UNEQUAL], ids=["equal", "unequal"])
+def test_states_of_whole_sequences_equal_hugging_face(model, sequences, streamed):
+    decoder = Decoder(model.config, tensors_of(model), streamed=streamed)
+    for sequence, states in zip(sequences, decoder.states(sequences), strict=True):
+        with torch.no_grad():
+            expected = model.model(input_ids=torch.tensor([sequence])).last_hidden_state[0]
+        torch.testing.assert_close(states, expected, atol=1e-5, rtol=0)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from contextlib import ExitStack
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -275,6 +276,31 @@ async def test_an_interpreter_without_the_engines_is_told(python, told, monkeypa
         with pytest.raises(EngineError, match=told) as raised:
             await processes.fork(20)
         assert str(python) in str(raised.value)
+    finally:
+        processes.close()
+
+
+needs_no_vllm = pytest.mark.skipif(find_spec("vllm") is not None, reason="vLLM is here")
+
+
+@needs_no_vllm
+async def test_an_engine_that_the_interpreter_does_not_have_is_told_by_its_role_alone(
+    made, policies
+):
+    """Only what generates is vLLM: a validator of such a node computes with the built-in engine."""
+    with pytest.raises(EngineError, match=r"no engine: ModuleNotFoundError: .*vllm"):
+        await made("generation", MANIFEST, engine="vllm", gpus=2).load(policies[0])
+    await made("verification", MANIFEST, engine="vllm").load(policies[0])
+    assert await made("training", MANIFEST, engine="vllm").state_bytes_max()
+
+
+@needs_no_vllm
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+async def test_a_fork_server_that_cannot_import_its_engine_is_told(engine):
+    processes = EngineProcesses(engine=engine)
+    try:
+        with pytest.raises(EngineError, match="gave no engine process"):
+            await processes.fork(60)
     finally:
         processes.close()
 
