@@ -162,6 +162,12 @@ def test_what_was_computed_with_a_policy_is_not_used_with_the_next():
     assert inside("swaps")["right"] == [True] * 6
 
 
+def test_a_sequence_that_no_memory_is_left_for_is_refused_and_shorter_ones_are_not():
+    found = inside("room")
+    assert found["right"]
+    assert "no room for a sequence" in found["told"]
+
+
 def test_sequences_that_are_put_off_and_computed_again_are_the_same():
     found = inside("preemption")
     assert found["put_off"] > 0

@@ -130,9 +130,23 @@ async def swaps(directory):
     return {"right": right}
 
 
+ROOM_TOKENS = 12 * 128  # blocks of a cache on a CPU
+ROOM_BYTES = ROOM_TOKENS * 2 * 2 * 2 * 32 * 4
+
+
+async def room(directory):
+    """A model that takes longer sequences than there is memory for."""
+    launch.CPU_CACHE_BYTES_MAX = ROOM_BYTES
+    engines = Engines(directory, max_position_embeddings=1 << 16)
+    await engines.vllm.load(engines.policy(0))
+    right = await engines.same(0, requests_of(4, 1000, 200))
+    longer = requests_of(1, ROOM_TOKENS, 20)
+    return {"right": right, "told": await refused(engines.vllm.generate(longer, 1.0))}
+
+
 async def preemption(directory):
     """Room for few sequences: vLLM puts some off and computes them again."""
-    launch.CPU_CACHE_BYTES_MAX = 12 * 128 * 2 * 2 * 2 * 32 * 4  # 12 blocks
+    launch.CPU_CACHE_BYTES_MAX = ROOM_BYTES
     engines = Engines(directory)
     await engines.vllm.load(engines.policy(0))
     scheduler = engines.vllm._llm.engine_core.engine_core.scheduler

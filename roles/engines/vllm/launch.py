@@ -104,18 +104,19 @@ def _place(device: str, gpus: int) -> None:
 
 
 def _memory(config: Config, toploc: ToplocSection) -> dict[str, Any]:
-    """Return how much vLLM may take for keys and values.
+    """Return how much vLLM may take for keys and values; its longest sequence is what fits.
 
-    On a GPU the longest sequence is what fits. On a CPU it computes step by step as it is written:
-    compiling takes minutes, and a compiler.
+    On a CPU it computes step by step as it is written: compiling takes minutes, and a compiler.
     """
+    longest = {"max_model_len": -1}
     if not current_platform.is_cpu():
-        return {"gpu_memory_utilization": GPU_MEMORY_SHARE, "max_model_len": -1}
+        return longest | {"gpu_memory_utilization": GPU_MEMORY_SHARE}
     element_bytes = DTYPES[toploc.precision].itemsize
     token_bytes = 2 * config.num_hidden_layers * key_heads(config) * head_size(config)
     blocks = -(-config.max_position_embeddings // _CPU_BLOCK_TOKENS)
     wanted = SEQUENCES_MAX * blocks * _CPU_BLOCK_TOKENS * token_bytes * element_bytes
-    return {"kv_cache_memory_bytes": min(wanted, CPU_CACHE_BYTES_MAX), "enforce_eager": True}
+    cache_bytes = min(wanted, CPU_CACHE_BYTES_MAX)
+    return longest | {"kv_cache_memory_bytes": cache_bytes, "enforce_eager": True}
 
 
 _CPU_BLOCK_TOKENS = 128
