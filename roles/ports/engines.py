@@ -71,7 +71,13 @@ class Generation:
 
 
 class GenerationEngine(Protocol):
-    """Samples sequences and proves the computation (``protocol.toploc``)."""
+    """Samples sequences and proves the computation (``protocol.toploc``).
+
+    Calls of ``generate`` may run at the same time: as many of their sequences are computed together
+    as memory holds, in the order of the calls, and the others wait. What breaks may fail all calls
+    that run. A sequence is of one policy: ``load`` waits until the calls before it have ended, and
+    calls after it wait for it. A cancelled call gives up its place as soon as that can be done.
+    """
 
     async def load(self, policy: Policy) -> None:
         """Swap to ``policy``; raises ``ValueError`` when its tensors do not have its digest."""

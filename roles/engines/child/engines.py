@@ -33,6 +33,7 @@ from roles.ports.engines import (
     VerificationEngine,
     VerificationRequest,
 )
+from roles.turns import Turns
 
 
 class ChildGeneration(GenerationEngine):
@@ -40,22 +41,26 @@ class ChildGeneration(GenerationEngine):
 
     def __init__(self, processes: EngineProcesses, make: wire.Make, patience: Patience) -> None:
         self._policy: Policy | None = None
+        self._turns = Turns()
+        """Questions are written down beside each other, so one may overtake another."""
         self.supervisor = Supervisor(processes, make, patience, self._restore)
 
     @override
     async def load(self, policy: Policy) -> None:
-        self._policy = None
-        await self.supervisor.call("load", policy)
-        self._policy = policy
+        async with self._turns.alone():
+            self._policy = None
+            await self.supervisor.call("load", policy)
+            self._policy = policy
 
     @override
     async def generate(
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
         tokens = sum(request.tokens_max for request in requests)
-        made: list[Generation] = await self.supervisor.call(
-            "generate", tuple(requests), temperature, items=len(requests), tokens=tokens
-        )
+        async with self._turns.together():
+            made: list[Generation] = await self.supervisor.call(
+                "generate", tuple(requests), temperature, items=len(requests), tokens=tokens
+            )
         for one, request in zip(made, requests, strict=True):
             fits = 1 <= len(one.tokens) <= request.tokens_max
             if not fits or len(one.logprobs) != len(one.tokens) or min(one.tokens) < 0:

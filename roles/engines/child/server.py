@@ -92,7 +92,7 @@ class _Server:
                     await self._say(wire.Item(id=call.id, value=item))
             await self._say(wire.Done(id=call.id))
         except asyncio.CancelledError:
-            await self._fail(call.id, EngineError("cancelled before it began"))
+            await self._fail(call.id, EngineError("cancelled"))
         except Exception as error:  # noqa: BLE001 - the daemon raises it again
             await self._fail(call.id, error)
         finally:

@@ -54,10 +54,12 @@ class Supervisor:
     async def call(self, name: str, *arguments: Any, items: int = 0, tokens: int = 0) -> list[Any]:
         """Call a method as ``Conversation.call`` does, in a process that lives."""
         conversation = await self._alive()
+        failures = self._failures
         try:
             result: list[Any] = await conversation.call(name, arguments, items, tokens)
         except EngineError as error:
-            self._failures += 1
+            # Calls that run together break together, which is one failure.
+            self._failures = max(self._failures, failures + 1)
             if self._failures >= FAILURES_TO_REPLACE:
                 await conversation.close(f"replaced after {self._failures} failures: {error}")
             raise

@@ -88,7 +88,7 @@ class Call(Message):
 
 
 class Cancel(Message):
-    """Nobody waits for a call any more: it need not begin."""
+    """Nobody waits for a call any more: it need not go on."""
 
     id: CallId
 

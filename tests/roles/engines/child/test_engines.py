@@ -159,6 +159,37 @@ async def test_killed_in_the_middle_of_a_call_it_fails_once_and_has_the_policy_a
     assert generator.supervisor.pid != pid
 
 
+async def test_a_policy_is_swapped_between_the_calls_before_it_and_those_after_it(made, policies):
+    """What is written down in threads is not written in order."""
+    generator = made("generation", MANIFEST)
+    expected = []
+    for policy in policies:
+        await generator.load(policy)
+        expected.append(await generator.generate(REQUESTS * 200, 1.0))
+    assert expected[0] != expected[1]
+    before = [asyncio.create_task(generator.generate(REQUESTS * 200, 1.0)) for _ in range(2)]
+    await asyncio.sleep(0)
+    swap = asyncio.create_task(generator.load(policies[0]))
+    await asyncio.sleep(0)
+    after = [asyncio.create_task(generator.generate(REQUESTS * 200, 1.0)) for _ in range(2)]
+    assert [await call for call in before] == [expected[1]] * 2
+    await swap
+    assert [await call for call in after] == [expected[0]] * 2
+
+
+async def test_calls_that_break_together_are_one_failure(made, policies):
+    """Two in a row replace the process."""
+    generator = made("generation", MANIFEST)
+    await generator.load(policies[0])
+    pid = generator.supervisor.pid
+    broken = replace(REQUESTS[0], prompt=(2**40,))
+    calls = [generator.generate([broken], 1.0) for _ in range(3)]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(one) for one in results] == [EngineError] * 3
+    assert await generator.generate(REQUESTS, 1.0)
+    assert generator.supervisor.pid == pid
+
+
 async def test_killed_between_calls_nobody_notices(made, policies):
     verifier, generator = made("verification", MANIFEST), made("generation", MANIFEST)
     for policy in policies:
