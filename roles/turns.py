@@ -1,4 +1,4 @@
-"""Who may run together and who alone: calls of an engine share it, a change of its policy does not."""
+"""Who may run together and who alone: calls share an engine, a change of its policy does not."""
 
 import asyncio
 from collections.abc import AsyncIterator

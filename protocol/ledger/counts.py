@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 
 from protocol.ledger.commits import CommitState, Entry
 
-CREDIT_MAX = 2
-"""Unsettled commits of one worker that hold back the others: as many as an honest one has."""
+CREDIT_MAX = 8
+"""Unsettled commits of one worker that hold back the others: as many as an honest one has. Half of
+what a ledger takes, because the certificates of some are still on their way to others. A guess."""
 
 
 @dataclass(slots=True)

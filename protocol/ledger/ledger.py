@@ -25,6 +25,9 @@ COMMITS_IN_FLIGHT_MAX = 16
 """Commits of one worker that may wait for an outcome; it bounds what a liar can make us do. Workers
 hold themselves to far fewer (``roles.inference``): a certificate takes a while to reach all."""
 
+SHARE_VERSIONS = 4
+"""Whose batches tell what each worker delivers; a guess."""
+
 
 class Ledger:
     """The state machine; every ``offer_*`` either changes it or says why not."""
@@ -345,11 +348,26 @@ class Ledger:
         """Return how many fresh commits are certified or on their way and not learned from."""
         return self._demand.backlog(self._epoch, self.workers, self.slashed)
 
-    def demand(self) -> bool:
-        """Tell whether workers should start another rollout: back-pressure without a queue."""
+    def wanted(self) -> int:
+        """Return how many rollouts all workers should make now: back-pressure without a queue."""
         grpo = self._manifest.grpo
         backlog_max = grpo.rollouts_per_step * grpo.rollouts_ahead
-        return self.version < grpo.steps and self.backlog() < backlog_max
+        return max(0, backlog_max - self.backlog()) if self.version < grpo.steps else 0
+
+    def demand(self) -> bool:
+        """Tell whether workers should start another rollout."""
+        return self.wanted() > 0
+
+    def share(self, worker: PeerId) -> float:
+        """Return which part of what the last versions learned from is of ``worker``."""
+        versions = self.checkpoints[-SHARE_VERSIONS:]
+        known = [
+            self._known(Digest(commit))
+            for entry in versions
+            for commit in entry.manifest.message.batch
+        ]
+        signers = [entry.commit.signer for entry in known if entry is not None]
+        return signers.count(worker) / max(1, len(signers))
 
     def _counts(self, worker: PeerId) -> tuple[Counts, Counts]:
         return self.totals, self.workers.setdefault(worker, Counts())

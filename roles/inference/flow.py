@@ -1,23 +1,28 @@
-"""Inference: generate what was assigned with the newest policy, prove it, commit to it."""
+"""Inference: generate what was assigned with the newest policy, prove it, commit to it.
+
+Several slots are in the making at once, as many as the engine is worth (``concurrency``) and the
+swarm wants. What is in a slot follows from (checkpoint, worker, slot) alone, so they are made in
+any order; they are committed in theirs, each naming the one before.
+"""
 
 import asyncio
 import math
+from itertools import count
 
 import structlog
 
 from protocol import crypto
-from protocol.assignment import assign
 from protocol.ledger.commits import window_epochs
 from protocol.messages import RolloutCommit, message_id
 from protocol.rollout import RolloutSequence, encode_body
-from protocol.types import Digest, Topic
-from roles.failures import Failures
+from protocol.types import Digest, Role, Topic, Version
+from roles.failures import Failures, pause_epochs
 from roles.flow import RoleContext
+from roles.inference.making import Making, SlotsInTheMaking
 from roles.ports.engines import (
     EngineError,
     Environment,
     GenerationEngine,
-    GenerationRequest,
     Policy,
     Unscorable,
 )
@@ -27,8 +32,9 @@ from roles.task import Task
 
 log = structlog.get_logger()
 
-OWN_COMMITS_IN_FLIGHT_MAX = 2
-"""One being checked while the next one is generated; more only makes rollouts older."""
+UNSETTLED_MIN = 2
+"""Own commits that may wait for an outcome while the ledger gives us less credit: one being checked
+while the next one is generated."""
 
 REPEAT_EPOCHS = 1.0
 """A commit that has no outcome by then may have been announced to nobody: it is told again, for as
@@ -43,44 +49,57 @@ class InferenceFlow:
     ) -> None:
         self._context = context
         self._engine = engine
-        self._task = Task(context.manifest, environment)
+        self._making = SlotsInTheMaking(context, engine, Task(context.manifest, environment))
         self._failures = Failures(context, "inference")
+        self._rest_until = -math.inf
         self._loaded: Digest | None = None
-        self._unscorable: tuple[Digest, str] | None = None
-        """The checkpoint whose next slot of ours holds an answer without a score, and why."""
+        self._unscorable: tuple[Digest, int, str] | None = None
+        """A checkpoint, the first slot of ours of it with an answer without a score, and why."""
         self._announced_at: dict[Digest, float] = {}
 
     async def run(self) -> None:
         """Work until cancelled."""
         context = self._context
-        while True:
-            seen = context.changes.count
-            await self._repeat_unsettled()
-            policy = self._policy_to_use()
-            if policy is None:
+        try:
+            while True:
+                seen = context.changes.count
+                await self._repeat_unsettled()
+                self._making.observe(self._seconds_max())
+                self._drop_useless()
+                if _now() >= self._rest_until:
+                    await self._work()
                 await context.tick(seen)
-                continue
-            try:
-                if await self._load(policy):
-                    await self._roll_out(policy)
-                    self._failures.end()
-                    continue
-            except StorageFullError as error:
-                context.conditions.set("inference", f"disk full: {error}; waiting for room")
-            except RefusedError as error:
-                context.conditions.set("inference", f"commit refused: {error}")
-            except EngineError as error:
-                self._loaded = None  # an engine that starts anew has nothing
-                await self._failures.pause(error)
-                continue
-            await asyncio.sleep(context.epoch_seconds / 2)  # the same again would end the same way
+        finally:
+            await self._making.close()
+
+    async def _work(self) -> None:
+        """Commit to what is made and begin more; what goes wrong is told, and rested from."""
+        conditions, epoch_seconds = self._context.conditions, self._context.epoch_seconds
+        rest_seconds = 0.0
+        try:
+            if (broken := self._making.drop_failed()) is not None:
+                raise broken
+            await self._commit_made()
+            await self._begin_more()
+        except StorageFullError as error:
+            conditions.set("inference", f"disk full: {error}; waiting for room")
+            rest_seconds = epoch_seconds / 2
+        except RefusedError as error:
+            conditions.set("inference", f"commit refused: {error}")
+            rest_seconds = epoch_seconds / 2  # the same again would end the same way
+        except EngineError as error:
+            self._loaded = None  # an engine that starts anew has nothing
+            self._failures.note(error)
+            self._making.broke()
+            rest_seconds = pause_epochs(self._failures.count) * epoch_seconds
+        self._rest_until = _now() + rest_seconds
 
     async def _repeat_unsettled(self) -> None:
         """Tell the swarm again what we had committed to, after a restart or a lonely time."""
         context = self._context
         if not context.network.synchronised:
             return  # nobody would hear it
-        now = asyncio.get_running_loop().time()
+        now = _now()
         unsettled = {
             entry.commit.digest: entry.commit
             for entry in context.replica.ledger.open_entries(context.peer_id)
@@ -94,35 +113,79 @@ class InferenceFlow:
                 self._announced_at[digest] = now
                 await context.network.announce(Topic.COMMITS, commit.envelope)
 
+    def _seconds_max(self) -> float:
+        """Return how long a rollout may be computed: its policy ages meanwhile.
+
+        It may be learned from until one version later, which is the time to check it.
+        """
+        taken = [entry.taken_at for entry in self._context.replica.ledger.checkpoints[-4:]]
+        taken = [at for at in taken if at > -math.inf]
+        if len(taken) < 2:
+            return math.inf
+        version_seconds = (taken[-1] - taken[0]) / (len(taken) - 1)
+        return max(1, self._context.manifest.grpo.async_level) * version_seconds
+
+    # What is begun
+
     def _policy_to_use(self) -> Policy | None:
-        """Return the newest policy here if the swarm wants a rollout of it from us now."""
+        """Return the newest policy here if a rollout of it from us could be of use."""
         context = self._context
         ledger = context.replica.ledger
         policy = context.policies.newest()
         checkpoint = None if policy is None else ledger.checkpoint(policy.version)
-        wanted = (
+        usable = (
             policy is not None
             and checkpoint is not None
             and context.network.synchronised  # else we could use a slot of before a restart again
             and policy.version >= ledger.version - context.manifest.grpo.async_level
-            and ledger.in_flight(context.peer_id) < OWN_COMMITS_IN_FLIGHT_MAX
             and not ledger.slashed(context.peer_id)
-            and ledger.demand()
             and self._can_be_checked()
-            and self._slots_are_known(policy)
-            and self._has_scores(checkpoint.digest)
+            and self._slots_are_known(policy.version)
+            and self._has_scores(checkpoint.digest, policy.version)
         )
-        return policy if wanted else None
+        return policy if usable else None
 
-    def _slots_are_known(self, policy: Policy) -> bool:
+    def _is_wanted(self, slot: int, checkpoint: Digest) -> bool:
+        """Tell whether a slot should be begun now, if the engine has a place for it."""
+        if any(one.checkpoint == checkpoint and one.slot > slot for one in self._making):
+            return True  # it failed before, and those after it wait for it
+        ledger, me = self._context.replica.ledger, self._context.peer_id
+        uncommitted, unsettled = len(self._making), ledger.in_flight(me)
+        # We count on all of ours, others on as many as they give us credit for.
+        wanted = ledger.wanted() - max(0, unsettled - self._credit())
+        limit = self._making.concurrency.limit
+        return (
+            uncommitted + unsettled < self._unsettled_max() + limit - 1
+            and wanted > 0
+            and (not uncommitted or uncommitted + 1 <= self._share() * wanted)
+        )
+
+    def _unsettled_max(self) -> int:
+        """Return how many of our commits may wait for an outcome."""
+        return max(UNSETTLED_MIN, self._credit())
+
+    def _credit(self) -> int:
+        counts = self._context.replica.ledger.workers.get(self._context.peer_id)
+        return 0 if counts is None else counts.credit
+
+    def _share(self) -> float:
+        """Return our part of what the swarm wants: an equal one, or that of what we deliver.
+
+        Nobody sees what others are making, so all would begin everything that is wanted.
+        """
+        context = self._context
+        workers = context.replica.roster.live(context.clock.now(), Role.INFERENCE)
+        return max(1 / max(1, len(workers)), context.replica.ledger.share(context.peer_id))
+
+    def _slots_are_known(self, version: Version) -> bool:
         """Tell whether our slots of a version are in the ledger: two commits to one end us."""
-        if not self._context.network.may_have_used(policy.version):
+        if not self._context.network.may_have_used(version):
             return True
         self._context.conditions.set("inference", "our disk was lost; waiting for a newer version")
         return False
 
-    def _has_scores(self, checkpoint: Digest) -> bool:
-        """Tell whether our next slot of a checkpoint is not one that has no score.
+    def _has_scores(self, checkpoint: Digest, version: Version) -> bool:
+        """Tell whether our next slot of a checkpoint is not one that has no score, or after it.
 
         It would end the same way each time: problem and noise follow from the slot. Slots are used
         in order, else workers would pass over those they dislike, and a commit without a score
@@ -130,9 +193,18 @@ class InferenceFlow:
         """
         if self._unscorable is None or self._unscorable[0] != checkpoint:
             return True
-        reason = f"no score for {self._unscorable[1]}; waiting for a newer version"
+        _, first, why = self._unscorable
+        if self._next_slot(checkpoint, version) < first:
+            return True
+        reason = f"no score for slot {first}, {why}; waiting for a newer version"
         self._context.conditions.set("inference", reason)
         return False
+
+    def _next_slot(self, checkpoint: Digest, version: Version) -> int:
+        """Return our first slot that is neither used nor in the making."""
+        first, _ = self._context.replica.ledger.next_slot(self._context.peer_id, version)
+        begun = {making.slot for making in self._making if making.checkpoint == checkpoint}
+        return next(slot for slot in count(first) if slot not in begun)
 
     def _can_be_checked(self) -> bool:
         """Tell whether there are enough validators: without a committee a commit only expires."""
@@ -140,12 +212,24 @@ class InferenceFlow:
         validators = context.replica.electorate.validators(context.epoch())
         return len(validators) >= context.manifest.committee.roster_min
 
+    async def _begin_more(self) -> None:
+        """Begin as many slots as may be; with a new policy when those of the old one have ended."""
+        while self._making.generating < self._making.concurrency.limit:
+            policy = self._policy_to_use()
+            checkpoint = policy and self._context.replica.ledger.checkpoint(policy.version)
+            if policy is None or not checkpoint or checkpoint.message.policy != policy.digest:
+                return  # nothing to do, or superseded while it was being loaded
+            slot = self._next_slot(checkpoint.digest, policy.version)
+            if not self._is_wanted(slot, checkpoint.digest):
+                return
+            if self._loaded == policy.digest:
+                self._making.begin(policy.version, checkpoint.digest, slot)
+            elif self._making.generating or not await self._load(policy):
+                return
+
     async def _load(self, policy: Policy) -> bool:
         """Swap the engine to ``policy``; False when its weights are not what they should be."""
-        if self._loaded == policy.digest:
-            return True
-        now = asyncio.get_running_loop().time
-        began = now()
+        began_at = _now()
         try:
             await self._engine.load(policy)
         except ValueError as error:
@@ -153,46 +237,74 @@ class InferenceFlow:
             await self._context.policies.discard(policy)
             return False
         self._loaded = policy.digest
-        log.info("policy loaded", version=policy.version, seconds=round(now() - began, 3))
+        log.info("policy loaded", version=policy.version, seconds=round(_now() - began_at, 3))
         return True
 
-    async def _roll_out(self, policy: Policy) -> None:
+    # What becomes of it
+
+    def _drop_useless(self) -> None:
+        """Give up what nobody would take: superseded, too old, used already, or of a liar."""
         context = self._context
-        manifest, ledger = context.manifest, context.replica.ledger
-        checkpoint = ledger.checkpoint(policy.version)
-        if checkpoint is None or checkpoint.message.policy != policy.digest:
-            return  # superseded while it was being loaded
-        slot, previous = ledger.next_slot(context.peer_id, policy.version)
-        assignments = assign(manifest, checkpoint.digest, context.peer_id, slot)
-        requests = [
-            GenerationRequest(prompt, item.noise_seed, manifest.sampling.tokens_max)
-            for item, prompt in zip(assignments, await self._task.prompts(assignments), strict=True)
-        ]
-        generations = await self._engine.generate(requests, manifest.sampling.temperature)
-        rewards = await self._task.rewards(assignments, [item.tokens for item in generations])
-        if isinstance(rewards, Unscorable):
-            self._unscorable = checkpoint.digest, f"slot {slot}, {rewards.reason}"
-            log.warning(
-                "rollout not committed", version=policy.version, slot=slot, reason=rewards.reason
-            )
-            return
-        body = encode_body(
-            [
-                RolloutSequence(item.tokens, item.logprobs, own, item.proofs)
-                for item, own in zip(generations, rewards, strict=True)
-            ]
+        ledger, me = context.replica.ledger, context.peer_id
+        oldest = ledger.version - context.manifest.grpo.async_level
+        for making in list(self._making):
+            checkpoint = ledger.checkpoint(making.version)
+            if (
+                checkpoint is None
+                or checkpoint.digest != making.checkpoint
+                or making.version < oldest
+                or making.slot < ledger.next_slot(me, making.version)[0]
+                or ledger.slashed(me)
+                or context.network.may_have_used(making.version)
+            ):
+                self._making.drop(making)
+
+    async def _commit_made(self) -> None:
+        """Commit to what is made, in the order of its slots."""
+        context, ledger = self._context, self._context.replica.ledger
+        for making in self._making:
+            if ledger.in_flight(context.peer_id) >= self._unsettled_max():
+                return
+            slot, previous = ledger.next_slot(context.peer_id, making.version)
+            if making not in self._making or not making.work.done() or making.slot != slot:
+                continue
+            made = making.work.result()
+            if isinstance(made, Unscorable):
+                self._end_at(making, made)
+                continue
+            await self._commit(making, made, previous)
+            self._making.drop(making)
+            self._failures.end()
+
+    def _end_at(self, making: Making, unscorable: Unscorable) -> None:
+        """Give up a slot without a score and all after it: slots are used in order."""
+        self._unscorable = making.checkpoint, making.slot, unscorable.reason
+        log.warning(
+            "rollout not committed",
+            version=making.version,
+            slot=making.slot,
+            reason=unscorable.reason,
         )
+        for other in list(self._making):
+            if other.checkpoint == making.checkpoint and other.slot >= making.slot:
+                self._making.drop(other)
+
+    async def _commit(
+        self, making: Making, sequences: list[RolloutSequence], previous: bytes
+    ) -> None:
+        context = self._context
+        body = encode_body(sequences)
         # The body is durable before the commit, and the commit before it is announced.
         commit = RolloutCommit(
             epoch=context.epoch(),
-            version=policy.version,
-            checkpoint=checkpoint.digest,
-            slot=slot,
+            version=making.version,
+            checkpoint=making.checkpoint,
+            slot=making.slot,
             previous=previous,
             body=crypto.digest(body),
             body_bytes=len(body),
-            sequences=len(generations),
-            tokens=sum(len(generation.tokens) for generation in generations),
+            sequences=len(sequences),
+            tokens=sum(len(sequence.tokens) for sequence in sequences),
         )
         identifier = message_id(commit, context.replica.run_id, context.peer_id)
         owner = Owner(Purpose.ROLLOUT_BODY, identifier)
@@ -202,11 +314,17 @@ class InferenceFlow:
         except (RefusedError, StorageFullError):
             await context.blobs.release(owner)
             raise
-        self._announced_at[signed.digest] = asyncio.get_running_loop().time()
+        self._announced_at[signed.digest] = _now()
+        rewards = [sequence.reward for sequence in sequences]
         log.info(
             "rollout committed",
             commit=signed.digest.hex()[:12],
-            version=policy.version,
-            slot=slot,
+            version=making.version,
+            slot=making.slot,
             reward=round(sum(rewards) / len(rewards) / 1e6, 3),
         )
+
+
+def _now() -> float:
+    """Return the loop's time, in seconds, for what must not follow a clock that is set."""
+    return asyncio.get_running_loop().time()

@@ -79,6 +79,13 @@ class GenerationEngine(Protocol):
     calls after it wait for it. A cancelled call gives up its place as soon as that can be done.
     """
 
+    @property
+    def tokens_sampled(self) -> int:
+        """How many tokens it has sampled, those of running calls too, as far as is known here.
+
+        The number may be some seconds old, and begins anew when the engine does.
+        """
+
     async def load(self, policy: Policy) -> None:
         """Swap to ``policy``; raises ``ValueError`` when its tensors do not have its digest."""
 

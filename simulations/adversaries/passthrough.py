@@ -98,6 +98,11 @@ class PassingGeneration(GenerationEngine):
     def __init__(self, honest: GenerationEngine) -> None:
         self._honest = honest
 
+    @property
+    @override
+    def tokens_sampled(self) -> int:
+        return self._honest.tokens_sampled
+
     @override
     async def load(self, policy: Policy) -> None:
         await self._honest.load(policy)

@@ -34,9 +34,11 @@ from roles.ports.engines import (
     VerificationEngine,
     VerificationRequest,
 )
+from roles.turns import Turns
 from simulations.ports.background import SimBackground
 from simulations.ports.rounding import Rounding, recorded
 from simulations.ports.storage import Disk, Session
+from simulations.ports.throughput import SharedThroughput
 from simulations.runtime.content import Extent
 from simulations.runtime.trace import Emit
 from simulations.scenario.scenario import Compute, Workload
@@ -122,20 +124,32 @@ class SimGeneration(GenerationEngine):
     def __init__(self, machine: "SimEngines", rng: Rng) -> None:
         self._machine = machine
         self._rng = rng
+        self._turns = Turns()
+        self._throughput = SharedThroughput(machine.compute.generation_rate)
         self._seed: bytes | None = None
         self._policy = Digest(b"")
 
+    @property
+    @override
+    def tokens_sampled(self) -> int:
+        return int(self._throughput.done)
+
     @override
     async def load(self, policy: Policy) -> None:
-        await asyncio.sleep(self._machine.compute.load_seconds)
-        self._seed = self._machine.open_policy(policy, "generation")
-        self._policy = policy.digest
+        async with self._turns.alone():
+            await asyncio.sleep(self._machine.compute.load_seconds)
+            self._seed = self._machine.open_policy(policy, "generation")
+            self._policy = policy.digest
 
     @override
     async def generate(
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
         del temperature  # the noise is in the seeds
+        async with self._turns.together():
+            return await self._generate(requests)
+
+    async def _generate(self, requests: Sequence[GenerationRequest]) -> list[Generation]:
         seed, machine = self._seed, self._machine
         if seed is None:
             raise RuntimeError("no policy is loaded")
@@ -144,8 +158,9 @@ class SimGeneration(GenerationEngine):
             for request in requests
         ]
         tokens = sum(map(len, made))
-        seconds = tokens / machine.compute.generate_tokens_per_second * _spread(self._rng)
-        await asyncio.sleep(seconds)
+        began_at = asyncio.get_running_loop().time()
+        await self._throughput.work(tokens * _spread(self._rng))
+        seconds = asyncio.get_running_loop().time() - began_at
         machine.emit(
             "generated",
             rollout=rollout_mark(

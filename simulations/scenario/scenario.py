@@ -5,6 +5,7 @@ Unknown keys are errors that name the key. A run is a function of scenario and s
 lists as a whole.
 """
 
+import math
 import tomllib
 from importlib import resources
 from itertools import combinations
@@ -76,9 +77,19 @@ class Compute(Section):
     """How fast a machine is."""
 
     generate_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
+    """With one rollout at a time."""
+    rollouts_at_once: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Up to which more at once make more tokens per second; beyond it they only share them."""
     check_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
     train_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
     load_seconds: Seconds = 1.0
+
+    def generation_rate(self, rollouts: int) -> float:
+        """Return tokens per second with so many rollouts at once: its square root times one's.
+
+        A guess. A device that is far from full gains more, one whose memory is the limit less.
+        """
+        return self.generate_tokens_per_second * math.sqrt(min(rollouts, self.rollouts_at_once))
 
 
 class ComputeClass(Compute):

@@ -88,6 +88,7 @@ class Engine:
         self.measured: list[int] = []
         self.prompts: list[tuple[int, ...]] = []
         """Those of the last call."""
+        self.tokens_sampled = 0
         self.forgetful = 0
         self.on_load = lambda: None
         self.honest = True
@@ -108,6 +109,7 @@ class Engine:
     async def generate(self, requests, temperature):
         await self._compute()
         self.prompts = [request.prompt for request in requests]
+        self.tokens_sampled += 2 * len(requests)
         return [Generation((ANSWER, END), (-0.5, -0.5), (b"proof",)) for _ in requests]
 
     async def measure(self, version, requests, temperature):

@@ -34,6 +34,12 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         self._toploc = toploc
         self._batch_sequences_max = batch_sequences_max
         self._decoder: Decoder | None = None
+        self._tokens_sampled = 0
+
+    @property
+    @override
+    def tokens_sampled(self) -> int:
+        return self._tokens_sampled
 
     @override
     @computed_telling(ValueError)
@@ -56,7 +62,9 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         generations: list[Generation] = []
         for start in range(0, len(requests), self._batch_sequences_max):
             batch = requests[start : start + self._batch_sequences_max]
-            generations += self._prove(self._decode(batch, temperature))
+            decoded = self._decode(batch, temperature)
+            self._tokens_sampled += sum(len(row.tokens) for row in decoded)
+            generations += self._prove(decoded)
         return generations
 
     def _decode(self, batch: Sequence[GenerationRequest], temperature: float) -> list[Decoded]:

@@ -68,7 +68,7 @@ class Conversation:
         self.pid = process.pid
         self.memory_bytes = 0
         """Of the process, as it said last."""
-        self._tokens = 0
+        self.tokens = 0
         """That it had computed by then."""
         self.reason = ""
         """Why it has ended; empty while it goes on."""
@@ -175,8 +175,8 @@ class Conversation:
         match message:
             case wire.Beat():
                 self.memory_bytes = message.memory_bytes
-                computed = message.tokens - self._tokens
-                self._tokens = message.tokens
+                computed = message.tokens - self.tokens
+                self.tokens = message.tokens
                 log.debug(
                     "engine process",
                     pid=self.pid,

@@ -45,6 +45,11 @@ class ChildGeneration(GenerationEngine):
         """Questions are written down beside each other, so one may overtake another."""
         self.supervisor = Supervisor(processes, make, patience, self._restore)
 
+    @property
+    @override
+    def tokens_sampled(self) -> int:
+        return self.supervisor.tokens
+
     @override
     async def load(self, policy: Policy) -> None:
         async with self._turns.alone():

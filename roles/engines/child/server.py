@@ -18,7 +18,7 @@ from protocol.manifest import decode_manifest
 from roles.engines.child import wire
 from roles.engines.child.methods import METHODS, Method
 from roles.engines.factory import engines_of
-from roles.ports.engines import EngineError, Generation, TrainingSequence, VerificationRequest
+from roles.ports.engines import EngineError, TrainingSequence, VerificationRequest
 
 
 def serve(channel: socket.socket) -> None:
@@ -41,6 +41,7 @@ class _Server:
         self._writer = writer
         self._process = psutil.Process()
         self._tokens = 0
+        self._engine: Any = None
         self._calls: dict[int, asyncio.Task[None]] = {}
 
     async def run(self) -> None:
@@ -51,7 +52,7 @@ class _Server:
             raise wire.WireError("the first question is which engine to make")
         beating = asyncio.create_task(self._beat(make.heartbeat_seconds))
         try:
-            engine = await asyncio.to_thread(_made, make)
+            engine = self._engine = await asyncio.to_thread(_made, make)
         except Exception as error:
             await self._fail(None, error)
             raise
@@ -78,7 +79,9 @@ class _Server:
     async def _beat(self, seconds: float) -> None:
         while True:
             memory_bytes = self._process.memory_info().rss
-            await self._say(wire.Beat(memory_bytes=memory_bytes, tokens=self._tokens))
+            # Calls that generate may take long, and are counted while they run.
+            tokens = getattr(self._engine, "tokens_sampled", self._tokens)
+            await self._say(wire.Beat(memory_bytes=memory_bytes, tokens=tokens))
             await asyncio.sleep(seconds)
 
     async def _answer(self, engine: Any, method: Method, call: wire.Call) -> None:
@@ -141,8 +144,8 @@ def _sequences(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def _tokens(item: Any) -> int:
-    """Return the tokens of a sequence that was generated, measured or learned from."""
-    counted = isinstance(item, Generation | VerificationRequest | TrainingSequence)
+    """Return the tokens of a sequence that was measured or learned from."""
+    counted = isinstance(item, VerificationRequest | TrainingSequence)
     return len(item.tokens) if counted else 0
 
 

@@ -75,6 +75,11 @@ class Supervisor:
         known = self._conversation
         return known.pid if known is not None and not known.reason else None
 
+    @property
+    def tokens(self) -> int:
+        """What the present process had computed when it said so last."""
+        return 0 if self._conversation is None else self._conversation.tokens
+
     async def close(self) -> None:
         """End the process; idempotent."""
         self._first.cancel()

@@ -6,7 +6,7 @@ from protocol.crypto import digest
 from protocol.faults import Fault
 from protocol.ledger.commits import EPOCHS_AHEAD_MAX, CommitState, window_epochs
 from protocol.ledger.counts import CREDIT_MAX
-from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, Ledger
+from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX, SHARE_VERSIONS, Ledger
 from protocol.messages import Certificate
 from tests.worlds.messages import World, found, run_manifest
 
@@ -709,24 +709,60 @@ def test_workers_pause_when_enough_is_on_its_way():
     grpo = WORLD.manifest.grpo
     chain = WORLD.chain(WORKER, grpo.rollouts_per_step * grpo.rollouts_ahead)
     result = ledger(*chain)
-    certified = chain[:-CREDIT_MAX]
+    certified = chain[: len(chain) // 2]  # and so many of the others are believed in
     for commit in certified:
         assert result.demand()
         settle(result, commit)
     assert result.backlog() == len(chain)
     assert not result.demand()
     assert trained(result, *certified) is True
-    assert result.backlog() == CREDIT_MAX
+    assert result.backlog() == len(chain) - len(certified) <= CREDIT_MAX
     assert result.demand()
 
 
-def test_commits_that_come_to_nothing_do_not_hold_up_the_others():
-    silent = WORLD.chain(WORKER, COMMITS_IN_FLIGHT_MAX)
-    result = ledger(*silent)
-    assert result.backlog() == 0, "who has never delivered is not counted on"
-    for commit in silent[:3]:
+def test_more_is_wanted_until_a_backlog_is_there_and_nothing_after_the_last_version():
+    grpo = WORLD.manifest.grpo
+    backlog_max = grpo.rollouts_per_step * grpo.rollouts_ahead
+    chain = WORLD.chain(WORKER, backlog_max + 1)
+    result = ledger(*chain)
+    assert result.wanted() == backlog_max, "a newcomer's commits are not counted on"
+    settle(result, chain[0])
+    assert result.wanted() == backlog_max - 2, "one is certified, another one believed in"
+    for commit in chain[1:]:
         settle(result, commit)
-    assert trained(result, *silent[:3]) is True
+    assert result.backlog() == backlog_max + 1
+    assert result.wanted() == 0
+    last = World(run_manifest(grpo={"steps": 1}))
+    over = ledger(world=last)
+    assert over.wanted() == last.manifest.grpo.rollouts_per_step * last.manifest.grpo.rollouts_ahead
+    assert offer(over, last.checkpoint(over.head)) is True
+    assert over.wanted() == 0, "nobody would learn from it"
+
+
+def test_a_share_is_that_of_what_the_last_versions_learned_from():
+    mine, others = WORLD.chain(WORKER, 3), [WORLD.commit(OTHER)]
+    result = ledger(*mine, *others)
+    for commit in (*mine, *others):
+        settle(result, commit)
+    assert result.share(WORKER.peer_id) == 0, "nobody has learned from it"
+    assert trained(result, *mine, *others) is True
+    assert result.share(WORKER.peer_id) == 0.75
+    assert result.share(OTHER.peer_id) == 0.25
+    for _ in range(SHARE_VERSIONS):
+        assert trained(result) is True
+    assert result.share(WORKER.peer_id) == 0, "long ago"
+
+
+def test_commits_that_come_to_nothing_do_not_hold_up_the_others():
+    chain = WORLD.chain(WORKER, COMMITS_IN_FLIGHT_MAX + CREDIT_MAX + 1)
+    delivered, silent = chain[: CREDIT_MAX + 1], chain[CREDIT_MAX + 1 :]
+    result = ledger(*delivered)
+    assert result.backlog() == 0, "who has never delivered is not counted on"
+    for commit in delivered:
+        settle(result, commit)
+    for commit in silent:
+        assert result.offer_commit(commit, 0) is True
+    assert trained(result, *delivered) is True
     assert result.backlog() == CREDIT_MAX, "nor is more than an honest worker has in flight"
     result.advance(EXPIRE + 1)
     again = WORLD.commit(WORKER, len(silent), silent[-1].digest, epoch=EXPIRE + 1)

@@ -9,8 +9,8 @@ from protocol.messages import RolloutCommit
 from protocol.rollout import decode_body
 from roles.failures import PAUSE_EPOCHS_MAX
 from roles.inference.flow import (
-    OWN_COMMITS_IN_FLIGHT_MAX,
     REPEAT_EPOCHS,
+    UNSETTLED_MIN,
     InferenceFlow,
 )
 from roles.ports.engines import EngineError
@@ -45,7 +45,7 @@ def test_slots_are_used_in_order_and_no_more_than_two_are_open(tmp_path):
         world.run(flow)
         await world.rest(20)
         assert [item.slot for item in commits(world)] == [0, 1]
-        assert len(commits(world)) == OWN_COMMITS_IN_FLIGHT_MAX
+        assert len(commits(world)) == UNSETTLED_MIN
         first = world.network.published[0]
         body = await world.context.blobs.get(first.message.body)
         sequences = decode_body(body, world.manifest)

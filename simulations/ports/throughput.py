@@ -1,0 +1,73 @@
+"""A machine that jobs share: each of ``n`` gets an ``n``-th of what is done with so many at once."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_DUST = 1e-9
+"""What rounding may leave of a job."""
+
+
+@dataclass(eq=False, slots=True)
+class _Job:
+    left: float
+    done: "asyncio.Future[None]"
+
+
+class SharedThroughput:
+    """Jobs of so many units; ``rate`` is how many are done in a second, of all jobs together."""
+
+    def __init__(self, rate: Callable[[int], float]) -> None:
+        self._rate = rate
+        self._jobs: list[_Job] = []
+        self._reckoned_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._done = 0.0
+
+    @property
+    def done(self) -> float:
+        """Units that were done until now."""
+        self._reckon()
+        return self._done
+
+    async def work(self, amount: float) -> None:
+        """Return when a job of ``amount`` units is done; cancelled, it leaves its share to others.
+
+        It shares the machine with whatever else runs meanwhile.
+        """
+        self._reckon()
+        job = _Job(amount, asyncio.get_running_loop().create_future())
+        self._jobs.append(job)
+        self._schedule()
+        try:
+            await job.done
+        finally:
+            self._reckon()
+            self._jobs.remove(job)
+            self._schedule()
+
+    def _reckon(self) -> None:
+        """Give every job what it got since the last time."""
+        now = asyncio.get_running_loop().time()
+        seconds, self._reckoned_at = now - self._reckoned_at, now
+        for job in self._jobs:
+            share = min(job.left, seconds * self._rate(len(self._jobs)) / len(self._jobs))
+            job.left -= share
+            self._done += share
+
+    def _schedule(self) -> None:
+        """Wake up when the next job will be done, if nothing changes before."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._jobs:
+            rate = self._rate(len(self._jobs)) / len(self._jobs)
+            seconds = min(job.left for job in self._jobs) / rate
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._finish)
+
+    def _finish(self) -> None:
+        self._reckon()
+        least = min(job.left for job in self._jobs)
+        for job in self._jobs:
+            if job.left <= least + _DUST and not job.done.done():
+                job.done.set_result(None)
