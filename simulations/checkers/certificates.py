@@ -24,8 +24,9 @@ class Certificates:
     An author stores a certificate before anyone else can have it, so when a trainer trains, and
     when a node takes a version, a valid one must be in the trace already.
 
-    Training engines see no commits: an engine that generates marks what it made, the commit that
-    its worker stores next is about that, and an engine that trains says what marks it trained on.
+    Training engines see no commits: an engine that generates marks what it made and says with which
+    noise it began, which names the slot of a commit, and one that trains says what marks it trained
+    on.
     """
 
     def __init__(self, watch: Watch, quorum: Quorum) -> None:
@@ -41,8 +42,8 @@ class Certificates:
         """Commits with a valid certificate that accepts them."""
         self.certified_false = 0
         self.contradictory = 0
-        self._made: dict[str, str] = {}
-        """Node to the mark of what it generated last."""
+        self._made: dict[tuple[str, int], str] = {}
+        """Node and first noise seed to the mark of what it generated, until it is committed to."""
         self._commit_of: dict[str, bytes] = {}
         """Mark to the commit about it."""
         watch.on("generated", self._on_generated)
@@ -53,10 +54,18 @@ class Certificates:
         watch.on_tick(self._on_tick)
 
     def _on_generated(self, event: Event) -> None:
-        self._made[event.node] = shown(event.facts["rollout"])
+        self._made[event.node, int(event.facts["seed"] or 0)] = shown(event.facts["rollout"])
+        if len(self._made) > MARKS_KEPT:
+            del self._made[next(iter(self._made))]
 
     def _on_commit(self, event: Event, member: TracedNode, commit: Opened) -> None:
-        mark = self._made.pop(event.node, None) if commit.signer == member.peer else None
+        if commit.signer != member.peer:
+            return
+        fields = commit.fields
+        seed = self._watch.rules.first_noise_seed(
+            fields["checkpoint"], commit.signer, fields["slot"]
+        )
+        mark = self._made.pop((event.node, seed), None)
         if mark is not None:
             self._commit_of[mark] = commit.digest
             if len(self._commit_of) > MARKS_KEPT:

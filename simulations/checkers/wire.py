@@ -80,6 +80,13 @@ class Rules:
         """Return the randomness that draws the committees of ``epoch``."""
         return blake3_digest(b"prime-node/beacon" + self.run_id + epoch.to_bytes(8, "big"))
 
+    def first_noise_seed(self, checkpoint: bytes, worker: str, slot: int) -> int:
+        """Return the noise seed of the first sequence that a worker's slot asks for."""
+        slot_bytes = b"/" + slot.to_bytes(8, "big")
+        name = b"prime-node/assignment" + self.run_id + checkpoint + worker.encode() + slot_bytes
+        words = blake3(blake3_digest(name) + bytes(4)).digest(24)  # problem, target, noise
+        return int.from_bytes(words[16:], "big")
+
 
 @dataclass(slots=True, eq=False)
 class Opened:

@@ -166,6 +166,7 @@ class SimGeneration(GenerationEngine):
             rollout=rollout_mark(
                 (request.prompt, item) for request, item in zip(requests, made, strict=True)
             ),
+            seed=requests[0].seed,
             sequences=len(made),
             tokens=tokens,
             seconds=round(seconds, 3),

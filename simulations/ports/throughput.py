@@ -1,4 +1,4 @@
-"""A machine that jobs share: each of ``n`` gets an ``n``-th of what is done with so many at once."""
+"""A machine that jobs share: each of ``n`` gets an ``n``-th of what it does with so many."""
 
 import asyncio
 from collections.abc import Callable

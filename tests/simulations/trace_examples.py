@@ -112,7 +112,11 @@ class TraceExample:
         author = next(name for name in self.roles if self.peers[name] == fields["signer"])
         if fields["kind"] == "rollout-commit":
             mark = self.digest(envelope).hex()[:16]
-            self.emit(author, "generated", rollout=mark, sequences=4, seconds=1.0)
+            slot = msgpack.unpackb(fields["payload"])
+            seed = self.watch.rules.first_noise_seed(
+                slot["checkpoint"], fields["signer"], slot["slot"]
+            )
+            self.emit(author, "generated", rollout=mark, seed=seed, sequences=4, seconds=1.0)
         others = [name for name in names or self.roles if name != author]
         self.stored(envelope, author, *others)
 

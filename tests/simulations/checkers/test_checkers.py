@@ -7,12 +7,14 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 import simulations.checkers
+from protocol.assignment import assign
 from protocol.crypto import Identity, peer_id_from_public_key
 from protocol.messages import RolloutCommit, seal
 from protocol.types import RunId
 from simulations.checkers.limits import LIMITS
 from simulations.checkers.wire import Rules, Wire, signature_fits
 from tests.simulations.trace_examples import GENESIS, SMALL, packed, small_run
+from tests.worlds.messages import identity, run_manifest
 
 VALIDATORS = ("validator-0", "validator-1", "validator-2")
 
@@ -132,6 +134,33 @@ def test_a_certificate_that_comes_while_the_step_runs_is_too_late():
     run.trained(commit)
     assert run.rules_broken == ["certified-only"]
     assert "0.500 s too late" in run.violations[0].what
+
+
+def test_what_a_worker_generated_is_told_apart_by_its_slot_and_not_by_when_that_was():
+    """Several are in the making, and end in any order."""
+    run = small_run()
+    first = run.commit("worker-0")
+    second = run.commit("worker-0", slot=1, previous=run.digest(first))
+    for slot in (1, 0):
+        seed = run.watch.rules.first_noise_seed(GENESIS, run.peers["worker-0"], slot)
+        run.emit("worker-0", "generated", rollout=f"of slot {slot}", seed=seed, seconds=1.0)
+    for commit in (first, second):
+        run.stored(commit, "worker-0", "trainer")
+    run.spread(run.certificate(VALIDATORS[:2], first))
+    run.now += 5
+    run.emit("trainer", "trained", rollouts="of slot 0", step=1, seconds=1.0)
+    assert run.rules_broken == []
+    run.emit("trainer", "trained", rollouts="of slot 1", step=2, seconds=1.0)
+    assert "without a valid certificate" in run.violations[0].what
+
+
+def test_the_noise_of_a_slot_is_that_which_workers_are_assigned():
+    manifest = run_manifest()
+    rules = Rules.read(manifest.encoded())
+    for slot in (0, 1, 300):
+        assigned = assign(manifest, GENESIS, identity("worker 0").peer_id, slot)
+        seed = rules.first_noise_seed(GENESIS, identity("worker 0").peer_id, slot)
+        assert seed == assigned[0].noise_seed
 
 
 def test_only_the_first_violation_is_kept():
