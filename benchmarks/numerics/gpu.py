@@ -21,7 +21,7 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -43,8 +43,7 @@ from protocol.toploc.sampling import gumbel_noise, noise_bits, noise_keys
 from protocol.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
-from roles.engines.builtin.decoder import Decoded
-from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.generation import Sampled, TransformersGenerationEngine
 from roles.engines.builtin.policy import write_policy
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.calibration.calibrate import measured_on
@@ -52,7 +51,7 @@ from roles.engines.calibration.recording import Recording
 from roles.engines.calibration.workbench import Bench, honest_pairs
 from roles.engines.noise import Draws, NoiseSource
 from roles.engines.training.engine import TorchTrainingEngine
-from roles.ports.engines import Generation, GenerationRequest, Policy
+from roles.ports.engines import GenerationRequest, Policy
 
 COMMON: dict[str, Any] = {
     "max_position_embeddings": 40_960,
@@ -213,8 +212,9 @@ class UnprovenEngine(TransformersGenerationEngine):
     """Decodes alone: proofs are made on the CPU and would hide what the noise costs."""
 
     @override
-    def _prove(self, decoded: Sequence[Decoded]) -> list[Generation]:
-        return [Generation(tuple(row.tokens.tolist()), (), ()) for row in decoded]
+    def _prove(self, sampled: Iterable[Sampled]) -> None:
+        for one in sampled:
+            one.sequence.parts.clear()
 
 
 async def noise(setting: Setting) -> Found:

@@ -88,27 +88,40 @@ def computed_telling(
     [Callable[Concatenate[E, P], T]], Callable[Concatenate[E, P], Coroutine[Any, Any, T]]
 ]:
     """Do what ``computed`` does, but for the errors ``told``: they come as they are."""
-    passed_on: tuple[type[BaseException], ...] = (KeyboardInterrupt, *told)
 
     def decorated(
         method: Callable[Concatenate[E, P], T],
     ) -> Callable[Concatenate[E, P], Coroutine[Any, Any, T]]:
-        def guarded(engine: E, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            try:
-                return method(engine, *args, **kwargs)
-            except passed_on:
-                raise
-            except BaseException as error:  # noqa: BLE001 - libraries raise what they like
-                broken = EngineError.of(error)
-            # Out here nothing refers to the frames that failed, so what they held can be given
-            # back: to the next try, and to whoever else computes on this device.
-            torch.cuda.empty_cache()
-            raise broken
+        within = guarded(method, *told)
 
         @wraps(method)
         async def run(engine: E, /, *args: P.args, **kwargs: P.kwargs) -> T:
-            return await engine._compute(guarded, engine, *args, **kwargs)  # noqa: SLF001 - its own
+            return await engine._compute(within, engine, *args, **kwargs)  # noqa: SLF001 - its own
 
         return run
 
     return decorated
+
+
+def guarded(
+    method: Callable[Concatenate[E, P], T], *told: type[Exception]
+) -> Callable[Concatenate[E, P], T]:
+    """Return the method with an ``EngineError`` for whatever breaks in it but the errors ``told``.
+
+    It is for the engine's own thread.
+    """
+    passed_on: tuple[type[BaseException], ...] = (KeyboardInterrupt, *told)
+
+    def within(engine: E, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return method(engine, *args, **kwargs)
+        except passed_on:
+            raise
+        except BaseException as error:  # noqa: BLE001 - libraries raise what they like
+            broken = EngineError.of(error)
+        # Out here nothing refers to the frames that failed, so what they held can be given
+        # back: to the next try, and to whoever else computes on this device.
+        torch.cuda.empty_cache()
+        raise broken
+
+    return within

@@ -1,23 +1,70 @@
 """The built-in generation engine: Hugging Face weights, our decode loop, replayable sampling."""
 
-from collections.abc import Sequence
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 
-import numpy as np
 import torch
 from typing_extensions import override
 
 from protocol.recipe import ModelSection, ToplocSection
 from protocol.toploc.proof import States, build_proofs_batch
-from roles.engines.builtin.decoder import Decoded, Decoder
-from roles.engines.builtin.engine import BuiltinEngine, computed, computed_telling
-from roles.engines.noise import Draws, NoiseSource
-from roles.ports.engines import Generation, GenerationEngine, GenerationRequest, Policy
+from roles.engines.builtin.batching import Batch, Continuation, Lengths
+from roles.engines.builtin.decoder import Decoder
+from roles.engines.builtin.engine import BuiltinEngine, computed_telling, guarded
+from roles.engines.builtin.memory import cache_bytes
+from roles.engines.noise import NoiseSource
+from roles.ports.engines import (
+    EngineError,
+    Generation,
+    GenerationEngine,
+    GenerationRequest,
+    Policy,
+)
+from roles.turns import Turns
+
+STEPS_PER_LOOK = {"cpu": 1}
+STEPS_PER_LOOK_ELSEWHERE = 16
+"""Tokens of a row between two looks at them, for each of which a GPU is waited for. What comes
+after an end is computed for nothing: half of these for each sequence. A guess."""
+
+STEPS_PER_PROOF = 256
+"""After which the proofs of complete chunks are built, and the states behind them forgotten."""
+
+
+@dataclass(eq=False, slots=True)
+class Sampled:
+    """A sequence of a call, with what is already proved of it."""
+
+    sequence: Continuation
+    logprobs: list[float] = field(default_factory=list)
+    proofs: list[bytes] = field(default_factory=list)
+
+    def made(self) -> Generation:
+        """Return what its caller gets of it."""
+        return Generation(tuple(self.sequence.tokens), tuple(self.logprobs), tuple(self.proofs))
+
+
+@dataclass(eq=False, slots=True)
+class _Call:
+    """What one caller waits for."""
+
+    sampled: list[Sampled]
+    temperature: float
+    done: "Future[list[Generation]]" = field(default_factory=Future)
+
+    @property
+    def sequences(self) -> list[Continuation]:
+        return [one.sequence for one in self.sampled]
 
 
 class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
     """Generates on a CPU or one GPU, computing in the precision of the proofs.
 
-    ``batch_sequences_max`` are decoded together, with a cache for the longest of them.
+    At most ``batch_sequences_max`` are decoded together, and no more than caches of
+    ``cache_bytes_max`` hold; without it, than the device has memory for.
     """
 
     def __init__(
@@ -27,13 +74,21 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         *,
         device: str = "cpu",
         batch_sequences_max: int = 256,
+        cache_bytes_max: int | None = None,
     ) -> None:
         super().__init__(model, toploc.precision, device)
         self._noise = NoiseSource(self._config.vocab_size, device)
         self._head_precision = model.head
         self._toploc = toploc
         self._batch_sequences_max = batch_sequences_max
+        self._cache_bytes_max = cache_bytes_max
+        self._cache_bytes = 0
         self._decoder: Decoder | None = None
+        self._lengths = Lengths()
+        self._turns = Turns()
+        self._arrived: deque[_Call] = deque()
+        self._calls: list[_Call] = []
+        """Those that are computed, in their order; of the engine's thread alone."""
         self._tokens_sampled = 0
 
     @property
@@ -42,9 +97,18 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         return self._tokens_sampled
 
     @override
+    async def load(self, policy: Policy) -> None:
+        async with self._turns.alone():
+            await self._load(policy)
+
     @computed_telling(ValueError)
-    def load(self, policy: Policy) -> None:
-        self._decoder = Decoder(
+    def _load(self, policy: Policy) -> None:
+        self._decoder = self._made(policy)
+        self._cache_bytes = self._cache_bytes_max or cache_bytes(self._device)
+
+    def _made(self, policy: Policy) -> Decoder:
+        """Return a decoder with a policy; raises ``ValueError`` as ``load``."""
+        return Decoder(
             self._config, self._read(policy), self._dtype, self._device, self._head_precision
         )
 
@@ -53,45 +117,91 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         self, requests: Sequence[GenerationRequest], temperature: float
     ) -> list[Generation]:
         check_requests(requests, temperature)
-        return await self._generate(requests, temperature)
+        sampled = [Sampled(Continuation(one.prompt, one.seed, one.tokens_max)) for one in requests]
+        call = _Call(sampled, temperature)
+        async with self._turns.together():
+            self._arrived.append(call)
+            # Whoever computes already takes it in; if nobody does, this one begins.
+            self._executor.submit(self._run)
+            return await asyncio.wrap_future(call.done)
 
-    @computed
-    def _generate(
-        self, requests: Sequence[GenerationRequest], temperature: float
-    ) -> list[Generation]:
-        generations: list[Generation] = []
-        for start in range(0, len(requests), self._batch_sequences_max):
-            batch = requests[start : start + self._batch_sequences_max]
-            decoded = self._decode(batch, temperature)
-            self._tokens_sampled += sum(len(row.tokens) for row in decoded)
-            generations += self._prove(decoded)
-        return generations
+    def _run(self) -> None:
+        try:
+            self._compute_calls()
+        except EngineError as error:
+            calls, self._calls = self._calls, []
+            for call in calls:
+                if call.done.set_running_or_notify_cancel():
+                    call.done.set_exception(EngineError(str(error), error.trace))
 
-    def _decode(self, batch: Sequence[GenerationRequest], temperature: float) -> list[Decoded]:
-        if self._decoder is None:
-            raise RuntimeError("no policy is loaded")
-        seeds = np.array([request.seed for request in batch], dtype=np.uint64)
+    @guarded
+    def _compute_calls(self) -> None:
+        """Compute until there is nothing left, whatever comes meanwhile."""
+        batch: Batch | None = None
+        while self._arrived or self._calls:
+            arrived = self._arrivals()
+            self._calls += arrived
+            if self._decoder is None:
+                raise RuntimeError("no policy is loaded")
+            if batch is None:
+                batch = self._batch_of(self._decoder)
+            for call in arrived:
+                batch.add(call.sequences)
+            for call in [one for one in self._calls if one.done.cancelled()]:
+                batch.drop(call.sequences)
+                self._calls.remove(call)
+            if len(batch):
+                self._tokens_sampled += batch.advance(self._calls[0].temperature)
+            self._deliver(batch)
 
-        def noise(rows: Sequence[int], position: int) -> Draws:
-            return self._noise.at(seeds[rows], position)
+    def _arrivals(self) -> list[_Call]:
+        """Take the calls that can be computed now: all have one temperature."""
+        taken: list[_Call] = []
+        while self._arrived:
+            first = (self._calls or taken or [self._arrived[0]])[0]
+            if self._arrived[0].temperature != first.temperature:
+                break
+            taken.append(self._arrived.popleft())
+        return taken
 
-        return self._decoder.decode(
-            [request.prompt for request in batch],
-            [request.tokens_max for request in batch],
-            temperature,
-            noise,
+    def _batch_of(self, decoder: Decoder) -> Batch:
+        return Batch(
+            decoder,
+            self._noise.at,
+            self._lengths,
+            cache_bytes_max=self._cache_bytes,
+            rows_max=self._batch_sequences_max,
+            steps=STEPS_PER_LOOK.get(self._device, STEPS_PER_LOOK_ELSEWHERE),
         )
 
-    def _prove(self, decoded: Sequence[Decoded]) -> list[Generation]:
-        proofs = build_proofs_batch(
-            [as_states(row.states) for row in decoded],
-            chunk_tokens=self._toploc.chunk_tokens,
-            top_k=self._toploc.top_k,
-        )
-        return [
-            Generation(tuple(row.tokens.tolist()), tuple(row.logprobs.tolist()), tuple(own))
-            for row, own in zip(decoded, proofs, strict=True)
-        ]
+    def _deliver(self, batch: Batch) -> None:
+        """Answer the calls that are complete."""
+        complete = [call for call in self._calls if all(one.ended for one in call.sequences)]
+        if complete or batch.uncollected_steps >= STEPS_PER_PROOF:
+            batch.collect()
+            self._prove(one for call in self._calls for one in call.sampled)
+        for call in complete:
+            self._calls.remove(call)
+            if call.done.set_running_or_notify_cancel():
+                call.done.set_result([one.made() for one in call.sampled])
+
+    def _prove(self, sampled: Iterable[Sampled]) -> None:
+        """Prove whole chunks of what was collected, and all that there is of what has ended."""
+        chunk_tokens, own, states = self._toploc.chunk_tokens, [], []
+        for one in sampled:
+            if not one.sequence.parts:
+                continue
+            logprobs, kept = one.sequence.take()
+            whole = len(kept) if one.sequence.ended else len(kept) // chunk_tokens * chunk_tokens
+            if whole < len(kept):
+                one.sequence.parts.append((logprobs[whole:].clone(), kept[whole:].clone()))
+            if whole:
+                one.logprobs += logprobs[:whole].tolist()
+                own.append(one)
+                states.append(as_states(kept[:whole]))
+        proofs = build_proofs_batch(states, chunk_tokens=chunk_tokens, top_k=self._toploc.top_k)
+        for one, made in zip(own, proofs, strict=True):
+            one.proofs += made
 
 
 def check_requests(requests: Sequence[GenerationRequest], temperature: float) -> None:

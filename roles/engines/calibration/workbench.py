@@ -19,8 +19,8 @@ from protocol.statistics import Recomputed
 from protocol.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import shapes_of
-from roles.engines.builtin.decoder import Cache, Decoder
-from roles.engines.builtin.engine import computed_telling
+from roles.engines.builtin.cache import Cache
+from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.policy import read_policy, write_policy
 from roles.engines.builtin.verification import TransformersVerificationEngine
@@ -265,12 +265,12 @@ class QuantisedCacheDecoder(Decoder):
     """Keeps keys and values with 8 bits, a scale for each head and column."""
 
     @override
-    def _forward(self, tokens: Tensor, cache: Cache) -> Tensor:
-        start = cache.filled
-        states = super()._forward(tokens, cache)
-        for kept in (cache.keys, cache.values):
-            new = kept[:, :, :, start : cache.filled]
-            new.copy_(_rounded(new.float(), INT8_LEVELS))
+    def _forward(self, tokens: Tensor, caches: Sequence[Cache]) -> Tensor:
+        states = super()._forward(tokens, caches)
+        for cache in caches:
+            for kept in (*cache.keys, *cache.values):
+                new = kept[:, :, cache.filled - tokens.shape[1] : cache.filled]
+                new.copy_(_rounded(new.float(), INT8_LEVELS))
         return states
 
 
@@ -278,9 +278,8 @@ class QuantisedCacheEngine(TransformersGenerationEngine):
     """Decodes with a quantised cache."""
 
     @override
-    @computed_telling(ValueError)
-    def load(self, policy: Policy) -> None:
-        self._decoder = QuantisedCacheDecoder(
+    def _made(self, policy: Policy) -> Decoder:
+        return QuantisedCacheDecoder(
             self._config, self._read(policy), self._dtype, self._device, self._head_precision
         )
 

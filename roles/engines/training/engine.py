@@ -17,6 +17,7 @@ from protocol.recipe import GrpoSection, ModelSection, SamplingSection
 from protocol.types import Digest
 from roles.engines.architectures.architecture import CausalLM, Config, head_size
 from roles.engines.architectures.model import tensors_of
+from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.engine import BuiltinEngine, computed, computed_telling
 from roles.engines.builtin.policy import digest_of, write_policy
@@ -269,7 +270,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
             self._device,
             self._head_precision,
         )
-        decoded = decoder.decode(prompts, [tokens_max] * len(prompts), 1.0, lambda *_: None)
+        decoded = decode(decoder, prompts, [tokens_max] * len(prompts), 1.0, lambda *_: None)
         return [tuple(row.tokens.tolist()) for row in decoded]
 
 

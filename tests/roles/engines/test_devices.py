@@ -60,9 +60,9 @@ def test_a_step_of_a_decode(tiny_config, noise, dtype, prompts):
     decoder = Decoder(network.config, tensors_of(network), dtype, "meta")
     draws = NoiseSource(32, "meta").at(np.array([1, 2], dtype=np.uint64), 0)
     with torch.inference_mode(), OneDevice():
-        cache, states = decoder._prefill(prompts, 4)
+        cache, states = decoder.prefill(prompts, 4)
         sampled = decoder.head.sample(states, 0.6, draws)
-        states = decoder._forward(sampled.tokens[:, None], cache)[:, -1]
+        states = decoder.step(sampled.tokens, [cache])
     assert states.shape == (2, 64) and states.dtype == dtype
     assert sampled.logprobs.device.type == "meta"
 

@@ -1,9 +1,9 @@
-import numpy as np
 import pytest
 import torch
 
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.noise import Draws, NoiseSource
 
@@ -18,12 +18,11 @@ def model(tiny_config):
     return build_model(configuration("qwen2", tiny_config), torch.float32, "cpu")
 
 
-def silent(rows, position):
+def silent(rows, positions):
     return None
 
 
-def seeded(rows, position):
-    return SOURCE.at(np.array(rows, dtype=np.uint64), position)
+seeded = SOURCE.at
 
 
 @torch.no_grad()
@@ -39,7 +38,7 @@ def hugging_face(model, prompt, tokens):
 @pytest.mark.parametrize("noise", [silent, seeded], ids=["greedy", "sampled"])
 def test_decoding_equals_hugging_face(model, prompts, noise):
     decoder = Decoder(model.config, tensors_of(model))
-    decoded = decoder.decode(prompts, [24] * len(prompts), 1.0, noise)
+    decoded = decode(decoder, prompts, [24] * len(prompts), 1.0, noise)
     for prompt, row in zip(prompts, decoded, strict=True):
         states, logprobs = hugging_face(model, prompt, row.tokens.tolist())
         torch.testing.assert_close(row.states, states, atol=1e-5, rtol=0)
@@ -48,7 +47,7 @@ def test_decoding_equals_hugging_face(model, prompts, noise):
 
 def test_greedy_tokens_are_the_most_probable(model):
     decoder = Decoder(model.config, tensors_of(model))
-    for prompt, row in zip(UNEQUAL, decoder.decode(UNEQUAL, [9] * 4, 1.0, silent), strict=True):
+    for prompt, row in zip(UNEQUAL, decode(decoder, UNEQUAL, [9] * 4, 1.0, silent), strict=True):
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([prompt + row.tokens.tolist()])).logits[0]
         best = logits[len(prompt) - 1 : -1].argmax(-1)
@@ -59,7 +58,7 @@ def test_other_layouts_of_heads(tiny_config):
     for heads in ({"num_key_value_heads": 4}, {"num_key_value_heads": 1}):
         model = build_model(configuration("qwen2", tiny_config | heads), torch.float32, "cpu")
         decoder = Decoder(model.config, tensors_of(model))
-        row = decoder.decode([[5, 6, 7]], [6], 1.0, silent)[0]
+        row = decode(decoder, [[5, 6, 7]], [6], 1.0, silent)[0]
         states, _ = hugging_face(model, [5, 6, 7], row.tokens.tolist())
         torch.testing.assert_close(row.states, states, atol=1e-5, rtol=0)
 
@@ -67,7 +66,7 @@ def test_other_layouts_of_heads(tiny_config):
 def test_a_tied_output_layer_decodes(tiny_config):
     config = configuration("qwen2", tiny_config | {"tie_word_embeddings": True})
     model = build_model(config, torch.float32, "cpu")
-    row = Decoder(config, tensors_of(model)).decode([[5, 6, 7]], [6], 1.0, silent)[0]
+    row = decode(Decoder(config, tensors_of(model)), [[5, 6, 7]], [6], 1.0, silent)[0]
     _, logprobs = hugging_face(model, [5, 6, 7], row.tokens.tolist())
     torch.testing.assert_close(row.logprobs, logprobs, atol=1e-5, rtol=0)
 
@@ -75,7 +74,7 @@ def test_a_tied_output_layer_decodes(tiny_config):
 def test_bf16_states_stay_near_hugging_face(tiny_config):
     model = build_model(configuration("qwen2", tiny_config), torch.bfloat16, "cpu")
     decoder = Decoder(model.config, tensors_of(model), torch.bfloat16)
-    row = decoder.decode([[5, 6, 7]], [16], 1.0, silent)[0]
+    row = decode(decoder, [[5, 6, 7]], [16], 1.0, silent)[0]
     states, _ = hugging_face(model, [5, 6, 7], row.tokens.tolist())
     error = (row.states.float() - states.float()).norm() / states.float().norm()
     assert row.states.dtype == torch.bfloat16
@@ -92,8 +91,9 @@ class Forced(Draws):
 def forced(tokens):
     """Noise that makes row ``r`` emit ``tokens[r][position]``."""
 
-    def noise(rows, position):
-        wanted = torch.tensor([tokens[row][position] for row in rows])
+    def noise(rows, positions):
+        places = zip(rows.tolist(), positions.tolist(), strict=True)
+        wanted = torch.tensor([tokens[row][position] for row, position in places])
         return Forced(torch.arange(32), wanted[:, None])
 
     return noise
@@ -103,7 +103,7 @@ def forced(tokens):
 def test_rows_end_at_their_end_token_or_their_limit(model, prompts):
     wanted = [[4, 1, 9, 9, 9], [5, 6, 7, 8, 9], [5, 5, 5, 1, 9]]
     decoder = Decoder(model.config, tensors_of(model))
-    decoded = decoder.decode(prompts, [5, 3, 5], 1.0, forced(wanted))
+    decoded = decode(decoder, prompts, [5, 3, 5], 1.0, forced(wanted))
     assert [row.tokens.tolist() for row in decoded] == [[4, 1], [5, 6, 7], [5, 5, 5, 1]]
     assert [len(row.states) for row in decoded] == [len(row.logprobs) for row in decoded]
     for prompt, row in zip(prompts, decoded, strict=True):
@@ -113,7 +113,7 @@ def test_rows_end_at_their_end_token_or_their_limit(model, prompts):
 
 def test_temperature_flattens_the_distribution(model):
     decoder = Decoder(model.config, tensors_of(model))
-    hot, cold = (decoder.decode(EQUAL, [1] * 3, t, silent) for t in (4.0, 0.25))
+    hot, cold = (decode(decoder, EQUAL, [1] * 3, t, silent) for t in (4.0, 0.25))
     assert all(h.logprobs[0] < c.logprobs[0] for h, c in zip(hot, cold, strict=True))
 
 

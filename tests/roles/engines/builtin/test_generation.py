@@ -3,6 +3,7 @@ import torch
 from safetensors.torch import load_file
 
 from roles.engines.architectures.configuration import configuration
+from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.ports.engines import GenerationRequest, Policy
@@ -45,7 +46,7 @@ async def test_sampling_draws_from_the_softmax(engine, policies, tiny_config):
         [GenerationRequest((5, 6), seed, 1) for seed in range(draws)], 2.0
     )
     decoder = Decoder(configuration("qwen2", tiny_config), load_file(policies[0].path))
-    state = decoder.decode([(5, 6)], [1], 1.0, lambda *_: None)[0].states
+    state = decode(decoder, [(5, 6)], [1], 1.0, lambda *_: None)[0].states
     expected = (state @ load_file(policies[0].path)["lm_head.weight"].T / 2.0).softmax(-1)[0]
     counts = torch.bincount(torch.tensor([one.tokens[0] for one in sampled]), minlength=32)
     deviations = (counts / draws - expected) / (expected * (1 - expected) / draws).sqrt()

@@ -5,6 +5,7 @@ import torch
 
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.head import Head
 from roles.engines.noise import NoiseSource
@@ -24,7 +25,7 @@ def decoded(model, head):
     """Return tokens, log-probabilities and states of some rollouts, all joined."""
     decoder = Decoder(model.config, tensors_of(model), torch.bfloat16, head=head)
     limits = [24] * len(PROMPTS)
-    return decoder.decode(PROMPTS, limits, TEMPERATURE, lambda *_: None)
+    return decode(decoder, PROMPTS, limits, TEMPERATURE, lambda *_: None)
 
 
 def joined(rows, name):
