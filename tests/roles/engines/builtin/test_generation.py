@@ -1,13 +1,21 @@
+import asyncio
+import resource
+import threading
+from dataclasses import replace
+
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from roles.engines.architectures.configuration import configuration
+from roles.engines.builtin import generation, memory
 from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.ports.engines import GenerationRequest, Policy
+from roles.ports.engines import EngineError, GenerationRequest, Policy
 from tests.roles.engines.tiny import model, toploc
+from tests.worlds.network import eventually
 
 
 @pytest.fixture
@@ -15,6 +23,13 @@ def engine():
     made = TransformersGenerationEngine(model(), toploc(), batch_sequences_max=8)
     yield made
     made.close()
+
+
+def raising(error):
+    def raise_it(*_):
+        raise type(error)(*error.args)
+
+    return raise_it
 
 
 def requests(count, tokens_max=12):
@@ -81,3 +96,125 @@ async def test_bf16_engines_write_published_proofs(policies):
     one = (await engine.generate(requests(1), 1.0))[0]
     engine.close()
     assert all(len(proof) == 2 + 2 * 16 for proof in one.proofs)
+
+
+async def test_calls_that_run_together_give_what_they_give_alone(engine, policies):
+    await engine.load(policies[0])
+    parts = [requests(20)[start : start + 4] for start in range(0, 20, 4)]
+    alone = [await engine.generate(part, 1.0) for part in parts]
+    before = engine.tokens_sampled
+    together = await asyncio.gather(*(engine.generate(part, 1.0) for part in parts))
+    assert [[one.tokens for one in part] for part in together] == [
+        [one.tokens for one in part] for part in alone
+    ]
+    assert engine.tokens_sampled - before == sum(len(one.tokens) for p in alone for one in p)
+
+
+async def test_calls_share_their_steps(engine, policies, monkeypatch):
+    """Two calls of four rows that come at once are computed as eight rows."""
+    await engine.load(policies[0])
+    rows, step = [], engine._decoder.step
+
+    def noted(tokens, caches):
+        rows.append(len(tokens))
+        return step(tokens, caches)
+
+    monkeypatch.setattr(engine._decoder, "step", noted)
+    slow = threading.Event()
+    engine._executor.submit(slow.wait)  # both are there when it begins
+    calls = [asyncio.create_task(engine.generate(requests(4), 1.0)) for _ in range(2)]
+    await asyncio.sleep(0.05)
+    slow.set()
+    await asyncio.gather(*calls)
+    assert rows[0] == 8
+
+
+async def test_a_call_that_comes_later_is_taken_in_while_the_first_one_runs(engine, policies):
+    """A caller of little does not wait for one of much."""
+    await engine.load(policies[0])
+    ended, most = [], 20_000
+    endless = [replace(one, tokens_max=most) for one in requests(2)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Decoder, "end_tokens", frozenset())
+        first = asyncio.create_task(engine.generate(endless, 1.0))
+        first.add_done_callback(lambda _: ended.append("first"))
+        await eventually(lambda: engine.tokens_sampled >= 20)
+        await engine.generate(requests(2), 1.0)
+        ended.append("second")
+        assert ended == ["second"]
+        first.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+    async with asyncio.timeout(5):
+        await engine.load(policies[1])  # what nobody waits for holds nothing up
+    assert engine.tokens_sampled < 2 * most
+
+
+async def test_a_sequence_is_of_the_policy_that_was_there_when_it_was_asked_for(engine, policies):
+    await engine.load(policies[0])
+    old = await engine.generate(requests(8), 1.0)
+    before = asyncio.create_task(engine.generate(requests(8), 1.0))
+    await asyncio.sleep(0)
+    swap = asyncio.create_task(engine.load(policies[1]))
+    await asyncio.sleep(0)
+    after = asyncio.create_task(engine.generate(requests(8), 1.0))
+    assert await before == old
+    await swap
+    assert await after == await engine.generate(requests(8), 1.0) != old
+
+
+async def test_what_breaks_fails_every_call_once_and_the_next_one_works(engine, policies):
+    await engine.load(policies[0])
+    expected = await engine.generate(requests(4), 1.0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine._decoder, "step", raising(torch.OutOfMemoryError("out of memory")))
+        calls = [engine.generate(requests(4), 1.0) for _ in range(3)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [str(one) for one in results] == ["OutOfMemoryError: out of memory"] * 3
+    assert all(isinstance(one, EngineError) for one in results)
+    assert await engine.generate(requests(4), 1.0) == expected
+
+
+async def test_every_temperature_gets_its_turn(engine, policies):
+    await engine.load(policies[0])
+    alone = [await engine.generate(requests(4), t) for t in (1.0, 4.0, 0.25)]
+    together = await asyncio.gather(*(engine.generate(requests(4), t) for t in (1.0, 4.0, 0.25)))
+    assert together == alone
+
+
+async def test_proofs_are_those_of_the_whole_sequence_however_often_they_are_built(
+    policies, monkeypatch
+):
+    long = [replace(one, tokens_max=60) for one in requests(12)]
+    made = []
+    for steps in (1000, 1, 5, 16):
+        monkeypatch.setattr(generation, "STEPS_PER_PROOF", steps)
+        engine = TransformersGenerationEngine(model(), toploc())
+        await engine.load(policies[0])
+        made.append(await engine.generate(long, 1.0))
+        engine.close()
+    assert max(len(one.tokens) for one in made[0]) > 20
+    assert made[1:] == made[:1] * 3
+
+
+async def test_a_small_budget_takes_longer_and_gives_the_same(policies):
+    engine = TransformersGenerationEngine(model(), toploc())
+    await engine.load(policies[0])
+    expected = await engine.generate(requests(20), 1.0)
+    engine.close()
+    engine = TransformersGenerationEngine(model(), toploc(), cache_bytes_max=40_000)
+    await engine.load(policies[0])
+    found = await engine.generate(requests(20), 1.0)
+    engine.close()
+    assert [one.tokens for one in found] == [one.tokens for one in expected]
+
+
+def test_the_memory_for_caches_is_a_share_of_what_there_is(monkeypatch):
+    whole = memory.cache_bytes("cpu")
+    available = psutil.virtual_memory().available
+    assert 0.3 * available < whole < 0.7 * available
+    used = psutil.Process().memory_info().rss
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (used + 10_000_000, -1))
+    assert memory.cache_bytes("cpu") < 10_000_000
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (used // 2, -1))
+    assert memory.cache_bytes("cpu") == 1
