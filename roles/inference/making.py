@@ -9,6 +9,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import structlog
+
 from protocol.assignment import assign
 from protocol.rollout import RolloutSequence
 from protocol.types import Digest, Version
@@ -16,6 +18,8 @@ from roles.flow import RoleContext
 from roles.inference.concurrency import Concurrency
 from roles.ports.engines import EngineError, GenerationEngine, GenerationRequest, Unscorable
 from roles.task import Task
+
+log = structlog.get_logger()
 
 Made = list[RolloutSequence] | Unscorable
 """The sequences of a slot, or why they have no score."""
@@ -65,7 +69,10 @@ class SlotsInTheMaking:
         since = [making.began_at for making in self._slots if making.generating]
         self.concurrency.note(len(since), now)
         oldest_seconds = now - min(since, default=now)
+        before = self.concurrency.limit
         self.concurrency.observe(self._engine.tokens_sampled, oldest_seconds, seconds_max, now)
+        if self.concurrency.limit != before:
+            log.info("rollouts at once", limit=self.concurrency.limit, before=before)
 
     def begin(self, version: Version, checkpoint: Digest, slot: int) -> None:
         """Begin to make a slot of a checkpoint, whose policy the engine must hold."""

@@ -89,6 +89,7 @@ def test_slots_are_made_together_and_committed_in_their_order(tmp_path):
         await world.rest(8)
         assert engine.most == 4
         assert slots(world) == []
+        assert str(world.conditions) == "", "nothing was tried and refused"
         await world.rest(3)
         settle_all(world)
         await settling(world, 4)
@@ -195,15 +196,16 @@ def test_the_ledger_takes_sixteen_and_a_worker_has_half_of_them_open_at_most(tmp
 
 def test_a_new_version_waits_for_what_runs_and_nothing_of_the_old_one_is_begun(tmp_path):
     async def scenario():
-        engine = Busy(4, 8)
+        engine = Busy(4, 5, 8)
         world, flow = started(tmp_path, engine)
         world.run(flow)
         await world.rest(1)
         assert engine.begun == 4
         world.version(policy=world.hold(1, b"policy 1").digest)
         await world.rest(5)
-        assert engine.begun == 4, "one has ended"
+        assert engine.begun == 4, "two have ended"
         assert engine.loads == [0]
+        assert slots(world) == [(0, 0), (0, 1)], "they are committed to meanwhile"
         await settling(world, 6)
         assert engine.loads == [0, 1]
         assert slots(world) == [(0, 0), (0, 1), (0, 2), (0, 3)]

@@ -89,7 +89,10 @@ def check(model, found):
 
 
 @pytest.mark.parametrize("steps", [1, 5])
-def test_sequences_join_others_at_any_step(model, decoder, steps):
+@pytest.mark.parametrize("cohorts_max", [1, 2, 4])
+def test_sequences_join_others_at_any_step(model, decoder, monkeypatch, cohorts_max, steps):
+    """Those that came at other times share caches when these are too many."""
+    monkeypatch.setattr(batching, "COHORTS_MAX", cohorts_max)
     batch = batch_of(decoder, steps=steps)
     waves = [sequences(6, first=6 * n) for n in range(7)]
     cohorts = []
@@ -100,7 +103,7 @@ def test_sequences_join_others_at_any_step(model, decoder, steps):
         cohorts.append(len(batch._cohorts))
     finish(batch)
     check(model, [one for wave in waves for one in wave])
-    assert max(cohorts) == batching.COHORTS_MAX or steps > 1, "more are joined"
+    assert max(cohorts) == cohorts_max or steps > 1
 
 
 @pytest.mark.parametrize("steps", [2, 7, 100])
