@@ -10,7 +10,7 @@ young enough, and what breaks an engine may be too many at once: both halve the 
 from collections import deque
 
 WINDOW_SECONDS = 20.0
-"""Over which tokens are counted: ten reports of an engine process."""
+"""Of computing, over which tokens are counted: ten reports of an engine process."""
 
 GAIN_MIN = 1 / 3
 """Of tokens per second, for twice as many rollouts: less is not worth rollouts that are half as
@@ -41,14 +41,17 @@ class Concurrency:
         self._tries_less = False
         self._running = 0
         self._noted_at = 0.0
-        self._rollout_seconds = 0.0
-        self._opened_at: float | None = None
-        self._tokens = self._tokens_seen = 0
-        """At the beginning of the window, and last."""
+        self._busy_seconds = self._rollout_seconds = 0.0
+        """In this window: with anything to compute, and of all rollouts together."""
+        self._tokens: int | None = None
+        """At the beginning of the window; None before it."""
+        self._tokens_seen = 0
 
     def note(self, running: int, now: float) -> None:
         """Note how many rollouts are computed from now on."""
-        self._rollout_seconds += self._running * (now - self._noted_at)
+        seconds = now - self._noted_at
+        self._rollout_seconds += self._running * seconds
+        self._busy_seconds += seconds if self._running else 0.0
         self._running, self._noted_at = running, now
 
     def ended(self, seconds: float) -> None:
@@ -66,14 +69,13 @@ class Concurrency:
         how long one may be.
         """
         self.note(self._running, now)
-        if self._opened_at is None or tokens < self._tokens_seen:
-            self._open(tokens, now)
-        self._tokens_seen = tokens
-        seconds = now - (self._opened_at or 0.0)
-        if seconds < WINDOW_SECONDS:
+        if self._tokens is None or tokens < self._tokens_seen:
+            self._open(tokens)
+        self._tokens_seen, seconds = tokens, self._busy_seconds
+        if self._tokens is None or seconds < WINDOW_SECONDS:
             return
         rate, mean = (tokens - self._tokens) / seconds, self._rollout_seconds / seconds
-        self._open(tokens, now)
+        self._open(tokens)
         latency = max([oldest_seconds, *self._seconds])
         if latency > seconds_max and self.limit > 1:
             self._set(self.limit // 2, WINDOWS_BETWEEN_TRIALS)
@@ -111,10 +113,11 @@ class Concurrency:
         if limit < self.limit:
             self._seconds.clear()  # they were those of more at once
         self.limit = max(1, limit)
-        self._opened_at = None
+        self._tokens = None
 
-    def _open(self, tokens: int, now: float) -> None:
-        self._opened_at, self._tokens, self._rollout_seconds = now, tokens, 0.0
+    def _open(self, tokens: int) -> None:
+        self._tokens = tokens
+        self._busy_seconds = self._rollout_seconds = 0.0
 
     def _rate(self, limit: int) -> float:
         rates = self._rates[limit]

@@ -33,8 +33,8 @@ from roles.task import Task
 log = structlog.get_logger()
 
 UNSETTLED_MIN = 2
-"""Own commits that may wait for an outcome while the ledger gives us less credit: one being checked
-while the next one is generated."""
+"""Own commits that may wait for an outcome in any case: one being checked while the next one is
+generated. More are allowed to who generates more at once, and has that much credit."""
 
 REPEAT_EPOCHS = 1.0
 """A commit that has no outcome by then may have been announced to nobody: it is told again, for as
@@ -162,7 +162,7 @@ class InferenceFlow:
 
     def _unsettled_max(self) -> int:
         """Return how many of our commits may wait for an outcome."""
-        return max(UNSETTLED_MIN, self._credit())
+        return max(UNSETTLED_MIN, min(self._credit(), 1 + self._making.concurrency.limit))
 
     def _credit(self) -> int:
         counts = self._context.replica.ledger.workers.get(self._context.peer_id)

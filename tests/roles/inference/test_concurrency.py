@@ -151,6 +151,20 @@ def test_a_machine_that_has_less_to_do_than_it_may_learns_nothing():
     assert concurrency.limit == 16
 
 
+def test_a_machine_that_often_has_nothing_to_do_learns_from_the_time_when_it_does():
+    """It waits for outcomes of its commits, and would wait less if it made several at once."""
+    concurrency = Concurrency()
+    made, now = 0.0, 0.0
+    for _ in range(100):
+        for running, seconds in ((concurrency.limit, 3.0), (0, 9.0)):
+            concurrency.note(running, now)
+            now += seconds
+            made += seconds * 100 * min(running, 4)
+            concurrency.note(0, now)
+            concurrency.observe(int(made), 0.0, math.inf, now)
+    assert concurrency.limit == 4
+
+
 def test_an_engine_that_begins_anew_begins_a_new_window():
     """Its tokens fell to nothing, which is no rate."""
     concurrency = Concurrency()
