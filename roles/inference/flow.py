@@ -247,6 +247,7 @@ class InferenceFlow:
         context = self._context
         ledger, me = context.replica.ledger, context.peer_id
         oldest = ledger.version - context.manifest.grpo.async_level
+        newest = context.policies.newest()
         for making in list(self._making):
             checkpoint = ledger.checkpoint(making.version)
             if (
@@ -254,10 +255,16 @@ class InferenceFlow:
                 or checkpoint.digest != making.checkpoint
                 or making.version < oldest
                 or making.slot < ledger.next_slot(me, making.version)[0]
+                # One before it failed, and is of a version that nothing more is made of.
+                or (newest is not None and making.version < newest.version and self._waits(making))
                 or ledger.slashed(me)
                 or context.network.may_have_used(making.version)
             ):
                 self._making.drop(making)
+
+    def _waits(self, making: Making) -> bool:
+        """Tell whether a slot before one in the making is neither used nor in the making."""
+        return self._next_slot(making.checkpoint, making.version) < making.slot
 
     async def _commit_made(self) -> None:
         """Commit to what is made, in the order of its slots."""

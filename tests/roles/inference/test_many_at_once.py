@@ -300,6 +300,25 @@ def test_what_was_made_is_kept_when_another_one_fails(tmp_path):
     run_virtual(scenario())
 
 
+def test_what_waits_for_a_slot_that_nobody_makes_any_more_is_given_up(tmp_path):
+    """The first one failed, and a new version came before it could be made again."""
+
+    async def scenario():
+        engine = Busy(1, 3, 3, 3, 1000)
+        engine.errors = [EngineError("gone")]
+        world, flow = started(tmp_path, engine)
+        world.run(flow)
+        await world.rest(2)
+        world.version(policy=world.hold(1, b"policy 1").digest)
+        await world.rest(2 * EPOCH_SECONDS)
+        assert slots(world) == []
+        assert engine.loads == [0, 1]
+        assert {making.version for making in flow._making} == {1}
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 def test_a_restart_uses_no_slot_twice_and_skips_none(tmp_path):
     async def scenario():
         world, flow = started(tmp_path, Busy(1, 2, 50, 1))
