@@ -5,7 +5,6 @@ byte-level BPE tokenizer, learned from the task's own texts, a chat template, an
 cold start. It is written as a Hugging Face directory.
 """
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from roles.engines.architectures.configuration import configuration
 from roles.engines.cold_start import cold_start
 from roles.engines.tokenizer import HuggingFaceTokenizer
 from roles.environments.base import SolvedTask
-from roles.environments.reasoning_gym import Solution, solution_of
+from roles.environments.reasoning_gym import solution_of
 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -90,9 +89,7 @@ def make_small_model(recipe: Recipe, seed: int, directory: Path, target_accuracy
     Raises ``ValueError`` for a task that knows no solutions.
     """
     directory.mkdir(parents=True)
-    draws = Rng(seed.to_bytes(8, "big")).child("tokenizer")
-    texts = [solution_of(recipe.environment, draws.bits64()) for _ in range(TEXTS)]
-    _make_tokenizer(texts, recipe.model.vocabulary_size).save_pretrained(directory)
+    make_tokenizer(recipe, seed).save_pretrained(directory)
     configuration(recipe.model.architecture, recipe.model.config).save_pretrained(directory)
     tokenizer = HuggingFaceTokenizer(
         directory, recipe.model.vocabulary_size, datetime.fromtimestamp(0, UTC)
@@ -112,12 +109,19 @@ def make_small_model(recipe: Recipe, seed: int, directory: Path, target_accuracy
     )
 
 
-def _make_tokenizer(texts: Sequence[Solution], vocabulary_size: int) -> PreTrainedTokenizerFast:
+def make_tokenizer(recipe: Recipe, seed: int) -> PreTrainedTokenizerFast:
+    """Return a byte-level BPE tokenizer with a chat template, learned from the recipe's task.
+
+    It has at most as many tokens as the recipe's model; ``seed`` draws the texts. Raises
+    ``ValueError`` for a task that knows no solutions.
+    """
+    draws = Rng(seed.to_bytes(8, "big")).child("tokenizer")
+    texts = (solution_of(recipe.environment, draws.bits64()) for _ in range(TEXTS))
     bare = Tokenizer(models.BPE())
     bare.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     bare.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary_size,
+        vocab_size=recipe.model.vocabulary_size,
         special_tokens=[PADDING, START, END],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,

@@ -27,6 +27,9 @@ class HuggingFaceTokenizer(Tokenizer):
         from transformers import PreTrainedTokenizerFast  # noqa: PLC0415 - takes seconds
         from transformers.utils import chat_template_utils  # noqa: PLC0415 - the same
 
+        if not (directory / "tokenizer.json").is_file():
+            # transformers would ask for libraries that do not help.
+            raise ValueError("the model has no tokenizer: there is no tokenizer.json")
         try:
             self._tokenizer = PreTrainedTokenizerFast.from_pretrained(
                 directory, local_files_only=True

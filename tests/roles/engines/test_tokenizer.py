@@ -46,6 +46,8 @@ def test_what_a_directory_lacks_is_told_in_one_line(tmp_path, tokenizer):
     with pytest.raises(ValueError, match="has no tokenizer") as raised:
         read_tokenizer(tmp_path / "empty")
     assert "\n" not in str(raised.value)
+    # Of a library that transformers would ask for: it would change nothing.
+    assert str(raised.value).endswith("there is no tokenizer.json")
     (tmp_path / "chat_template.jinja").unlink(missing_ok=True)
     config = json.loads((tmp_path / "tokenizer_config.json").read_text())
     config.pop("chat_template", None)

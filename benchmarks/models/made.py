@@ -1,0 +1,356 @@
+"""Hugging Face directories with random weights: as published ones are, and some to be refused.
+
+Hugging Face itself writes each, and then an ``edit`` makes of it what its own writer no longer
+writes: old spellings, tensors that need not be stored, and everything that a run must not take.
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from protocol.recipe import Recipe
+from roles.engines.architectures.registry import ARCHITECTURES
+from roles.engines.small_model import make_tokenizer
+
+Edit = Callable[[Path], None]
+"""Changes the files of a directory."""
+
+SIZES = {
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
+"""As wide as that of the recipe for text: of 64 values in a proof, none is near zero."""
+
+CHARACTERS = 32
+"""Tokens of the task over characters."""
+
+DEVIATION = 0.1
+"""Of all weights but those of norms, which are around 1. Logits deviate by 1 then, and a model has
+opinions; with the initial weights of Hugging Face all tokens are alike."""
+
+SEED = 1
+SHARD_BYTES = 150_000
+"""Of a directory in several files: about a third of one."""
+
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+DATED_TEMPLATE = (
+    "{{ '<|im_start|>system\nToday is ' + strftime_now('%d %B %Y') + '<|im_end|>\n' }}"
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{{ message['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+"""Asks what day it is, as Llama's do."""
+
+TEMPLATE = "chat_template.jinja"
+WEIGHTS = "model.safetensors"
+INDEX = f"{WEIGHTS}.index.json"
+EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True)
+class Directory:
+    """One directory; what has something in ``refused`` must be refused by that name."""
+
+    name: str
+    architecture: str
+    features: str
+    config: Mapping[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+    shard_bytes: int = 1 << 30
+    in_text: bool = False
+    ends: tuple[int, ...] = (1,)
+    edits: tuple[Edit, ...] = ()
+    refused: str = ""
+
+    def write(self, path: Path, recipe: Recipe) -> None:
+        """Write it; ``recipe`` is that of its task, from whose texts a tokenizer is learned."""
+        torch.manual_seed(SEED)
+        made = ARCHITECTURES[self.architecture]
+        vocabulary = {"vocab_size": recipe.model.vocabulary_size if self.in_text else CHARACTERS}
+        config = deepcopy({**SIZES, **vocabulary, "eos_token_id": self.ends[0], **self.config})
+        model = made.model(made.config(**config)).to(self.dtype)
+        with torch.no_grad():
+            for name, parameter in model.named_parameters():
+                parameter.normal_(1.0 if "norm" in name else 0.0, DEVIATION)
+        model.generation_config.eos_token_id = list(self.ends)
+        model.save_pretrained(path, max_shard_size=self.shard_bytes)
+        if self.in_text:
+            make_tokenizer(recipe, SEED).save_pretrained(path)
+        for edit in self.edits:
+            edit(path)
+
+
+# Edits
+
+
+def says(**values: Any) -> Edit:
+    """Return what adds values to ``config.json``."""
+
+    def edit(path: Path) -> None:
+        config = json.loads((path / "config.json").read_text())
+        (path / "config.json").write_text(json.dumps({**config, **values}))
+
+    return edit
+
+
+def keeps(change: Callable[[dict[str, Tensor]], dict[str, Tensor]]) -> Edit:
+    """Return what replaces the tensors of a directory of one file."""
+
+    def edit(path: Path) -> None:
+        save_file(change(load_file(path / WEIGHTS)), path / WEIGHTS, {"format": "pt"})
+
+    return edit
+
+
+def has_angles(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors with the angles of positions, as old files have them."""
+    angles = torch.arange(SIZES["hidden_size"] / SIZES["num_attention_heads"] / 2)
+    return {**tensors, "model.layers.0.self_attn.rotary_emb.inv_freq": angles}
+
+
+def says_in_old_words(path: Path) -> None:
+    """Spell the scaling of positions as before ``rope_parameters``."""
+    config = json.loads((path / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    theta, kind = rope.pop("rope_theta"), rope.pop("rope_type")
+    words = {"rope_theta": theta, "rope_scaling": {"type": kind, **rope}, "torch_dtype": "float32"}
+    (path / "config.json").write_text(json.dumps({**config, **words}))
+
+
+def asks_the_day(path: Path) -> None:
+    """Give it a chat template whose text depends on the day."""
+    (path / TEMPLATE).write_text(DATED_TEMPLATE)
+
+
+def lacks(*names: str) -> Edit:
+    """Return what deletes files."""
+
+    def edit(path: Path) -> None:
+        for name in names:
+            (path / name).unlink()
+
+    return edit
+
+
+def is_pickled(path: Path) -> None:
+    """Keep the weights in a pickle alone."""
+    torch.save(load_file(path / WEIGHTS), path / "pytorch_model.bin")
+    (path / WEIGHTS).unlink()
+
+
+def is_truncated(path: Path) -> None:
+    """Drop the last byte of the weights."""
+    (path / WEIGHTS).write_bytes((path / WEIGHTS).read_bytes()[:-1])
+
+
+def lacks_a_file(path: Path) -> None:
+    """Delete one of the files that the index names."""
+    max(path.glob("model-*.safetensors")).unlink()
+
+
+def names_files_elsewhere(path: Path) -> None:
+    """Let the index name a file outside the directory."""
+    index = json.loads((path / INDEX).read_text())
+    index["weight_map"] = dict.fromkeys(index["weight_map"], "../elsewhere.safetensors")
+    (path / INDEX).write_text(json.dumps(index))
+
+
+# Directories
+
+PLAIN = Directory("qwen2-plain", "qwen2", "head of its own")
+CHAT = Directory(
+    "qwen2-chat",
+    "qwen2",
+    "BPE and chat template; tied head; 2 end tokens",
+    {"tie_word_embeddings": True},
+    in_text=True,
+    ends=(2, 0),
+)
+SHARDED = Directory(
+    "qwen3-sharded",
+    "qwen3",
+    "several files in bf16; biases; heads of 64; one key head",
+    {"head_dim": 64, "attention_bias": True, "num_key_value_heads": 1},
+    dtype=torch.bfloat16,
+    shard_bytes=SHARD_BYTES,
+)
+"""From these three, others are made that must be refused."""
+
+TAKEN = (
+    PLAIN,
+    Directory(
+        "qwen2-tied",
+        "qwen2",
+        "tied head, stored in bf16",
+        {"tie_word_embeddings": True},
+        dtype=torch.bfloat16,
+    ),
+    Directory(
+        "qwen2-tied-stored",
+        "qwen2",
+        "tied head that is stored, too; a window that no layer has",
+        {"tie_word_embeddings": True},
+        edits=(
+            says(use_sliding_window=True, sliding_window=8, max_window_layers=2),
+            keeps(lambda own: {**own, HEAD: own[EMBEDDING].clone()}),
+        ),
+    ),
+    Directory(
+        "qwen2-yarn",
+        "qwen2",
+        "YaRN; heads of 48; 3 end tokens",
+        {"head_dim": 48, "rope_parameters": YARN},
+        ends=(1, 7, 30),
+    ),
+    CHAT,
+    Directory("qwen3-plain", "qwen3", "heads of 32", {"head_dim": 32}),
+    SHARDED,
+    Directory(
+        "qwen3-chat",
+        "qwen3",
+        "BPE and chat template; tied head; heads of 48; several files; 2 end tokens",
+        {"head_dim": 48, "tie_word_embeddings": True},
+        shard_bytes=SHARD_BYTES,
+        in_text=True,
+        ends=(2, 0),
+    ),
+    Directory(
+        "qwen3-yarn-chat",
+        "qwen3",
+        "BPE and chat template; YaRN with mscale; heads of 48",
+        {
+            "head_dim": 48,
+            "rope_parameters": YARN
+            | {"mscale": 1.0, "mscale_all_dim": 0.5, "beta_fast": 16.0, "rope_theta": 1e6},
+        },
+        in_text=True,
+        ends=(2,),
+    ),
+    Directory(
+        "llama-plain",
+        "llama",
+        "as many key heads as heads; angles of positions stored",
+        {"num_key_value_heads": None},
+        edits=(keeps(has_angles),),
+    ),
+    Directory(
+        "llama3",
+        "llama",
+        "Llama 3's positions; biases everywhere; several files; 3 end tokens",
+        {"attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3},
+        shard_bytes=SHARD_BYTES,
+        ends=(1, 8, 9),
+    ),
+    Directory(
+        "llama-linear",
+        "llama",
+        "linear positions; tied head; stored in fp16",
+        {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        dtype=torch.float16,
+    ),
+    Directory(
+        "llama-yarn-old",
+        "llama",
+        "YaRN in the words of old files; heads of 40",
+        {"head_dim": 40, "rope_parameters": YARN | {"rope_theta": 5e5}},
+        edits=(says_in_old_words,),
+    ),
+    Directory(
+        "llama3-chat",
+        "llama",
+        "BPE and a chat template that asks what day it is; Llama 3's positions; 2 end tokens",
+        {"rope_parameters": LLAMA3},
+        in_text=True,
+        ends=(2, 0),
+        edits=(asks_the_day,),
+    ),
+)
+
+
+def _cousin(name: str, refused: str, *edits: Edit, of: Directory = PLAIN) -> Directory:
+    return replace(of, name=name, edits=(*of.edits, *edits), refused=refused)
+
+
+def _rope(**values: Any) -> Edit:
+    return says(rope_parameters={"rope_theta": 10_000.0, **values})
+
+
+REFUSED = (
+    _cousin("rope-dynamic", "dynamic", _rope(rope_type="dynamic", factor=2.0)),
+    _cousin(
+        "rope-longrope",
+        "longrope",
+        _rope(rope_type="longrope", short_factor=[1.0] * 16, long_factor=[2.0] * 16),
+    ),
+    _cousin("rope-partial", "partial_rotary_factor", says(partial_rotary_factor=0.5)),
+    _cousin(
+        "window",
+        "sliding_window",
+        says(
+            use_sliding_window=True,
+            sliding_window=8,
+            max_window_layers=1,
+            layer_types=["full_attention", "sliding_attention"],
+        ),
+    ),
+    _cousin("experts", "num_experts", says(num_experts=8, num_experts_per_tok=2)),
+    _cousin("mixture", "qwen3_moe", says(model_type="qwen3_moe")),
+    _cousin("own-code", "auto_map", says(auto_map={"AutoModelForCausalLM": "modeling.Model"})),
+    _cousin(
+        "quantised",
+        "quantization_config",
+        says(quantization_config={"quant_method": "awq", "bits": 4}),
+    ),
+    _cousin("nested", "text_config", says(text_config={"hidden_size": 128})),
+    _cousin("vision", "qwen2_5_vl", says(model_type="qwen2_5_vl")),
+    _cousin("classifier", "architectures", says(architectures=["Qwen2ForSequenceClassification"])),
+    _cousin("dropout", "attention_dropout", says(attention_dropout=0.1)),
+    _cousin("activation", "hidden_act", says(hidden_act="gelu")),
+    _cousin("endless", "eos_token_id", says(eos_token_id=None), lacks("generation_config.json")),
+    _cousin("pickled", WEIGHTS, is_pickled),
+    _cousin(
+        "head-differs",
+        "lm_head.weight differs",
+        says(tie_word_embeddings=True),
+    ),
+    _cousin(
+        "tensor-missing",
+        "model.norm.weight is missing",
+        keeps(lambda own: {name: own[name] for name in own if name != "model.norm.weight"}),
+    ),
+    _cousin(
+        "tensor-quantised",
+        "torch.float8_e4m3fn",
+        keeps(lambda own: {**own, HEAD: own[HEAD].to(torch.float8_e4m3fn)}),
+    ),
+    _cousin("file-truncated", WEIGHTS, is_truncated),
+    _cousin("file-missing", "model-0", lacks_a_file, of=SHARDED),
+    _cousin("file-elsewhere", INDEX, names_files_elsewhere, of=SHARDED),
+    _cousin("no-tokenizer", "no tokenizer", lacks("tokenizer.json"), of=CHAT),
+    _cousin("no-template", "no chat template", lacks(TEMPLATE), of=CHAT),
+    _cousin(
+        "tokens-too-many",
+        "tokens, the model 300",
+        of=replace(CHAT, config={**CHAT.config, "vocab_size": 300}),
+    ),
+    _cousin("other-end", "token 1", of=replace(PLAIN, ends=(5,))),
+)

@@ -1,0 +1,290 @@
+"""One run that was founded with a directory: generated, verified, learned, and compared."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from made import Directory
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+from typing_extensions import override
+
+from node.live.background import ThreadBackground
+from node.local.run_pin import load_run
+from protocol.assignment import SequenceAssignment, assign
+from protocol.audit import Finding, check_claims, decide, read_body
+from protocol.crypto import Identity, digest
+from protocol.messages import RolloutCommit
+from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
+from protocol.statistics import Recomputed, Sums
+from protocol.types import Version
+from roles.engines.builtin.decoder import Decoded
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.verification import TransformersVerificationEngine
+from roles.engines.task import task_of
+from roles.engines.training.engine import TorchTrainingEngine
+from roles.ports.engines import (
+    Generation,
+    GenerationRequest,
+    Policy,
+    TrainingSequence,
+    Unscorable,
+    VerificationRequest,
+    claims_of,
+)
+from roles.task import Task
+
+DIFFERENCE_MAX = 1e-5
+"""Of logits, and of log-probabilities in nats."""
+
+ROLLOUTS = 4
+"""As many as a history needs before it is judged."""
+
+COMPARED = slice(None, None, 4)
+"""Of the sequences of a rollout: some of every group."""
+
+WORKER = Identity(b"\x01" * 32)
+"""Of rollouts that nobody else sees."""
+
+
+@dataclass(frozen=True, slots=True)
+class Founded:
+    """What came of a directory; differences are the largest absolute ones, in nats."""
+
+    name: str
+    features: str
+    logits: float
+    logprobs_worker: float
+    logprobs_validator: float
+    logprobs_trainer: float
+    tokens: int
+    end_tokens: int
+    end_tokens_drawn: int
+    rollouts: int
+    rejected: int
+    lies: int
+    lies_rejected: int
+    updates: int
+
+    @property
+    def logprobs(self) -> tuple[float, float, float]:
+        """The differences of the three engines."""
+        return self.logprobs_worker, self.logprobs_validator, self.logprobs_trainer
+
+    @property
+    def within_bar(self) -> bool:
+        """Whether all is as it should be."""
+        same = all(one <= DIFFERENCE_MAX for one in (self.logits, *self.logprobs))
+        judged = not self.rejected and self.lies_rejected == self.lies
+        return same and judged and self.updates > 0
+
+
+class ShowingEngine(TransformersGenerationEngine):
+    """Keeps the states behind the tokens that it drew last."""
+
+    states: Sequence[Tensor] = ()
+
+    @override
+    def _decode(self, batch: Sequence[GenerationRequest], temperature: float) -> list[Decoded]:
+        decoded = super()._decode(batch, temperature)
+        self.states = [row.states for row in decoded]
+        return decoded
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """What a worker was asked, what it made of it, and what that is worth."""
+
+    assignments: list[SequenceAssignment]
+    requests: list[GenerationRequest]
+    generations: list[Generation]
+    rewards: list[int]
+    commit: RolloutCommit
+    body: bytes
+
+
+class Trial:
+    """One run: its task, its engines and its first policy."""
+
+    def __init__(self, directory: Path, run: Path) -> None:
+        manifest = load_run(run / "run.toml").manifest
+        self._directory = directory
+        self._run = run
+        self._manifest = manifest
+        self._temperature = manifest.sampling.temperature
+        self._policy = Policy(Version(0), manifest.genesis_policy, run / "genesis.safetensors")
+        self._worker = ShowingEngine(manifest.model, manifest.toploc)
+        self._validator = TransformersVerificationEngine(manifest.model, manifest.toploc)
+        self._trainer = TorchTrainingEngine(manifest.model, manifest.sampling, manifest.grpo)
+        self._background = ThreadBackground()
+        self._environment = task_of(manifest, run / "task", self._background)
+        self._task = Task(manifest, self._environment)
+
+    async def result(self, made: Directory) -> Founded:
+        """Generate, verify and train; compare; then lie."""
+        await self._environment.open()
+        for load in (self._worker.load, self._validator.load, self._trainer.load_policy):
+            await load(self._policy)
+        rollouts = [await self._roll_out(0)]
+        differences = await self._differences(rollouts[0])
+        rollouts += [await self._roll_out(slot) for slot in range(1, ROLLOUTS)]
+        rejected = await self._rejected(rollouts)
+        batch = [one for rollout in rollouts for one in self._training_sequences(rollout)]
+        metrics = await self._trainer.step(batch)
+        path = self._run / "next.safetensors"
+        await self._worker.load(Policy(Version(1), await self._trainer.write_policy(path), path))
+        lies = [await self._roll_out(slot) for slot in range(ROLLOUTS)]
+        made_of = [one for rollout in rollouts for one in rollout.generations]
+        ends = set(self._manifest.model.end_tokens)
+        return Founded(
+            name=made.name,
+            features=made.features,
+            **differences,
+            tokens=sum(len(one.tokens) for one in made_of),
+            end_tokens=len(ends),
+            end_tokens_drawn=len(ends & {one.tokens[-1] for one in made_of}),
+            rollouts=len(rollouts),
+            rejected=len(rejected),
+            lies=len(lies),
+            lies_rejected=len(await self._rejected(lies)),
+            updates=metrics.updates,
+        )
+
+    def close(self) -> None:
+        """End its threads."""
+        for one in (self._worker, self._validator, self._trainer, self._background):
+            one.close()
+
+    async def _roll_out(self, slot: int) -> Rollout:
+        """Do what a worker does for a slot, and claim that the first policy has done it."""
+        manifest = self._manifest
+        checkpoint = digest(manifest.run_id)  # of a version that nobody announces here
+        assignments = assign(manifest, checkpoint, WORKER.peer_id, slot)
+        prompts = await self._task.prompts(assignments)
+        requests = [
+            GenerationRequest(prompt, item.noise_seed, manifest.sampling.tokens_max)
+            for item, prompt in zip(assignments, prompts, strict=True)
+        ]
+        generations = await self._worker.generate(requests, self._temperature)
+        rewards = await self._rewards(assignments, [one.tokens for one in generations])
+        body = encode_body(
+            [
+                RolloutSequence(one.tokens, one.logprobs, own, one.proofs)
+                for one, own in zip(generations, rewards, strict=True)
+            ]
+        )
+        commit = RolloutCommit(
+            epoch=0,
+            version=0,
+            checkpoint=checkpoint,
+            slot=slot,
+            previous=b"",
+            body=digest(body),
+            body_bytes=len(body),
+            sequences=len(generations),
+            tokens=sum(len(one.tokens) for one in generations),
+        )
+        return Rollout(assignments, requests, generations, rewards, commit, body)
+
+    async def _rewards(
+        self, assignments: Sequence[SequenceAssignment], answers: Sequence[tuple[int, ...]]
+    ) -> list[int]:
+        rewards = await self._task.rewards(assignments, answers)
+        if isinstance(rewards, Unscorable):
+            raise RuntimeError(rewards.reason)  # noqa: TRY004 - of this machine
+        return rewards
+
+    async def _rejected(self, rollouts: Sequence[Rollout]) -> list[Finding]:
+        """Judge rollouts of one worker, one after another; return what those are rejected for."""
+        history: list[Sums] = []
+        findings = []
+        for rollout in rollouts:
+            finding = await self._examined(rollout, history)
+            history += [] if finding.sums is None else [finding.sums]
+            findings += [] if finding.accept else [finding]
+        return findings
+
+    async def _examined(self, rollout: Rollout, history: Sequence[Sums]) -> Finding:
+        manifest = self._manifest
+        sequences = read_body(manifest, rollout.commit, rollout.body)
+        if isinstance(sequences, Finding):
+            return sequences
+        answers = [one.tokens for one in sequences]
+        rewards = await self._rewards(rollout.assignments, answers)
+        finding = check_claims(manifest, rollout.commit, sequences, rewards)
+        if finding is not None:
+            return finding
+        claims = [
+            VerificationRequest(
+                asked.prompt, asked.seed, one.tokens, one.logprobs, tuple(one.proofs)
+            )
+            for asked, one in zip(rollout.requests, sequences, strict=True)
+        ]
+        measured = await self._validator.measure(Version(0), claims, self._temperature)
+        return decide(manifest, measured, history)
+
+    def _training_sequences(self, rollout: Rollout) -> list[TrainingSequence]:
+        return [
+            TrainingSequence(item.group, asked.prompt, one.tokens, one.logprobs, own / REWARD_SCALE)
+            for item, asked, one, own in zip(
+                rollout.assignments,
+                rollout.requests,
+                rollout.generations,
+                rollout.rewards,
+                strict=True,
+            )
+        ]
+
+    async def _differences(self, rollout: Rollout) -> dict[str, float]:
+        """Return how far engines are from Hugging Face in what the worker generated last."""
+        requests, made = rollout.requests[COMPARED], rollout.generations[COMPARED]
+        model = AutoModelForCausalLM.from_pretrained(self._directory, dtype=torch.float32)
+        expected = [
+            logits_of(model, asked.prompt, one.tokens)
+            for asked, one in zip(requests, made, strict=True)
+        ]
+        tensors = load_file(self._policy.path)
+        head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
+        logits = [states @ head.T for states in self._worker.states[COMPARED]]
+        rows = [
+            (own / self._temperature).log_softmax(-1).gather(1, torch.tensor(one.tokens)[:, None])
+            for own, one in zip(expected, made, strict=True)
+        ]
+        logprobs = torch.cat(rows)[:, 0]
+
+        def difference(own: Iterable[Sequence[float]]) -> float:
+            return largest(torch.tensor([value for row in own for value in row]), logprobs)
+
+        checked = await self._validator.recompute(
+            Version(0), claims_of(requests, made), self._temperature
+        )
+        # Rewards that differ in each group, because what teaches nothing is not computed.
+        batch = [
+            replace(one, reward=number % 2)
+            for number, one in enumerate(self._training_sequences(rollout)[COMPARED])
+        ]
+        learned = await self._trainer.recompute(self._policy, batch)
+        return {
+            "logits": largest(torch.cat(logits), torch.cat(expected)),
+            "logprobs_worker": difference(one.logprobs for one in made),
+            "logprobs_validator": difference(
+                one.logprobs for one in checked if isinstance(one, Recomputed)
+            ),
+            "logprobs_trainer": difference(one.logprobs for one in learned),
+        }
+
+
+@torch.no_grad()
+def logits_of(
+    model: torch.nn.Module, prompt: tuple[int, ...], tokens: tuple[int, ...]
+) -> torch.Tensor:
+    """Return the logits that each of ``tokens`` is drawn from, ``[n, vocabulary]``."""
+    logits: Tensor = model(input_ids=torch.tensor([[*prompt, *tokens[:-1]]])).logits
+    return logits[0, len(prompt) - 1 :]
+
+
+def largest(own: Tensor, expected: Tensor) -> float:
+    """Return the largest absolute difference; NaN if one is."""
+    return float((own - expected).abs().max())
