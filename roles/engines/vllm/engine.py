@@ -60,6 +60,7 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
             launch, model, toploc, self._config, device, gpus
         ).result()
         self._is_loaded = False
+        self._tokens_sampled = 0
         self._numbers = 0
         self._under_way: dict[int, tuple[_Call, int]] = {}
         """Sequences that vLLM computes, by number: their call, and which of it they are."""
@@ -67,6 +68,11 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
         self._order = asyncio.Lock()
         """Calls and swaps take effect in the order in which they came."""
         self._stepping: asyncio.Task[None] | None = None
+
+    @property
+    @override
+    def tokens_sampled(self) -> int:
+        return self._tokens_sampled
 
     @override
     async def load(self, policy: Policy) -> None:
@@ -141,7 +147,9 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
         """Compute one step; return the sequences that have ended with it."""
         if not self._llm.has_unfinished_requests():
             return {}
-        outputs = {int(one.request_id): one for one in self._llm.step() if one.finished}
+        stepped = self._llm.step()
+        self._tokens_sampled += len(stepped) * self._is_loaded  # without the probe's
+        outputs = {int(one.request_id): one for one in stepped if one.finished}
         records: list[Record] = self._ask("take_records", list(outputs))
         for record, output in zip(records, outputs.values(), strict=True):
             if record.tokens != list(output.outputs[0].token_ids):
