@@ -257,6 +257,31 @@ def test_the_median_is_the_true_one():
     assert verify_proofs(own, proofs, top_k=4) == [ChunkResult(0, 3.5, 2.5)]
 
 
+@pytest.mark.parametrize(
+    ("own", "claimed", "result"),
+    [
+        (0x3F80_0000, 0x3F7F_FFFF, (0, 1.0)),
+        (0x3F7F_FFFF, 0x3F80_0000, (0, 1.0)),
+        (0x3F80_0800, 0x3F7F_F800, (0, 4096.0)),
+        (0x3F80_0800, 0x3F7F_F7FF, (1, NO_EQUAL_EXPONENT)),
+        (0xBF80_0000, 0xBF7F_FFFF, (0, 1.0)),
+        (0x3F80_0000, 0xBF7F_FFFF, (1, NO_EQUAL_EXPONENT)),
+        (0x0000_0001, 0x8000_0001, (1, NO_EQUAL_EXPONENT)),
+    ],
+)
+def test_fp32_values_beside_a_power_of_two_agree(own, claimed, result):
+    own, claimed = (np.array([[one]], dtype=np.uint32).view(np.float32) for one in (own, claimed))
+    (found,) = verify_proofs(own, build_proofs(claimed, top_k=1), top_k=1)
+    mismatches, error = result
+    assert found == ChunkResult(mismatches, error, error)
+
+
+def test_bf16_values_beside_a_power_of_two_do_not():
+    own, claimed = (np.array([[one]], dtype=np.uint16) for one in (0x3F80, 0x3F7F))
+    (found,) = verify_proofs(own, build_proofs(claimed, top_k=1), top_k=1)
+    assert found.exponent_mismatches == 1
+
+
 # Aliasing: low halves from 65497 upward leave the field.
 
 
