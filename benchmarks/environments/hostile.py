@@ -32,6 +32,7 @@ from roles.environments.jail import Jail
 from roles.environments.math import Math
 from roles.environments.text import TextTask
 from roles.ports.engines import Score, Unscorable
+from roles.ports.text import Message
 
 LATE_SECONDS_MAX = 0.05
 """Beyond what a process that does nothing else is late on the same machine at the same time."""
@@ -261,8 +262,9 @@ class Text:
 
     vocabulary_size = 0x110000
 
-    def encode_chat(self, question: str) -> tuple[int, ...]:
+    def encode_chat(self, question: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
         """Return code points."""
+        del before
         return tuple(map(ord, question))
 
     def decode(self, tokens: tuple[int, ...]) -> str:

@@ -13,6 +13,18 @@ from protocol.recipe import Recipe, ShardcastSection
 from protocol.shardcast.index import encode
 
 
+def pin_task(recipe: Recipe) -> Recipe:
+    """Return the recipe with what is installed here of the package of its task, if it has one.
+
+    Raises ``ValueError`` where it names something else than what is installed.
+    """
+    if not recipe.environment.in_text:
+        return recipe
+    from roles.environments.families import pinned_task  # noqa: PLC0415 - tasks may be heavy
+
+    return recipe.model_copy(update={"environment": pinned_task(recipe.environment)})
+
+
 def import_task(
     model: Path, dataset: Path | None, recipe: Recipe, directory: Path
 ) -> dict[RunFileName, RunFile]:
@@ -74,12 +86,16 @@ def _require_characters(recipe: Recipe) -> None:
 
 
 def _require_text(recipe: Recipe, directory: Path, *, has_dataset: bool) -> None:
-    """Raise ``ValueError`` unless nodes can read the files; no jail is needed for that."""
+    """Raise ``ValueError`` unless nodes can read the files and ask the task of the model."""
     from roles.engines.tokenizer import of_bundle  # noqa: PLC0415 - takes seconds
     from roles.environments.families import require_task  # noqa: PLC0415 - tasks may be heavy
 
     tokenizer = of_bundle(
         directory / "bundle", recipe.model.vocabulary_size, datetime.fromtimestamp(0, UTC)
     )
-    tokenizer.encode_chat("1 + 1 = ?")
-    require_task(recipe.environment, directory / "dataset" if has_dataset else None)
+    chat = require_task(recipe.environment, directory / "dataset" if has_dataset else None)
+    try:
+        tokenizer.encode_chat(*chat)
+    except Exception as error:  # noqa: BLE001 - a template raises what it likes
+        reason = " ".join(str(error).split())
+        raise ValueError(f"the model's chat template cannot hold the task: {reason}") from None

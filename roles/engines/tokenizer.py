@@ -1,6 +1,7 @@
 """The run's tokenizer, from the files that Hugging Face models come with."""
 
 import tempfile
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from typing_extensions import override
 
 from protocol.bundle import decode_bundle
 from protocol.faults import Fault
-from roles.ports.text import Tokenizer
+from roles.ports.text import Message, Tokenizer
 
 _KEPT = ("<think>", "</think>")
 """Special in some vocabularies; they part thoughts from answers."""
@@ -56,9 +57,9 @@ class HuggingFaceTokenizer(Tokenizer):
         return len(self._tokenizer)
 
     @override
-    def encode_chat(self, question: str) -> tuple[int, ...]:
+    def encode_chat(self, question: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
         text = self._template.render(
-            messages=[{"role": "user", "content": question}],
+            messages=[message._asdict() for message in (*before, Message("user", question))],
             add_generation_prompt=True,
             **self._tokenizer.special_tokens_map,
         )

@@ -6,6 +6,7 @@ or pass a hard limit has no result, one between the limits is ``Unscorable``.
 
 import asyncio
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,16 +30,30 @@ hard is a guess: machines with which people train differ less in the speed of on
 
 
 class Checker:
-    """The function ``check`` of a module of ``jailed``, in as many jails as have a place."""
+    """The function ``check`` of a module of ``jailed``, in as many jails as have a place.
 
-    def __init__(self, module: str, limits: Limits = LIMITS) -> None:
-        """Try a jail; raises ``NoJailError``."""
-        self._jail = Jail(libraries=True, sources={"roles": Path(roles.__file__).parent})
+    With ``settings``, which are JSON, it is what the module's ``checker(settings)`` returns.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        limits: Limits = LIMITS,
+        settings: Mapping[str, Any] | None = None,
+        sources: Mapping[str, Path] | None = None,
+    ) -> None:
+        """Try a jail, in which ``sources`` are seen, too; raises ``NoJailError``."""
+        seen = {**(sources or {}), "roles": Path(roles.__file__).parent}
+        self._jail = Jail(libraries=True, sources=seen)
+        made = "check" if settings is None else "checker(json.loads(sys.argv[1]))"
         self._program = (
-            f"from roles.environments.jailed.{module} import check\n"
-            "from roles.environments.jailed.serve import serve\n"
-            f"serve(check, {limits.cpu_hard_seconds + 1})\n"
+            "import json, sys\n"
+            "from roles.environments.jailed.serve import serve, take_output\n"
+            "output = take_output()\n"
+            f"from roles.environments.jailed.{module} import {made.partition('(')[0]}\n"
+            f"serve(output, {made}, {limits.cpu_hard_seconds + 1})\n"
         )
+        self._arguments = () if settings is None else (json.dumps(settings),)
         self._limits = limits
         self._places = places()
         self._idle: list[Jailed] = []
@@ -73,7 +88,7 @@ class Checker:
             await jailed.wait()
 
     async def _start(self) -> Jailed:
-        return await self._jail.start(self._program, (), self._limits, lasting=True)
+        return await self._jail.start(self._program, self._arguments, self._limits, lasting=True)
 
     async def _exchange(self, jailed: Jailed, question: bytes) -> dict[str, Any]:
         jailed.write(len(question).to_bytes(LENGTH_BYTES, "big") + question)

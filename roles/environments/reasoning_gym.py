@@ -3,7 +3,7 @@
 Another version of the library may generate other problems, so the one version is required.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,10 +11,10 @@ from typing_extensions import override
 
 from protocol.crypto import digest
 from protocol.recipe import EnvironmentSection
+from roles.environments.asked import AskedTask
 from roles.environments.checker import Checker
-from roles.environments.text import ANSWER_CHARACTERS_MAX, TextTask, require
+from roles.environments.text import require
 from roles.ports.background import Background
-from roles.ports.engines import Score, Unscorable
 from roles.ports.text import Tokenizer
 
 VERSION = "0.1.25"
@@ -124,7 +124,7 @@ def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-class ReasoningGym(TextTask):
+class ReasoningGym(AskedTask):
     """One data set; its score is from 0 to 1."""
 
     def __init__(
@@ -137,48 +137,19 @@ class ReasoningGym(TextTask):
         checker: Checker,
     ) -> None:
         """Raise ``ValueError`` for a data set that is not admitted, or another version."""
-        super().__init__(name, read_tokenizer, background)
+        super().__init__(name, read_tokenizer, background, checker)
         _require(name, dataset, options)
         self._dataset = dataset
         self._options = _plain(options)
-        self._checker = checker
 
-    def _problem(self, seed: int) -> dict[str, Any]:
+    @override
+    def problem(self, seed: int) -> dict[str, Any]:
         drawn = generator_seed(self.name, seed)
         return {"dataset": self._dataset, "options": self._options, "seed": drawn}
 
     @override
     async def question(self, seed: int) -> str:
-        question = await self._checker.ask(self._problem(seed))
+        question = await self._checker.ask(self.problem(seed))
         if not isinstance(question, str):
             raise ValueError(f"no question {seed} of {self.name}: {question}")  # noqa: TRY004
         return asked(question)
-
-    @override
-    async def grade_all(self, seeds: Sequence[int], answers: Sequence[str]) -> list[Score]:
-        """Ask about all answers to a problem at once, which takes as long as about one.
-
-        Together they must stay below the limits of one; else each is asked about alone, so that
-        none costs another one its score.
-        """
-        by_problem: dict[int, list[int]] = {}
-        for place, seed in enumerate(seeds):
-            by_problem.setdefault(seed, []).append(place)
-        scores: dict[int, Score] = {}
-        for seed, places in by_problem.items():
-            ends = [answers[place][-ANSWER_CHARACTERS_MAX:] for place in places]
-            result = await self._checker.ask({**self._problem(seed), "answers": ends})
-            if isinstance(result, list) and len(result) == len(places):
-                scores.update(zip(places, map(float, result), strict=True))
-            else:
-                alone = await super().grade_all([seed] * len(places), ends)
-                scores.update(zip(places, alone, strict=True))
-        return [scores[place] for place in range(len(answers))]
-
-    @override
-    async def grade(self, seed: int, answer: str) -> Score:
-        ends = [answer[-ANSWER_CHARACTERS_MAX:]]
-        result = await self._checker.ask({**self._problem(seed), "answers": ends})
-        if isinstance(result, Unscorable):
-            return result
-        return float(result[0]) if isinstance(result, list) else 0.0

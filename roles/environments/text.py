@@ -14,7 +14,7 @@ from protocol.crypto import digest
 from roles.environments.blocking import in_background
 from roles.ports.background import Background
 from roles.ports.engines import Answer, EngineError, Environment, Score
-from roles.ports.text import Rows, Tokenizer
+from roles.ports.text import Chat, Rows, Tokenizer
 
 THOUGHT_END = "</think>"
 """What reasoning models write between their thoughts and their answer."""
@@ -49,17 +49,23 @@ class TextTask(Environment, ABC):
     async def question(self, seed: int) -> str:
         """Return what a user asks in problem ``seed``."""
 
+    async def chat(self, seed: int) -> Chat:
+        """Return problem ``seed`` as a model is asked it."""
+        return Chat(await self.question(seed))
+
     @abstractmethod
     async def grade(self, seed: int, answer: str) -> Score:
         """Return the score of an answer, which is what follows the model's thoughts."""
 
     @override
     async def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
-        question = await self.question(seed)
+        question, before = await self.chat(seed)
         if length_target is not None:
             # As in INTELLECT-2 (arXiv 2505.07291).
             question += f"\n\nThink for {length_target} tokens before giving a response."
-        return await in_background(self._background, lambda: self._tokenizer.encode_chat(question))
+        return await in_background(
+            self._background, lambda: self._tokenizer.encode_chat(question, before)
+        )
 
     @override
     async def score_batch(self, answers: Sequence[Answer]) -> list[Score]:

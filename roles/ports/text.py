@@ -1,7 +1,22 @@
 """Text: the run's tokenizer, and the rows of a data set."""
 
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Message(NamedTuple):
+    """What somebody says in a chat."""
+
+    role: str
+    """``system``, ``user`` or ``assistant``."""
+    content: str
+
+
+class Chat(NamedTuple):
+    """What a user asks, and the messages before it."""
+
+    question: str
+    before: tuple[Message, ...] = ()
 
 
 class Tokenizer(Protocol):
@@ -11,7 +26,7 @@ class Tokenizer(Protocol):
     def vocabulary_size(self) -> int:
         """How many tokens there are; ids are below it."""
 
-    def encode_chat(self, question: str) -> tuple[int, ...]:
+    def encode_chat(self, question: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
         """Return a chat in which a user asks ``question`` and the assistant is to begin."""
 
     def decode(self, tokens: tuple[int, ...]) -> str:

@@ -15,7 +15,7 @@ from node.founding.found import create_member, found, give, manifest_toml
 from node.founding.model import import_model, needs_of_run
 from node.founding.needs import Needs
 from node.founding.recipes import read_recipe
-from node.founding.task import give_task, import_task
+from node.founding.task import give_task, import_task, pin_task
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run
@@ -135,7 +135,7 @@ def _found(
     policy, task = staging / "genesis.safetensors", staging / "task"
     try:
         section, digest = import_model(directory, recipe, policy)
-        rules = recipe.model_copy(update={"model": section})
+        rules = pin_task(recipe.model_copy(update={"model": section}))
         files = import_task(directory, dataset, rules, task)
         creator = load_or_create_identity(creator_key)
         signed = found(rules, digest.hex(), files, creator, trainers, validators)

@@ -7,7 +7,9 @@ its answer and what it uses follow from the question; and the kernel can end it 
 import json
 import os
 import resource
+import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 READY = b"ready\n"
@@ -21,24 +23,41 @@ _RESERVE_BYTES = 1024
 """For what a reply says besides the answer."""
 
 
-def serve(answer: Callable[[Any], Any], cpu_seconds_max: int) -> None:
-    """Reply to questions until there are no more.
+_SCRATCH = ("/tmp", "/dev/shm")  # noqa: S108 - the jail's own
+
+
+def take_output() -> int:
+    """Return the output for replies alone: what libraries print from now on goes nowhere."""
+    output = os.dup(1)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+    return output
+
+
+def serve(output: int, answer: Callable[[Any], Any], cpu_seconds_max: int) -> None:
+    """Reply to questions until there are no more; what a child leaves in files is taken away.
 
     A reply holds the ``answer``, None when the checker raised; the ``status`` with which its child
     ended, as a shell gives it; and its ``cpu_seconds`` and ``memory_bytes``.
     """
-    os.write(1, READY)
+    kept = _scratch()
+    os.write(output, READY)
     while header := _read(LENGTH_BYTES):
         question = json.loads(_read(int.from_bytes(header, "big")))
         result_end, told_end = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(result_end)
+            os.close(output)
+            os.dup2(1, 0)  # the next question is not for what it leaves behind
             _answer(answer, question, told_end, cpu_seconds_max)
         os.close(told_end)
         with os.fdopen(result_end, "rb") as result:
             said = result.read(REPLY_BYTES_MAX - _RESERVE_BYTES)
         _, status, use = os.wait4(child, 0)
+        for path in _scratch() - kept:
+            _remove(path)
         code = os.waitstatus_to_exitcode(status)
         reply = {
             "answer": _understood(said) if code == 0 else None,
@@ -47,7 +66,7 @@ def serve(answer: Callable[[Any], Any], cpu_seconds_max: int) -> None:
             "memory_bytes": use.ru_maxrss << 10,
         }
         encoded = json.dumps(reply).encode()
-        os.write(1, len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded)
+        os.write(output, len(encoded).to_bytes(LENGTH_BYTES, "big") + encoded)
 
 
 def _answer(
@@ -64,6 +83,16 @@ def _answer(
         with os.fdopen(told_end, "wb") as told:
             told.write(json.dumps(result).encode())
         os._exit(0)
+
+
+def _scratch() -> set[str]:
+    return {entry.path for place in _SCRATCH for entry in os.scandir(place)}
+
+
+def _remove(path: str) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+    with suppress(OSError):  # a directory is gone by now
+        os.unlink(path)  # noqa: PTH108 - as scanned
 
 
 def _understood(said: bytes) -> Any:

@@ -1,0 +1,207 @@
+"""Problems and scores of an environment package, pinned by its version and what is installed of it.
+
+The package is somebody else's code for the verifiers library, so it runs in jails alone, as well
+when a run is founded. What it needs beside itself is required in the versions that the run names.
+"""
+
+import asyncio
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from typing_extensions import override
+
+from protocol.recipe import EnvironmentSection, first_error
+from roles.environments.asked import AskedTask
+from roles.environments.checker import Checker
+from roles.environments.jailed.installed import package_digest
+from roles.environments.limits import Limits
+from roles.environments.text import require, row_of
+from roles.ports.background import Background
+from roles.ports.engines import EngineError
+from roles.ports.text import Chat, Message, Tokenizer
+
+LIBRARIES = ("math-verify", "verifiers")
+"""What every package scores with: verifiers itself, and what it reads mathematics with."""
+
+LIMITS = Limits(
+    cpu_soft_seconds=2.0,
+    cpu_hard_seconds=8,
+    memory_soft_bytes=768 << 20,
+    memory_hard_bytes=1 << 30,
+    wall_seconds=30.0,
+    output_bytes_max=1 << 16,
+    processes_max=16,
+)
+"""For the answers to one problem. The library takes 182 MiB, an answer some ms (measured); the
+problems of a package are in memory, too. The rest is a guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pins:
+    """What a run says of its package."""
+
+    version: str
+    digest: str
+    requires: Mapping[str, str]
+    """Versions of other packages."""
+    arguments: Mapping[str, Any]
+    """Of the package's own configuration."""
+
+
+def package_of(name: str) -> str:
+    """Return the package of a task by the task's name."""
+    return name.partition("/")[2]
+
+
+def pinned(section: EnvironmentSection) -> EnvironmentSection:
+    """Return the section with what it leaves out as it is installed here, for who founds a run.
+
+    Raises ``ValueError`` where it names something else than what is installed.
+    """
+    named = _named(section)
+    package = package_of(section.name)
+    found: dict[str, Any] = {"version": _installed(package), "digest": package_digest(package)}
+    names = sorted({*LIBRARIES, *_requirements(package)})
+    requires = {one: _installed(one) for one in names} | named.get("requires", {})
+    try:
+        values = {**dict(section), "options": {**found, **named, "requires": requires}}
+        whole = EnvironmentSection(**values)
+    except ValidationError as error:
+        raise ValueError(first_error(error, "environment")) from None
+    _check(whole)
+    return whole
+
+
+def require_package(section: EnvironmentSection) -> Chat:
+    """Load the package in a jail and return its first problem; raises ``ValueError``. Takes 10 s.
+
+    For who founds a run, outside of an event loop.
+    """
+    pins = _check(section)
+    checker = _checker(section.name, pins)
+
+    async def first() -> Chat:
+        try:
+            await _count_problems(section.name, checker)
+            return _chat_of(section.name, await checker.ask({"index": 0}))
+        except EngineError as error:
+            raise ValueError(f"{section.name}: {error}") from None
+        finally:
+            await checker.close()
+
+    return asyncio.run(first())
+
+
+def _named(section: EnvironmentSection) -> dict[str, Any]:
+    """Return the options, as they are named; raises ``ValueError`` for what is none."""
+    known = {"version": str, "digest": str, "requires": dict, "arguments": dict}
+    for key, value in section.options.items():
+        if key not in known or not isinstance(value, known[key]):
+            raise ValueError(f"environment.options must not hold {key!r} as {value!r}")
+    if not all(isinstance(one, str) for one in section.options.get("requires", {}).values()):
+        raise ValueError("environment.options.requires holds versions, which are text")
+    return section.options
+
+
+def _check(section: EnvironmentSection) -> Pins:
+    """Raise ``ValueError`` unless what the section names is installed; return what it names."""
+    named = _named(section)
+    if missing := {"version", "digest", "requires"} - named.keys():
+        raise ValueError(f"environment.options names no {min(missing)} of {section.name}")
+    package = package_of(section.name)
+    pins = Pins(**{"arguments": {}, **named})
+    if absent := [name for name in LIBRARIES if name not in pins.requires]:
+        raise ValueError(f"environment.options.requires names no version of {absent[0]}")
+    require(package, pins.version, section.name)
+    if (found := package_digest(package)) != pins.digest:
+        raise ValueError(
+            f"{section.name} needs {package} {pins.version} of digest {pins.digest}, "
+            f"installed: {found}"
+        )
+    for name, required in pins.requires.items():
+        require(name, required, section.name)
+    return pins
+
+
+def _installed(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        raise ValueError(f"the package {package} is not installed") from None
+
+
+def _requirements(package: str) -> Iterator[str]:
+    """Yield the names of what an installed package says it needs, as far as it is here."""
+    for need in distribution(package).requires or ():
+        name = re.split(r"[^\w.-]", need, maxsplit=1)[0].lower()
+        with suppress(PackageNotFoundError):
+            version(name)
+            yield name
+
+
+def _checker(name: str, pins: Pins) -> Checker:
+    package = package_of(name)
+    settings = {"package": package, **asdict(pins)}
+    directory = Path(str(distribution(package).locate_file(""))).resolve()
+    seen = directory.is_relative_to(Path(sys.prefix).resolve())
+    return Checker("verifiers", LIMITS, settings, {} if seen else {"packages": directory})
+
+
+async def _count_problems(name: str, checker: Checker) -> int:
+    """Return how many problems there are; raises ``ValueError`` for a package that cannot be."""
+    said = await checker.ask({})
+    match said:
+        case {"count": int(count)} if count > 0:
+            return count
+        case {"refused": str(reason)}:
+            raise ValueError(f"{name}: {reason}")
+        case _:
+            raise ValueError(f"{name} says nothing of its problems: {said}")
+
+
+def _chat_of(name: str, said: Any) -> Chat:
+    if not isinstance(said, list):
+        raise ValueError(f"{name} has no such problem: {said}")  # noqa: TRY004
+    *before, (_, question) = said
+    return Chat(question, tuple(Message(role, content) for role, content in before))
+
+
+class Verifiers(AskedTask):
+    """One package; its score is the sum of its rewards, from 0 to 1."""
+
+    _count: int
+
+    def __init__(
+        self,
+        section: EnvironmentSection,
+        read_tokenizer: Callable[[], Tokenizer],
+        background: Background,
+    ) -> None:
+        """Raise ``ValueError`` for a package that is not here as the run names it."""
+        pins = _check(section)
+        super().__init__(section.name, read_tokenizer, background, _checker(section.name, pins))
+
+    @override
+    async def open(self) -> None:
+        """Read the tokenizer and load the package; raises ``ValueError`` for one that cannot be."""
+        await super().open()
+        self._count = await _count_problems(self.name, self._checker)
+
+    @override
+    def problem(self, seed: int) -> dict[str, Any]:
+        return {"index": row_of(self.name, seed, self._count)}
+
+    @override
+    async def chat(self, seed: int) -> Chat:
+        return _chat_of(self.name, await self._checker.ask(self.problem(seed)))
+
+    @override
+    async def question(self, seed: int) -> str:
+        return (await self.chat(seed)).question
