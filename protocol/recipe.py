@@ -130,7 +130,7 @@ class EnvironmentSection(Section):
     pass_rates: tuple[Share, ...] = ()
     """Least and largest pass rate of the rows of a data set that count; empty: all of them do."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Of a generator, such as how many digits its numbers have."""
+    """Of a generator, such as how many digits its numbers have, or what names a package."""
 
     @property
     def in_text(self) -> bool:

@@ -8,6 +8,7 @@ import json
 import os
 import resource
 import shutil
+import stat
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -90,9 +91,11 @@ def _scratch() -> set[str]:
 
 
 def _remove(path: str) -> None:
-    shutil.rmtree(path, ignore_errors=True)
-    with suppress(OSError):  # a directory is gone by now
-        os.unlink(path)  # noqa: PTH108 - as scanned
+    with suppress(OSError):
+        if stat.S_ISDIR(os.lstat(path).st_mode):  # to open a pipe would wait for its other end
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)  # noqa: PTH108 - as scanned
 
 
 def _understood(said: bytes) -> Any:

@@ -1,4 +1,5 @@
 import json
+from importlib.metadata import version
 
 import pytest
 import tomlkit
@@ -13,9 +14,11 @@ from protocol.crypto import Identity, digest, verify
 from protocol.manifest import load_signed_manifest
 from protocol.recipe import load_recipe
 from protocol.shardcast.index import encode
+from roles.environments.jailed.installed import package_digest
 from tests.roles.engines.huggingface import write_directory
 from tests.worlds.messages import RECIPE
-from tests.worlds.text import byte_tokenizer, write_rows
+from tests.worlds.packages import SUMS, install, needs_verifiers
+from tests.worlds.text import byte_tokenizer, needs_jail, write_rows
 
 OTHER = Identity(b"\x07" * 32).peer_id
 
@@ -219,6 +222,8 @@ def test_the_files_of_a_manifest_are_named_by_their_bytes(chat_model, tmp_path):
             "environment.options: ",
         ),
         ({"name": "reasoning-gym/gcd", "options": {"seed": 1}}, None, "must not hold 'seed'"),
+        ({"name": "verifiers/absent"}, None, "the package absent is not installed"),
+        ({"name": "verifiers/absent", "options": {"size": 1}}, None, "must not hold 'size' as 1"),
     ],
 )
 def test_a_task_that_cannot_be_is_told_in_one_line(
@@ -230,6 +235,32 @@ def test_a_task_that_cannot_be_is_told_in_one_line(
     error = capsys.readouterr().err.splitlines()[-1]
     assert said in error and error.startswith("prime-node: error: ")
     assert not (tmp_path / "run").exists()
+
+
+@needs_verifiers
+@needs_jail
+@pytest.mark.timeout(400)  # the library takes 10 s to import, on an idle machine
+def test_a_run_names_the_package_of_its_task_as_it_is_installed(
+    chat_model, tmp_path, capsys, monkeypatch
+):
+    install(monkeypatch, tmp_path / "site", "sums_env", {"sums_env.py": SUMS})
+    recipe = recipe_of(tmp_path, name="verifiers/sums-env", options={"arguments": {"terms": 3}})
+    assert create(chat_model, tmp_path / "run", recipe=recipe) == 0
+    found = package_digest("sums-env")
+    assert found in "".join(capsys.readouterr().out.split())
+    manifest = load_signed_manifest((tmp_path / "run" / "run.toml").read_text(), verify).manifest
+    assert manifest.environment.options == {
+        "version": "1.0",
+        "digest": found,
+        "requires": {"math-verify": version("math-verify"), "verifiers": version("verifiers")},
+        "arguments": {"terms": 3},
+    }
+    install(monkeypatch, tmp_path / "site", "sums_env", {"sums_env.py": SUMS + "# another"})
+    named = manifest.environment.options
+    recipe = recipe_of(tmp_path, name="verifiers/sums-env", options=named)
+    assert create(chat_model, tmp_path / "other", recipe=recipe) == 78
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"of digest {found}, installed: {package_digest('sums-env')}" in error
 
 
 def test_a_model_without_a_chat_has_no_task_in_text(model, tmp_path, capsys):

@@ -1,7 +1,9 @@
 import json
+import re
 import subprocess
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +17,8 @@ from tests.worlds.packages import SUMS, install, needs_verifiers
 from tests.worlds.text import byte_tokenizer, needs_jail, opened
 
 pytestmark = pytest.mark.timeout(400)  # the library takes 10 s to import, on an idle machine
+
+PAGE = Path(__file__).parents[3] / "docs" / "environments.md"
 
 FILES = {"sums_env/__init__.py": SUMS, "sums_env/rows.json": "[1, 2]"}
 
@@ -146,7 +150,7 @@ def test_what_a_run_leaves_out_is_filled_in(monkeypatch, tmp_path):
     assert sorted(whole.options["requires"]) == ["blake3", "math-verify", "verifiers"]
     assert pinned(whole) == whole
     for wrong in ({"version": "2.0"}, {"digest": "00" * 32}, {"requires": {"blake3": "0.1"}}):
-        with pytest.raises(ValueError, match="needs .*installed: "):
+        with pytest.raises(ValueError, match=r"needs .*installed: "):
             pinned(EnvironmentSection(name="verifiers/sums-env", options=wrong))
 
 
@@ -296,7 +300,7 @@ class T(vf.Task):
 class S(vf.Taskset[T, vf.TasksetConfig]):
     {taskset}
     def load(self):
-        return [T(vf.TaskData({data}), self.config.task)]
+        return [T(vf.TaskData({data}), self.config.task)] * {count}
 
 class Tools(vf.Toolset):
     pass
@@ -311,6 +315,8 @@ TOOLS = "@classmethod\n    def toolsets(cls, config): return [Tools(vf.ToolsetCo
 IMAGE = "prompt=[vf.UserMessage(content=[vf.ImageUrlContentPart(image_url={'url': 'x'})])]"
 ENV = "class E(vf.SingleAgentEnv): pass"
 SPOKEN = "prompt=[vf.UserMessage(content='a'), vf.AssistantMessage(content='b')]"
+
+WHOLE = {"task": REWARD, "taskset": "", "data": PROMPT, "count": 1, "more": "", "names": ""}
 
 REFUSED = {
     "a_tools": ({"taskset": TOOLS}, "tools"),
@@ -332,7 +338,7 @@ REFUSED = {
     "spoken": ({"data": SPOKEN}, "does not end with what a user asks"),
     "picture": ({"data": IMAGE}, "that are no text"),
     "long": ({"data": "prompt='x' * 60_000"}, "more than 49152 bytes"),
-    "empty": ({"taskset": "def load(self): return []\n    def other(self): 1"}, "no tasks"),
+    "empty": ({"count": 0}, "no tasks"),
     "exits": ({"more": "raise SystemExit('bye')"}, "SystemExit: bye"),
     "asks": ({"more": "import urllib.request as r; r.urlopen('http://localhost:1')"}, "URLError"),
     "good": ({}, None),
@@ -350,19 +356,16 @@ for package, digest in json.loads(sys.argv[2]).items():
 
 @needs_verifiers
 def test_packages_that_need_more_than_one_answer_are_refused_by_name(monkeypatch, tmp_path):
+    (example,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    sources = {name: TASKSET.format(**WHOLE | parts) for name, (parts, _) in REFUSED.items()}
     site, digests = tmp_path / "site", {}
-    for name, (parts, _) in REFUSED.items():
-        base = dict.fromkeys(("taskset", "more", "names"), "") | {"task": REWARD, "data": PROMPT}
-        source = TASKSET.format(**base | parts)
-        if name == "empty":  # the first definition of a name is not the last
-            source = source.replace(
-                "    def load(self):\n        return [T", "    def no(self):\n        return [T"
-            )
+    for name, source in (sources | {"documented": example}).items():
         install(monkeypatch, site, name, {f"{name}.py": source})
         digests[name] = package_digest(name)
     command = [sys.executable, "-c", LOADS, str(site), json.dumps(digests)]
     ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=110)
-    said = dict(zip(REFUSED, map(json.loads, ran.stdout.splitlines()), strict=True))
+    said = dict(zip(digests, map(json.loads, ran.stdout.splitlines()), strict=True))
+    assert said["documented"] == {"count": 999}
     for name, (_, told) in REFUSED.items():
         if told is None:
             assert said[name] == {"count": 1}
@@ -373,7 +376,7 @@ def test_packages_that_need_more_than_one_answer_are_refused_by_name(monkeypatch
 @needs_verifiers
 @needs_jail
 async def test_a_node_does_not_open_a_package_that_is_refused(monkeypatch, tmp_path, tokenizer):
-    source = TASKSET.format(task=REWARD, taskset=TOOLS, data=PROMPT, more="", names="")
+    source = TASKSET.format(**WHOLE | {"taskset": TOOLS})
     task = task_of(founded(monkeypatch, tmp_path, "tooled", source), tokenizer)
     with pytest.raises(ValueError, match=r"verifiers/tooled: .*needs tools") as raised:
         await opened(task)
