@@ -56,6 +56,8 @@ ARGUMENTS_MIN = {
     "time.gmtime": 1,
     "time.localtime": 1,
     "numpy.random.default_rng": 1,
+    "numpy.random.seed": 1,
+    "random.seed": 1,
 }
 """What is given a time or a seed reads no clock and draws nothing of its own."""
 
