@@ -359,13 +359,15 @@ def test_packages_that_need_more_than_one_answer_are_refused_by_name(monkeypatch
     (example,) = re.findall(r"```py\n(.*?)```", PAGE.read_text(), re.DOTALL)
     sources = {name: TASKSET.format(**WHOLE | parts) for name, (parts, _) in REFUSED.items()}
     site, digests = tmp_path / "site", {}
-    for name, source in (sources | {"documented": example}).items():
+    more = {"documented": example, "borrowed": "from good import S\n__all__ = ['S']\n"}
+    for name, source in (sources | more).items():
         install(monkeypatch, site, name, {f"{name}.py": source})
         digests[name] = package_digest(name)
     command = [sys.executable, "-c", LOADS, str(site), json.dumps(digests)]
     ran = subprocess.run(command, check=True, capture_output=True, text=True, timeout=110)
     said = dict(zip(digests, map(json.loads, ran.stdout.splitlines()), strict=True))
     assert said["documented"] == {"count": 999}
+    assert "its taskset among its installed files" in said["borrowed"]["refused"]
     for name, (_, told) in REFUSED.items():
         if told is None:
             assert said[name] == {"count": 1}
