@@ -20,8 +20,7 @@ from protocol.messages import RolloutCommit
 from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
 from protocol.statistics import Recomputed, Sums
 from protocol.types import Version
-from roles.engines.builtin.decoder import Decoded
-from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.generation import Sampled, TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.task import task_of
 from roles.engines.training.engine import TorchTrainingEngine
@@ -82,15 +81,15 @@ class Founded:
 
 
 class ShowingEngine(TransformersGenerationEngine):
-    """Keeps the states behind the tokens that it drew last."""
+    """Keeps the states behind the tokens that it drew last, of calls that it proves at once."""
 
     states: Sequence[Tensor] = ()
 
     @override
-    def _decode(self, batch: Sequence[GenerationRequest], temperature: float) -> list[Decoded]:
-        decoded = super()._decode(batch, temperature)
-        self.states = [row.states for row in decoded]
-        return decoded
+    def _prove(self, sampled: Iterable[Sampled]) -> None:
+        drawn = list(sampled)
+        self.states = [torch.cat([states for _, states in one.sequence.parts]) for one in drawn]
+        super()._prove(drawn)
 
 
 @dataclass(frozen=True, slots=True)
