@@ -135,6 +135,10 @@ class Bounded:
         self._engine = engine
         self._left = rollouts
 
+    @property
+    def tokens_sampled(self):
+        return self._engine.tokens_sampled
+
     async def load(self, policy):
         await self._engine.load(policy)
 

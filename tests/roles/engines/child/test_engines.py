@@ -253,7 +253,8 @@ async def test_memory_has_a_limit_that_fails_the_call_and_not_the_node(made, pol
     await generator.load(policies[0])
     before = await generator.generate(REQUESTS, 1.0)
     many = [GenerationRequest((2,) * 100, seed, 2000) for seed in range(3000)]
-    with pytest.raises(EngineError, match=r"(?i)memory|alloc"):
+    # oneDNN cannot create a primitive without it.
+    with pytest.raises(EngineError, match=r"(?i)memory|alloc|primitive"):
         await generator.generate(many, 1.0)
     assert await generator.generate(REQUESTS, 1.0) == before
 
