@@ -24,6 +24,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 from node.live.background import ThreadBackground
+from node.live.loop_watch import LoopWatch
 from roles.environments.checker import LIMITS as MATH_LIMITS
 from roles.environments.checker import Checker
 from roles.environments.code import LIMITS as CODE_LIMITS
@@ -34,20 +35,8 @@ from roles.environments.text import TextTask
 from roles.ports.engines import Score, Unscorable
 from roles.ports.text import Message
 
-LATE_SECONDS_MAX = 0.05
-"""Beyond what a process that does nothing else is late on the same machine at the same time."""
-
-_BEAT_SECONDS = 0.005
-
-_CONTROL = f"""
-import select, sys, time
-late = 0.0
-while not select.select([sys.stdin], [], [], 0)[0]:
-    due = time.monotonic() + {_BEAT_SECONDS}
-    time.sleep({_BEAT_SECONDS})
-    late = max(late, time.monotonic() - due)
-print(late)
-"""
+DELAY_SECONDS_MAX = 0.05
+"""Of its own; not counting how long the machine left the loop without a core."""
 
 PROGRAMS = {
     "fork bomb": "import os\nwhile True:\n    os.fork()",
@@ -217,9 +206,8 @@ class Report:
     completions: int
     scorers: int
     seconds: float = 0.0
-    late_seconds_max: float = 0.0
-    late_seconds_p999: float = 0.0
-    control_late_seconds_max: float = 0.0
+    delay_seconds_max: float = 0.0
+    own_delay_seconds_max: float = 0.0
     disagreements: list[str] = field(default_factory=list)
     touched: list[str] = field(default_factory=list)
     scores: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -227,8 +215,8 @@ class Report:
     @property
     def harmless(self) -> bool:
         """Tell whether nobody was hurt."""
-        own = self.late_seconds_max - self.control_late_seconds_max
-        return own <= LATE_SECONDS_MAX and not self.disagreements and not self.touched
+        blocked = self.own_delay_seconds_max > DELAY_SECONDS_MAX
+        return not (blocked or self.disagreements or self.touched)
 
 
 def completions(count: int, outside: Outside, *, slow_every: int = 4) -> list[Hostile]:
@@ -336,45 +324,24 @@ class Scorer:
         self._background.close()
 
 
-class Pulse:
-    """How late an event loop comes to what is due."""
-
-    def __init__(self) -> None:
-        self.late_seconds: list[float] = []
-
-    async def beat(self) -> None:
-        """Beat until cancelled."""
-        loop = asyncio.get_running_loop()
-        while True:
-            due = loop.time() + _BEAT_SECONDS
-            await asyncio.sleep(_BEAT_SECONDS)
-            self.late_seconds.append(loop.time() - due)
-
-
 async def attack(items: Sequence[Hostile], scorers: int) -> Report:
     """Have all completions scored by each of so many scorers at once."""
     report = Report(len(items), scorers)
     machines = [Scorer() for _ in range(scorers)]
     for machine in machines:
         await machine.open()
-    control = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", _CONTROL, stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    pulse = Pulse()
-    beating = asyncio.create_task(pulse.beat())
+    watch = LoopWatch()
+    watch.start()
     started_at = time.monotonic()
     try:
         found = await asyncio.gather(*(machine.score(items) for machine in machines))
     finally:
-        beating.cancel()
+        watch.stop()
         for machine in machines:
             await machine.close()
     report.seconds = round(time.monotonic() - started_at, 1)
-    told, _ = await control.communicate(b"end\n")
-    report.control_late_seconds_max = round(float(told), 4)
-    late = sorted(pulse.late_seconds)
-    report.late_seconds_max = round(late[-1], 4)
-    report.late_seconds_p999 = round(late[len(late) * 999 // 1000], 4)
+    report.delay_seconds_max = round(watch.status().delay_seconds_max, 4)
+    report.own_delay_seconds_max = round(watch.status().own_delay_seconds_max, 4)
     tallies: dict[str, Counter[str]] = {}
     for item, scores in zip(items, zip(*found, strict=True), strict=True):
         given = {score for score in scores if not isinstance(score, Unscorable)}
@@ -436,8 +403,8 @@ def main() -> None:
         for kind, tally in report.scores.items():
             print(f"{kind:32}", tally)
         print(f"{report.completions} completions, {report.scorers} scorers, {report.seconds} s")
-        own, control = report.late_seconds_max, report.control_late_seconds_max
-        print(f"event loop at most {own} s late, a process that does nothing {control} s")
+        own, late = report.own_delay_seconds_max, report.delay_seconds_max
+        print(f"event loop at most {own} s late, {late} s with waits for a core")
         print("different scores:", report.disagreements or "none")
         print("touched outside:", report.touched or "nothing")
     sys.exit(not report.harmless)

@@ -1,0 +1,134 @@
+"""One block: consecutive elements of one tensor, alone or against those of a base version.
+
+Bit patterns of floats are mapped to integers of the same order, so that the difference of
+neighbours is one: what an optimiser step changes in a bf16 weight is nearly always that. A patch is
+made of layers: which elements differ, with the signs of their differences; which of those differ by
+more than one; which of those by more than two; and so on, while that leaves elements out. What
+remains of the sizes are byte planes.
+"""
+
+from itertools import pairwise
+
+import numpy as np
+
+from protocol.shardcast.encodings import planes, positions
+from protocol.shardcast.encodings.planes import Words
+from protocol.shardcast.encodings.positions import Positions
+from protocol.shardcast.encodings.tensor_file import EncodingError
+
+SAME, PATCH, FULL = range(3)
+
+HEAD_BYTES = 5
+"""The kind of a block, and how many bytes follow."""
+
+_LAYERS_MAX = 4
+_LAYER_PAYS = 0.98
+"""A layer of which more elements remain than this says nothing."""
+
+_PATCH_PAYS = 0.8
+"""A patch longer than this share of the elements is compared with the planes."""
+
+
+def encode(words: Words, base: Words | None) -> bytes:
+    """Return the shortest form of a block, with its head."""
+    if base is None:
+        return _headed(FULL, planes.pack(words))
+    changed = _changed(words, base)
+    if not len(changed):
+        return _headed(SAME, b"")
+    patch = _patch(words, base, changed)
+    if len(patch) > _PATCH_PAYS * words.nbytes:
+        full = planes.pack(words)
+        if len(full) < len(patch):
+            return _headed(FULL, full)
+    return _headed(PATCH, patch)
+
+
+def body_bytes(head: bytes | bytearray, count: int, element_bytes: int) -> int:
+    """Return how many bytes follow a head; ``EncodingError`` when no honest block is so long."""
+    length = int.from_bytes(head[1:HEAD_BYTES], "little")
+    if length > element_bytes * (count + planes.HEAD_BYTES):  # the planes as they are
+        raise EncodingError(f"a block of {length} bytes")
+    return length
+
+
+def decode(
+    kind: int, body: memoryview, base: Words | None, count: int, element_bytes: int
+) -> Words:
+    """Return the elements of a block; raises ``EncodingError``."""
+    if kind == FULL:
+        return planes.unpack(body, count, element_bytes)
+    if base is None:
+        raise EncodingError("a block that needs a base, of a version that names none")
+    if kind == SAME and not len(body):
+        return base
+    if kind != PATCH:
+        raise EncodingError("a block of an unknown kind")
+    return _patched(body, base)
+
+
+def _patch(words: Words, base: Words, changed: Positions) -> bytes:
+    difference = ordered(words[changed]) - ordered(base[changed])  # wraps round
+    negative = difference >> difference.itemsize * 8 - 1 > 0
+    rest = np.where(negative, -difference, difference) - 1
+    layers: list[bytes] = []
+    while len(layers) < _LAYERS_MAX:
+        larger = np.flatnonzero(rest)
+        if len(larger) > _LAYER_PAYS * len(rest):
+            break
+        layers.append(positions.pack(larger, len(rest)))
+        rest = rest[larger] - 1
+    head = [positions.pack(changed, len(words)), np.packbits(negative).tobytes()]
+    return b"".join([*head, bytes([len(layers)]), *layers, planes.pack(rest)])
+
+
+def _patched(body: memoryview, base: Words) -> Words:
+    changed, body = positions.unpack(body, len(base))
+    sign_bytes = -(-len(changed) // 8)
+    if len(body) <= sign_bytes or body[sign_bytes] > _LAYERS_MAX:
+        raise EncodingError("signs that end early, or more layers than there are")
+    negative = np.unpackbits(np.frombuffer(body[:sign_bytes], np.uint8), count=len(changed))
+    layers, body = body[sign_bytes], body[sign_bytes + 1 :]
+    meant = [changed]
+    for _ in range(layers):
+        larger, body = positions.unpack(body, len(meant[-1]))
+        meant.append(larger)
+    difference = planes.unpack(body, len(meant[-1]), base.itemsize) + 1
+    for among, larger in reversed(list(pairwise(meant))):
+        layer = np.ones(len(among), base.dtype)
+        layer[larger] += difference
+        difference = layer
+    np.negative(difference, out=difference, where=negative > 0)
+    words = base.copy()
+    words[changed] = _unordered(ordered(base[changed]) + difference)
+    return words
+
+
+def _changed(words: Words, base: Words) -> Positions:
+    """Return where two arrays differ; where they rarely do, eight bytes are compared at a time."""
+    per = 8 // words.itemsize
+    whole = len(words) // per * per
+    eights = np.flatnonzero(words[:whole].view(np.uint64) != base[:whole].view(np.uint64))
+    if len(eights) * per * 2 > len(words):
+        return np.flatnonzero(words != base)
+    near = (eights[:, np.newaxis] * per + np.arange(per)).reshape(-1)
+    near = np.concatenate([near, np.arange(whole, len(words))])
+    changed: Positions = near[words[near] != base[near]]
+    return changed
+
+
+def ordered(words: Words) -> Words:
+    """Map bit patterns of floats (sign and magnitude) to integers of the same order."""
+    kind = words.dtype.type
+    top = kind(1 << words.itemsize * 8 - 1)
+    return words ^ (-(words >> kind(words.itemsize * 8 - 1)) | top)
+
+
+def _unordered(words: Words) -> Words:
+    kind = words.dtype.type
+    top = kind(1 << words.itemsize * 8 - 1)
+    return words ^ ((words >> kind(words.itemsize * 8 - 1)) - kind(1) | top)
+
+
+def _headed(kind: int, body: bytes) -> bytes:
+    return bytes([kind]) + len(body).to_bytes(HEAD_BYTES - 1, "little") + body

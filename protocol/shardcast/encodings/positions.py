@@ -1,0 +1,84 @@
+"""Which elements of a block are meant: ascending positions, as Rice codes of the gaps between them.
+
+Where elements change as if drawn by lot, gaps are geometric, and a Rice code with the right
+parameter takes 1 to 4 % more bits than their entropy. If more than half are meant, the others are
+coded. A gap is ``quotient * 2**k + remainder``: the quotients are unary in one string of bits,
+the remainders ``k`` strings, one for each of their bits, so that whole arrays are coded at once.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from protocol.shardcast.encodings.tensor_file import EncodingError
+
+Positions = NDArray[np.int64]
+
+HEAD_BYTES = 9
+"""Parameter, number of positions, bytes of quotients."""
+
+_OTHERS = 0x80
+"""Added to the parameter when the positions that are not meant are coded."""
+
+_PARAMETER_MAX = 32
+
+
+def pack(positions: Positions, limit: int) -> bytes:
+    """Return the code of ascending positions below ``limit``."""
+    if len(positions) > limit // 2:
+        return _packed(_others(positions, limit), _OTHERS)
+    return _packed(positions, 0)
+
+
+def unpack(data: memoryview, limit: int) -> tuple[Positions, memoryview]:
+    """Return positions below ``limit`` and the bytes after them; raises ``EncodingError``."""
+    k, count, length = data[0] if data else 0, _number(data[1:5]), _number(data[5:HEAD_BYTES])
+    others, k = k & _OTHERS, k & ~_OTHERS
+    if len(data) < HEAD_BYTES or k > _PARAMETER_MAX or count > limit:
+        raise EncodingError("positions with an impossible head")
+    row_bytes = -(-count // 8)
+    end = HEAD_BYTES + length + k * row_bytes
+    if len(data) < end:
+        raise EncodingError("positions that end early")
+    quotients = np.frombuffer(data[HEAD_BYTES : HEAD_BYTES + length], np.uint8)
+    ends = np.flatnonzero(np.unpackbits(quotients))
+    if len(ends) != count:
+        raise EncodingError("more or fewer positions than announced")
+    gaps = np.diff(ends, prepend=-1) - 1 << k
+    rows = np.frombuffer(data[HEAD_BYTES + length : end], np.uint8).reshape(k, row_bytes)
+    for bit in range(k):
+        gaps |= np.unpackbits(rows[bit], count=count).astype(np.int64) << bit
+    positions = np.cumsum(gaps + 1) - 1
+    if count and not 0 <= positions[-1] < limit:
+        raise EncodingError("positions beyond the block")
+    return _others(positions, limit) if others else positions, data[end:]
+
+
+def _packed(positions: Positions, others: int) -> bytes:
+    gaps = np.diff(positions, prepend=-1) - 1
+    k = _parameter(gaps)
+    ends = np.cumsum((gaps >> k) + 1) - 1
+    bits = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
+    bits[ends] = 1
+    quotients = np.packbits(bits).tobytes()
+    remainders = (np.packbits((gaps >> bit & 1).astype(np.uint8)).tobytes() for bit in range(k))
+    lengths = (len(n).to_bytes(4, "little") for n in (positions, quotients))
+    return b"".join([bytes([k | others]), *lengths, quotients, *remainders])
+
+
+def _parameter(gaps: Positions) -> int:
+    """Return the parameter with the shortest code: near log2 of the mean gap times ln 2."""
+    if not len(gaps):
+        return 0
+    guess = max(0, int(gaps.mean() * 0.6931).bit_length() - 1)
+    near = range(guess, min(guess + 1, _PARAMETER_MAX) + 1)
+    return min(near, key=lambda k: int((gaps >> k).sum()) + len(gaps) * k)
+
+
+def _others(positions: Positions, limit: int) -> Positions:
+    meant = np.zeros(limit, np.bool_)
+    meant[positions] = True
+    return np.flatnonzero(~meant)
+
+
+def _number(data: memoryview) -> int:
+    return int.from_bytes(data, "little")

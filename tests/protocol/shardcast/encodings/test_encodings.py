@@ -1,0 +1,346 @@
+"""Encodings of weights: what comes back, what it costs, and what a hostile publisher can do."""
+
+import json
+import math
+import tracemalloc
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from protocol import codec
+from protocol.crypto import digest
+from protocol.policy import policy_digest
+from protocol.shardcast.encodings import block, planes, positions, stream, tensor_file
+from protocol.shardcast.encodings.stream import Base, Decoder
+from protocol.shardcast.encodings.tensor_file import EncodingError
+from protocol.types import Digest
+
+DTYPES = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}
+FILE_BYTES_MAX = 1 << 30
+BASE_POLICY = digest(b"base")
+
+
+def file_of(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """Return a safetensors file, written here by its format's description."""
+    table, end = {}, 0
+    for name, words in tensors.items():
+        begin, end = end, end + words.nbytes
+        table[name] = {
+            "dtype": DTYPES[words.itemsize],
+            "shape": list(words.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    data = b"".join(words.tobytes() for words in tensors.values())
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def policy_of(tensors: Mapping[str, np.ndarray]) -> Digest:
+    return policy_digest(
+        (name, DTYPES[words.itemsize], words.shape, digest(words.tobytes()))
+        for name, words in tensors.items()
+    )
+
+
+def encoding_of(file: bytes, base: Base | None, block_elements: int = 64) -> bytes:
+    view = memoryview(file)
+    layout = stream.read(view)
+    blocks = [
+        stream.encode_piece(view, piece, base) for piece in stream.pieces(layout, block_elements)
+    ]
+    return b"".join([stream.preamble(layout, base, block_elements), *blocks])
+
+
+def decoded(data: bytes, base: Base | None, step: int = 1000) -> tuple[bytes, Digest]:
+    decoder = Decoder(base, FILE_BYTES_MAX)
+    out = [
+        bytes(part)
+        for start in range(0, len(data), step)
+        for part in decoder.feed(data[start : start + step])
+    ]
+    return b"".join(out), decoder.policy
+
+
+def base_of(file: bytes) -> Base:
+    return Base(BASE_POLICY, memoryview(file))
+
+
+words_of = st.sampled_from([1, 2, 4, 8]).flatmap(
+    lambda width: arrays.arrays(
+        np.dtype(f"<u{width}"),
+        st.integers(0, 300),
+        elements=st.one_of(
+            st.integers(0, 3),
+            st.integers(2 ** (8 * width - 1) - 2, 2 ** (8 * width - 1) + 2),
+            st.integers(0, 2 ** (8 * width) - 1),
+        ),
+        fill=st.integers(0, 2),
+    )
+)
+
+
+@st.composite
+def versions(draw) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return the tensors of a base and of the version after it."""
+    old, new = {}, {}
+    for number in range(draw(st.integers(0, 4))):
+        words = draw(words_of)
+        changed = words.copy()
+        seed = draw(st.integers(0, 2**32 - 1))
+        share = draw(st.sampled_from([0.0, 0.01, 0.3, 0.6, 1.0]))
+        size = draw(st.sampled_from([1, 3, 200, 2**60]))
+        rng = np.random.default_rng(seed)
+        hit = rng.random(len(words)) < share
+        changed[hit] += rng.integers(-size, size, hit.sum(), endpoint=True).astype(words.dtype)
+        old[f"t{number}"], new[f"t{number}"] = words, changed
+    return old, new
+
+
+@settings(max_examples=200, deadline=None)
+@given(versions(), st.integers(1, 200), st.integers(1, 500), st.booleans())
+def test_a_version_comes_back_however_it_is_cut(pair, block_elements, step, patched):
+    old, new = map(file_of, pair)
+    base = base_of(old) if patched else None
+    data = encoding_of(new, base, block_elements)
+    assert decoded(data, base, step) == (new, policy_of(pair[1]))
+
+
+def test_the_order_of_floats_is_that_of_their_integers():
+    floats = np.array([-np.inf, -2.5, -1e-40, -0.0, 0.0, 1e-40, 1.0, np.inf], np.float32)
+    integers = block.ordered(floats.view(np.uint32)).astype(np.int64)
+    assert (np.diff(integers) > 0).all()
+    assert np.diff(integers)[3] == 1  # -0 and 0 are neighbours
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(0, 2000), st.floats(0, 1), st.integers(0, 2**32 - 1))
+def test_positions_come_back_and_leave_what_follows(limit, share, seed):
+    meant = np.flatnonzero(np.random.default_rng(seed).random(limit) < share)
+    data = positions.pack(meant, limit) + b"rest"
+    back, rest = positions.unpack(memoryview(data), limit)
+    assert back.tolist() == meant.tolist()
+    assert bytes(rest) == b"rest"
+
+
+@pytest.mark.parametrize("share", [0.0005, 0.012, 0.1, 0.2, 0.35, 0.5, 0.7, 0.97])
+def test_positions_drawn_by_lot_take_little_more_than_their_entropy(share):
+    limit = 1 << 19
+    meant = np.flatnonzero(np.random.default_rng(3).random(limit) < share)
+    p = len(meant) / limit
+    entropy_bits = -(p * math.log2(p) + (1 - p) * math.log2(1 - p)) * limit
+    assert 8 * len(positions.pack(meant, limit)) <= 1.05 * entropy_bits + 8 * positions.HEAD_BYTES
+
+
+def test_a_bf16_step_of_one_place_takes_a_hundredth():
+    """1.18 % of the weights move by one place: the entropy of that is 151 times shorter."""
+    rng = np.random.default_rng(7)
+    old = rng.integers(0x3A00, 0x3D00, 1 << 21, dtype=np.uint16)
+    new = old + np.where(rng.random(len(old)) < 0.0118, rng.choice([1, 0xFFFF], len(old)), 0)
+    files = [file_of({"w": words.astype("<u2")}) for words in (old, new)]
+    data = encoding_of(files[1], base_of(files[0]), stream.BLOCK_ELEMENTS)
+    assert len(files[1]) / len(data) > 0.95 * 151
+    assert decoded(data, base_of(files[0]), 1 << 20)[0] == files[1]
+
+
+def test_noise_is_stored_as_it_is_and_never_longer():
+    noise = np.random.default_rng(5).integers(0, 2**32, 100_000, dtype=np.uint32)
+    zeros = np.zeros_like(noise)
+    base = base_of(file_of({"w": zeros}))
+    data = encoding_of(file_of({"w": noise}), base, 1 << 16)
+    assert len(data) < noise.nbytes * 1.001
+    assert decoded(data, base)[0] == file_of({"w": noise})
+
+
+def test_a_base_with_other_tensors_is_no_base():
+    old, new = file_of({"w": np.zeros(8, "<u2")}), file_of({"w": np.zeros(9, "<u2")})
+    with pytest.raises(EncodingError, match="other tensors"):
+        stream.preamble(stream.read(memoryview(new)), base_of(old))
+
+
+# What a hostile publisher can sign
+
+
+def refused(data: bytes, base: Base | None = None, bytes_max: int = FILE_BYTES_MAX) -> str:
+    decoder = Decoder(base, bytes_max)
+    with pytest.raises(EncodingError) as caught:
+        for start in range(0, len(data), 1000):
+            for _ in decoder.feed(data[start : start + 1000]):
+                pass
+        _ = decoder.policy
+    return str(caught.value)
+
+
+def sample(count: int = 300) -> tuple[bytes, Base, bytes]:
+    rng = np.random.default_rng(1)
+    old = rng.integers(0, 2**16, count, dtype=np.uint16)
+    new = old + (rng.random(count) < 0.1)
+    base = base_of(file_of({"w": old}))
+    file = file_of({"w": new.astype("<u2")})
+    return file, base, encoding_of(file, base)
+
+
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_changed_bytes_are_refused_or_decode_to_something(data):
+    """Never another exception, never more than the file: which tensors these are, digests tell."""
+    file, base, encoding = sample()
+    mutated = bytearray(encoding)
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(mutated) - 1))
+        mutated[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    decoder = Decoder(base, FILE_BYTES_MAX)
+    try:
+        out = b"".join(bytes(part) for part in decoder.feed(bytes(mutated)))
+        _ = decoder.policy
+    except EncodingError:
+        return
+    assert len(out) == len(file)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.binary(max_size=300))
+def test_random_bytes_are_refused(data):
+    refused(data)
+    refused(data, sample()[1])
+
+
+def test_an_encoding_that_ends_early_or_late_is_refused():
+    _, base, encoding = sample()
+    for end in (0, 3, 20, len(encoding) - 1):
+        assert "early" in refused(encoding[:end], base)
+    assert "after the last" in refused(encoding + b"x", base)
+
+
+def test_another_base_is_refused():
+    file, base, encoding = sample()
+    other = Base(digest(b"other"), base.file)
+    assert "another base" in refused(encoding, other)
+    assert "another base" in refused(encoding, None)
+    assert "another base" in refused(encoding_of(file, None), base)
+
+
+def test_a_file_that_is_too_large_is_refused_before_its_first_block():
+    file, _, _ = sample()
+    assert "bytes" in refused(encoding_of(file, None), None, len(file) - 1)
+
+
+def body_of(plane: bytes, count: int) -> bytes:
+    """Return a block of bytes whose only plane is this frame."""
+    packed = bytes([2]) + len(plane).to_bytes(4, "little") + plane
+    return bytes([block.FULL]) + len(packed).to_bytes(4, "little") + packed
+
+
+def full_encoding(blocks: bytes, count: int) -> bytes:
+    layout = tensor_file.parse(file_of({"w": np.zeros(count, np.uint8)})[:-count])
+    return stream.preamble(layout, None, 1 << 20) + blocks
+
+
+def test_a_bomb_costs_nothing():
+    """A frame that says it is short and is long, one that says it is long, one that says nothing."""
+    bomb = zstandard.compress(bytes(1 << 28), 19)
+    silent = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 28))
+    tracemalloc.start()
+    for frame in (bomb, silent):
+        assert "length" in refused(full_encoding(body_of(frame, 1 << 20), 1 << 20))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 16 << 20
+
+
+def test_positions_and_counts_are_bounded():
+    limit = 100
+    honest = positions.pack(np.array([1, 50, 99]), limit)
+    for place, value in ((0, 33), (0, 0x7F), (1, 101), (1, 2), (5, 200), (len(honest) - 1, 255)):
+        data = bytearray(honest)
+        data[place] = value
+        if bytes(data) != honest:
+            with pytest.raises(EncodingError):
+                positions.unpack(memoryview(bytes(data)), limit)
+    with pytest.raises(EncodingError, match="beyond"):
+        positions.unpack(memoryview(honest), 99)
+
+
+def test_a_block_longer_than_its_planes_is_refused():
+    oversize = bytes([block.PATCH]) + (100 + 6).to_bytes(4, "little")
+    assert "a block of" in refused(full_encoding(oversize, 100))
+    assert "early" in refused(full_encoding(bytes([block.FULL]) + (105).to_bytes(4, "little"), 100))
+
+
+def test_blocks_without_a_base_or_of_unknown_kinds_are_refused():
+    empty = bytes(4)
+    assert "needs a base" in refused(full_encoding(bytes([block.SAME]) + empty, 100))
+    _, base, encoding = sample()
+    start = 4 + int.from_bytes(encoding[:4], "little")
+    assert "unknown kind" in refused(encoding[:start] + b"\7" + encoding[start + 1 :], base)
+
+
+def test_preambles_with_something_off_are_refused():
+    header = file_of({"w": np.zeros(4, np.uint8)})[:-4]
+    good = {"base": b"", "block_elements": 10, "header": header}
+    for change in (
+        {"base": 1},
+        {"base": b"x"},
+        {"block_elements": 0},
+        {"block_elements": stream.BLOCK_ELEMENTS_MAX + 1},
+        {"block_elements": True},
+        {"header": b""},
+        {"header": "text"},
+        {"more": 1},
+    ):
+        data = codec.encode(good | change)
+        refused(len(data).to_bytes(4, "little") + data)
+    refused((tensor_file.HEADER_BYTES_MAX).to_bytes(4, "little"))
+
+
+def header_of(table: object) -> bytes:
+    text = table if isinstance(table, bytes) else json.dumps(table).encode()
+    return len(text).to_bytes(8, "little") + text
+
+
+def entry(**change: object) -> dict[str, object]:
+    return {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]} | change
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        b"[" * 100_000,
+        b"\xff\xff",
+        [],
+        {"w": 1},
+        {"w": entry(dtype="U4")},
+        {"w": entry(dtype=["U8"])},
+        {"w": entry(shape=[5])},
+        {"w": entry(shape=[-1, -4])},
+        {"w": entry(shape=[True, 4])},
+        {"w": entry(shape=[1] * 17 + [4])},
+        {"w": entry(shape=[1 << 48, 0], data_offsets=[0, 0])},
+        {"w": entry(data_offsets=[4, 8])},
+        {"w": entry(data_offsets=[0, 4, 8])},
+        {"w": entry(more=1)},
+        {"w" * 600: entry()},
+        {"v": entry(), "w": entry()},
+        {"v": entry(), "w": entry(data_offsets=[5, 9])},
+    ],
+)
+def test_headers_with_something_off_are_refused(table):
+    with pytest.raises(EncodingError):
+        tensor_file.parse(header_of(table))
+
+
+def test_a_header_may_have_metadata_and_tensors_in_any_order():
+    table = {"b": entry(data_offsets=[4, 8]), "__metadata__": {"format": "pt"}, "a": entry()}
+    parsed = tensor_file.parse(header_of(table))
+    assert [place.name for place in parsed.places] == ["a", "b"]
+    assert parsed.total_bytes == len(header_of(table)) + 8
+
+
+def test_noise_planes_are_not_compressed():
+    noise = np.random.default_rng(5).integers(0, 256, 5000).astype(np.uint8)
+    assert planes.pack(noise)[0] == 1
