@@ -6,9 +6,16 @@ kind, run and payload but not the signature, so a second signature does not make
 """
 
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Generic, TypeVar
+from typing import Annotated, Any, ClassVar, Generic, Self, TypeVar
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from protocol.codec import decode, encode
 from protocol.crypto import Signer, Verifier, digest, signing_bytes
@@ -30,6 +37,9 @@ VERDICTS_MAX = 15
 
 BATCH_MAX = 256
 """Commits that one version may learn from; their digests take half of an envelope."""
+
+ENCODINGS_MAX = 4
+"""Of one version: byte planes, and patches of the versions that most nodes hold."""
 
 PROTOCOL_VERSION = 1
 
@@ -159,6 +169,25 @@ class Evidence(Message):
     rejecting: bytes
 
 
+class Encoding(Message):
+    """Another form of a version's file, in which it travels (``protocol.shardcast.encodings``)."""
+
+    kind = "encoding"
+    base_version: Annotated[int, Field(ge=-1, le=2**53)]
+    """The version that it is a patch of, -1 for none."""
+    base: OptionalDigest
+    """Policy digest of that version; empty for none."""
+    index: DigestBytes
+    index_bytes: UInt
+    total_bytes: UInt
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if (self.base_version < 0) == bool(self.base):
+            raise ValueError("a base without its version, or a version without its policy")
+        return self
+
+
 class CheckpointManifest(Message):
     """One published policy; ``batch`` names the blob that lists the commits it learned from."""
 
@@ -169,8 +198,10 @@ class CheckpointManifest(Message):
     """Digest of the signed manifest of version - 1; empty for version 0."""
     policy: DigestBytes
     index: DigestBytes
+    """Of the weights' file as it is."""
     index_bytes: UInt
     total_bytes: UInt
+    encodings: Annotated[tuple[Encoding, ...], Field(max_length=ENCODINGS_MAX)] = ()
     state: OptionalDigest = b""
     """Optimiser state for the next trainer in line; empty for version 0."""
     state_bytes: UInt = 0
@@ -180,6 +211,12 @@ class CheckpointManifest(Message):
     """Mean verified reward of the batch, millionths."""
     created_at: UInt
     """Unix milliseconds."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if any(encoding.base_version >= self.version for encoding in self.encodings):
+            raise ValueError("a patch of a version that comes later")
+        return self
 
 
 MessageT = TypeVar("MessageT", bound=Message)

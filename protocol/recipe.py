@@ -307,6 +307,13 @@ class ShardcastSection(Section):
     stripes: Annotated[int, Field(ge=1, le=64)]
     fanout: Annotated[int, Field(ge=2, le=64)]
     versions_kept: Annotated[int, Field(ge=2, le=1024)]
+    full_every: Annotated[int, Field(ge=1, le=1024)] = 5
+    """Every node keeps the whole file of such versions: where newcomers begin, to patch it."""
+
+    def forms_kept(self, newest: int) -> range:
+        """Return the versions of which every node keeps what it has, file or patch, for others."""
+        full = newest - newest % self.full_every
+        return range(max(0, min(full, newest - self.versions_kept + 1)), newest + 1)
 
     @model_validator(mode="after")
     def _check(self) -> Self:

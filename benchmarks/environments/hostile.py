@@ -23,6 +23,8 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
+import structlog
+
 from node.live.background import ThreadBackground
 from node.live.loop_watch import LoopWatch
 from roles.environments.checker import LIMITS as MATH_LIMITS
@@ -393,6 +395,7 @@ def main() -> None:
     parser.add_argument("--scorers", type=int, default=5)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     with outside() as (around, touched):
         items = completions(options.first + options.count, around)[options.first :]
         report = asyncio.run(attack(items, options.scorers))

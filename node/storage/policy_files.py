@@ -1,16 +1,20 @@
 """Weights and trainer states as files: the ``PolicyFiles`` port on a directory."""
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 from blake3 import blake3
 from typing_extensions import override
 
-from node.storage import files
+from node.storage import encodings, files
 from node.storage.blobs import FileBlobs
+from protocol.shardcast.encodings.tensor_file import EncodingError
 from protocol.shardcast.index import ChunkHasher, Shard, ShardIndex, shard_count, shard_length
 from protocol.types import Digest
-from roles.ports.storage import PolicyFiles
+from roles.ports.engines import Policy
+from roles.ports.storage import ENCODING, PolicyFiles
+
+_PARTIAL = ".partial"
 
 
 class PolicyDirectory(PolicyFiles):
@@ -20,6 +24,9 @@ class PolicyDirectory(PolicyFiles):
         super().__init__(directory, genesis, task)
         self._blobs = blobs
         files.make_directory(directory)
+        for suffix in (_PARTIAL, ENCODING):  # of a process that was killed
+            for path in directory.glob(f"*{suffix}"):
+                path.unlink()
         files.make_directory(task)
 
     @override
@@ -41,6 +48,31 @@ class PolicyDirectory(PolicyFiles):
         return await files.in_thread(index_of, path, total_bytes, shard_bytes, chunk_bytes)
 
     @override
+    async def encode(self, path: Path, base: Policy | None, target: Path) -> int | None:
+        return await files.uninterrupted(files.in_thread(encodings.encode, path, base, target))
+
+    @override
+    async def decode(
+        self,
+        encoding: AsyncIterator[bytes],
+        base: Policy | None,
+        target: Path,
+        policy: Digest,
+        file_bytes_max: int,
+    ) -> None:
+        partial = _partial(target)
+        decoding = encodings.DecodingFile(base, partial, file_bytes_max)
+        try:
+            async for data in encoding:
+                await files.uninterrupted(files.in_thread(decoding.feed, data))
+            if await files.uninterrupted(files.in_thread(decoding.finish)) != policy:
+                raise EncodingError("the encoding makes another policy than it was signed for")
+            await files.uninterrupted(files.in_thread(files.promote, partial, target))
+        finally:
+            decoding.close()
+            partial.unlink(missing_ok=True)
+
+    @override
     async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
         sources = [self._blobs.file_of(digest) for digest in digests]
         try:
@@ -49,8 +81,12 @@ class PolicyDirectory(PolicyFiles):
             raise LookupError("not every blob is here") from error
 
 
+def _partial(target: Path) -> Path:
+    return target.with_name(target.name + _PARTIAL)
+
+
 def _concatenate(sources: Sequence[Path], target: Path) -> None:
-    partial = target.with_name(target.name + ".partial")
+    partial = _partial(target)
     try:
         files.write_synced(
             partial, (p for s in sources for p in files.slice_of(s, 0, s.stat().st_size))

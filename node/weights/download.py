@@ -6,10 +6,11 @@ children can wait at them from the first moment, and so that a full disk shows b
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from node.blobs.exchange import BlobExchange
 from node.blobs.wire import BlobRefusedError, Kind, Status
@@ -51,6 +52,10 @@ INDEX_PAUSE_SECONDS_MIN = 0.1
 INDEX_PAUSE_SECONDS_MAX = 5.0
 """Guesses: who holds an index sends it at once, but 2 MB take a while on a thin link; a parent has
 it a moment before us."""
+
+
+Decode = Callable[[AsyncIterator[bytes], Path], Coroutine[Any, Any, None]]
+"""Makes the file at a path of an encoding that arrives."""
 
 
 class _InconsistentIndexError(Exception):
@@ -150,8 +155,10 @@ class WeightsDownload:
         self._candidates = self._plan(members)
         self._events.put_nowait(CandidatesChanged(self._candidates))
 
-    async def run(self, path: Path) -> Path | Fault:
+    async def run(self, path: Path, decode: Decode | None = None) -> Path | Fault:
         """Download to ``path`` (it appears there whole) and return it.
+
+        With ``decode`` what travels is another form of the file, decoded while it arrives.
 
         Sources that do not answer are tried again until the caller gives up. Returns a ``Fault``
         when what the publisher signed cannot be: then no source will help. Raises
@@ -161,13 +168,38 @@ class WeightsDownload:
             index = await self._index()
             if isinstance(index, Fault):
                 return index
-            await self._transfer(index)
+            partials = await self._open_partials(index)
+            if decode is None:
+                await self._transfer(index, partials)
+                await self._files.assemble([shard.digest for shard in index.shards], path)
+            else:
+                await self._transfer_decoding(index, partials, decode(self._bytes_of(index), path))
         except _InconsistentIndexError as error:
             return Fault(FaultCode.INDEX_INCONSISTENT, str(error))
         finally:
             self._learn()
-        await self._files.assemble([shard.digest for shard in index.shards], path)
         return path
+
+    async def _transfer_decoding(
+        self,
+        index: ShardIndex,
+        partials: Sequence[PartialBlob],
+        decoding: Coroutine[Any, Any, None],
+    ) -> None:
+        """Transfer, and decode what has come; what cannot be decoded shows at the end."""
+        task = asyncio.create_task(decoding)
+        try:
+            await self._transfer(index, partials)
+            await task
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _bytes_of(self, index: ShardIndex) -> AsyncIterator[bytes]:
+        """Yield the shards one after another, as far as they are here."""
+        for shard in index.shards:
+            async for piece in self._blobs.stream(shard.digest, 0, shard.length):
+                yield piece
 
     def _plan(self, members: Sequence[ForestMember]) -> tuple[tuple[PeerId, ...], ...]:
         weights = self._weights
@@ -241,8 +273,7 @@ class WeightsDownload:
         for noted in (self._late, self._bad, self._delivered):
             noted.clear()
 
-    async def _transfer(self, index: ShardIndex) -> None:
-        partials = await self._open_partials(index)
+    async def _transfer(self, index: ShardIndex, partials: Sequence[PartialBlob]) -> None:
         # Deadlines are intervals: the loop's clock is monotonic, a wall clock may be set.
         now = asyncio.get_running_loop().time
         missing = [partial.missing() for partial in partials]

@@ -6,7 +6,9 @@ checked by the engine that loads it, and what an engine refuses is fetched once 
 """
 
 import asyncio
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -17,8 +19,9 @@ from node.context import Ports
 from node.weights.download import Weights, WeightsDownload, publish_file
 from node.weights.downloads import Downloads
 from node.weights.retention import STATES_KEPT, WeightsRetention
+from node.weights.routes import Leg, Routes
 from protocol.faults import Fault
-from protocol.messages import CheckpointManifest, Signed
+from protocol.messages import CheckpointManifest, Encoding, Signed
 from protocol.replica import Replica
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.forest import ForestMember
@@ -32,6 +35,9 @@ log = structlog.get_logger()
 
 STATE_SECONDS = 60.0
 
+ENCODING_PAYS = 0.9
+"""An encoding that is longer than this share of the file is not worth its time; a guess."""
+
 REFUSALS_MAX = 3
 """By engines, of one version: as it was here, made again from its shards, and fetched again."""
 
@@ -40,7 +46,7 @@ _TABLE = "policies"
 
 @dataclass(slots=True)
 class _Arriving:
-    checkpoint: Signed[CheckpointManifest]
+    leg: Leg
     root: PeerId
     members: list[ForestMember]
     weights: WeightsDownload
@@ -70,6 +76,9 @@ class PolicyLibrary(Policies):
         self._retention = WeightsRetention(replica, ports.blobs)
         self._held: dict[int, Policy] = {}
         self._arriving: dict[int, _Arriving] = {}
+        self._routes = Routes(replica.ledger, replica.manifest.shardcast, self.get)
+        self._bases: set[int] = set()
+        """Versions on the way to one that is wanted."""
         self._refusals: dict[Digest, int] = {}
         self._states_from = 0
 
@@ -95,7 +104,7 @@ class PolicyLibrary(Policies):
     async def restore(self) -> None:
         """Find the policies that were here before a restart."""
         for key, digest in self._ports.store.scan(_TABLE):
-            version = int.from_bytes(key, "big")
+            version = _version(key)
             path = self._ports.files.weights(version)
             if self._ports.files.size(path) is not None:
                 self._held[version] = Policy(Version(version), Digest(digest), path)
@@ -105,7 +114,7 @@ class PolicyLibrary(Policies):
     async def discard(self, policy: Policy) -> None:
         """Drop a policy that an engine refused, and get it another way.
 
-        First from the shards that are here, then from the network, where every chunk is checked.
+        First from the blobs that are here, then its file from the network, every chunk checked.
         If that is refused too, its trainer has published something else than it signed.
         """
         version = policy.version
@@ -118,7 +127,10 @@ class PolicyLibrary(Policies):
         log.error("an engine refused a policy", version=version, times=refusals)
         if refusals > 1:  # after the last one, too: nobody needs them
             others = {*self._held, *self._wanted()} - {version}
-            await self._retention.drop(Digest(checkpoint.message.index), others)
+            await self._retention.drop(checkpoint.message, others)
+            self._routes.useless |= dict.fromkeys(
+                Digest(encoding.index) for encoding in checkpoint.message.encodings
+            )
         self._changes.notify()
         self.news.notify()
 
@@ -130,6 +142,7 @@ class PolicyLibrary(Policies):
         digest, index = await publish_file(
             policy.path, files, blobs, rules.shard_bytes, rules.chunk_bytes
         )
+        encoding = await self._encode(policy)
         state, state_bytes = None, 0
         path = files.state(policy.version)
         if len(self._replica.manifest.genesis.trainers) > 1:
@@ -138,7 +151,41 @@ class PolicyLibrary(Policies):
             state = await blobs.put_file(path, 0, state_bytes, owner)
         await self._hold(policy)
         return Release(
-            digest, len(shard_index.encode(index)), index.total_bytes, state, state_bytes
+            index=digest,
+            index_bytes=len(shard_index.encode(index)),
+            total_bytes=index.total_bytes,
+            encodings=() if encoding is None else (encoding,),
+            state=state,
+            state_bytes=state_bytes,
+        )
+
+    async def _encode(self, policy: Policy) -> Encoding | None:
+        """Publish a version as a patch of the one before it, the first one by itself, if it pays.
+
+        Everybody takes the first one at once; later, whoever needs a file takes it from many.
+        """
+        rules, files = self._replica.manifest.shardcast, self._ports.files
+        base, path = self.get(policy.version - 1), files.encoding(policy.version)
+        if base is None and policy.version > 0:
+            return None
+        try:
+            length = await files.encode(policy.path, base, path)
+            if length is None or length > ENCODING_PAYS * (files.size(policy.path) or 0):
+                return None
+            digest, index = await publish_file(
+                path, files, self._ports.blobs, rules.shard_bytes, rules.chunk_bytes
+            )
+        except ValueError as error:
+            log.warning("no encoding", version=policy.version, error=str(error))
+            return None
+        finally:
+            await files.delete(path)
+        return Encoding(
+            base_version=-1 if base is None else base.version,
+            base=b"" if base is None else base.digest,
+            index=digest,
+            index_bytes=len(shard_index.encode(index)),
+            total_bytes=index.total_bytes,
         )
 
     @override
@@ -182,7 +229,7 @@ class PolicyLibrary(Policies):
             if arriving.task.done():
                 del self._arriving[version]
                 arriving.task.result()
-            elif version not in self._wanted() or self._has_changed(arriving):
+            elif version not in {*self._wanted(), *self._bases} or self._has_changed(arriving):
                 del self._arriving[version]
                 ended.append(arriving)
             elif members != arriving.members:
@@ -192,7 +239,7 @@ class PolicyLibrary(Policies):
 
     def _has_changed(self, arriving: _Arriving) -> bool:
         """Tell whether a later term means another policy, or its root feeds nobody any more."""
-        checkpoint = arriving.checkpoint
+        checkpoint = arriving.leg.checkpoint
         current = self._replica.ledger.checkpoint(checkpoint.message.version)
         superseded = current is None or current.digest != checkpoint.digest
         return superseded or arriving.root not in self._roots(checkpoint)
@@ -205,22 +252,27 @@ class PolicyLibrary(Policies):
     def _start_download(self) -> None:
         """Start one new one at a time: the newest version has the line for itself first."""
         self._conditions.clear("policy")
+        self._bases = set()
         for version in reversed(self._wanted()):
-            checkpoint = self._replica.ledger.checkpoint(version)
-            missing = self.get(version) is None and version not in self._arriving
-            if checkpoint is None or not missing:
+            route = None if self.get(version) is not None else self._routes.to(version)
+            if route is None:
                 continue
-            if self._refusals.get(checkpoint.digest, 0) >= REFUSALS_MAX:
-                reason = f"version {version} is not what its trainer signed"
+            self._bases |= {leg.version for leg in route.legs}
+            self._bases |= {leg.base.version for leg in route.legs if leg.base is not None}
+            leg = route.legs[0]
+            if leg.version in self._arriving:
+                continue
+            if self._refusals.get(leg.checkpoint.digest, 0) >= REFUSALS_MAX:
+                reason = f"version {leg.version} is not what its trainer signed"
                 self._conditions.set("policy", reason)
                 continue
-            roots = self._roots(checkpoint)
+            roots = self._roots(leg.checkpoint)
             if roots:
                 members = self._downloads.members()
-                weights = self._download(checkpoint, roots[0], members)
-                task = asyncio.create_task(self._fetch(checkpoint, weights))
+                weights = self._download(leg, roots[0], members)
+                task = asyncio.create_task(self._fetch(leg, weights))
                 task.add_done_callback(lambda _: self.news.notify())
-                self._arriving[version] = _Arriving(checkpoint, roots[0], members, weights, task)
+                self._arriving[leg.version] = _Arriving(leg, roots[0], members, weights, task)
                 return
 
     def _roots(self, checkpoint: Signed[CheckpointManifest]) -> list[PeerId]:
@@ -241,36 +293,72 @@ class PolicyLibrary(Policies):
         ]
         return holders or ([] if ours else [publisher])
 
-    def _download(
-        self, checkpoint: Signed[CheckpointManifest], root: PeerId, members: list[ForestMember]
-    ) -> WeightsDownload:
-        message = checkpoint.message
-        weights = Weights(checkpoint.digest, Digest(message.index), message.index_bytes, root)
+    def _download(self, leg: Leg, root: PeerId, members: list[ForestMember]) -> WeightsDownload:
+        index, index_bytes = Digest(leg.form.index), leg.form.index_bytes
+        weights = Weights(leg.checkpoint.digest, index, index_bytes, root)
         return self._downloads.make(weights, members)
 
-    async def _fetch(
-        self, checkpoint: Signed[CheckpointManifest], weights: WeightsDownload
-    ) -> None:
-        message = checkpoint.message
+    async def _fetch(self, leg: Leg, weights: WeightsDownload) -> None:
+        message = leg.checkpoint.message
         started_at = self._ports.clock.now()
         try:
-            path = await weights.run(self._ports.files.weights(message.version))
+            path = await weights.run(
+                self._ports.files.weights(message.version),
+                None if leg.encoding is None else partial(self._decode, leg),
+            )
             if isinstance(path, Fault):
-                self._refusals[checkpoint.digest] = REFUSALS_MAX
-                log.error("a version cannot be used", version=message.version, reason=str(path))
+                self._give_up(leg, str(path))
                 return
-            await self._hold(Policy(Version(message.version), Digest(message.policy), path))
+            policy = Policy(Version(message.version), Digest(message.policy), path)
+            if leg.encoding is not None:
+                await self._share(policy, message)
+            await self._hold(policy)
+        except ValueError as error:  # of the decoder
+            self._give_up(leg, str(error))
+            return
         except (StorageFullError, LookupError) as error:
             self._conditions.set("weights", f"version {message.version} is not stored: {error}")
             await asyncio.sleep(self._replica.manifest.epochs.seconds)
             return
         self._conditions.clear("weights")
         seconds = self._ports.clock.now() - started_at
-        log.info("policy arrived", version=message.version, seconds=round(seconds, 3))
+        log.info(
+            "policy arrived",
+            version=message.version,
+            seconds=round(seconds, 3),
+            bytes=leg.form.total_bytes,
+            file_bytes=message.total_bytes,
+        )
         self._changes.notify()
 
+    async def _decode(self, leg: Leg, encoding: AsyncIterator[bytes], path: Path) -> None:
+        message = leg.checkpoint.message
+        await self._ports.files.decode(
+            encoding, leg.base, path, Digest(message.policy), message.total_bytes
+        )
+
+    def _give_up(self, leg: Leg, reason: str) -> None:
+        """Note what its trainer has signed and cannot be used: an encoding, or a version."""
+        log.error("a version cannot be used", version=leg.version, reason=reason)
+        if leg.encoding is None:
+            self._refusals[leg.checkpoint.digest] = REFUSALS_MAX
+        else:
+            self._routes.useless[Digest(leg.encoding.index)] = None
+
+    async def _share(self, policy: Policy, message: CheckpointManifest) -> None:
+        """Make blobs of the file of a version that newcomers begin with."""
+        rules, blobs = self._replica.manifest.shardcast, self._ports.blobs
+        if policy.version % rules.full_every:
+            return
+        digest, _ = await publish_file(
+            policy.path, self._ports.files, blobs, rules.shard_bytes, rules.chunk_bytes
+        )
+        if digest != message.index:
+            log.error("a version's file is not what its trainer signed", version=policy.version)
+            await blobs.release(Owner(Purpose.WEIGHTS, digest))
+
     async def _hold(self, policy: Policy) -> None:
-        name = Put(_TABLE, policy.version.to_bytes(8, "big"), policy.digest)
+        name = Put(_TABLE, _key(policy.version), policy.digest)
         await self._ports.store.commit([name])
         self._held[policy.version] = policy
 
@@ -280,16 +368,27 @@ class PolicyLibrary(Policies):
         """Delete versions beyond the retention, and what an interrupted download left of them."""
         newest = self._replica.ledger.version
         kept_from = newest - self._replica.manifest.shardcast.versions_kept
-        for version in [version for version in self._held if version <= kept_from]:
+        old = [version for version in self._held if version <= kept_from]
+        for version in [version for version in old if version not in self._bases]:
             await self._ports.files.delete(self._held.pop(version).path)
         for version in range(self._states_from, newest - STATES_KEPT + 1):
             await self._ports.files.delete(self._ports.files.state(version))
         self._states_from = max(self._states_from, newest - STATES_KEPT + 1)
-        await self._retention.sweep({*self._held, *self._wanted()})
+        kept = self._replica.manifest.shardcast.forms_kept(newest)
+        await self._retention.sweep({*self._held, *self._wanted(), *kept})
         names = [key for key, _ in self._ports.store.scan(_TABLE)]
-        old = [Delete(_TABLE, key) for key in names if int.from_bytes(key, "big") <= kept_from]
+        old = [version for version in map(_version, names) if version <= kept_from]
+        gone = [Delete(_TABLE, _key(version)) for version in old if version not in self._held]
         try:
-            if old:
-                await self._ports.store.commit(old)
+            if gone:
+                await self._ports.store.commit(gone)
         except StorageFullError as error:  # without its file it says nothing; the next one tries
             log.warning("names of old policies are not deleted", error=str(error))
+
+
+def _key(version: int) -> bytes:
+    return version.to_bytes(8, "big")
+
+
+def _version(key: bytes) -> int:
+    return int.from_bytes(key, "big")

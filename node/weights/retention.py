@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from protocol.messages import CheckpointManifest
 from protocol.replica import Replica
 from protocol.types import Digest
 from roles.ports.storage import Blobs, Owner, Purpose
@@ -32,10 +33,12 @@ class WeightsRetention:
         states_kept = range(newest - STATES_KEPT + 1, newest + 1)
         await self._release_all_but(Purpose.OPTIMISER_STATE, states_kept)
 
-    async def drop(self, index: Digest, others: Iterable[int]) -> None:
-        """Release the weights that ``index`` names now, unless one of the ``others`` has it too."""
-        if index not in self._indexes(others):
-            await self._blobs.release(Owner(Purpose.WEIGHTS, index))
+    async def drop(self, checkpoint: CheckpointManifest, others: Iterable[int]) -> None:
+        """Release the weights of a version, but for what one of the ``others`` has too."""
+        needed = self._indexes(others)
+        for index in indexes_of(checkpoint):
+            if index not in needed:
+                await self._blobs.release(Owner(Purpose.WEIGHTS, index))
 
     async def _release_all_but(self, purpose: Purpose, versions: Iterable[int]) -> None:
         newest, here = self._replica.ledger.version, self._blobs.owners(purpose)
@@ -50,4 +53,14 @@ class WeightsRetention:
 
     def _indexes(self, versions: Iterable[int]) -> dict[Digest, None]:
         checkpoints = map(self._replica.ledger.checkpoint, versions)
-        return {Digest(item.message.index): None for item in checkpoints if item is not None}
+        return {
+            index: None
+            for item in checkpoints
+            if item is not None
+            for index in indexes_of(item.message)
+        }
+
+
+def indexes_of(checkpoint: CheckpointManifest) -> list[Digest]:
+    """Return what the blobs of a version are stored for: its file, and each of its encodings."""
+    return [Digest(checkpoint.index), *(Digest(form.index) for form in checkpoint.encodings)]

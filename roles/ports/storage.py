@@ -10,6 +10,7 @@ from typing import Protocol
 from protocol.manifest import RunFileName
 from protocol.shardcast.index import ShardIndex
 from protocol.types import Digest
+from roles.ports.engines import Policy
 
 
 class StorageFullError(Exception):
@@ -92,6 +93,9 @@ class Blobs(Protocol):
         """Forget what only ``owner`` needs, complete or arriving; idempotent."""
 
 
+ENCODING = ".encoding"
+
+
 def weights_name(version: int) -> str:
     """Return the name of the file with the weights of a version."""
     return f"v{version}.safetensors"
@@ -117,6 +121,10 @@ class PolicyFiles(ABC):
         """Return where the weights of a version belong."""
         return self._directory / weights_name(version)
 
+    def encoding(self, version: int) -> Path:
+        """Return where an encoding of a version's weights is while it is made."""
+        return self._directory / f"v{version}{ENCODING}"
+
     def state(self, version: int) -> Path:
         """Return where the trainer's state (model, optimiser, progress) of a version belongs."""
         return self._directory / f"v{version}.state"
@@ -134,6 +142,29 @@ class PolicyFiles(ABC):
         """Return the digests of a file's shards and chunks.
 
         Raises ``ValueError`` when the file is empty, missing, or too large for its chunks.
+        """
+
+    @abstractmethod
+    async def encode(self, path: Path, base: Policy | None, target: Path) -> int | None:
+        """Write the encoding of a policy's file to ``target``; return its length in bytes.
+
+        None when the base holds other tensors. Raises ``ValueError`` when one of them is no whole
+        file of tensors, ``StorageFullError``.
+        """
+
+    @abstractmethod
+    async def decode(
+        self,
+        encoding: AsyncIterator[bytes],
+        base: Policy | None,
+        target: Path,
+        policy: Digest,
+        file_bytes_max: int,
+    ) -> None:
+        """Write the file that an encoding makes, atomically, while the encoding comes.
+
+        Raises ``ValueError`` when it cannot be decoded, makes another policy than ``policy`` or a
+        longer file than allowed; ``StorageFullError``.
         """
 
     @abstractmethod

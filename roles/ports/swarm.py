@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from protocol.messages import CheckpointManifest, MessageT, RolloutCommit, Signed
+from protocol.messages import CheckpointManifest, Encoding, MessageT, RolloutCommit, Signed
 from protocol.types import Digest, PeerId, Topic
 from roles.ports.engines import Policy
 
@@ -56,6 +56,7 @@ class Release:
     index: Digest
     index_bytes: int
     total_bytes: int
+    encodings: tuple[Encoding, ...]
     state: Digest | None
     state_bytes: int
 

@@ -100,6 +100,7 @@ class Publication:
                 index=release.index,
                 index_bytes=release.index_bytes,
                 total_bytes=release.total_bytes,
+                encodings=release.encodings,
                 state=release.state or b"",
                 state_bytes=release.state_bytes,
                 batch=tuple(batch),

@@ -10,10 +10,9 @@ from protocol.types import DIGEST_BYTES, Digest
 from roles.ports.engines import Policy
 from roles.ports.storage import Owner, Purpose
 from simulations.adversaries.workers import PolicyCopies, WorkerBehaviour
-from simulations.ports.engines import policy_digest
 from simulations.ports.parts import Behaviour, Parts
 from simulations.ports.storage import Disk, SimBlobs
-from simulations.runtime.content import Extent
+from simulations.runtime.content import Extent, policy_digest
 
 
 class CopiedExtents(PolicyCopies):

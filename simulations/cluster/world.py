@@ -27,11 +27,12 @@ from simulations.network.network import SimNetwork
 from simulations.network.transport import address_of
 from simulations.ports.background import SimBackground
 from simulations.ports.directory import SharedDirectory
-from simulations.ports.engines import SimEngines, policy_digest, policy_seed
+from simulations.ports.engines import SimEngines, policy_seed
 from simulations.ports.parts import Behaviour, Parts
+from simulations.ports.policy_files import SimPolicyFiles
 from simulations.ports.signing import Scheme, TracedSigner, traced
-from simulations.ports.storage import Session, SimBlobs, SimPolicyFiles, SimStore
-from simulations.runtime.content import Extent
+from simulations.ports.storage import Session, SimBlobs, SimStore
+from simulations.runtime.content import Extent, policy_digest
 from simulations.runtime.loop import START, VirtualLoop
 from simulations.runtime.trace import Emit, Trace
 from simulations.scenario.plans import ALL_ROLES, RoleName
@@ -252,7 +253,12 @@ class World:
                 blobs=SimBlobs(machine.disk, session, emit),
                 store=SimStore(machine.disk, session, self._recorder.on_put(emit)),
                 files=SimPolicyFiles(
-                    machine.disk, session, machine.weights, machine.genesis, machine.run_files
+                    machine.disk,
+                    session,
+                    machine.weights,
+                    machine.genesis,
+                    machine.run_files,
+                    patch_share=self.scenario.workload.patch_share,
                 ),
                 background=SimBackground(),
             ),

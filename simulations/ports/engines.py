@@ -39,7 +39,7 @@ from simulations.ports.background import SimBackground
 from simulations.ports.rounding import Rounding, recorded
 from simulations.ports.storage import Disk, Session
 from simulations.ports.throughput import SharedThroughput
-from simulations.runtime.content import Extent
+from simulations.runtime.content import Extent, policy_digest
 from simulations.runtime.trace import Emit
 from simulations.scenario.scenario import Compute, Workload
 
@@ -91,13 +91,6 @@ def policy_seed(skill: float, lineage: bytes) -> bytes:
 def skill_of(seed: bytes) -> float:
     """Return a policy's probability of a right answer."""
     return min(1.0, int.from_bytes(seed[:_SKILL_BYTES], "big") / 1e6)
-
-
-def policy_digest(content: bytes) -> Digest:
-    """Return the policy digest of a weights file."""
-    if isinstance(content, Extent) and content.start == 0:
-        return digest(b"policy/" + content.seed + len(content).to_bytes(8, "big"))
-    return digest(b"no policy/" + digest(bytes(content)))
 
 
 def sample(seed: bytes, prompt: Sequence[int], noise_seed: int, length_max: int) -> tuple[int, ...]:

@@ -12,20 +12,21 @@ from pathlib import Path
 
 from typing_extensions import override
 
-from protocol.shardcast.index import Shard, ShardIndex, chunk_digests, shard_count
 from protocol.types import Digest
 from roles.ports.storage import (
     Blobs,
     Delete,
     Owner,
     PartialBlob,
-    PolicyFiles,
     Purpose,
     Put,
     StorageFullError,
     Store,
 )
-from simulations.runtime.content import Extent, digest_of, joined
+from simulations.runtime.content import (
+    digest_of,
+    joined,
+)
 from simulations.runtime.trace import Emit
 
 COMMIT_SECONDS = 0.004
@@ -328,52 +329,3 @@ class SimBlobs(Blobs):
         content = self._disk.blobs.pop(digest, None)
         self._disk.used_bytes -= len(content) if content is not None else 0
         self._emit("blob-deleted", digest=digest)
-
-
-class SimPolicyFiles(PolicyFiles):
-    """The files of one machine's policies, on its disk."""
-
-    def __init__(
-        self, disk: Disk, session: Session, directory: Path, genesis: Path, task: Path
-    ) -> None:
-        super().__init__(directory, genesis, task)
-        self._disk = disk
-        self._session = session
-
-    @override
-    def size(self, path: Path) -> int | None:
-        content = self._disk.files.get(path)
-        return None if content is None else len(content)
-
-    @override
-    async def delete(self, path: Path) -> None:
-        if self._session.alive:
-            self._disk.files.pop(path, None)
-
-    @override
-    async def index(self, path: Path, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
-        await asyncio.sleep(COMMIT_SECONDS)
-        content = self._disk.files.get(path)
-        if not content:
-            raise ValueError(f"{path} is empty or missing")
-        shards = []
-        for number in range(shard_count(len(content), shard_bytes)):
-            shard = content[number * shard_bytes : (number + 1) * shard_bytes]
-            shards.append(Shard(digest_of(shard), len(shard), _chunk_digests(shard, chunk_bytes)))
-        return ShardIndex(len(content), shard_bytes, chunk_bytes, tuple(shards))
-
-    @override
-    async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
-        async with self._session.writing():
-            if not all(digest in self._disk.blobs for digest in digests):
-                raise LookupError("not every blob is here")
-            self._disk.require_room()
-            if self._session.alive:
-                self._disk.files[path] = joined([self._disk.blobs[digest] for digest in digests])
-
-
-def _chunk_digests(content: bytes, chunk_bytes: int) -> tuple[Digest, ...]:
-    if not isinstance(content, Extent):
-        return chunk_digests([content], chunk_bytes)
-    starts = range(0, len(content), chunk_bytes)
-    return tuple(digest_of(content[start : start + chunk_bytes]) for start in starts)

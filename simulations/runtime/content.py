@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from protocol.crypto import digest
 from protocol.types import Digest
 
+_PATCH = b"patch/"
+
 
 class Extent(bytes):
     """Bytes ``start`` to ``start + length`` of the file that ``seed`` stands for."""
@@ -88,3 +90,23 @@ def _contiguous(pieces: Sequence[bytes]) -> bool:
             return False
         end = (piece.seed, piece.start + len(piece))
     return True
+
+
+def policy_digest(content: bytes) -> Digest:
+    """Return the policy digest of a weights file."""
+    if isinstance(content, Extent) and content.start == 0:
+        return digest(b"policy/" + content.seed + len(content).to_bytes(8, "big"))
+    return digest(b"no policy/" + digest(bytes(content)))
+
+
+def patch_of(file: Extent, base: Digest, share: float) -> Extent:
+    """Return the patch of a weights file against a base policy; it takes a share of the file."""
+    length = max(1, round(len(file) * share))
+    return Extent.of(_PATCH + base + file.seed, 0, length)
+
+
+def patched(patch: bytes, base: Digest, length: int) -> Extent | None:
+    """Return the file that a patch makes of its base, None if it is no patch of that."""
+    if not isinstance(patch, Extent) or not patch.seed.startswith(_PATCH + base):
+        return None
+    return Extent.of(patch.seed[len(_PATCH + base) :], 0, length)

@@ -148,6 +148,8 @@ class Workload(Section):
     """Sizes of what is moved and computed."""
 
     weights_bytes: Annotated[int, Field(ge=4096)] = 8_000_000
+    patch_share: Share = 0.0
+    """Of the weights' bytes: what a patch of the version before takes; 0: there are no patches."""
     tokens_mean: Annotated[int, Field(ge=1)] = 12
     """Of a sequence; lengths are uniform up to twice that, within the recipe's limit."""
     rounding: Literal["", "rounding-bf16"] = ""

@@ -36,7 +36,8 @@ from simulations.adversaries.passthrough import OtherEngines
 from simulations.adversaries.testnet import edited_tokens, forged_rewards
 from simulations.cluster.world import SHORT_NAMES, World
 from simulations.ports.engines import SimEngines, policy_seed
-from simulations.ports.storage import Disk, Session, SimBlobs, SimPolicyFiles
+from simulations.ports.policy_files import SimPolicyFiles
+from simulations.ports.storage import Disk, Session, SimBlobs
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, run_virtual
 from simulations.runtime.trace import Trace

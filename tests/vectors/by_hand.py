@@ -3,11 +3,13 @@
 It is strict and slow, and raises ``Refused`` for whatever the page says is refused.
 """
 
+import json
 import math
 import struct
 from typing import Any
 
 import base58
+import zstandard
 from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
@@ -164,6 +166,115 @@ def opened(data: bytes, run_id: bytes, bytes_max: int = 16384) -> tuple[str, str
     fields = canonical(payload)
     verify(signer, domain(kind, run_id) + payload, outer["signature"])
     return kind, signer, digest(domain(kind, run_id), signer.encode(), payload), fields
+
+
+# Section 6: encodings of weights
+
+
+class Encoded:
+    """Reads an encoding from the front: little-endian numbers, and bits from the upper one."""
+
+    def __init__(self, data: bytes) -> None:
+        self.reader = Reader(data)
+
+    def number(self) -> int:
+        return int.from_bytes(self.reader.take(4), "little")
+
+    def positions(self, limit: int) -> list[int]:
+        head = self.reader.number(1)
+        k, others = head % 128, head >= 128
+        count, quotient_bytes = self.number(), self.number()
+        bits = bits_of(self.reader.take(quotient_bytes))
+        rows = [bits_of(self.reader.take(-(-count // 8))) for _ in range(k)]
+        found, at, place = [], 0, -1
+        for number in range(count):
+            zeros = bits.index(1, at) - at
+            at += zeros + 1
+            rest = sum(rows[bit][number] << bit for bit in range(k))
+            place += 1 + zeros * 2**k + rest
+            found.append(place)
+        require(place < limit, "beyond the limit")
+        return [n for n in range(limit) if n not in set(found)] if others else found
+
+    def planes(self, count: int, width: int) -> list[int]:
+        words = [0] * count
+        for place in range(width):
+            kind, body = self.reader.number(1), self.reader.take(self.number())
+            if kind == 2:
+                body = zstandard.decompress(body)
+            plane = bytes(count) if kind == 0 else body
+            require(len(plane) == count, "a plane of another length")
+            words = [word + (byte << 8 * place) for word, byte in zip(words, plane, strict=True)]
+        return words
+
+    def patched(self, old: list[int], width: int) -> list[int]:
+        changed = self.positions(len(old))
+        signs = bits_of(self.reader.take(-(-len(changed) // 8)))
+        left = list(range(len(changed)))
+        sizes = [1] * len(changed)
+        for _ in range(self.reader.number(1)):
+            left = [left[place] for place in self.positions(len(left))]
+            for place in left:
+                sizes[place] += 1
+        for place, rest in zip(left, self.planes(len(left), width), strict=True):
+            sizes[place] += rest
+        new = list(old)
+        for place, sign, size in zip(changed, signs, sizes, strict=False):
+            moved = (mapped(old[place], width) + (-size if sign else size)) % 256**width
+            new[place] = mapped_back(moved, width)
+        return new
+
+
+def bits_of(data: bytes) -> list[int]:
+    return [byte >> 7 - place & 1 for byte in data for place in range(8)]
+
+
+def mapped(word: int, width: int) -> int:
+    upper = 1 << 8 * width - 1
+    return 2 * upper - 1 - word if word & upper else word + upper
+
+
+def mapped_back(word: int, width: int) -> int:
+    upper = 1 << 8 * width - 1
+    return word - upper if word & upper else 2 * upper - 1 - word
+
+
+def tensors_in(file: bytes, header: bytes) -> list[tuple[int, list[int]]]:
+    """Return bytes of an element and elements of each tensor, in the order of the file."""
+    table = json.loads(header[8:])
+    data = file[len(header) :]
+    tensors = []
+    for entry in sorted(table.values(), key=lambda entry: entry["data_offsets"]):
+        begin, end = entry["data_offsets"]
+        width = {"F32": 4, "BF16": 2, "U8": 1}[entry["dtype"]]
+        words = [data[at : at + width] for at in range(begin, end, width)]
+        tensors.append((width, [int.from_bytes(word, "little") for word in words]))
+    return tensors
+
+
+def decoded_weights(encoding: bytes, base: bytes = b"", policy: bytes = b"") -> bytes:
+    """Return the file that an encoding makes, of a base with this policy digest if there is one."""
+    data = Encoded(encoding)
+    preamble = canonical(data.reader.take(data.number()))
+    require(preamble["base"] == policy, "another base")
+    header = preamble["header"] or base[: 8 + int.from_bytes(base[:8], "little")]
+    size = max(entry["data_offsets"][1] for entry in json.loads(header[8:]).values())
+    out = header
+    for width, words in tensors_in(base or header + bytes(size), header):
+        for at in range(0, len(words), preamble["block_elements"]):
+            old = words[at : at + preamble["block_elements"]]
+            kind, length = data.reader.number(1), data.number()
+            ends = data.reader.at + length
+            if kind == 0:
+                new = old
+            elif kind == 1:
+                new = data.patched(old, width)
+            else:
+                new = data.planes(len(old), width)
+            require(data.reader.at == ends, "a block of another length")
+            out += b"".join(word.to_bytes(width, "little") for word in new)
+    require(data.reader.ended, "something follows")
+    return out
 
 
 # Section 12: varints and protobufs

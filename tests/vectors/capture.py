@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tests.vectors.made import BODY, INDEX, MANIFEST, SIGNED_MANIFEST, messages
+from tests.vectors.made import BODY, INDEX, MANIFEST, SIGNED_MANIFEST, encodings, messages
 from tests.vectors.spoken import directory, exchanges, gossip
 
 PATH = Path(__file__).with_name("messages.json")
@@ -30,6 +30,7 @@ def capture() -> dict[str, Any]:
         },
         "body": BODY.hex(),
         "index": INDEX.hex(),
+        "encodings": {name: data.hex() for name, data in encodings().items()},
         "streams": asyncio.run(exchanges()),
         "gossip": gossip(),
         "directory": directory(),

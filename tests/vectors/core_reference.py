@@ -83,6 +83,7 @@ MANIFEST: dict[str, Any] = {
     "shardcast": {
         "chunk_bytes": 65_536,
         "fanout": 2,
+        "full_every": 5,
         "shard_bytes": 262_144,
         "stripes": 4,
         "versions_kept": 6,

@@ -51,7 +51,7 @@ def number(text: str) -> int:
 
 SIZE = re.compile(r"(?:at most (\d+)|(\d+) (to|or) (\d+)|(\d+)) (?:items|bytes|characters)")
 
-PARTS = {"hardware": "hardware"}
+PARTS = {"hardware": "hardware", "encodings": "encoding"}
 """Fields whose maps have a table of their own."""
 
 

@@ -2,12 +2,15 @@
 
 from typing import Any
 
+import numpy as np
+
 from protocol.codec import encode
 from protocol.crypto import Identity, digest, verify
 from protocol.manifest import RunManifest, decode_manifest, sign_manifest
 from protocol.messages import (
     Certificate,
     CheckpointManifest,
+    Encoding,
     Evidence,
     Hardware,
     Message,
@@ -20,9 +23,11 @@ from protocol.messages import (
 from protocol.replica import Replica
 from protocol.rollout import RolloutSequence, encode_body
 from protocol.shardcast import index as shard_index
+from protocol.shardcast.encodings import stream
 from protocol.shardcast.index import Shard, ShardIndex, chunk_digests
 from protocol.types import ValidationResult
 from tests.vectors import core_reference
+from tests.worlds.tensor_files import file_of
 
 CREATOR, *VALIDATORS = (Identity(seed) for seed in core_reference.SEEDS)
 TRAINER = WORKER = CREATOR
@@ -112,6 +117,45 @@ COMMIT = sealed(
 )
 
 
+def encoding() -> Encoding:
+    return Encoding(
+        base_version=0,
+        base=MANIFEST.genesis_policy,
+        index=digest(INDEX),
+        index_bytes=len(INDEX),
+        total_bytes=len(FILE),
+    )
+
+
+def encodings() -> dict[str, bytes]:
+    """Return two files of tensors, and encodings of the second, by itself and against the first."""
+    rng = np.random.default_rng(1)
+    few = rng.integers(0x3A00, 0x3D00, 600, dtype=np.uint16)
+    many = rng.integers(0, 1 << 32, 100, dtype=np.uint32)
+    sizes = rng.choice([1, 1, 1, 2, 3, 5, 9, 700], 600)
+    moved = np.where(rng.random(600) < 0.2, rng.choice([-1, 1], 600) * sizes, 0)
+    step = rng.integers(0, 1 << 20, 100)
+    first = file_of({"few": few, "many": many, "same": few[:50]})
+    second = file_of(
+        {
+            "few": few + moved.astype(np.uint16),
+            "many": many + step.astype(np.uint32),
+            "same": few[:50],
+        }
+    )
+    sources = [
+        stream.source_of(lambda at, length, file=file: file[at : at + length], len(file))
+        for file in (first, second)
+    ]
+    base = stream.Base(digest(b"first"), sources[0])
+    return {
+        "first": first,
+        "second": second,
+        "full": b"".join(stream.encode(sources[1], None, 256)),
+        "patch": b"".join(stream.encode(sources[1], base, 256)),
+    }
+
+
 def replica() -> Replica:
     """Return what a node has concluded once the commit is checked."""
     state = Replica(MANIFEST, verify)
@@ -176,6 +220,7 @@ def messages() -> dict[str, Signed[Any]]:
                 index=digest(INDEX),
                 index_bytes=len(INDEX),
                 total_bytes=len(FILE),
+                encodings=(encoding(),),
                 batch=(COMMIT.digest,),
                 reward_mean=500_000,
                 created_at=round(now(2) * 1000),

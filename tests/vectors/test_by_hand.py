@@ -16,6 +16,7 @@ from tests.vectors.by_hand import (
     Reader,
     Refused,
     canonical,
+    decoded_weights,
     digest,
     domain,
     key_of,
@@ -190,6 +191,16 @@ def test_an_index_names_shards_and_chunks():
         ]
         for shard in shards
     ]
+
+
+def test_encodings_of_weights_make_the_file():
+    files = {name: bytes.fromhex(data) for name, data in VECTORS["encodings"].items()}
+    assert decoded_weights(files["full"]) == files["second"]
+    patch = files["patch"]
+    assert decoded_weights(patch, files["first"], digest(b"first")) == files["second"]
+    assert len(patch) < len(files["second"])
+    with pytest.raises(Refused):
+        decoded_weights(patch, files["first"], digest(b"another"))
 
 
 # Streams

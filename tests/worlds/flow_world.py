@@ -274,7 +274,7 @@ class Policies:
             raise self.errors.pop(0)
         self.releases += 1
         self.held[policy.version] = policy
-        return Release(digest(b"index"), 10, 100, None, 0)
+        return Release(digest(b"index"), 10, 100, (), None, 0)
 
     async def fetch_state(self, manifest):
         await asyncio.sleep(0.05)

@@ -5,7 +5,7 @@ where there is no base, the header of the file; a patch takes that of its base. 
 their tensor.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -37,57 +37,72 @@ class Piece:
     offset: int
     count: int
 
+    @property
+    def length(self) -> int:
+        """Bytes in the file."""
+        return self.count * self.tensor.element_bytes
+
+    def words(self, data: bytes) -> Words:
+        """Return the bit patterns of its elements."""
+        return np.frombuffer(data, f"<u{self.tensor.element_bytes}")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A file of weights that is here: ``read`` returns ``length`` bytes from ``offset`` on."""
+
+    layout: TensorFile
+    read: Callable[[int, int], bytes]
+
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """A version to encode against: its policy digest, and the bytes of its file."""
+    """A version to encode against: its policy digest, and its file."""
 
     policy: Digest
-    file: memoryview
+    source: Source
 
 
-def pieces(file: TensorFile, block_elements: int) -> Iterator[Piece]:
+def source_of(read: Callable[[int, int], bytes], total_bytes: int) -> Source:
+    """Read what is in a file; raises ``EncodingError`` when it is not a whole one."""
+    layout = tensor_file.parse(read(0, tensor_file.header_bytes(read(0, 8))))
+    if layout.total_bytes != total_bytes:
+        raise EncodingError("a file of another length than its header says")
+    return Source(layout, read)
+
+
+def pieces(layout: TensorFile, block_elements: int) -> Iterator[Piece]:
     """Yield what the blocks of a file hold, in order."""
-    for tensor in file.places:
+    for tensor in layout.places:
         for first in range(0, tensor.count, block_elements):
             count = min(block_elements, tensor.count - first)
             yield Piece(tensor, tensor.offset + first * tensor.element_bytes, count)
 
 
-def read(file: memoryview) -> TensorFile:
-    """Return what is in a file; raises ``EncodingError`` when it is not a whole one."""
-    layout = tensor_file.parse(bytes(file[: tensor_file.header_bytes(file[:8])]))
-    if layout.total_bytes != len(file):
-        raise EncodingError("a file of another length than its header says")
-    return layout
-
-
-def preamble(layout: TensorFile, base: Base | None, block_elements: int = BLOCK_ELEMENTS) -> bytes:
-    """Return what an encoding begins with.
+def encode(
+    source: Source, base: Base | None, block_elements: int = BLOCK_ELEMENTS
+) -> Iterator[bytes]:
+    """Yield the encoding of a file, block by block.
 
     Raises ``EncodingError`` when the base does not hold the same tensors at the same places.
     """
-    if base is not None and read(base.file).header != layout.header:
+    if base is not None and base.source.layout.header != source.layout.header:
         raise EncodingError("the base holds other tensors")
     data = codec.encode(
         {
             "base": b"" if base is None else base.policy,
             "block_elements": block_elements,
-            "header": layout.header if base is None else b"",
+            "header": source.layout.header if base is None else b"",
         }
     )
-    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
+    yield len(data).to_bytes(_LENGTH_BYTES, "little") + data
+    for piece in pieces(source.layout, block_elements):
+        words = piece.words(source.read(piece.offset, piece.length))
+        yield block.encode(words, None if base is None else _base_words(base, piece))
 
 
-def encode_piece(file: memoryview, piece: Piece, base: Base | None) -> bytes:
-    """Return the block of a piece."""
-    return block.encode(words(file, piece), None if base is None else words(base.file, piece))
-
-
-def words(file: memoryview, piece: Piece) -> Words:
-    """Return the bit patterns of a piece of a file, without a copy."""
-    kind = np.dtype(f"<u{piece.tensor.element_bytes}")
-    return np.frombuffer(file, kind, piece.count, piece.offset)
+def _base_words(base: Base, piece: Piece) -> Words:
+    return piece.words(base.source.read(piece.offset, piece.length))
 
 
 class Decoder:
@@ -123,7 +138,7 @@ class Decoder:
 
     @property
     def policy(self) -> Digest:
-        """The digest of what was decoded; ``EncodingError`` before its end or with bytes after it."""
+        """The digest of what was decoded; ``EncodingError`` before its end, or with bytes over."""
         if self._pieces is None or self._piece is not None:
             raise EncodingError("an encoding that ends early")
         if self._buffer:
@@ -154,7 +169,7 @@ class Decoder:
             raise EncodingError("an encoding against another base")
         if bool(base) == bool(header):
             raise EncodingError("an encoding with a header and a base, or without both")
-        layout = tensor_file.parse(header) if self._base is None else read(self._base.file)
+        layout = tensor_file.parse(header) if self._base is None else self._base.source.layout
         if layout.total_bytes > self._file_bytes_max:
             raise EncodingError(f"a file of {layout.total_bytes} bytes")
         self._hashers = {place: blake3() for place in layout.places}
@@ -174,7 +189,7 @@ class Decoder:
         end = block.HEAD_BYTES + block.body_bytes(self._buffer, piece.count, width)
         if len(self._buffer) < end:
             return None
-        base = None if self._base is None else words(self._base.file, piece)
+        base = None if self._base is None else _base_words(self._base, piece)
         kind, body = self._buffer[0], bytes(self._buffer[block.HEAD_BYTES : end])
         del self._buffer[:end]
         return block.decode(kind, memoryview(body), base, piece.count, width)

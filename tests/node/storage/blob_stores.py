@@ -6,7 +6,8 @@ from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from protocol.crypto import digest
 from roles.ports.storage import Owner, Purpose
-from simulations.ports.storage import Disk, Session, SimBlobs, SimPolicyFiles
+from simulations.ports.policy_files import SimPolicyFiles
+from simulations.ports.storage import Disk, Session, SimBlobs
 
 
 def owner(name: bytes, purpose: Purpose = Purpose.ROLLOUT_BODY) -> Owner:

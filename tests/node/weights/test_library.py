@@ -9,6 +9,7 @@ from node.membership.peers import PeerTable
 from node.weights.download import publish_file
 from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
+from node.weights.routes import Leg
 from protocol.crypto import digest
 from protocol.replica import Replica
 from protocol.rng import Rng
@@ -126,8 +127,9 @@ class Swarm:
         self.directory = directory
         self.hub = Hub()
         made = run_manifest(trainers=trainers, shardcast=SHARDS)
+        policy = self.first_policy().hex()
         genesis = made.genesis.model_copy(
-            update={"created_at": round(LoopClock().now()), "policy": digest(weights(0)).hex()}
+            update={"created_at": round(LoopClock().now()), "policy": policy}
         )
         self.world = World(made.model_copy(update={"genesis": genesis}))
         self.trainers = [Node(self, one, Role.TRAINER) for one in self.world.trainers]
@@ -136,6 +138,10 @@ class Swarm:
         ]
         self.nodes = [*self.trainers, *self.followers]
         self.head = None
+
+    @staticmethod
+    def first_policy():
+        return digest(weights(0))
 
     async def start(self):
         for node in self.nodes:
@@ -157,27 +163,26 @@ class Swarm:
             for other in self.nodes:
                 other.replica.receive(record.envelope, now)
 
-    async def publish(self, *, trainer=0, content=None, parent=None, **changes):
-        """Make and announce the version after ``parent`` (the head)."""
+    async def publish(self, *, trainer=0, content=None, policy=None, parent=None, **changes):
+        """Make and announce the version after ``parent`` (the head); ``policy`` is its digest."""
         parent = self.head if parent is None else parent
         version = 0 if parent is None else parent.message.version + 1
         library, files = self.trainers[trainer].library, self.trainers[trainer].ports.files
         path = files.weights(version)
         path.write_bytes(weights(version) if content is None else content)
         files.state(version).write_bytes(b"state of " + path.read_bytes()[:8])
-        policy = Policy(Version(version), digest(path.read_bytes()), path)
+        policy = Policy(Version(version), policy or digest(path.read_bytes()), path)
         release = await library.release(policy)
-        signed = self.world.checkpoint(
-            parent,
-            trainer,
-            policy=policy.digest,
-            index=release.index,
-            index_bytes=release.index_bytes,
-            total_bytes=release.total_bytes,
-            state=release.state or b"",
-            state_bytes=release.state_bytes,
-            **changes,
-        )
+        fields = {
+            "policy": policy.digest,
+            "index": release.index,
+            "index_bytes": release.index_bytes,
+            "total_bytes": release.total_bytes,
+            "encodings": release.encodings,
+            "state": release.state or b"",
+            "state_bytes": release.state_bytes,
+        }
+        signed = self.world.checkpoint(parent, trainer, **fields | changes)
         self.head = signed
         return signed
 
@@ -226,7 +231,8 @@ def test_what_one_version_taught_about_its_sources_serves_the_next(tmp_path):
         one = swarm.followers[0]
         history = one.library._downloads._source_history
         assert history.begin_seconds(15.0) < 15.0
-        downloads = [one.library._download(swarm.head, PeerId("root"), []) for _ in range(2)]
+        leg = Leg(swarm.head)
+        downloads = [one.library._download(leg, PeerId("root"), []) for _ in range(2)]
         assert {download._source_history for download in downloads} == {history}
         await swarm.stop()
 

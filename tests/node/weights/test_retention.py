@@ -1,5 +1,6 @@
 from node.weights.retention import STATES_KEPT, WeightsRetention
 from protocol.crypto import digest
+from protocol.messages import Encoding
 from roles.ports.storage import Owner, Purpose
 from tests.worlds.disks import MemoryBlobs
 from tests.worlds.messages import World, run_manifest
@@ -114,9 +115,31 @@ def test_weights_are_dropped_unless_another_version_has_them_too():
         machine = Machine()
         await machine.version(b"same")
         await machine.version(b"same")
-        await machine.retention.drop(digest(b"same"), [1])
+        await machine.retention.drop(machine.head.message, [1])
         assert machine.has(b"same")[0]
-        await machine.retention.drop(digest(b"same"), [])
+        await machine.retention.drop(machine.head.message, [])
         assert machine.has(b"same") == (False, True)
+
+    run_virtual(scenario())
+
+
+def test_every_form_of_a_version_is_kept_and_goes_with_it():
+    async def scenario():
+        machine = Machine()
+        await machine.store(b"patch")
+        form = Encoding(
+            base_version=0,
+            base=digest(b"policy 0"),
+            index=digest(b"patch"),
+            index_bytes=5,
+            total_bytes=5,
+        )
+        await machine.version(b"1", encodings=(form,))
+        await machine.version(b"2")
+        await machine.retention.sweep([1, 2])
+        assert machine.has(b"patch")[0]
+        await machine.retention.sweep([2])
+        assert not machine.has(b"patch")[0]
+        assert not machine.has(b"1")[0]
 
     run_virtual(scenario())

@@ -9,7 +9,8 @@ from protocol.crypto import digest
 from protocol.rng import Rng
 from roles.ports.storage import Owner, Purpose, Put, StorageFullError
 from simulations.ports.engines import SimEngines
-from simulations.ports.storage import Disk, Session, SimBlobs, SimPolicyFiles, SimStore
+from simulations.ports.policy_files import SimPolicyFiles
+from simulations.ports.storage import Disk, Session, SimBlobs, SimStore
 from simulations.runtime.loop import run_virtual
 from simulations.scenario.scenario import Compute, Workload
 

@@ -8,9 +8,9 @@ import pytest
 from protocol.rng import Rng
 from protocol.types import Digest, Version
 from roles.ports.engines import Policy
-from simulations.ports.engines import SimEngines, policy_digest
+from simulations.ports.engines import SimEngines
 from simulations.ports.storage import Disk
-from simulations.runtime.content import Extent
+from simulations.runtime.content import Extent, policy_digest
 from simulations.runtime.loop import run_virtual
 from simulations.scenario.scenario import Compute, Workload
 

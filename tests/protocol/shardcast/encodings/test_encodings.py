@@ -3,7 +3,6 @@
 import json
 import math
 import tracemalloc
-from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -14,51 +13,28 @@ from hypothesis.extra import numpy as arrays
 
 from protocol import codec
 from protocol.crypto import digest
-from protocol.policy import policy_digest
 from protocol.shardcast.encodings import block, planes, positions, stream, tensor_file
-from protocol.shardcast.encodings.stream import Base, Decoder
+from protocol.shardcast.encodings.stream import Base, Decoder, Source
 from protocol.shardcast.encodings.tensor_file import EncodingError
 from protocol.types import Digest
+from tests.worlds.tensor_files import file_of, policy_of
 
-DTYPES = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}
 FILE_BYTES_MAX = 1 << 30
 BASE_POLICY = digest(b"base")
 
 
-def file_of(tensors: Mapping[str, np.ndarray]) -> bytes:
-    """Return a safetensors file, written here by its format's description."""
-    table, end = {}, 0
-    for name, words in tensors.items():
-        begin, end = end, end + words.nbytes
-        table[name] = {
-            "dtype": DTYPES[words.itemsize],
-            "shape": list(words.shape),
-            "data_offsets": [begin, end],
-        }
-    text = json.dumps(table).encode()
-    text += b" " * (-len(text) % 8)
-    data = b"".join(words.tobytes() for words in tensors.values())
-    return len(text).to_bytes(8, "little") + text + data
-
-
-def policy_of(tensors: Mapping[str, np.ndarray]) -> Digest:
-    return policy_digest(
-        (name, DTYPES[words.itemsize], words.shape, digest(words.tobytes()))
-        for name, words in tensors.items()
-    )
+def source_of(file: bytes) -> Source:
+    return stream.source_of(lambda offset, length: file[offset : offset + length], len(file))
 
 
 def encoding_of(file: bytes, base: Base | None, block_elements: int = 64) -> bytes:
-    view = memoryview(file)
-    layout = stream.read(view)
-    blocks = [
-        stream.encode_piece(view, piece, base) for piece in stream.pieces(layout, block_elements)
-    ]
-    return b"".join([stream.preamble(layout, base, block_elements), *blocks])
+    return b"".join(stream.encode(source_of(file), base, block_elements))
 
 
-def decoded(data: bytes, base: Base | None, step: int = 1000) -> tuple[bytes, Digest]:
-    decoder = Decoder(base, FILE_BYTES_MAX)
+def decoded(
+    data: bytes, base: Base | None, step: int = 1000, bytes_max: int = FILE_BYTES_MAX
+) -> tuple[bytes, Digest]:
+    decoder = Decoder(base, bytes_max)
     out = [
         bytes(part)
         for start in range(0, len(data), step)
@@ -68,7 +44,7 @@ def decoded(data: bytes, base: Base | None, step: int = 1000) -> tuple[bytes, Di
 
 
 def base_of(file: bytes) -> Base:
-    return Base(BASE_POLICY, memoryview(file))
+    return Base(BASE_POLICY, source_of(file))
 
 
 words_of = st.sampled_from([1, 2, 4, 8]).flatmap(
@@ -160,19 +136,15 @@ def test_noise_is_stored_as_it_is_and_never_longer():
 def test_a_base_with_other_tensors_is_no_base():
     old, new = file_of({"w": np.zeros(8, "<u2")}), file_of({"w": np.zeros(9, "<u2")})
     with pytest.raises(EncodingError, match="other tensors"):
-        stream.preamble(stream.read(memoryview(new)), base_of(old))
+        encoding_of(new, base_of(old))
 
 
 # What a hostile publisher can sign
 
 
 def refused(data: bytes, base: Base | None = None, bytes_max: int = FILE_BYTES_MAX) -> str:
-    decoder = Decoder(base, bytes_max)
     with pytest.raises(EncodingError) as caught:
-        for start in range(0, len(data), 1000):
-            for _ in decoder.feed(data[start : start + 1000]):
-                pass
-        _ = decoder.policy
+        decoded(data, base, bytes_max=bytes_max)
     return str(caught.value)
 
 
@@ -219,7 +191,7 @@ def test_an_encoding_that_ends_early_or_late_is_refused():
 
 def test_another_base_is_refused():
     file, base, encoding = sample()
-    other = Base(digest(b"other"), base.file)
+    other = Base(digest(b"other"), base.source)
     assert "another base" in refused(encoding, other)
     assert "another base" in refused(encoding, None)
     assert "another base" in refused(encoding_of(file, None), base)
@@ -230,24 +202,24 @@ def test_a_file_that_is_too_large_is_refused_before_its_first_block():
     assert "bytes" in refused(encoding_of(file, None), None, len(file) - 1)
 
 
-def body_of(plane: bytes, count: int) -> bytes:
+def body_of(plane: bytes) -> bytes:
     """Return a block of bytes whose only plane is this frame."""
     packed = bytes([2]) + len(plane).to_bytes(4, "little") + plane
     return bytes([block.FULL]) + len(packed).to_bytes(4, "little") + packed
 
 
 def full_encoding(blocks: bytes, count: int) -> bytes:
-    layout = tensor_file.parse(file_of({"w": np.zeros(count, np.uint8)})[:-count])
-    return stream.preamble(layout, None, 1 << 20) + blocks
+    source = source_of(file_of({"w": np.zeros(count, np.uint8)}))
+    return next(stream.encode(source, None, 1 << 20)) + blocks
 
 
 def test_a_bomb_costs_nothing():
-    """A frame that says it is short and is long, one that says it is long, one that says nothing."""
+    """One frame says how long it is, one does not say."""
     bomb = zstandard.compress(bytes(1 << 28), 19)
     silent = zstandard.ZstdCompressor(write_content_size=False).compress(bytes(1 << 28))
     tracemalloc.start()
     for frame in (bomb, silent):
-        assert "length" in refused(full_encoding(body_of(frame, 1 << 20), 1 << 20))
+        assert "length" in refused(full_encoding(body_of(frame), 1 << 20))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 16 << 20

@@ -1,0 +1,87 @@
+"""Encodings of weights, from file to file: blocks are read, coded and written one at a time.
+
+What the machine keeps of the files in memory is its page cache, which it gives back when it must.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import BinaryIO
+
+from protocol.shardcast.encodings import stream
+from protocol.shardcast.encodings.stream import Base, Decoder, Source
+from protocol.shardcast.encodings.tensor_file import EncodingError
+from protocol.types import Digest
+from roles.ports.engines import Policy
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Source]:
+    """Open a file of weights; raises ``EncodingError`` when it is not a whole one."""
+    with path.open("rb") as file:
+        descriptor = file.fileno()
+
+        def read(offset: int, length: int) -> bytes:
+            data = os.pread(descriptor, length, offset)
+            if len(data) != length:
+                raise EncodingError(f"{path} ends early")
+            return data
+
+        yield stream.source_of(read, os.fstat(descriptor).st_size)
+
+
+@contextmanager
+def opened_base(base: Policy | None) -> Iterator[Base | None]:
+    """Open the file of a base, if there is one."""
+    if base is None:
+        yield None
+        return
+    with opened(base.path) as source:
+        yield Base(base.digest, source)
+
+
+def encode(path: Path, base: Policy | None, target: Path) -> int | None:
+    """Write the encoding of a file; return its length, None when the base does not fit it."""
+    with opened(path) as source, opened_base(base) as against:
+        if against is not None and against.source.layout.header != source.layout.header:
+            return None
+        with target.open("wb") as file:
+            for block in stream.encode(source, against):
+                file.write(block)
+            return file.tell()
+
+
+class DecodingFile:
+    """A file that an encoding makes; used in one thread at a time, and closed in any case."""
+
+    def __init__(self, base: Policy | None, path: Path, file_bytes_max: int) -> None:
+        self._base = base
+        self._path = path
+        self._file_bytes_max = file_bytes_max
+        self._open = ExitStack()
+        self._begun: tuple[Decoder, BinaryIO] | None = None
+
+    def feed(self, data: bytes) -> None:
+        """Write what the next bytes of the encoding make."""
+        decoder, file = self._begun or self._begin()
+        for part in decoder.feed(data):
+            file.write(part)
+
+    def finish(self) -> Digest:
+        """Sync the file; return the digest of its policy."""
+        decoder, file = self._begun or self._begin()
+        policy = decoder.policy
+        file.flush()
+        os.fsync(file.fileno())
+        return policy
+
+    def close(self) -> None:
+        """Close the files; idempotent."""
+        self._open.close()
+
+    def _begin(self) -> tuple[Decoder, BinaryIO]:
+        against = self._open.enter_context(opened_base(self._base))
+        file = self._open.enter_context(self._path.open("wb"))
+        self._begun = Decoder(against, self._file_bytes_max), file
+        return self._begun

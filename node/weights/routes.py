@@ -1,0 +1,90 @@
+"""How a version gets here with the fewest bytes: its file, or patches of a version that is here.
+
+Every ``full_every``-th version is kept as a file by everybody, so a newcomer takes the last of
+these and the patches since then; the file of another version comes from its publisher alone.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from protocol.ledger.ledger import Ledger
+from protocol.messages import CheckpointManifest, Encoding, Signed
+from protocol.recipe import ShardcastSection
+from protocol.types import Digest
+from roles.ports.engines import Policy
+
+ONE_SOURCE_COST = 4
+"""Bytes that one node gives to everybody count so many times: a guess."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leg:
+    """One download: a version's file as it is, or ``encoding``, against ``base`` if it has one."""
+
+    checkpoint: Signed[CheckpointManifest]
+    encoding: Encoding | None = None
+    base: Policy | None = None
+
+    @property
+    def version(self) -> int:
+        """The version that is here after it."""
+        return self.checkpoint.message.version
+
+    @property
+    def form(self) -> CheckpointManifest | Encoding:
+        """What names the index."""
+        return self.encoding or self.checkpoint.message
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The legs to a version, the next one to take first."""
+
+    cost_bytes: int
+    legs: tuple[Leg, ...]
+
+
+class Routes:
+    """Finds what to download next.
+
+    ``held`` returns a policy that is here. Encodings whose index is in ``useless`` have failed.
+    """
+
+    def __init__(
+        self, ledger: Ledger, rules: ShardcastSection, held: Callable[[int], Policy | None]
+    ) -> None:
+        self._ledger = ledger
+        self._rules = rules
+        self._held = held
+        self.useless: dict[Digest, None] = {}
+
+    def to(self, version: int) -> Route | None:
+        """Return the cheapest way to a version; None when its manifest is not known."""
+        best: dict[int, Route] = {}
+        oldest = self._rules.forms_kept(self._ledger.version).start
+        for number in range(min(oldest, version), version + 1):
+            checkpoint = self._ledger.checkpoint(number)
+            if checkpoint is not None and (number == version or self._held(number) is None):
+                options = self._options(checkpoint, best)
+                best[number] = min(options, key=lambda route: route.cost_bytes)
+        return best.get(version)
+
+    def _options(
+        self, checkpoint: Signed[CheckpointManifest], before: Mapping[int, Route]
+    ) -> Iterator[Route]:
+        message = checkpoint.message
+        one_source = message.version % self._rules.full_every
+        cost_bytes = message.total_bytes * (ONE_SOURCE_COST if one_source else 1)
+        yield Route(cost_bytes, (Leg(checkpoint),))
+        for encoding in message.encodings:
+            if Digest(encoding.index) in self.useless:
+                continue
+            if not encoding.base:
+                yield Route(encoding.total_bytes, (Leg(checkpoint, encoding),))
+                continue
+            base, way = self._held(encoding.base_version), before.get(encoding.base_version)
+            leg = Leg(checkpoint, encoding, base)
+            if base is not None and base.digest == encoding.base:
+                yield Route(encoding.total_bytes, (leg,))
+            elif way is not None and way.legs[-1].checkpoint.message.policy == encoding.base:
+                yield Route(way.cost_bytes + encoding.total_bytes, (*way.legs, leg))

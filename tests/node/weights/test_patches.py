@@ -1,0 +1,314 @@
+"""Versions that travel as patches of others: to everybody, to latecomers, and from liars."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from node.weights import library
+from protocol.crypto import digest
+from protocol.messages import Encoding
+from protocol.shardcast import index as shard_index
+from roles.ports.storage import Owner, Purpose, StorageFullError
+from tests.node.weights import test_library as world
+from tests.worlds.network import eventually, run_virtual
+from tests.worlds.tensor_files import file_of, policy_of
+
+ELEMENTS = 20_000
+
+
+def tensors(version):
+    """Return weights of which one in a hundred moves by one place with each version."""
+    rng = np.random.default_rng(1)
+    words = rng.integers(0x3A00, 0x3D00, ELEMENTS, dtype=np.uint16)
+    for _ in range(version):
+        words += (rng.random(ELEMENTS) < 0.01).astype(np.uint16)
+    return {"a": words[:5000], "b": words[5000:].reshape(100, 150)}
+
+
+def weights(version):
+    return file_of(tensors(version))
+
+
+class Swarm(world.Swarm):
+    """Trainer and followers whose weights are files of tensors."""
+
+    @staticmethod
+    def first_policy():
+        return policy_of(tensors(0))
+
+    async def publish(self, **changes):
+        version = 0 if self.head is None else self.head.message.version + 1
+        made = {"content": weights(version), "policy": policy_of(tensors(version))}
+        return await super().publish(**made | changes)
+
+    async def step(self, *nodes, **changes):
+        """Publish a version, and wait until these nodes, or all, have it."""
+        signed = await self.publish(**changes)
+        self.tell(signed)
+        self.introduce()
+        for node in nodes or self.nodes:
+            await arrives(node, signed.message.version)
+        self.introduce()
+        return signed
+
+
+def has(node, version):
+    policy = node.library.get(version)
+    return policy is not None and policy.path.read_bytes() == weights(version)
+
+
+async def arrives(node, version, seconds=60):
+    await eventually(lambda: has(node, version), seconds)
+
+
+async def begun(tmp_path, versions, **options):
+    swarm = Swarm(tmp_path, **options)
+    await swarm.start()
+    for _ in range(versions):
+        await swarm.step()
+    return swarm
+
+
+async def away(node):
+    """Stop a node's library; its disk stays."""
+    node.running.cancel()
+    await asyncio.wait([node.running])
+
+
+def received(node):
+    return node.exchange.received.total()
+
+
+def test_a_new_version_costs_its_patch(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 1)
+        before = [received(node) for node in swarm.followers]
+        for version in range(1, 4):
+            signed = await swarm.step()
+            (encoding,) = signed.message.encodings
+            assert (encoding.base_version, encoding.base) == (
+                version - 1,
+                policy_of(tensors(version - 1)),
+            )
+            assert encoding.total_bytes < len(weights(0)) / 50
+        for node, count in zip(swarm.followers, before, strict=True):
+            assert received(node) - count < len(weights(0)) / 10
+        assert not list(tmp_path.rglob("*.encoding"))
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_the_first_version_travels_as_byte_planes(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 1)
+        (encoding,) = swarm.head.message.encodings
+        assert (encoding.base_version, encoding.base) == (-1, b"")
+        for node in swarm.followers:
+            assert received(node) < encoding.total_bytes * 1.2 < len(weights(0))
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_newcomer_takes_the_last_file_from_anybody_and_the_patches_since(tmp_path):
+    """Its trainer sends nothing any more: whoever patched its way to version 5 has the file."""
+
+    async def scenario():
+        swarm = await begun(tmp_path, 1, followers=3)
+        late = swarm.followers[2]
+        await away(late)
+        for _ in range(1, 8):
+            await swarm.step(*swarm.trainers, *swarm.followers[:2])
+        late.disk.wipe()
+        for file in late.directory.glob("*.safetensors"):
+            file.unlink()
+        trainer = swarm.trainers[0]
+        sent = trainer.exchange.sent.total()
+        swarm.hub.remove(trainer.identity.peer_id)
+        await late.restart()
+        for _ in range(20):  # until it is off the roster
+            swarm.introduce()
+            await asyncio.sleep(10)
+        await arrives(late, 7)
+        assert trainer.exchange.sent.total() == sent
+        await eventually(lambda: has(late, 6), 60)  # it is wanted by itself
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_who_missed_versions_takes_their_patches_one_after_another(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 2)
+        late = swarm.followers[0]
+        await away(late)
+        for _ in range(2):
+            await swarm.step(*swarm.trainers, swarm.followers[1])
+        count = received(late)
+        await late.restart()
+        await arrives(late, 3)
+        assert received(late) - count < len(weights(0)) / 10
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+async def published(node, content):
+    """Store an encoding at a trainer; return how a manifest names it."""
+    data = shard_index.encode(await blobs_of(node, content))
+    owner = Owner(Purpose.WEIGHTS, digest(data))
+    await node.blobs.put(data, owner)
+    return {"index": digest(data), "index_bytes": len(data), "total_bytes": len(content)}
+
+
+async def blobs_of(node, content):
+    path = node.directory / "made"
+    path.write_bytes(content)
+    index = await node.ports.files.index(path, 8192, 2048)
+    for number, shard in enumerate(index.shards):
+        owner = Owner(Purpose.WEIGHTS, digest(b"made"))
+        await node.blobs.put(content[number * 8192 : number * 8192 + shard.length], owner)
+    path.unlink()
+    return index
+
+
+async def lie_of(swarm, kind, tmp_path):
+    """Return what a trainer signs as the patch of version 2 against version 1."""
+    trainer = swarm.trainers[0]
+    files, target = trainer.ports.files, tmp_path / "lie"
+    base = trainer.library.get(1)
+    other = tmp_path / "other"
+    other.write_bytes(weights(9))
+    await files.encode(other, base, target)
+    honest = target.read_bytes()
+    content = {
+        "another policy": honest,
+        "noise": bytes(5000),
+        "cut off": honest[:-20],
+        "longer": honest + b"more",
+    }[kind]
+    return Encoding(base_version=1, base=policy_of(tensors(1)), **await published(trainer, content))
+
+
+@pytest.mark.parametrize("kind", ["another policy", "noise", "cut off", "longer"])
+def test_a_patch_that_is_a_lie_is_given_up_for_the_file(tmp_path, kind):
+    async def scenario():
+        swarm = await begun(tmp_path, 2)
+        lie = await lie_of(swarm, kind, tmp_path)
+        await swarm.step(encodings=(lie,))
+        for node in swarm.followers:
+            assert lie.index in node.library._routes.useless
+            assert str(node.conditions) == ""
+        await swarm.step()
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_patch_whose_index_is_nonsense_is_given_up_for_the_file(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 2)
+        data = b"no index"
+        owner = Owner(Purpose.WEIGHTS, digest(data))
+        await swarm.trainers[0].blobs.put(data, owner)
+        lie = Encoding(
+            base_version=1,
+            base=policy_of(tensors(1)),
+            index=digest(data),
+            index_bytes=len(data),
+            total_bytes=5,
+        )
+        await swarm.step(encodings=(lie,))
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_patch_that_an_engine_refuses_is_tried_again_as_a_file(tmp_path):
+    """The base may have rotted on the disk after it was checked."""
+
+    async def scenario():
+        swarm = await begun(tmp_path, 2)
+        one = swarm.followers[0]
+        for _ in range(2):
+            await one.library.discard(one.library.get(1))
+            await arrives(one, 1)
+        assert received(one) > len(weights(1))
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_base_that_rotted_is_found_when_a_patch_meets_it(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 2)
+        one = swarm.followers[0]
+        path = one.library.get(1).path
+        path.write_bytes(path.read_bytes()[:-1] + b"?")
+        await swarm.step()
+        assert has(one, 2)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_full_disk_while_decoding_is_waited_out(tmp_path, monkeypatch):
+    async def scenario():
+        swarm = await begun(tmp_path, 2)
+        one = swarm.followers[0]
+        decode, full = one.ports.files.decode, [True]
+
+        async def refuse(encoding, *arguments):
+            if full:
+                await anext(encoding)
+                raise StorageFullError("no room")
+            await decode(encoding, *arguments)
+
+        one.ports.files.decode = refuse
+        signed = await swarm.publish()
+        swarm.tell(signed)
+        await eventually(lambda: "not stored" in str(one.conditions), 30)
+        full.clear()
+        await arrives(one, 2)
+        assert "not stored" not in str(one.conditions)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 1)
+        one = swarm.followers[0]
+        names = ("v7.safetensors.partial", "v7.encoding")
+        for name in names:
+            (one.directory / name).write_bytes(b"half")
+        kind = type(one.ports.files)
+        kind(one.directory, one.directory / "genesis", one.directory / "task", one.blobs)
+        assert not any((one.directory / name).exists() for name in names)
+        assert has(one, 0)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_version_that_is_no_file_of_tensors_travels_as_it_is(tmp_path):
+    async def scenario():
+        swarm = await world.begun(tmp_path, 2)
+        assert swarm.head.message.encodings == ()
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_an_encoding_that_does_not_pay_is_not_published(tmp_path, monkeypatch):
+    monkeypatch.setattr(library, "ENCODING_PAYS", 0.001)
+
+    async def scenario():
+        swarm = await begun(tmp_path, 2)
+        assert swarm.head.message.encodings == ()
+        await swarm.stop()
+
+    run_virtual(scenario())

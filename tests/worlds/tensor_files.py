@@ -1,0 +1,36 @@
+"""Safetensors files, written by the description of the format, and the policies that they are."""
+
+import json
+from collections.abc import Mapping
+
+import numpy as np
+
+from protocol.crypto import digest
+from protocol.policy import policy_digest
+from protocol.types import Digest
+
+DTYPES = {1: "U8", 2: "BF16", 4: "F32", 8: "F64"}
+"""By the bytes of an element."""
+
+
+def file_of(tensors: Mapping[str, np.ndarray]) -> bytes:
+    """Return a safetensors file, written here by its format's description."""
+    table, end = {}, 0
+    for name, words in tensors.items():
+        begin, end = end, end + words.nbytes
+        table[name] = {
+            "dtype": DTYPES[words.itemsize],
+            "shape": list(words.shape),
+            "data_offsets": [begin, end],
+        }
+    text = json.dumps(table).encode()
+    text += b" " * (-len(text) % 8)
+    data = b"".join(words.tobytes() for words in tensors.values())
+    return len(text).to_bytes(8, "little") + text + data
+
+
+def policy_of(tensors: Mapping[str, np.ndarray]) -> Digest:
+    return policy_digest(
+        (name, DTYPES[words.itemsize], words.shape, digest(words.tobytes()))
+        for name, words in tensors.items()
+    )
