@@ -45,8 +45,11 @@ def unpack(data: memoryview, limit: int) -> tuple[Positions, memoryview]:
         raise EncodingError("more or fewer positions than announced")
     gaps = np.diff(ends, prepend=-1) - 1 << k
     rows = np.frombuffer(data[HEAD_BYTES + length : end], np.uint8).reshape(k, row_bytes)
-    for bit in range(k):
-        gaps |= np.unpackbits(rows[bit], count=count).astype(np.int64) << bit
+    for first in range(0, k, 8):  # a byte of the remainders at a time
+        remainders = np.zeros(count, np.uint8)
+        for bit, row in enumerate(rows[first : first + 8]):
+            remainders |= np.unpackbits(row, count=count) << bit
+        gaps += remainders.astype(np.int64) << first
     positions = np.cumsum(gaps + 1) - 1
     if count and not 0 <= positions[-1] < limit:
         raise EncodingError("positions beyond the block")
@@ -60,9 +63,12 @@ def _packed(positions: Positions, others: int) -> bytes:
     bits = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
     bits[ends] = 1
     quotients = np.packbits(bits).tobytes()
-    remainders = (np.packbits((gaps >> bit & 1).astype(np.uint8)).tobytes() for bit in range(k))
+    rows = []
+    for first in range(0, k, 8):  # a byte of the remainders at a time
+        remainders = (gaps >> first).astype(np.uint8)
+        rows += [np.packbits(remainders & 1 << bit).tobytes() for bit in range(min(8, k - first))]
     lengths = (len(n).to_bytes(4, "little") for n in (positions, quotients))
-    return b"".join([bytes([k | others]), *lengths, quotients, *remainders])
+    return b"".join([bytes([k | others]), *lengths, quotients, *rows])
 
 
 def _parameter(gaps: Positions) -> int:

@@ -1,0 +1,299 @@
+"""How small a version becomes as a patch of an earlier one, and how fast: on real steps.
+
+Two sources of steps: a testnet that trains (float32, a few of its own versions), and AdamW on
+random weights in the shape of a published model of 0.5 billion parameters, kept in float32 and
+rounded to bf16, at three learning rates and 1, 4 and 16 steps apart. Of each pair of files it is
+told how much shorter the patch is (``ratio``), how much shorter the entropy of the same data
+(``bound_ratio``), and how much shorter the format of PULSE (arXiv 2602.03839), written here from
+its description: per change a row difference of one byte, a column difference of two and the new
+value, all through zstd-1 (``pulse_ratio``). Encoding and decoding go from file to file in a process
+of their own, decoded tensors are digested as every node does it, and speeds are of weights per
+second of processor time.
+
+The bound takes each tensor for itself: positions as if drawn by lot; differences by their
+frequencies, where they are of 16 bits, else sign and length of the difference by their frequencies
+and the bits below its first as they are, because nearly every value is its own.
+
+    python benchmarks/shardcast/patch.py --json
+"""
+
+import argparse
+import json
+import math
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import zstandard
+
+from node.storage import encodings
+from protocol.crypto import digest
+from protocol.shardcast.encodings import block, stream
+from protocol.shardcast.encodings.planes import Words
+from protocol.shardcast.encodings.positions import Positions
+from protocol.types import Version
+from roles.engines.builtin.policy import write_policy
+from roles.ports.engines import Policy
+
+HIDDEN, INNER, KEYS, VOCABULARY, LAYERS = 896, 4864, 128, 151_936, 24
+"""Qwen2.5-0.5B's config.json; its output layer is its embedding."""
+
+LEARNING_RATES = (3e-7, 1e-6, 3e-6)
+STEPS_APART = (1, 4, 16)
+WARM_STEPS = 10
+"""Before the base: the first steps of Adam are as large as the learning rate allows."""
+
+WEIGHT_STD = 0.02
+SLICE_ELEMENTS = 1 << 24
+TESTNET_STEPS = 12
+
+
+Tensor = tuple[tuple[int, ...], Words, Words]
+"""Shape, words before, words after."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One pair of versions."""
+
+    source: str
+    learning_rate: float | None
+    steps_apart: int
+    megabytes: float
+    changed_share: float
+    ratio: float
+    bound_ratio: float
+    pulse_ratio: float | None
+    encode_gb_per_s: float
+    decode_gb_per_s: float
+    peak_models: float
+    """Most memory that encoding or decoding took beyond its libraries, in files of weights."""
+
+
+def shapes(layers: int, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield the parameters of the model by name."""
+    yield "model.embed_tokens.weight", (vocabulary, HIDDEN)
+    for layer in range(layers):
+        name = f"model.layers.{layer}."
+        yield name + "input_layernorm.weight", (HIDDEN,)
+        yield name + "post_attention_layernorm.weight", (HIDDEN,)
+        for part in ("q", "o"):
+            yield f"{name}self_attn.{part}_proj.weight", (HIDDEN, HIDDEN)
+        for part in ("k", "v"):
+            yield f"{name}self_attn.{part}_proj.weight", (KEYS, HIDDEN)
+        for part in ("gate", "up"):
+            yield f"{name}mlp.{part}_proj.weight", (INNER, HIDDEN)
+        yield name + "mlp.down_proj.weight", (HIDDEN, INNER)
+    yield "model.norm.weight", (HIDDEN,)
+
+
+def stepped(elements: int, rate: float, generator: torch.Generator) -> dict[int, torch.Tensor]:
+    """Return bf16 weights by steps after the base (0: the base itself)."""
+    weights = torch.nn.Parameter(torch.randn(elements, generator=generator) * WEIGHT_STD)
+    optimiser = torch.optim.AdamW([weights], lr=rate, fused=True)
+    # A step's gradient is this noise from another place on: as good as new, and soon made.
+    noise = torch.randn(2 * elements, generator=generator)
+    kept = {}
+    for step in range(WARM_STEPS + max(STEPS_APART) + 1):
+        after = step - WARM_STEPS
+        if after == 0 or after in STEPS_APART:
+            kept[after] = weights.detach().to(torch.bfloat16)
+        place = int(torch.randint(elements + 1, (1,), generator=generator))
+        weights.grad = noise[place : place + elements]
+        optimiser.step()
+    return kept
+
+
+def trained_files(directory: Path, rate: float, layers: int, vocabulary: int) -> dict[int, Path]:
+    """Write a file for each number of steps."""
+    generator = torch.Generator().manual_seed(1)
+    tensors: dict[int, dict[str, torch.Tensor]] = {}
+    for name, shape in shapes(layers, vocabulary):
+        count = math.prod(shape)
+        slices = [
+            stepped(min(SLICE_ELEMENTS, count - first), rate, generator)
+            for first in range(0, count, SLICE_ELEMENTS)
+        ]
+        for after in slices[0]:
+            whole = torch.cat([piece[after] for piece in slices]).reshape(shape)
+            tensors.setdefault(after, {})[name] = whole
+    print(f"trained with {rate}", file=sys.stderr)
+    for after, named in tensors.items():
+        write_policy(named, directory / f"{after}.safetensors")
+    return {after: directory / f"{after}.safetensors" for after in tensors}
+
+
+def testnet_files(directory: Path, steps: int) -> list[Path]:
+    """Return the last versions of a testnet that trained for so many."""
+    command = [sys.executable, "-m", "node.cli.main", "testnet", "--keep", "--no-view"]
+    command += ["--steps", str(steps), "--data-dir", str(directory)]
+    subprocess.run(command, check=True, stdout=sys.stderr, timeout=600)
+    found = list(directory.glob("nodes/trainer*/weights/v*.safetensors"))
+    return sorted(found, key=lambda path: int(path.stem[1:]))
+
+
+def pairs(base: Path, new: Path) -> Iterator[Tensor]:
+    """Yield shape and words of each tensor of two files."""
+    old, fresh = base.read_bytes(), new.read_bytes()
+    layout = stream.source_of(lambda at, length: old[at : at + length], len(old)).layout
+    for piece in stream.pieces(layout, 1 << 40):
+        end = piece.offset + piece.length
+        before, after = (piece.words(data[piece.offset : end]) for data in (old, fresh))
+        yield piece.tensor.shape, before, after
+
+
+def entropy_bits(counts: Positions) -> float:
+    """Return the entropy of so many of each, in bits for all of them."""
+    counts = counts[counts > 0]
+    return float(-(counts * np.log2(counts / counts.sum())).sum())
+
+
+def bound_bits(old: Words, new: Words) -> float:
+    """Return the entropy of what changed in a tensor."""
+    changed = np.flatnonzero(old != new)
+    positions = entropy_bits(np.array([len(changed), len(old) - len(changed)]))
+    difference = block.ordered(new[changed]) - block.ordered(old[changed])
+    if old.itemsize == 2:
+        return positions + entropy_bits(np.unique(difference, return_counts=True)[1])
+    signed = difference.view(np.int32).astype(np.float64)
+    lengths = np.frexp(np.abs(signed))[1]
+    classes = np.unique(lengths * np.sign(signed), return_counts=True)[1]
+    return positions + entropy_bits(classes) + float((lengths - 1).sum())
+
+
+def pulse_bytes(parts: Sequence[Tensor]) -> int:
+    """Return the length of PULSE's patch of all tensors: one frame of rows, columns and values."""
+    rows, columns, values = [], [], []
+    for shape, old, new in parts:
+        changed = np.flatnonzero(old != new)
+        row, column = np.divmod(changed, shape[-1])
+        down = np.diff(row, prepend=0)
+        across = np.where(down > 0, column, np.diff(column, prepend=0))
+        rows.append(np.minimum(down, 255).astype(np.uint8).tobytes())
+        columns.append(across.astype("<u2").tobytes())
+        values.append(new[changed].tobytes())
+    return len(zstandard.compress(b"".join([*rows, *columns, *values]), 1))
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def code(base: Path, new: Path, target: Path) -> dict[str, float]:
+    """Encode and decode in this process; return seconds of processor time, and peak memory."""
+    policy = Policy(Version(0), digest(b"base"), base)
+    decoded, before = target.with_suffix(".decoded"), peak_bytes()
+    started_at = time.process_time()
+    length = encodings.encode(new, policy, target)
+    encoded_at = time.process_time()
+    decoding = encodings.DecodingFile(policy, decoded, new.stat().st_size)
+    with target.open("rb") as file:
+        while piece := file.read(1 << 18):
+            decoding.feed(piece)
+    decoding.finish()
+    decoding.close()
+    ended_at = time.process_time()
+    with decoded.open("rb") as one, new.open("rb") as other:
+        while piece := one.read(1 << 22):
+            assert piece == other.read(1 << 22)
+        assert not other.read(1)
+    decoded.unlink()
+    return {
+        "bytes": float(length or 0),
+        "encode": encoded_at - started_at,
+        "decode": ended_at - encoded_at,
+        "peak": peak_bytes() - before,
+    }
+
+
+def measured(source: str, rate: float | None, apart: int, base: Path, new: Path) -> Row:
+    """Return what a pair of files costs."""
+    with tempfile.TemporaryDirectory(dir=new.parent) as scratch:
+        arguments = [str(base), str(new), str(Path(scratch, "patch"))]
+        command = [sys.executable, __file__, "--code", *arguments]
+        told = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=600)
+    coded = json.loads(told.stdout)
+    size, changed, elements, bits = new.stat().st_size, 0, 0, 0.0
+    parts = []
+    for shape, old, fresh in pairs(base, new):
+        changed += int((old != fresh).sum())
+        elements += len(old)
+        bits += bound_bits(old, fresh)
+        parts.append((shape, old, fresh))
+    pulse = size / pulse_bytes(parts) if parts[0][1].itemsize == 2 else None
+    row = Row(
+        source,
+        rate,
+        apart,
+        size / 1e6,
+        changed / elements,
+        size / coded["bytes"],
+        8 * size / bits,
+        pulse,
+        size / coded["encode"] / 1e9,
+        size / coded["decode"] / 1e9,
+        coded["peak"] / size,
+    )
+    print(line(row), file=sys.stderr)
+    return row
+
+
+def line(row: Row) -> str:
+    """Return a row for people."""
+    rate = "" if row.learning_rate is None else f"{row.learning_rate:g}"
+    pulse = "" if row.pulse_ratio is None else f"{row.pulse_ratio:.1f}"
+    return (
+        f"{row.source:8} {rate:>6} {row.steps_apart:3} {row.changed_share:8.4%}"
+        f" {row.ratio:8.1f} {row.bound_ratio:8.1f} {pulse:>8}"
+        f" {row.encode_gb_per_s:6.2f} {row.decode_gb_per_s:6.2f} {row.peak_models:6.3f}"
+    )
+
+
+def run(directory: Path, layers: int, vocabulary: int, testnet_steps: int) -> list[Row]:
+    """Measure everything."""
+    rows = []
+    if testnet_steps:
+        versions = testnet_files(directory / "testnet", testnet_steps)
+        rows += [
+            measured("testnet", None, apart, versions[-1 - apart], versions[-1]) for apart in (1, 4)
+        ]
+    for rate in LEARNING_RATES:
+        files = trained_files(directory, rate, layers, vocabulary)
+        rows += [measured("0.5b", rate, apart, files[0], files[apart]) for apart in STEPS_APART]
+    return rows
+
+
+def main() -> None:
+    """Measure, and print a table or JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=LAYERS)
+    parser.add_argument("--vocabulary", type=int, default=VOCABULARY)
+    parser.add_argument("--testnet-steps", type=int, default=TESTNET_STEPS, help="0: no testnet")
+    parser.add_argument("--directory", type=Path, help="for all files, 6 GB")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--code", nargs=3, type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.code:
+        print(json.dumps(code(*options.code)))
+        return
+    with tempfile.TemporaryDirectory(dir=options.directory) as directory:
+        rows = run(Path(directory), options.layers, options.vocabulary, options.testnet_steps)
+    if options.json:
+        print(json.dumps([asdict(row) for row in rows], indent=1))
+        return
+    print("source     rate  apart  changed   ratio    bound    PULSE  encode decode memory")
+    for row in rows:
+        print(line(row))
+
+
+if __name__ == "__main__":
+    main()
