@@ -257,7 +257,13 @@ def line(row: Row) -> str:
     )
 
 
-def run(directory: Path, layers: int, vocabulary: int, testnet_steps: int) -> list[Row]:
+def run(
+    directory: Path,
+    layers: int,
+    vocabulary: int,
+    testnet_steps: int,
+    rates: Sequence[float] = LEARNING_RATES,
+) -> list[Row]:
     """Measure everything."""
     rows = []
     if testnet_steps:
@@ -265,7 +271,7 @@ def run(directory: Path, layers: int, vocabulary: int, testnet_steps: int) -> li
         rows += [
             measured("testnet", None, apart, versions[-1 - apart], versions[-1]) for apart in (1, 4)
         ]
-    for rate in LEARNING_RATES:
+    for rate in rates:
         files = trained_files(directory, rate, layers, vocabulary)
         rows += [measured("0.5b", rate, apart, files[0], files[apart]) for apart in STEPS_APART]
     return rows

@@ -127,6 +127,11 @@ def _traffic(status: NodeStatus) -> Iterator[Metric]:
         moved.add_metric([kind, "received"], received)
     yield moved
     yield CounterMetricFamily(
+        f"{PREFIX}_weights_spared_bytes",
+        "What encodings of weights were shorter than the files that they made.",
+        traffic.weights_spared,
+    )
+    yield CounterMetricFamily(
         f"{PREFIX}_gossip_dropped", "Frames dropped for slow peers.", traffic.gossip_dropped
     )
 

@@ -187,6 +187,7 @@ class Observer:
             blobs_received=blobs.received.total(),
             weights_sent=blobs.sent[Kind.WEIGHTS],
             weights_received=blobs.received[Kind.WEIGHTS],
+            weights_spared=self.policies.spared_bytes,
             gossip_sent=gossip.bytes_out,
             gossip_received=gossip.bytes_in,
             gossip_dropped=gossip.frames_dropped,

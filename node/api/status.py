@@ -52,6 +52,8 @@ class TrafficStatus:
     blobs_received: int = 0
     weights_sent: int = 0
     weights_received: int = 0
+    weights_spared: int = 0
+    """What encodings were shorter than the files that they made."""
     gossip_sent: int = 0
     gossip_received: int = 0
     gossip_dropped: int = 0

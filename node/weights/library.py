@@ -72,6 +72,8 @@ class PolicyLibrary(Policies):
         self._changes = changes
         self.news = ChangeSignal()
         """Tells when a version has come or gone, as few of the changes of a run do."""
+        self.spared_bytes = 0
+        """What encodings were shorter than the files that they made."""
         self._conditions = conditions
         self._retention = WeightsRetention(replica, ports.blobs)
         self._held: dict[int, Policy] = {}
@@ -320,6 +322,7 @@ class PolicyLibrary(Policies):
             self._conditions.set("weights", f"version {message.version} is not stored: {error}")
             await asyncio.sleep(self._replica.manifest.epochs.seconds)
             return
+        self.spared_bytes += message.total_bytes - leg.form.total_bytes
         self._conditions.clear("weights")
         seconds = self._ports.clock.now() - started_at
         log.info(

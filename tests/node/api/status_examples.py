@@ -54,6 +54,7 @@ STATUS = NodeStatus(
         blobs_received=1_250_000_000,
         weights_sent=2_400_000_000,
         weights_received=1_200_000_000,
+        weights_spared=60_000_000_000,
         gossip_sent=12_000_000,
         gossip_received=11_000_000,
         gossip_dropped=0,

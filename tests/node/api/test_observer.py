@@ -41,7 +41,7 @@ def observer(peer=OTHER, **changes) -> Observer:
         "gossip": gossip,
         "exchange": exchange,
         "policies": SimpleNamespace(
-            newest=lambda: SimpleNamespace(version=0), newest_version=lambda: 0
+            newest=lambda: SimpleNamespace(version=0), newest_version=lambda: 0, spared_bytes=8
         ),
         "addresses": lambda: ("/here",),
         "synchronised": lambda: True,
@@ -76,7 +76,11 @@ STATES = {
     "paused": ({"conditions": full("disk full")}, "disk full"),
     "syncing": ({"synchronised": lambda: False}, "no peer has told us yet what we missed"),
     "syncing ": (
-        {"policies": SimpleNamespace(newest=lambda: None, newest_version=lambda: -1)},
+        {
+            "policies": SimpleNamespace(
+                newest=lambda: None, newest_version=lambda: -1, spared_bytes=0
+            )
+        },
         "the first policy has not arrived yet",
     ),
 }
@@ -133,6 +137,7 @@ def test_the_numbers_are_those_of_the_ledger():
     assert status.epoch == 1
     assert status.peers_banned == 3
     assert (status.traffic.weights_received, status.traffic.blobs_received) == (7, 12)
+    assert status.traffic.weights_spared == 8
     snapshot = node.snapshot()
     assert (snapshot.committed, snapshot.certified, snapshot.version) == (3, 1, 1)
     assert snapshot.members == len(status.members) == 6

@@ -94,6 +94,7 @@ def test_a_new_version_costs_its_patch(tmp_path):
             assert encoding.total_bytes < len(weights(0)) / 50
         for node, count in zip(swarm.followers, before, strict=True):
             assert received(node) - count < len(weights(0)) / 10
+            assert 3.5 * len(weights(0)) > node.library.spared_bytes > 2.9 * len(weights(0))
         assert not list(tmp_path.rglob("*.encoding"))
         await swarm.stop()
 
