@@ -33,7 +33,7 @@ def encode(words: Words, base: Words | None) -> bytes:
     """Return the shortest form of a block, with its head."""
     if base is None:
         return _headed(FULL, planes.pack(words))
-    changed = _changed(words, base)
+    changed = np.flatnonzero(words != base)
     if not len(changed):
         return _headed(SAME, b"")
     patch = _patch(words, base, changed)
@@ -102,19 +102,6 @@ def _patched(body: memoryview, base: Words) -> Words:
     words = base.copy()
     words[changed] = _unordered(ordered(base[changed]) + difference)
     return words
-
-
-def _changed(words: Words, base: Words) -> Positions:
-    """Return where two arrays differ; where they rarely do, eight bytes are compared at a time."""
-    per = 8 // words.itemsize
-    whole = len(words) // per * per
-    eights = np.flatnonzero(words[:whole].view(np.uint64) != base[:whole].view(np.uint64))
-    if len(eights) * per * 2 > len(words):
-        return np.flatnonzero(words != base)
-    near = (eights[:, np.newaxis] * per + np.arange(per)).reshape(-1)
-    near = np.concatenate([near, np.arange(whole, len(words))])
-    changed: Positions = near[words[near] != base[near]]
-    return changed
 
 
 def ordered(words: Words) -> Words:
