@@ -13,7 +13,7 @@ from roles.flow import ChangeSignal, Conditions
 from roles.ports.background import Background
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
-from roles.ports.transport import Directory, Streams, Transport
+from roles.ports.transport import Directory, HttpRanges, Streams, Transport
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +28,8 @@ class Ports:
     store: Store
     files: PolicyFiles
     background: Background
+    http: HttpRanges | None = None
+    """None where nothing is fetched by HTTP."""
 
 
 class Peers(Streams, Protocol):

@@ -36,7 +36,7 @@ from protocol.gossip.params import Params
 from protocol.manifest import SignedManifest
 from protocol.messages import Opened
 from protocol.replica import Replica
-from protocol.types import Role, Topic
+from protocol.types import PeerId, Role, Topic
 from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.inference.flow import InferenceFlow
 from roles.ports.engines import EngineError, Engines, Environment
@@ -104,6 +104,8 @@ class Daemon:
             protocol=BLOBS.on(replica.run_id),
             limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
             on_fault=self._peers.blame,
+            http=ports.http,
+            http_port=self._http_port,
         )
         downloads = Downloads(ports, replica, self._exchange)
         self._run_files = RunFiles(ports, replica, downloads, context.conditions)
@@ -127,6 +129,10 @@ class Daemon:
         )
         self._announcer = self._make_announcer()
         self._observer = self._make_observer(p2pd_pid)
+
+    def _http_port(self, peer: PeerId) -> int:
+        member = self._context.replica.roster.get(peer)
+        return 0 if member is None else member.record.message.http_port
 
     def _make_gossip(self, verifier: Verifier, decoded: Decoded | None) -> Gossip:
         ports = self._context.ports
@@ -174,6 +180,16 @@ class Daemon:
     def replica(self) -> Replica:
         """What this node has concluded."""
         return self._context.replica
+
+    @property
+    def exchange(self) -> BlobExchange:
+        """What moves blobs between this node and others."""
+        return self._exchange
+
+    @property
+    def policies(self) -> PolicyLibrary:
+        """The policies on this machine."""
+        return self._policies
 
     def reachable_addresses(self) -> list[str]:
         """Return addresses that a later start may join through."""

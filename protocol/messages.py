@@ -43,6 +43,10 @@ ENCODINGS_MAX = 4
 
 PROTOCOL_VERSION = 1
 
+SYSTEM_PORTS = 1024
+"""Ports below this belong to services of a machine (RFC 6335), and no record has others connect to
+them."""
+
 OPENED_MAX = 4096
 """Opened envelopes remembered, about 3 KB each: the same one comes by gossip, by synchronisation,
 from the directory, and as a verdict inside a certificate."""
@@ -101,6 +105,9 @@ class NodeRecord(Message):
     upload_bytes_per_second: UInt = 0
     """Measured; 0 where it is not known."""
     reachable: bool
+    http_port: Annotated[int, Field(ge=0, le=65_535)] = 0
+    """Where it serves weights by HTTP, on the host that it is connected from; 0 where it does not.
+    No host: a record could name somebody else's."""
     software: ShortText
     protocol_version: UInt
     policy_version: Annotated[int, Field(ge=-1, le=2**53)]

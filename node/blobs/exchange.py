@@ -1,5 +1,7 @@
 """The blob protocol: ranges of content-addressed blobs from peer to peer, over one stream each.
 
+Ranges of weights also come by HTTP from peers that offer it (``node.weights_http``).
+
 Who serves a blob that is still arriving sends each chunk as soon as it is verified. Bytes are
 checked by whoever asked: ``fetch`` against the digest of the blob, ``node.weights`` against the
 digest of every chunk. The messages are in ``node.blobs.wire``.
@@ -11,7 +13,9 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from node.blobs.wire import Kind, Request, Status, ask, read_request, reply
+from node.blobs.upload_cap import UploadCap
+from node.blobs.ways import Way, Ways
+from node.blobs.wire import BlobRefusedError, Kind, Request, Status, ask, read_request, reply
 from node.streams.deadline import within
 from node.streams.limits import Bounded
 from node.streams.protocols import BLOBS
@@ -19,10 +23,7 @@ from protocol import crypto
 from protocol.faults import Fault, FaultCode
 from protocol.types import Digest, PeerId
 from roles.ports.storage import Blobs
-from roles.ports.transport import Stream, Streams, TransportError
-
-BURST_SECONDS = 0.25
-"""What an idle uplink may send at once, in seconds of its cap; a guess that keeps queues short."""
+from roles.ports.transport import HttpRanges, RangeBody, Stream, Streams, TransportError
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,31 +56,12 @@ class _Assembly:
         self.total_bytes = None
 
 
-class UploadCap:
-    """A token bucket: ``take`` returns when the bytes may be sent."""
-
-    def __init__(self, bytes_per_second: int | None) -> None:
-        self._rate = bytes_per_second
-        self._allowance_bytes = 0.0
-        self._refilled_at = 0.0
-
-    async def take(self, count: int) -> None:
-        """Wait for room for ``count`` bytes, which may be more than a burst."""
-        if self._rate is None:
-            return
-        now = asyncio.get_running_loop().time()  # a wall clock may be set
-        elapsed = now - self._refilled_at
-        self._refilled_at = now
-        burst = self._rate * BURST_SECONDS
-        self._allowance_bytes = min(burst, self._allowance_bytes + elapsed * self._rate) - count
-        if self._allowance_bytes < 0:
-            await asyncio.sleep(-self._allowance_bytes / self._rate)
-
-
 class BlobExchange:
     """Serves our blobs to peers and fetches theirs, under the ``protocol`` of one run.
 
     ``on_fault`` is told of peers that sent an invalid request, or a whole blob with another digest.
+    With ``http``, ranges of weights also come from the port that ``http_port`` gives for a peer; 0
+    where it offers none.
     """
 
     def __init__(
@@ -90,13 +72,19 @@ class BlobExchange:
         protocol: str = BLOBS.name,
         limits: ExchangeLimits | None = None,
         on_fault: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
+        http: HttpRanges | None = None,
+        http_port: Callable[[PeerId], int] = lambda _peer: 0,
     ) -> None:
         self._transport = transport
         self._blobs = blobs
+        self._http = http
+        self._http_port = http_port if http is not None else lambda _peer: 0
+        self._ways = Ways()
         self._limits = limits or ExchangeLimits()
         self._protocol = protocol
         self.on_fault = on_fault
-        self._cap = UploadCap(self._limits.upload_bytes_per_second)
+        self.upload_cap = UploadCap(self._limits.upload_bytes_per_second)
+        """Of all blobs that leave this node."""
         self._bounded = Bounded(self._serve, self._limits, self._refuse)
         self.sent: Counter[Kind] = Counter()
         """Blob bytes sent so far."""
@@ -213,22 +201,58 @@ class BlobExchange:
     ) -> AsyncGenerator[bytes, None]:
         """Yield ``length`` bytes from ``offset`` on, in pieces of ``piece_bytes``; unchecked.
 
-        Use within ``contextlib.aclosing``. Raises ``BlobRefusedError``, or ``TransportError`` when
-        the peer breaks off, has a shorter blob, or lets a piece take ``stall_seconds``.
+        Use within ``contextlib.aclosing``. Weights come by HTTP where that is faster (``Ways``),
+        and what HTTP does not bring comes over a stream. Raises ``BlobRefusedError``, or
+        ``TransportError`` when the peer breaks off, has a shorter blob, or lets a piece take
+        ``stall_seconds``.
         """
         request = Request(digest, offset, length, wait, kind)
+        port = self._http_port(peer) if kind is Kind.WEIGHTS else 0
+        now = asyncio.get_running_loop().time
+        way = self._ways.choose(peer, now()) if port else Way.STREAM
+        refused = False
+        while request.length:
+            waited_seconds, before = -now(), request.length
+            try:
+                source = await self._source(way, peer, port, request)
+                if refused and way is Way.STREAM:
+                    self._ways.failed(peer, now())
+                try:
+                    while request.length:
+                        count = min(piece_bytes, request.length)
+                        reading = source.read_exactly(count)
+                        piece = await within(self._limits.stall_seconds, reading)
+                        waited_seconds += now()
+                        self.received[kind] += count
+                        request = request.after(count)
+                        yield piece
+                        waited_seconds -= now()
+                finally:
+                    await source.close()
+            except TransportError as error:
+                if way is Way.STREAM:
+                    raise
+                # HTTP that refuses may be right, which the stream will say.
+                refused = isinstance(error, BlobRefusedError)
+                if not refused:
+                    self._ways.failed(peer, now())
+                way = Way.STREAM
+            else:
+                if port:
+                    waited_seconds += now()
+                    self._ways.delivered(peer, way, before, waited_seconds)
+
+    async def _source(self, way: Way, peer: PeerId, port: int, request: Request) -> RangeBody:
+        """Return what the bytes of a range are read from."""
+        digest, offset, length = request.digest, request.offset, request.length
+        if way is Way.HTTP and self._http is not None:
+            opening = self._http.open(peer, port, digest, offset, length, wait=request.wait)
+            return await within(self._limits.open_seconds, opening)
         stream, total_bytes = await self._open(peer, request, self._limits.stall_seconds)
-        try:
-            if total_bytes < offset + length:
-                raise TransportError(f"a blob of {total_bytes} bytes, less than was asked for")
-            while length:
-                count = min(piece_bytes, length)
-                piece = await within(self._limits.stall_seconds, stream.read_exactly(count))
-                self.received[kind] += count
-                length -= count
-                yield piece
-        finally:
+        if total_bytes < offset + length:
             await stream.close()
+            raise TransportError(f"a blob of {total_bytes} bytes, less than was asked for")
+        return stream
 
     async def _open(self, peer: PeerId, request: Request, patience: float) -> tuple[Stream, int]:
         """Send a request; return the stream at the first byte of the range, and the total."""
@@ -275,7 +299,7 @@ class BlobExchange:
             length -= len(piece)
             for start in range(0, len(piece), self._limits.piece_bytes):
                 part = piece[start : start + self._limits.piece_bytes]
-                await self._cap.take(len(part))
+                await self.upload_cap.take(len(part))
                 if not stream.offer(part):  # a deadline costs more than most writes
                     await within(stall_seconds, stream.write(part))
                 self.sent[request.kind] += len(part)

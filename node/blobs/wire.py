@@ -6,7 +6,7 @@ the accounts of both sides only). The header: ``status`` and the blob's ``total_
 ``ok`` come the raw bytes of the range, cut short where the blob ends.
 """
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -55,6 +55,10 @@ class Request:
     length: int
     wait: bool
     kind: Kind
+
+    def after(self, count: int) -> "Request":
+        """Return the request for what is left after ``count`` bytes of this one."""
+        return replace(self, offset=self.offset + count, length=self.length - count)
 
 
 async def ask(stream: Stream, request: Request) -> int:

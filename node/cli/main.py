@@ -82,6 +82,7 @@ def node(
     host_maddr: options.HostMaddr = None,
     public_ip: options.PublicIp = None,
     announce_maddrs: options.AnnounceMaddrs = None,
+    http_port: options.HttpPort = None,
     upload_limit: options.UploadLimit = None,
     version: Version = False,
 ) -> int | None:

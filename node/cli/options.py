@@ -95,6 +95,10 @@ AnnounceMaddrs = Annotated[
     list[str] | None,
     _network(metavar="MADDR", help="Addresses to tell others instead; repeat or a,b."),
 ]
+HttpPort = Annotated[
+    str | None,
+    _network(metavar="PORT", help="Serve weights by HTTP, too, also to strangers; 0: any port."),
+]
 UploadLimit = Annotated[
     str | None, _network(metavar="RATE", help="Most to upload: 20MB/s or 160Mbit.")
 ]

@@ -7,6 +7,7 @@ hivemind's ``p2pd.proto``; an opened stream is the control connection itself, tu
 import asyncio
 import logging
 from contextlib import suppress
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,9 @@ KEYS_PER_CALL_MAX = 256
 
 REPLY_BYTES_MAX = MESSAGE_BYTES_MAX - 1024
 _ERROR_CHARACTERS_MAX = 200
+_IP4_CODE = 4
+_TCP_CODE = 6
+"""In the multicodec table."""
 
 
 class AttachedP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
@@ -188,12 +192,20 @@ class Control:
         response = await self._call(request, CONTROL_SECONDS)
         return [str(Multiaddr(address)) for address in response.identify.addrs]
 
-    async def peers(self) -> list[PeerId]:
-        """Return the connected peers that have Ed25519 ids, each once."""
+    async def peers(self) -> dict[PeerId, str | None]:
+        """Return the connected peers that have Ed25519 ids, with the IPv4 address of each.
+
+        That is the other end of the connection; None where it is not plain TCP over IPv4.
+        """
         request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
         response = await self._call(request, CONTROL_SECONDS)
-        found = dict.fromkeys(peer_id_from_bytes(info.id) for info in response.peers)
-        return [peer for peer in found if peer is not None]
+        found: dict[PeerId, str | None] = {}
+        for info in response.peers:
+            peer = peer_id_from_bytes(info.id)
+            if peer is not None:
+                hosts = filter(None, map(ipv4_of, info.addrs))
+                found[peer] = next(hosts, None) or found.get(peer)
+        return found
 
     async def register(self, protocol: str, socket_path: Path) -> None:
         """Have p2pd connect to ``socket_path`` for each inbound stream of ``protocol``."""
@@ -263,6 +275,13 @@ def peer_id_from_bytes(raw: bytes) -> PeerId | None:
     """Return the base58 form of an Ed25519 peer id, or None for any other id."""
     peer = PeerId(base58.b58encode(raw).decode())
     return None if public_key_from_peer_id(peer) is None else peer
+
+
+def ipv4_of(address: bytes) -> str | None:
+    """Return the IPv4 address of a binary multiaddress ``/ip4/…/tcp/…`` and nothing behind it."""
+    if len(address) != 8 or address[0] != _IP4_CODE or address[5] != _TCP_CODE:
+        return None
+    return str(IPv4Address(address[1:5]))
 
 
 def _require_ok(response: Any) -> None:

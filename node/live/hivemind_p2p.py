@@ -66,6 +66,7 @@ class HivemindTransport(Transport):
         self._handlers: dict[str, StreamHandler] = {}
         self._registering = asyncio.Lock()
         self._dialled: dict[PeerId, str] = {}
+        self._hosts: dict[PeerId, str | None] = {}
         self._inbound: dict[asyncio.Task[None], None] = {}
         self._inbound_by_peer: Counter[PeerId] = Counter()
         self._hooks: list[Callable[[], Awaitable[None]]] = []
@@ -147,7 +148,12 @@ class HivemindTransport(Transport):
 
     @override
     async def peers(self) -> list[PeerId]:
-        return await self._control.peers()
+        self._hosts = await self._control.peers()
+        return list(self._hosts)
+
+    def host_of(self, peer: PeerId) -> str | None:
+        """Return the IPv4 address that a peer was connected from at the last look, if any."""
+        return self._hosts.get(peer)
 
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:

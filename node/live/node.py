@@ -40,6 +40,7 @@ MODULES = (
     "node.live.background",
     "node.live.hivemind_dht",
     "node.live.hivemind_p2p",
+    "node.live.http_face",
     "node.local.hardware",
     "node.storage.policy_files",
     "node.storage.state",
@@ -156,6 +157,7 @@ class LiveNode:
         from node.context import Ports  # noqa: PLC0415
         from node.live.background import ThreadBackground  # noqa: PLC0415
         from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
+        from node.live.http_face import HttpFace  # noqa: PLC0415
         from node.local.hardware import probe_hardware  # noqa: PLC0415
         from node.membership.announcer import About, directory_key  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
@@ -184,12 +186,9 @@ class LiveNode:
         )
         hardware = await asyncio.to_thread(probe_hardware)
         background = ThreadBackground()
-        about = About(
-            roles=self._config.roles,
-            hardware=hardware,
-            reachable=True,
-            software=f"prime-node/{version('prime-node')}",
-        )
+        http = HttpFace(self._config.host, self._config.http_port, transport.host_of)
+        software = f"prime-node/{version('prime-node')}"
+        about = About(self._config.roles, hardware, True, software, http_port=http.port)
         ports = Ports(
             clock=clock,
             rng=rng,
@@ -199,17 +198,20 @@ class LiveNode:
             store=store,
             files=policy_files,
             background=background,
+            http=http.client,
         )
         try:
             self._daemon = self._make_daemon(manifest, about, ports, initial_peers)
             if self._stopping.is_set():
                 self._daemon.stop()
+            await http.serve(self._daemon, blobs)
             caching = asyncio.create_task(self._cache_peers())
             try:
                 await self._daemon.run()
             finally:
                 caching.cancel()
         finally:
+            await http.close()
             background.close()
             await directory.close()
             store.close()

@@ -21,6 +21,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from node.local.addresses import check_peer_address
 from node.local.errors import ExitCode, NodeError
 from node.local.units import parse_bytes, parse_rate
+from protocol.messages import SYSTEM_PORTS
 from protocol.types import Role
 
 ENVIRONMENT_PREFIX = "PRIME_NODE_"
@@ -129,6 +130,8 @@ class NodeConfig(LocalPaths):
     """Short for one announced address, with ``port``."""
     api_port: Port = 0
     """Port of 127.0.0.1 for status, health and metrics; 0 takes a free one."""
+    http_port: Port | None = None
+    """TCP port that serves weights by HTTP, also to strangers; 0 takes a free one, None: none."""
     device: Annotated[str, BeforeValidator(_device)] = "auto"
     """Where engines compute: ``auto``, ``cpu``, ``cuda`` or ``cuda:N``."""
     engine: Literal["builtin", "vllm"] = "builtin"
@@ -157,6 +160,8 @@ class NodeConfig(LocalPaths):
             raise ValueError("--public-ip and --announce-maddrs exclude each other")
         if self.public_ip is not None and self.port == 0:
             raise ValueError("--public-ip needs the --port that it is reached on")
+        if self.http_port is not None and 0 < self.http_port < SYSTEM_PORTS:
+            raise ValueError(f"--http-port: peers connect to no port below {SYSTEM_PORTS}")
         if self.engine_gpus > 1 and self.engine != "vllm":
             raise ValueError("--engine-gpus is for --engine vllm")
         for address in self.announce_maddrs:

@@ -51,6 +51,7 @@ class About:
     reachable: bool
     software: str
     upload_bytes_per_second: int = 0
+    http_port: int = 0
 
 
 class Announcer:
@@ -136,6 +137,7 @@ class Announcer:
             hardware=self._about.hardware,
             upload_bytes_per_second=self._about.upload_bytes_per_second,
             reachable=self._about.reachable,
+            http_port=self._about.http_port,
             software=self._about.software,
             protocol_version=PROTOCOL_VERSION,
             policy_version=self._policy_version(),

@@ -113,6 +113,10 @@ class FileBlobs(Blobs):
     async def release(self, owner: Owner) -> None:
         await files.uninterrupted(self._release(owner))
 
+    def purposes(self, digest: Digest) -> set[Purpose]:
+        """Return what a blob is stored for."""
+        return self._owners.purposes(digest)
+
     def file_of(self, digest: Digest) -> Path:
         """Return the file that holds a blob; raises ``LookupError`` when it is not here."""
         if digest not in self._sizes:

@@ -3,7 +3,7 @@
 import asyncio
 import errno
 import os
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -81,6 +81,20 @@ def slice_of(path: Path, offset: int, length: int) -> Iterator[bytes]:
                 raise ValueError(f"{path} ends before its slice")
             length -= len(piece)
             yield piece
+
+
+async def stream_slice(path: Path, offset: int, length: int) -> AsyncGenerator[bytes, None]:
+    """Yield a slice of a file in pieces that threads read; fewer when the file ends before it."""
+    file = await in_thread(path.open, "rb")
+    try:
+        while length and (
+            piece := await in_thread(os.pread, file.fileno(), min(length, PIECE_BYTES), offset)
+        ):
+            offset += len(piece)
+            length -= len(piece)
+            yield piece
+    finally:
+        file.close()
 
 
 def named_by_digest(paths: Iterable[Path]) -> Iterator[tuple[Digest, Path]]:

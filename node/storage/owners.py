@@ -39,6 +39,10 @@ class Owners:
         """Tell whether a blob is stored for anything."""
         return digest in self._owners
 
+    def purposes(self, digest: Digest) -> set[Purpose]:
+        """Return what a blob is stored for."""
+        return {owner.purpose for owner in self._owners.get(digest, ())}
+
     def add(self, owner: Owner, digest: Digest) -> None:
         """Note that a blob is stored for ``owner``."""
         self._digests.setdefault(owner, {})[digest] = None

@@ -6,7 +6,7 @@ Every call that waits for another node has a deadline at the caller (``asyncio.t
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Protocol
 
-from protocol.types import PeerId
+from protocol.types import Digest, PeerId
 
 
 class TransportError(Exception):
@@ -67,6 +67,25 @@ class Transport(Streams, Protocol):
 
     async def peers(self) -> list[PeerId]:
         """Return the peers that are connected now."""
+
+
+class RangeBody(Protocol):
+    """The bytes of a range, on their way from one peer."""
+
+    async def read_exactly(self, count: int) -> bytes:
+        """Return the next ``count`` bytes; raises ``TransportError`` when they do not come."""
+
+    async def close(self) -> None:
+        """Read no further; idempotent, never raises."""
+
+
+class HttpRanges(Protocol):
+    """Ranges of blobs from the HTTP face of a connected peer; nothing here authenticates it."""
+
+    async def open(
+        self, peer: PeerId, port: int, digest: Digest, offset: int, length: int, *, wait: bool
+    ) -> RangeBody:
+        """Ask for exactly this range; raises ``TransportError`` when the answer is not it."""
 
 
 class Directory(Protocol):

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from node.blobs.exchange import BURST_SECONDS, BlobExchange, ExchangeLimits, UploadCap
+from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.upload_cap import BURST_SECONDS, UploadCap
 from node.blobs.wire import BlobRefusedError, Kind, Status
 from node.storage.blobs import FileBlobs
 from node.streams.protocols import BLOBS

@@ -1,0 +1,48 @@
+"""Both ends of weights over HTTP for one live node: its server, if it has one, and its client."""
+
+from collections.abc import Callable
+
+from node.daemon import Daemon
+from node.storage.blobs import FileBlobs
+from node.weights_http.application import Application
+from node.weights_http.catalogue import Catalogue
+from node.weights_http.client import HttpClient
+from node.weights_http.server import WeightsServer, listen
+from protocol.types import PeerId
+
+
+class HttpFace:
+    """Takes its port when it is made, and serves when there is something to serve.
+
+    ``port`` None serves nothing. Raises ``NodeError`` when the port is taken.
+    """
+
+    def __init__(
+        self, host: str, port: int | None, host_of: Callable[[PeerId], str | None]
+    ) -> None:
+        self.client = HttpClient(host_of)
+        self._listener = None if port is None else listen(host, port)
+        self._server: WeightsServer | None = None
+
+    @property
+    def port(self) -> int:
+        """The port for our record; 0 where nothing is served."""
+        return 0 if self._listener is None else int(self._listener.getsockname()[1])
+
+    async def serve(self, daemon: Daemon, blobs: FileBlobs) -> None:
+        """Serve what ``daemon`` holds, under its cap and in its accounts."""
+        if self._listener is None:
+            return
+        exchange = daemon.exchange
+        catalogue = Catalogue(blobs, daemon.policies.here)
+        application = Application(catalogue, exchange.upload_cap, exchange.sent)
+        self._server = WeightsServer(self._listener, application)
+        await self._server.start()
+
+    async def close(self) -> None:
+        """End all connections; idempotent."""
+        if self._server is not None:
+            await self._server.stop()
+        if self._listener is not None:
+            self._listener.close()
+        self.client.close()

@@ -1,0 +1,150 @@
+"""The weights server as an ASGI application: admits, answers, sends within limits."""
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+from node.blobs.upload_cap import UploadCap
+from node.blobs.wire import Kind
+from node.streams.deadline import within
+from node.weights_http.catalogue import Catalogue
+from node.weights_http.representation import Header, Resource, answer
+from roles.ports.transport import TransportError
+
+log = logging.getLogger(__name__)
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+RETRY_SECONDS = 1
+"""Told to whom there is no room for; shardcast's clients wait two."""
+
+METHODS = ("GET", "HEAD")
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseLimits:
+    """Guesses. A response holds a piece of a file and what its socket has not taken: half a MB.
+
+    ``per_address`` suits shardcast's clients, which keep ten in flight, and ours with eight.
+    """
+
+    per_address: int = 16
+    total: int = 64
+    stall_seconds: float = 60.0
+    """For the next piece of a blob that is arriving, as on streams."""
+
+
+class Application:
+    """Serves a catalogue, under ``cap``; adds to ``sent`` what left."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        cap: UploadCap,
+        sent: Counter[Kind],
+        limits: ResponseLimits | None = None,
+    ) -> None:
+        self._catalogue = catalogue
+        self._cap = cap
+        self._sent = sent
+        self._limits = limits or ResponseLimits()
+        self._serving: Counter[str] = Counter()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; a response that cannot be finished breaks its connection off."""
+        address = scope["client"][0] if scope["client"] else ""
+        full = self._serving.total() >= self._limits.total
+        if full or self._serving[address] >= self._limits.per_address:
+            await _refuse(send, 503, (b"retry-after", b"%d" % RETRY_SECONDS))
+            return
+        self._serving[address] += 1
+        try:
+            await _until_disconnected(self._serve(scope, send), receive)
+        except (TransportError, LookupError, OSError) as error:
+            log.info("response to %s broken off: %s", address, error)
+        finally:
+            self._serving[address] -= 1
+            if not self._serving[address]:
+                del self._serving[address]
+
+    async def _serve(self, scope: Scope, send: Send) -> None:
+        headers = scope["headers"]
+        if scope["method"] not in METHODS:
+            await _refuse(send, 405, (b"allow", ", ".join(METHODS).encode()))
+            return
+        if _has_body(headers):
+            await _refuse(send, 413, (b"connection", b"close"))
+            return
+        wait = any(key == b"prefer" and _prefers_wait(value) for key, value in headers)
+        resource = await self._catalogue.find(scope["raw_path"], wait=wait)
+        if resource is None:
+            await _refuse(send, 404)
+            return
+        reply = answer(resource, headers)
+        await send(_start(reply.status, reply.headers))
+        length = 0 if scope["method"] == "HEAD" else reply.length
+        if length:
+            await self._send_body(resource, reply.offset, length, send)
+        else:
+            await send(_body(b"", more=False))
+
+    async def _send_body(self, resource: Resource, offset: int, length: int, send: Send) -> None:
+        async with aclosing(resource.read(offset, length)) as pieces:
+            while length:
+                piece = await within(self._limits.stall_seconds, anext(pieces, b""))
+                if not piece:
+                    raise LookupError("the file ended early")
+                await self._cap.take(len(piece))
+                length -= len(piece)
+                await send(_body(piece, more=length > 0))
+                self._sent[Kind.WEIGHTS] += len(piece)
+
+
+async def _until_disconnected(serving: Any, receive: Receive) -> None:
+    """Serve, but no longer than somebody listens: what is sent after that is dropped in silence."""
+    task = asyncio.ensure_future(serving)
+    leaving = asyncio.ensure_future(_disconnected(receive))
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+    finally:
+        for one in (task, leaving):
+            one.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _has_body(headers: list[Header]) -> bool:
+    return any(
+        key == b"transfer-encoding" or (key == b"content-length" and value != b"0")
+        for key, value in headers
+    )
+
+
+def _prefers_wait(value: bytes) -> bool:
+    return any(part.strip().split(b"=")[0].lower() == b"wait" for part in value.split(b","))
+
+
+def _start(status: int, headers: tuple[Header, ...]) -> Message:
+    return {"type": "http.response.start", "status": status, "headers": list(headers)}
+
+
+def _body(piece: bytes, *, more: bool) -> Message:
+    return {"type": "http.response.body", "body": piece, "more_body": more}
+
+
+async def _refuse(send: Send, status: int, *headers: Header) -> None:
+    await send(_start(status, ((b"content-length", b"0"), *headers)))
+    await send(_body(b"", more=False))

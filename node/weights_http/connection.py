@@ -1,0 +1,164 @@
+"""One connection of the weights server: uvicorn's, with a deadline for every wait for the client.
+
+uvicorn bounds the head of a request (``h11_max_incomplete_event_size``) and closes connections that
+idle between requests (``timeout_keep_alive``). It waits for ever for the rest of a head, for a
+reader that takes nothing, and for what is unsent when it closes; and it counts connections and
+tasks in all (``limit_concurrency``), not per address. All of that is here.
+"""
+
+import asyncio
+import logging
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any
+
+from typing_extensions import override
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from node.storage import files
+
+_quiet = logging.getLogger("node.weights_http.uvicorn")
+_quiet.disabled = True
+"""uvicorn warns of each bad request, and whoever wants can send a thousand a second."""
+
+_REFUSAL = b"HTTP/1.1 %s\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+NO_ROOM = _REFUSAL % b"503 Service Unavailable"
+TOO_MANY = _REFUSAL % b"429 Too Many Requests"
+
+ADDRESSES_MAX = 4096
+"""Whose requests are counted; who asked longest ago is forgotten first, and so is welcome again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """Guesses. ``total`` leaves most of the 1024 files that a process may have open by default.
+
+    ``head_seconds`` is for a whole request head, ``stall_seconds`` for a reader to take a piece.
+    An address may send ``requests_per_second``, and twice as many at once; ranges of 8 MiB at a
+    gigabyte per second are 120.
+    """
+
+    total: int = 256
+    per_address: int = 32
+    head_seconds: float = 10.0
+    stall_seconds: float = 60.0
+    requests_per_second: float = 200.0
+
+
+class Doorkeeper:
+    """Counts the connections and the requests of all addresses."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.connections: Counter[str] = Counter()
+        self._allowances: dict[str, tuple[float, float]] = {}
+        """Requests that an address may send, and the time at which that was so."""
+
+    def enter(self, address: str) -> bool:
+        """Count a connection if there is room for it."""
+        full = self.connections.total() >= self.limits.total
+        if full or self.connections[address] >= self.limits.per_address:
+            return False
+        self.connections[address] += 1
+        return True
+
+    def leave(self, address: str) -> None:
+        """Forget a connection that had entered."""
+        self.connections[address] -= 1
+        if not self.connections[address]:
+            del self.connections[address]
+
+    def may_ask(self, address: str, now: float) -> bool:
+        """Count a request; False when its address has sent too many."""
+        rate = self.limits.requests_per_second
+        left, at = self._allowances.pop(address, (0.0, float("-inf")))
+        left = min(2 * rate, left + (now - at) * rate)
+        self._allowances[address] = max(0.0, left - 1), now  # the one that asked last is last
+        if len(self._allowances) > ADDRESSES_MAX:
+            del self._allowances[next(iter(self._allowances))]
+        return left >= 1
+
+
+class Connection(H11Protocol):
+    """A connection that ``doorkeeper`` admits, or answers with a refusal."""
+
+    def __init__(self, doorkeeper: Doorkeeper, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.logger = _quiet
+        self._doorkeeper = doorkeeper
+        self._limits = doorkeeper.limits
+        self._address = ""
+        self._entered = False
+        self._between = False  # requests, with nothing of the next one here
+        self._expiry: asyncio.TimerHandle | None = None
+
+    @override
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        transport.set_write_buffer_limits(high=files.PIECE_BYTES)
+        self._address = self.client[0] if self.client else ""
+        self._entered = self._doorkeeper.enter(self._address)
+        self._expire_in(self._limits.head_seconds)
+        if not self._entered:
+            self._turn_away(NO_ROOM)
+
+    @override
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._expire_in(None)
+        if self._entered:
+            self._entered = False
+            self._doorkeeper.leave(self._address)
+        self._unset_keepalive_if_required()
+        super().connection_lost(exc)
+
+    @override
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        if self._between:
+            self._between = False
+            self._expire_in(self._limits.head_seconds)
+        super().data_received(data)
+
+    @override
+    def handle_events(self) -> None:
+        before = self.cycle
+        super().handle_events()
+        if self.cycle is before:
+            return
+        if not self._doorkeeper.may_ask(self._address, self.loop.time()):
+            self._turn_away(TOO_MANY)
+        elif not self.flow.write_paused:
+            self._expire_in(None)  # what the answer waits for has deadlines of its own
+
+    @override
+    def on_response_complete(self) -> None:
+        self._between = True
+        self._expire_in(self._limits.stall_seconds)  # for what is unsent; idling ends before
+        super().on_response_complete()
+
+    @override
+    def pause_writing(self) -> None:
+        self._expire_in(self._limits.stall_seconds)
+        super().pause_writing()
+
+    @override
+    def resume_writing(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._expire_in(None)
+        super().resume_writing()
+
+    def _turn_away(self, refusal: bytes) -> None:
+        self._expire_in(self._limits.head_seconds)
+        self.transport.write(refusal)
+        self.transport.close()
+        if self.cycle is not None:  # its answer has nobody to go to
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+
+    def _expire_in(self, seconds: float | None) -> None:
+        """Break the connection off after ``seconds``, unless told otherwise before."""
+        if self._expiry is not None:
+            self._expiry.cancel()
+        expire = self.transport.abort
+        self._expiry = None if seconds is None else self.loop.call_later(seconds, expire)
