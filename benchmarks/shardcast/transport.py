@@ -1,0 +1,339 @@
+"""Weights from one node to another on this machine: by HTTP, by streams, and as others do it.
+
+One origin, one client, both processes; every contestant takes the same file from a warm page cache
+to a file on disk:
+
+* ``http`` and ``streams``: a download of ours (``WeightsDownload``) over real p2pd, every chunk
+  checked, stored as shards, synced, and put together to one synced file;
+* ``http, stored``: the part of ``http`` until every shard is checked, synced and can be served;
+* ``shardcast``: its own origin and its own client, which checks the whole file at its end and syncs
+  nothing; in the environment that ``make shardcast`` makes, needs ``wget``;
+* ``shardcast from us``: the same client and the weights server of our origin;
+* ``plain``: uvicorn sending a file, and ``curl`` writing it, nothing checked or synced.
+
+They take turns, because the machine may have other work; medians count.
+
+Usage: ``python benchmarks/shardcast/transport.py [--megabytes N] [--repeats N] [--json]``
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import uvloop
+
+from node.blobs.exchange import BlobExchange
+from node.live.hivemind_p2p import HivemindTransport
+from node.live.p2pd import P2pdOptions
+from node.storage.blobs import FileBlobs
+from node.storage.policy_files import PolicyDirectory
+from node.streams.protocols import BLOBS
+from node.testnet.fleet import free_port
+from node.weights.download import Weights, WeightsDownload, publish_file
+from node.weights_http.application import Application
+from node.weights_http.catalogue import Catalogue
+from node.weights_http.client import HttpClient
+from node.weights_http.server import WeightsServer, listen
+from protocol.crypto import Identity
+from protocol.recipe import load_recipe
+from protocol.shardcast.forest import ForestMember
+from protocol.types import Digest, PeerId, RunId, Version
+from roles.ports.engines import Policy
+
+ROOT = Path(__file__).parents[2]
+SHARDCAST = Path(os.environ.get("SHARDCAST_PYTHON", ROOT / ".venv-shardcast" / "bin" / "python"))
+HOST = "127.0.0.1"
+PROTOCOL = BLOBS.on(RunId(bytes(32)))
+SHARD_BYTES, CHUNK_BYTES = 50_000_000, 1 << 20
+START_SECONDS = 60.0
+
+CLIENT = """
+import sys, time, logging
+logging.disable(logging.CRITICAL)
+from shardcast.client_node import ClientNode
+node = ClientNode([sys.argv[1]], sys.argv[3])
+started = time.perf_counter()
+assert node.download_version(sys.argv[2]), "not downloaded"
+print(time.perf_counter() - started)
+"""
+ORIGIN = """
+import sys, time
+from shardcast.origin_server import OriginServer
+OriginServer(sys.argv[1], port=int(sys.argv[2])).broadcast(sys.argv[3])
+while True:
+    time.sleep(60)
+"""
+
+
+def main() -> None:
+    """Measure and print, or be one of the processes that are measured."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--megabytes", type=int, default=1000)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--process", choices=PROCESSES, help=argparse.SUPPRESS)
+    parser.add_argument("--arguments", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.process:
+        uvloop.run(PROCESSES[options.process](**options.arguments))
+        return
+    with tempfile.TemporaryDirectory(prefix="transport-") as directory:
+        found = measure(Path(directory), options.megabytes * 1_000_000, options.repeats)
+    print(json.dumps(found, indent=None if options.json else 2))
+
+
+def measure(directory: Path, total_bytes: int, repeats: int) -> dict[str, Any]:
+    """Return megabytes per second of every contestant, and how they compare."""
+    source = directory / "source"
+    write_random(source, total_bytes)
+    with ExitStack() as stack:
+        contestants = start(directory, source, stack)
+        seconds: dict[str, list[float]] = {}
+        for number in range(repeats):
+            for name, run in contestants.items():
+                target = directory / "target"
+                target.mkdir()
+                for part, taken in run(target).items():
+                    seconds.setdefault(f"{name}{part}", []).append(taken)
+                got = next(target.rglob("*.safetensors"), None) or next(target.glob("download*"))
+                same = subprocess.run(["cmp", "-s", source, got], check=False).returncode == 0
+                assert same, f"{name} brought something else in round {number}"
+                shutil.rmtree(target)
+    rates = {
+        name: [round(total_bytes / 1e6 / one, 1) for one in all_] for name, all_ in seconds.items()
+    }
+    middle = {name: median(values) for name, values in rates.items()}
+    return {
+        "megabytes": total_bytes // 1_000_000,
+        "cores": os.cpu_count(),
+        "machine": platform.machine(),
+        "commit": commit(),
+        "megabytes_per_second": rates,
+        "median": middle,
+        "http_over_shardcast": ratio(middle, "http", "shardcast"),
+        "plain_over_http": ratio(middle, "plain", "http"),
+        "http_over_streams": ratio(middle, "http", "streams"),
+    }
+
+
+def start(directory: Path, source: Path, stack: ExitStack) -> dict[str, Any]:
+    """Start all origins; return what runs each client and says how long it took."""
+    origin = serve("origin", stack, directory=str(directory / "origin"), source=str(source))
+    plain = serve("plain", stack, source=str(source))
+    contestants = {
+        "http": lambda target: download(origin, target, http=True),
+        "streams": lambda target: download(origin, target, http=False),
+        "plain": lambda target: curl(plain["port"], target),
+    }
+    if SHARDCAST.exists() and shutil.which("wget"):
+        port = free_port()
+        served = directory / "shardcast"
+        served.mkdir()
+        (served / "data1.bin").write_bytes(bytes(1_000_000))
+        command = [str(SHARDCAST), "-c", ORIGIN, str(served), str(port), str(source)]
+        process = subprocess.Popen([*command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        stack.callback(process.kill)
+        listed = served / "distribution.txt"
+        ends_at = time.monotonic() + START_SECONDS
+        while not (listed.exists() and listed.read_text().strip()):
+            assert time.monotonic() < ends_at, "shardcast's origin does not publish"
+            time.sleep(0.1)
+        contestants["shardcast"] = lambda target: shardcast(port, "v1", target)
+        contestants["shardcast from us"] = lambda target: shardcast(origin["port"], "v1", target)
+    return contestants
+
+
+def write_random(path: Path, total_bytes: int) -> None:
+    """Write bytes that nothing can compress."""
+    draw = random.Random(1)
+    with path.open("wb") as file:
+        for start_byte in range(0, total_bytes, 1_000_000):
+            file.write(draw.randbytes(min(1_000_000, total_bytes - start_byte)))
+
+
+def serve(process: str, stack: ExitStack, **arguments: Any) -> dict[str, Any]:
+    """Start a process of ours that serves; return what it says of itself."""
+    child = subprocess.Popen(command(process, arguments), stdout=subprocess.PIPE, text=True)
+    stack.callback(child.wait)
+    stack.callback(child.terminate)
+    assert child.stdout is not None
+    said: dict[str, Any] = json.loads(child.stdout.readline())
+    return said
+
+
+def command(process: str, arguments: dict[str, Any]) -> list[str]:
+    """Return the command line of a process of ours."""
+    return [sys.executable, __file__, "--process", process, "--arguments", json.dumps(arguments)]
+
+
+def download(origin: dict[str, Any], target: Path, *, http: bool) -> dict[str, float]:
+    """Download as a node does, in a process of its own."""
+    arguments = {"directory": str(target), "origin": origin, "http": http}
+    done = subprocess.run(command("client", arguments), capture_output=True, text=True, check=True)
+    found = json.loads(done.stdout)
+    return {"": found["seconds"], ", stored": found["stored_seconds"]}
+
+
+def curl(port: int, target: Path) -> dict[str, float]:
+    """Download with curl."""
+    url = f"http://{HOST}:{port}/"
+    started = time.perf_counter()
+    subprocess.run(["curl", "-sf", "-o", str(target / "download"), url], check=True)
+    return {"": time.perf_counter() - started}
+
+
+def shardcast(port: int, version: str, target: Path) -> dict[str, float]:
+    """Download with the published client."""
+    arguments = [f"http://{HOST}:{port}", version, str(target)]
+    done = subprocess.run(
+        [str(SHARDCAST), "-c", CLIENT, *arguments], capture_output=True, text=True, check=True
+    )
+    return {"": float(done.stdout)}
+
+
+def ratio(medians: dict[str, float], one: str, other: str) -> float | None:
+    """Return how many times ``one`` is as fast as ``other``."""
+    both = one in medians and other in medians
+    return round(medians[one] / medians[other], 2) if both else None
+
+
+def commit() -> str:
+    """Return the commit that was measured."""
+    said = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return said.stdout.strip()
+
+
+# The processes
+
+
+def keep_key(directory: Path, identity: Identity) -> Path:
+    """Write a node's key."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "identity.key"
+    path.write_bytes(identity.to_protobuf())
+    return path
+
+
+async def transport(directory: Path, seed: int) -> HivemindTransport:
+    """Return a real transport with a key of its own."""
+    identity = Identity(bytes([seed]) * 32)
+    path = keep_key(directory, identity)
+    return await HivemindTransport.create(identity, path, P2pdOptions(HOST))
+
+
+async def be_origin(directory: str, source: str) -> None:
+    """Publish a file and serve it by streams and HTTP until killed."""
+    here = Path(directory)
+    streams = await transport(here, 1)
+    blobs = FileBlobs(here / "blobs")
+    files = PolicyDirectory(here / "weights", here / "genesis", here / "task", blobs)
+    digest, index = await publish_file(Path(source), files, blobs, SHARD_BYTES, CHUNK_BYTES)
+    exchange = BlobExchange(streams, blobs, protocol=PROTOCOL)
+    await exchange.start()
+    policy = Policy(Version(1), digest, Path(source))
+    catalogue = Catalogue(blobs, lambda: {policy.version: policy})
+    listener = listen(HOST, 0)
+    server = WeightsServer(listener, Application(catalogue, exchange.upload_cap, exchange.sent))
+    await server.start()
+    data = await blobs.get(digest)
+    assert data is not None
+    assert index.total_bytes
+    said = {
+        "address": (await streams.addresses())[0],
+        "peer": streams.peer_id,
+        "port": listener.getsockname()[1],
+        "index": digest.hex(),
+        "index_bytes": len(data),
+    }
+    print(json.dumps(said), flush=True)
+    await asyncio.Event().wait()
+
+
+async def be_client(directory: str, origin: dict[str, Any], *, http: bool) -> None:
+    """Download, say how long it took, end."""
+    here = Path(directory)
+    streams = await transport(here, 2)
+    peer = await streams.connect(origin["address"])
+    await streams.peers()
+    blobs = FileBlobs(here / "blobs")
+    files = PolicyDirectory(here / "weights", here / "genesis", here / "task", blobs)
+    exchange = BlobExchange(
+        streams,
+        blobs,
+        protocol=PROTOCOL,
+        http=HttpClient(streams.host_of) if http else None,
+        http_port=lambda _peer: int(origin["port"]),
+    )
+    index = Digest(bytes.fromhex(origin["index"]))
+    weights = Weights(index, index, origin["index_bytes"], peer)
+    rules = manifest_rules()
+    members = [ForestMember(PeerId(one), 0, reachable=True) for one in (peer, streams.peer_id)]
+    started, stored = time.perf_counter(), 0.0
+
+    def progress(here_bytes: int, total_bytes: int) -> None:
+        nonlocal stored
+        if here_bytes == total_bytes:
+            stored = stored or time.perf_counter() - started
+
+    download_ = WeightsDownload(
+        exchange, blobs, files, weights, members, **rules, on_progress=progress
+    )
+    path = await download_.run(files.weights(1))
+    seconds = time.perf_counter() - started
+    assert isinstance(path, Path), path
+    print(json.dumps({"seconds": seconds, "stored_seconds": stored}), flush=True)
+    await streams.close()
+
+
+def manifest_rules() -> dict[str, int]:
+    """Return stripes and fan-out as the recipe for large models has them."""
+    recipe = load_recipe((ROOT / "configs" / "runs" / "intellect2.toml").read_text())
+    return {"stripes": recipe.shardcast.stripes, "fanout": recipe.shardcast.fanout}
+
+
+async def be_plain(source: str) -> None:
+    """Send a file to whoever asks, with uvicorn and nothing else."""
+    import uvicorn  # noqa: PLC0415 - of this process alone
+
+    async def application(scope: Any, _receive: Any, send: Any) -> None:
+        assert scope["type"] == "http"
+        with Path(source).open("rb") as file:  # noqa: ASYNC230 - it is opened once
+            length = os.fstat(file.fileno()).st_size
+            headers = [(b"content-length", b"%d" % length)]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            while piece := await asyncio.to_thread(file.read, 1 << 20):
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": b""})
+
+    port = free_port()
+    config = uvicorn.Config(
+        application, host=HOST, port=port, log_config=None, access_log=False, lifespan="off"
+    )
+    serving = asyncio.create_task(uvicorn.Server(config).serve())
+    await asyncio.sleep(0.5)
+    print(json.dumps({"port": port}), flush=True)
+    await serving
+
+
+PROCESSES: dict[str, Any] = {"origin": be_origin, "client": be_client, "plain": be_plain}
+
+if __name__ == "__main__":
+    main()
