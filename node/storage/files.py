@@ -3,7 +3,9 @@
 import asyncio
 import errno
 import os
+import shutil
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
+from io import BufferedWriter
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,7 +20,12 @@ T = TypeVar("T")
 PIECE_BYTES = 256 * 1024
 """Read and written at once: a guess between thread hops and memory."""
 
+COPY_BYTES = 1 << 30
+"""In one call of the kernel at most."""
+
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_COPYING = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Of a file system that cannot copy by itself."""
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
@@ -54,6 +61,20 @@ def write_synced(path: Path, pieces: Iterable[bytes]) -> Digest:
         file.flush()
         os.fsync(file.fileno())
     return Digest(hasher.digest())
+
+
+def append(source: Path, target: BufferedWriter) -> None:
+    """Write a file behind what ``target`` holds; the kernel copies, or shares blocks if it can."""
+    with source.open("rb") as file:
+        try:
+            while os.copy_file_range(file.fileno(), target.fileno(), COPY_BYTES):
+                pass
+        except OSError as error:
+            if error.errno not in _NO_COPYING:
+                raise
+            target.seek(0, os.SEEK_END)
+            shutil.copyfileobj(file, target, PIECE_BYTES)
+            target.flush()
 
 
 def promote(source: Path, target: Path) -> None:

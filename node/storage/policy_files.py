@@ -1,5 +1,6 @@
 """Weights and trainer states as files: the ``PolicyFiles`` port on a directory."""
 
+import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
@@ -88,9 +89,10 @@ def _partial(target: Path) -> Path:
 def _concatenate(sources: Sequence[Path], target: Path) -> None:
     partial = _partial(target)
     try:
-        files.write_synced(
-            partial, (p for s in sources for p in files.slice_of(s, 0, s.stat().st_size))
-        )
+        with partial.open("wb") as file:
+            for source in sources:
+                files.append(source, file)
+            os.fsync(file.fileno())
         files.promote(partial, target)
     except BaseException:
         partial.unlink(missing_ok=True)

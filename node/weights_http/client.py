@@ -15,6 +15,7 @@ from typing_extensions import override
 
 from node.blobs.wire import BlobRefusedError, Status
 from node.streams.deadline import within
+from node.weights_http.link import Link
 from protocol.messages import SYSTEM_PORTS
 from protocol.types import Digest, PeerId
 from roles.ports.transport import HttpRanges, RangeBody, TransportError
@@ -24,12 +25,6 @@ CONNECT_SECONDS = 1.0
 is there already."""
 
 HEAD_SECONDS = 8.0
-HEAD_BYTES_MAX = 4096
-"""Of an answer; ours takes 300."""
-
-BUFFER_BYTES = 1 << 20
-"""Read ahead of the caller at most twice this; with less, megabytes come in many small steps."""
-
 IDLE_SECONDS = 10.0
 """A connection that waited longer is not used again: servers close theirs after fifteen."""
 
@@ -43,28 +38,12 @@ _REFUSALS = {404: Status.UNKNOWN, 429: Status.BUSY, 503: Status.BUSY}
 Address = tuple[str, int]
 
 
-@dataclass(slots=True)
-class _Link:
-    """A connection, and since when nobody uses it."""
-
-    reader: asyncio.StreamReader
-    writer: asyncio.StreamWriter
-    idle_since: float = 0.0
-
-    def is_usable(self, now: float) -> bool:
-        closed = self.writer.transport.is_closing() or self.reader.at_eof()
-        return not closed and now < self.idle_since + IDLE_SECONDS
-
-    def abort(self) -> None:
-        self.writer.transport.abort()
-
-
 class HttpClient(HttpRanges):
     """Asks peers at the host that ``host_of`` gives: the other end of their connection."""
 
     def __init__(self, host_of: Callable[[PeerId], str | None]) -> None:
         self._host_of = host_of
-        self._idle: dict[Address, list[_Link]] = {}
+        self._idle: dict[Address, list[Link]] = {}
 
     @override
     async def open(
@@ -94,11 +73,11 @@ class HttpClient(HttpRanges):
                 raise
             return _Body(self, address, link, length, keeps=keeps)
 
-    def put_back(self, address: Address, link: _Link) -> None:
+    def put_back(self, address: Address, link: Link) -> None:
         """Keep a connection for the next request, if there is room."""
         links = self._idle.setdefault(address, [])
         if len(links) < IDLE_PER_ADDRESS and sum(map(len, self._idle.values())) < IDLE_MAX:
-            link.idle_since = asyncio.get_running_loop().time()
+            link.rest()
             links.append(link)
         else:
             link.abort()
@@ -110,11 +89,12 @@ class HttpClient(HttpRanges):
                 link.abort()
         self._idle.clear()
 
-    def _take_idle(self, address: Address) -> _Link | None:
+    def _take_idle(self, address: Address) -> Link | None:
         now = asyncio.get_running_loop().time()
         for other in list(self._idle):
             links = self._idle[other]
-            usable = [link for link in links if link.is_usable(now)]
+            fresh = [link for link in links if now < link.idle_since + IDLE_SECONDS]
+            usable = [link for link in fresh if link.is_clean]
             for link in links:
                 if link not in usable:
                     link.abort()
@@ -129,7 +109,7 @@ class HttpClient(HttpRanges):
 class _Body(RangeBody):
     client: HttpClient
     address: Address
-    link: _Link
+    link: Link
     left: int
     keeps: bool = field(kw_only=True)
     closed: bool = False
@@ -137,12 +117,9 @@ class _Body(RangeBody):
     @override
     async def read_exactly(self, count: int) -> bytes:
         try:
-            data = await self.link.reader.readexactly(count)
-        except asyncio.IncompleteReadError as error:
-            got = len(error.partial)
-            raise TransportError(f"the body ended after {got} of {count} bytes") from error
+            data = await self.link.read_exactly(count)
         except OSError as error:
-            raise TransportError(f"the connection broke: {error}") from error
+            raise TransportError(f"the body broke off: {error}") from error
         self.left -= count
         return data
 
@@ -157,12 +134,13 @@ class _Body(RangeBody):
             self.link.abort()
 
 
-async def _connect(address: Address) -> _Link:
-    opening = asyncio.open_connection(*address, limit=BUFFER_BYTES)
+async def _connect(address: Address) -> Link:
+    loop = asyncio.get_running_loop()
     try:
-        return _Link(*await within(CONNECT_SECONDS, opening))
+        _, link = await within(CONNECT_SECONDS, loop.create_connection(Link, *address))
     except OSError as error:
         raise TransportError(f"no connection to {address[0]}:{address[1]}: {error}") from error
+    return link
 
 
 def _request(address: Address, digest: Digest, offset: int, length: int, *, wait: bool) -> bytes:
@@ -176,29 +154,22 @@ def _request(address: Address, digest: Digest, offset: int, length: int, *, wait
     return "".join(f"{line}\r\n" for line in [*lines, ""]).encode()
 
 
-async def _ask(link: _Link, request: bytes, offset: int, length: int) -> bool:
+async def _ask(link: Link, request: bytes, offset: int, length: int) -> bool:
     """Send a request and read the head of its answer; tell whether the connection stays open.
 
-    Raises ``TransportError``, ``BlobRefusedError``; ``OSError`` when nothing comes at all.
+    Raises ``TransportError``, ``BlobRefusedError``; ``OSError`` when the connection breaks before.
     """
+    link.write(request)
     try:
-        link.writer.write(request)
-        await link.writer.drain()
-        head = await link.reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError as error:
-        if error.partial:
-            raise TransportError("the answer ended in its head") from error
-        raise ConnectionResetError("closed before an answer") from error
-    except asyncio.LimitOverrunError as error:
-        raise TransportError("a head without an end") from error
-    if len(head) > HEAD_BYTES_MAX:
-        raise TransportError(f"a head of {len(head)} bytes")
+        head = await link.read_head()
+    except ValueError as error:
+        raise TransportError(str(error)) from error
     return _check_head(head, offset, length)
 
 
 def _check_head(head: bytes, offset: int, length: int) -> bool:
     """Require that exactly the range follows; tell whether the connection stays open."""
-    first, *lines = head.removesuffix(b"\r\n\r\n").split(b"\r\n")
+    first, *lines = head.split(b"\r\n")
     status = _STATUS.fullmatch(first)
     if status is None:
         raise TransportError(f"not an answer in HTTP/1.1: {first[:40]!r}")

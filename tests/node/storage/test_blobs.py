@@ -193,7 +193,7 @@ async def test_a_full_disk_leaves_nothing_half_written(
     policies = PolicyDirectory(tmp_path / "weights", tmp_path / "genesis", tmp_path / "task", blobs)
     await blobs.put(DATA, ONE)
     with monkeypatch.context() as patch:
-        patch.setattr(files, broken, full)
+        patch.setattr(files, "append" if broken == "write_synced" else broken, full)
         with pytest.raises(StorageFullError):
             await policies.assemble([DIGEST], policies.weights(1))
     assert every_file(tmp_path) == [DIGEST.hex()]

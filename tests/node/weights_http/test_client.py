@@ -91,7 +91,7 @@ async def test_a_connection_that_was_closed_meanwhile_costs_nothing():
     async with impostor(GOOD) as (port, _):
         http = client()
         await take(http, port)
-        http._idle[HOST, port][0].writer.transport.abort()
+        http._idle[HOST, port][0]._transport.abort()
         assert await take(http, port) == DATA[100:1100]
         http.close()
 
