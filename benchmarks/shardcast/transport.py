@@ -9,7 +9,8 @@ to a file on disk:
 * ``shardcast``: its own origin and its own client, which checks the whole file at its end and syncs
   nothing; in the environment that ``make shardcast`` makes, needs ``wget``;
 * ``shardcast from us``: the same client and the weights server of our origin;
-* ``plain``: uvicorn sending a file, and ``curl`` writing it, nothing checked or synced.
+* ``plain``: uvicorn sending a file, and ``curl`` writing it, nothing checked;
+* ``plain, synced``: the same until the file would survive a power loss, as ours do.
 
 They take turns, because the machine may have other work; medians count.
 
@@ -124,6 +125,7 @@ def measure(directory: Path, total_bytes: int, repeats: int) -> dict[str, Any]:
         "median": middle,
         "http_over_shardcast": ratio(middle, "http", "shardcast"),
         "plain_over_http": ratio(middle, "plain", "http"),
+        "plain_synced_over_http_stored": ratio(middle, "plain, synced", "http, stored"),
         "http_over_streams": ratio(middle, "http", "streams"),
     }
 
@@ -190,8 +192,11 @@ def curl(port: int, target: Path) -> dict[str, float]:
     """Download with curl."""
     url = f"http://{HOST}:{port}/"
     started = time.perf_counter()
-    subprocess.run(["curl", "-sf", "-o", str(target / "download"), url], check=True)
-    return {"": time.perf_counter() - started}
+    path = target / "download"
+    subprocess.run(["curl", "-sf", "-o", str(path), url], check=True)
+    written = time.perf_counter() - started
+    subprocess.run(["sync", str(path)], check=True)
+    return {"": written, ", synced": time.perf_counter() - started}
 
 
 def shardcast(port: int, version: str, target: Path) -> dict[str, float]:

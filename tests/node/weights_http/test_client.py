@@ -153,13 +153,21 @@ async def test_a_silent_server_costs_its_deadline(monkeypatch):
             await take(client(), port)
 
 
-@pytest.mark.parametrize("port", [0, 1, 22, 80, 1023])
-async def test_ports_of_the_system_and_peers_without_a_host_are_not_dialled(port, monkeypatch):
-    monkeypatch.setattr(asyncio, "open_connection", None)
+async def test_ports_of_the_system_and_peers_without_a_host_are_not_dialled(monkeypatch):
+    dialled = []
+
+    async def connect(address):
+        dialled.append(address)
+        raise TransportError("nobody is there")
+
+    monkeypatch.setattr(http_client, "_connect", connect)
+    for peer, port in [(PEER, 0), (PEER, 22), (PEER, 1023), (PeerId("unknown"), 8000)]:
+        with pytest.raises(TransportError):
+            await client().open(peer, port, DIGEST, 0, 1, wait=False)
+    assert not dialled
     with pytest.raises(TransportError):
-        await take(client(), port)
-    with pytest.raises(TransportError):
-        await client().open(PeerId("unknown"), 8000, DIGEST, 0, 1, wait=False)
+        await take(client(), 1024)
+    assert dialled == [(HOST, 1024)]
 
 
 async def test_few_idle_connections_are_kept():
