@@ -1,6 +1,7 @@
 """The client against servers that are anything but ours, and against ours through the exchange."""
 
 import asyncio
+import re
 from contextlib import aclosing, asynccontextmanager
 
 import pytest
@@ -11,11 +12,15 @@ from node.blobs.upload_cap import UploadCap
 from node.blobs.ways import OTHER_WAY_REQUESTS, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Way, Ways
 from node.blobs.wire import BlobRefusedError, Kind, Status
 from node.live.control import P2pStream, close_writer
+from node.storage.blobs import FileBlobs
+from node.storage.policy_files import PolicyDirectory
 from node.streams.protocols import BLOBS
+from node.weights.download import Weights, WeightsDownload, publish_file
 from node.weights_http import client as http_client
 from node.weights_http.application import ResponseLimits
 from node.weights_http.client import HttpClient
-from protocol import crypto
+from protocol.faults import FaultCode
+from protocol.shardcast.forest import ForestMember
 from protocol.types import PeerId, RunId
 from roles.ports.transport import TransportError
 from tests.node.weights_http.faces import BODY, DATA, DIGEST, HOST, WEIGHTS, face
@@ -376,14 +381,54 @@ async def test_a_stalled_server_is_given_up_and_the_stream_goes_on(tmp_path):
         assert both.by_stream == LENGTH - 100_000
 
 
-async def test_bytes_by_http_are_not_believed_more_than_others(tmp_path):
-    """The exchange passes on what comes; who checks chunks sees that they do not fit."""
-    bad = b"x" + DATA[101:1100]
-    async with (
-        impostor(OK + b"\r\n\r\n" + bad) as (port, _),
-        pair(tmp_path, port) as (both, _),
-    ):
-        assert crypto.digest(await both.pull(100, 1000)) != crypto.digest(DATA[100:1100])
+async def serve_wrong_bytes(reader, writer):
+    """Answer every range as it was asked for, with one bit changed."""
+    try:
+        while True:
+            asked = (await reader.readuntil(b"\r\n\r\n")).decode()
+            first, last = map(int, re.search(r"bytes=([0-9]+)-([0-9]+)", asked).groups())
+            part = bytearray(DATA[first : last + 1])
+            part[0] ^= 1
+            head = (
+                f"HTTP/1.1 206 Partial\r\nContent-Length: {len(part)}\r\n"
+                f"Content-Range: bytes {first}-{last}/{LENGTH}\r\n\r\n"
+            )
+            writer.write(head.encode() + part)
+    except (OSError, asyncio.IncompleteReadError):
+        writer.close()
+
+
+async def test_a_face_that_sends_wrong_bytes_is_named_and_nothing_of_it_stays(tmp_path):
+    hostile = await asyncio.start_server(serve_wrong_bytes, HOST, 0)
+    async with pair(tmp_path, hostile.sockets[0].getsockname()[1]) as (both, served):
+        blobs = FileBlobs(tmp_path / "mine")
+        files = [
+            PolicyDirectory(tmp_path / name, tmp_path / "g", tmp_path / "t", store)
+            for name, store in (("theirs", served.blobs), ("ours", blobs))
+        ]
+        source = tmp_path / "source"
+        source.write_bytes(DATA)
+        index, _ = await publish_file(source, files[0], served.blobs, LENGTH, 100_000)
+        size = len(await served.blobs.get(index))
+        both.one._blobs = blobs
+        blamed = asyncio.get_running_loop().create_future()
+        download = WeightsDownload(
+            both.one,
+            blobs,
+            files[1],
+            Weights(index, index, size, PEER),
+            [ForestMember(PEER, 0, reachable=True)],
+            stripes=1,
+            fanout=2,
+            on_blame=lambda peer, fault: blamed.done() or blamed.set_result((peer, fault.code)),
+        )
+        running = asyncio.create_task(download.run(files[1].weights(0)))
+        async with asyncio.timeout(20):
+            assert await blamed == (PEER, FaultCode.BAD_CHUNK)
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        assert not blobs.has(DIGEST) and files[1].size(files[1].weights(0)) is None
+    hostile.close()
 
 
 async def test_a_busy_face_sends_its_peers_to_streams(tmp_path):
