@@ -68,6 +68,9 @@ class HttpClient(HttpRanges):
                 if fresh:
                     raise TransportError(f"the connection broke: {error}") from error
                 continue  # it had been closed while nobody used it
+            except BlobRefusedError:
+                self.put_back(address, link)  # if a body follows, it is not used again
+                raise
             except BaseException:
                 link.abort()
                 raise

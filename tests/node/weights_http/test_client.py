@@ -143,6 +143,17 @@ async def test_refusals_say_why(code, status):
         assert caught.value.status is status
 
 
+async def test_a_connection_that_brought_a_refusal_is_used_again(tmp_path):
+    async with face(tmp_path) as served:
+        http = client()
+        for _ in range(3):
+            with pytest.raises(BlobRefusedError):
+                await take(http, served.port)
+            assert len(http._idle[HOST, served.port]) == 1
+        assert served.server.doorkeeper.connections[HOST] == 1
+        http.close()
+
+
 async def test_a_head_without_an_end_takes_bounded_memory():
     line = b"x-filler: " + b"y" * 65_000 + b"\r\n"
     async with impostor(OK + b"\r\n", chunks=[line] * 1000) as (port, _):
