@@ -131,8 +131,11 @@ class Daemon:
         self._observer = self._make_observer(p2pd_pid)
 
     def _http_port(self, peer: PeerId) -> int:
-        member = self._context.replica.roster.get(peer)
-        return 0 if member is None else member.record.message.http_port
+        """Return the port of a peer's HTTP face; 0 without one, and before we know its host."""
+        http, member = self._context.ports.http, self._context.replica.roster.get(peer)
+        if http is None or member is None or not http.reaches(peer):
+            return 0
+        return member.record.message.http_port
 
     def _make_gossip(self, verifier: Verifier, decoded: Decoded | None) -> Gossip:
         ports = self._context.ports

@@ -8,7 +8,8 @@ from node.weights_http.application import Application
 from node.weights_http.catalogue import Catalogue
 from node.weights_http.client import HttpClient
 from node.weights_http.server import WeightsServer, listen
-from protocol.types import PeerId
+from protocol.types import PeerId, Version
+from roles.ports.engines import Policy
 
 
 class HttpFace:
@@ -34,7 +35,7 @@ class HttpFace:
         if self._listener is None:
             return
         exchange = daemon.exchange
-        catalogue = Catalogue(blobs, daemon.policies.here)
+        catalogue = Catalogue(blobs, lambda: _policies_of(daemon))
         application = Application(catalogue, exchange.upload_cap, exchange.sent)
         self._server = WeightsServer(self._listener, application)
         await self._server.start()
@@ -46,3 +47,11 @@ class HttpFace:
         if self._listener is not None:
             self._listener.close()
         self.client.close()
+
+
+def _policies_of(daemon: Daemon) -> dict[Version, Policy]:
+    """Return the versions that a node keeps, each as its manifest names it."""
+    newest = daemon.policies.newest_version()
+    oldest = max(0, newest - daemon.replica.manifest.shardcast.versions_kept + 1)
+    found = map(daemon.policies.get, range(oldest, newest + 1))
+    return {policy.version: policy for policy in found if policy is not None}

@@ -98,11 +98,6 @@ class PolicyLibrary(Policies):
     def newest(self) -> Policy | None:
         return next(filter(None, map(self.get, sorted(self._held, reverse=True))), None)
 
-    def here(self) -> dict[Version, Policy]:
-        """Return the versions that are here, each as its manifest names it."""
-        found = map(self.get, sorted(self._held))
-        return {policy.version: policy for policy in found if policy is not None}
-
     def newest_version(self) -> int:
         """Return the newest version that is here, -1 before the first."""
         policy = self.newest()

@@ -46,6 +46,10 @@ class HttpClient(HttpRanges):
         self._idle: dict[Address, list[Link]] = {}
 
     @override
+    def reaches(self, peer: PeerId) -> bool:
+        return self._host_of(peer) is not None
+
+    @override
     async def open(
         self, peer: PeerId, port: int, digest: Digest, offset: int, length: int, *, wait: bool
     ) -> RangeBody:

@@ -82,6 +82,9 @@ class RangeBody(Protocol):
 class HttpRanges(Protocol):
     """Ranges of blobs from the HTTP face of a connected peer; nothing here authenticates it."""
 
+    def reaches(self, peer: PeerId) -> bool:
+        """Tell whether the host that a peer is connected from is known by now."""
+
     async def open(
         self, peer: PeerId, port: int, digest: Digest, offset: int, length: int, *, wait: bool
     ) -> RangeBody:

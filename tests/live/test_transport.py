@@ -10,11 +10,13 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 from hivemind.p2p import P2P, PeerID
+from hivemind.utils.multiaddr import Multiaddr
 
 from node.live import control, hivemind_p2p, p2pd
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.p2pd import P2pd, P2pdError, P2pdOptions, StartFault
 from protocol.crypto import Identity
+from protocol.types import PeerId
 from roles.ports.transport import Stream, TransportError
 from tests.live.waiting import PATIENCE_SECONDS, eventually
 
@@ -79,6 +81,29 @@ async def echoes(left: HivemindTransport, right: HivemindTransport, data: bytes)
     _, answer = await asyncio.gather(stream.write(data), stream.read_exactly(len(data)))
     await stream.close()
     return answer == data
+
+
+async def test_the_host_of_a_peer_is_where_its_connection_comes_from(pair):
+    left, right = pair
+    await connects(left, right)
+    for one, other in (pair, pair[::-1]):
+        assert one.host_of(PeerId("12D3KooWnobody")) is None
+        await one.peers()
+        assert one.host_of(other.peer_id) == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("address", "host"),
+    [
+        ("/ip4/203.0.113.7/tcp/4001", "203.0.113.7"),
+        ("/ip4/203.0.113.7/udp/4001", None),
+        ("/ip6/2001:db8::1/tcp/4001", None),
+        ("/dns4/example.org/tcp/4001", None),
+        (f"/ip4/203.0.113.7/tcp/4001/p2p/{Identity(bytes(32)).peer_id}/p2p-circuit", None),
+    ],
+)
+async def test_only_plain_tcp_over_ipv4_tells_a_host(address, host):
+    assert control.ipv4_of(Multiaddr(address).to_bytes()) == host
 
 
 async def test_addresses_and_streams_carry_the_id_of_the_key(pair):
@@ -424,6 +449,7 @@ from pathlib import Path
 from node.live.p2pd import P2pdOptions
 from node.live.hivemind_p2p import HivemindTransport
 from protocol.crypto import Identity
+from protocol.types import PeerId
 
 async def main():
     identity = Identity(bytes([7]) * 32)

@@ -181,6 +181,7 @@ async def test_ports_of_the_system_and_peers_without_a_host_are_not_dialled(monk
         with pytest.raises(TransportError):
             await client().open(peer, port, DIGEST, 0, 1, wait=False)
     assert not dialled
+    assert client().reaches(PEER) and not client().reaches(PeerId("unknown"))
     with pytest.raises(TransportError):
         await take(client(), 1024)
     assert dialled == [(HOST, 1024)]
