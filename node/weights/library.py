@@ -18,10 +18,11 @@ from node.blobs.exchange import BlobExchange
 from node.context import Ports
 from node.weights.download import Weights, WeightsDownload, publish_file
 from node.weights.downloads import Downloads
+from node.weights.publishing import offer_file, publish_encoding
 from node.weights.retention import STATES_KEPT, WeightsRetention
 from node.weights.routes import Leg, Routes
 from protocol.faults import Fault
-from protocol.messages import CheckpointManifest, Encoding, Signed
+from protocol.messages import CheckpointManifest, Signed
 from protocol.replica import Replica
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.forest import ForestMember
@@ -34,9 +35,6 @@ from roles.ports.swarm import Policies, Release
 log = structlog.get_logger()
 
 STATE_SECONDS = 60.0
-
-ENCODING_PAYS = 0.9
-"""An encoding that is longer than this share of the file is not worth its time; a guess."""
 
 REFUSALS_MAX = 3
 """By engines, of one version: as it was here, made again from its shards, and fetched again."""
@@ -144,7 +142,8 @@ class PolicyLibrary(Policies):
         digest, index = await publish_file(
             policy.path, files, blobs, rules.shard_bytes, rules.chunk_bytes
         )
-        encoding = await self._encode(policy)
+        base = self.get(policy.version - 1)
+        encoding = await publish_encoding(self._ports, rules, policy, base)
         state, state_bytes = None, 0
         path = files.state(policy.version)
         if len(self._replica.manifest.genesis.trainers) > 1:
@@ -159,35 +158,6 @@ class PolicyLibrary(Policies):
             encodings=() if encoding is None else (encoding,),
             state=state,
             state_bytes=state_bytes,
-        )
-
-    async def _encode(self, policy: Policy) -> Encoding | None:
-        """Publish a version as a patch of the one before it, the first one by itself, if it pays.
-
-        Everybody takes the first one at once; later, whoever needs a file takes it from many.
-        """
-        rules, files = self._replica.manifest.shardcast, self._ports.files
-        base, path = self.get(policy.version - 1), files.encoding(policy.version)
-        if base is None and policy.version > 0:
-            return None
-        try:
-            length = await files.encode(policy.path, base, path)
-            if length is None or length > ENCODING_PAYS * (files.size(policy.path) or 0):
-                return None
-            digest, index = await publish_file(
-                path, files, self._ports.blobs, rules.shard_bytes, rules.chunk_bytes
-            )
-        except ValueError as error:
-            log.warning("no encoding", version=policy.version, error=str(error))
-            return None
-        finally:
-            await files.delete(path)
-        return Encoding(
-            base_version=-1 if base is None else base.version,
-            base=b"" if base is None else base.digest,
-            index=digest,
-            index_bytes=len(shard_index.encode(index)),
-            total_bytes=index.total_bytes,
         )
 
     @override
@@ -312,8 +282,6 @@ class PolicyLibrary(Policies):
                 self._give_up(leg, str(path))
                 return
             policy = Policy(Version(message.version), Digest(message.policy), path)
-            if leg.encoding is not None:
-                await self._share(policy, message)
             await self._hold(policy)
         except ValueError as error:  # of the decoder
             self._give_up(leg, str(error))
@@ -333,6 +301,9 @@ class PolicyLibrary(Policies):
             file_bytes=message.total_bytes,
         )
         self._changes.notify()
+        rules = self._replica.manifest.shardcast
+        if leg.encoding is not None and not message.version % rules.full_every:
+            await offer_file(self._ports, rules, policy, Digest(message.index))
 
     async def _decode(self, leg: Leg, encoding: AsyncIterator[bytes], path: Path) -> None:
         message = leg.checkpoint.message
@@ -347,18 +318,6 @@ class PolicyLibrary(Policies):
             self._refusals[leg.checkpoint.digest] = REFUSALS_MAX
         else:
             self._routes.useless[Digest(leg.encoding.index)] = None
-
-    async def _share(self, policy: Policy, message: CheckpointManifest) -> None:
-        """Make blobs of the file of a version that newcomers begin with."""
-        rules, blobs = self._replica.manifest.shardcast, self._ports.blobs
-        if policy.version % rules.full_every:
-            return
-        digest, _ = await publish_file(
-            policy.path, self._ports.files, blobs, rules.shard_bytes, rules.chunk_bytes
-        )
-        if digest != message.index:
-            log.error("a version's file is not what its trainer signed", version=policy.version)
-            await blobs.release(Owner(Purpose.WEIGHTS, digest))
 
     async def _hold(self, policy: Policy) -> None:
         name = Put(_TABLE, _key(policy.version), policy.digest)

@@ -23,7 +23,7 @@ def test_a_swarm_trains_on_certified_rollouts_only():
         world = Swarm(**SMALL, inference=2, grpo__steps=5)
         world.start_all()
         await world.reach(5, "relay-0")
-        await asyncio.sleep(5)
+        await asyncio.sleep(15)  # records are renewed every ten seconds
         status = world.daemon("relay-0").status()
         await world.finish()
         return status

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from node.weights import library
+from node.weights import publishing
 from protocol.crypto import digest
 from protocol.messages import Encoding
 from protocol.shardcast import index as shard_index
@@ -279,6 +279,26 @@ def test_a_full_disk_while_decoding_is_waited_out(tmp_path, monkeypatch):
     run_virtual(scenario())
 
 
+def test_a_full_disk_keeps_a_version_and_offers_it_to_nobody(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 5)
+        one = swarm.followers[0]
+
+        async def refuse(*_):
+            raise StorageFullError("no room")
+
+        one.blobs.put_file = refuse
+        signed = await swarm.step()
+        await asyncio.sleep(1)
+        assert signed.message.version == 5
+        assert not one.blobs.has(signed.message.index)
+        assert swarm.followers[1].blobs.has(signed.message.index)
+        await swarm.step()
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
 def test_what_a_killed_process_left_of_a_file_is_removed(tmp_path):
     async def scenario():
         swarm = await begun(tmp_path, 1)
@@ -305,7 +325,7 @@ def test_a_version_that_is_no_file_of_tensors_travels_as_it_is(tmp_path):
 
 
 def test_an_encoding_that_does_not_pay_is_not_published(tmp_path, monkeypatch):
-    monkeypatch.setattr(library, "ENCODING_PAYS", 0.001)
+    monkeypatch.setattr(publishing, "ENCODING_PAYS", 0.001)
 
     async def scenario():
         swarm = await begun(tmp_path, 2)

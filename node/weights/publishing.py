@@ -1,0 +1,63 @@
+"""What others can have of a version: its encoding, and its file from nodes that patched it."""
+
+import structlog
+
+from node.context import Ports
+from node.weights.download import publish_file
+from protocol.messages import Encoding
+from protocol.recipe import ShardcastSection
+from protocol.shardcast import index as shard_index
+from protocol.types import Digest
+from roles.ports.engines import Policy
+from roles.ports.storage import Owner, Purpose, StorageFullError
+
+log = structlog.get_logger()
+
+ENCODING_PAYS = 0.9
+"""An encoding that is longer than this share of the file is not worth its time; a guess."""
+
+
+async def publish_encoding(
+    ports: Ports, rules: ShardcastSection, policy: Policy, base: Policy | None
+) -> Encoding | None:
+    """Publish a version as a patch of the one before it, the first one by itself, if it pays.
+
+    Everybody takes the first one at once; later, whoever needs a file takes it from many. Raises
+    ``StorageFullError``.
+    """
+    if base is None and policy.version > 0:
+        return None
+    files, path = ports.files, ports.files.encoding(policy.version)
+    try:
+        length = await files.encode(policy.path, base, path)
+        if length is None or length > ENCODING_PAYS * (files.size(policy.path) or 0):
+            return None
+        digest, index = await publish_file(
+            path, files, ports.blobs, rules.shard_bytes, rules.chunk_bytes
+        )
+    except ValueError as error:
+        log.warning("no encoding", version=policy.version, error=str(error))
+        return None
+    finally:
+        await files.delete(path)
+    return Encoding(
+        base_version=-1 if base is None else base.version,
+        base=b"" if base is None else base.digest,
+        index=digest,
+        index_bytes=len(shard_index.encode(index)),
+        total_bytes=index.total_bytes,
+    )
+
+
+async def offer_file(ports: Ports, rules: ShardcastSection, policy: Policy, index: Digest) -> None:
+    """Make blobs of the file of a version that newcomers begin with."""
+    try:
+        digest, _ = await publish_file(
+            policy.path, ports.files, ports.blobs, rules.shard_bytes, rules.chunk_bytes
+        )
+    except (StorageFullError, ValueError) as error:  # others offer it
+        log.warning("a version's file is not offered", version=policy.version, error=str(error))
+        return
+    if digest != index:
+        log.error("a version's file is not what its trainer signed", version=policy.version)
+        await ports.blobs.release(Owner(Purpose.WEIGHTS, digest))
