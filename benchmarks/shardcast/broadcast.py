@@ -223,7 +223,10 @@ class Broadcast:
             return
         serving = server.serving.get(stream.asker.peer, 0)
         wanted = ((1 << ask.count) - 1) << ask.first
-        if serving >= limits.streams_per_peer or sum(server.serving.values()) >= limits.streams_total:
+        if (
+            serving >= limits.streams_per_peer
+            or sum(server.serving.values()) >= limits.streams_total
+        ):
             self._refuse(stream, Refusal.BUSY)
         elif not ask.wait and wanted & ~server.held[ask.shard]:
             self._refuse(stream, Refusal.UNAVAILABLE)
@@ -238,7 +241,8 @@ class Broadcast:
 
     def _failed(self, stream: _Stream, refusal: Refusal) -> None:
         if stream.asker.streams.pop(stream.ask.request, None) is not None:
-            self._handle(stream.asker, RequestFailed(stream.ask.request, refusal))
+            held = 0 if stream.server.dead else stream.server.held[stream.ask.shard]
+            self._handle(stream.asker, RequestFailed(stream.ask.request, refusal, held))
 
     def _end(self, stream: _Stream) -> None:
         stream.open = False

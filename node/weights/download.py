@@ -16,7 +16,7 @@ from node.blobs.exchange import BlobExchange
 from node.blobs.wire import BlobRefusedError, Kind, Status
 from protocol import crypto
 from protocol.faults import Fault, FaultCode
-from protocol.shardcast import forest
+from protocol.shardcast import forest, fosters
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.events import (
     Ask,
@@ -203,20 +203,14 @@ class WeightsDownload:
 
     def _plan(self, members: Sequence[ForestMember]) -> tuple[tuple[PeerId, ...], ...]:
         weights = self._weights
-        return tuple(
-            self._source_history.ordered(
-                forest.candidates(
-                    members,
-                    weights.root,
-                    weights.version_digest,
-                    stripe,
-                    self._exchange.peer_id,
-                    self._stripes,
-                    self._fanout,
-                )
-            )
-            for stripe in range(self._stripes)
-        )
+        place = self._exchange.peer_id, self._stripes, self._fanout
+        orders = []
+        for stripe in range(self._stripes):
+            tree = members, weights.root, weights.version_digest, stripe, *place
+            order = forest.candidates(*tree)
+            order = fosters.with_foster(order, fosters.foster(*tree))
+            orders.append(self._source_history.ordered(order))
+        return tuple(orders)
 
     async def _index(self) -> ShardIndex | Fault:
         """Fetch the index: from the parent first, then from more of the list with each round."""

@@ -34,10 +34,14 @@ class ChunkBad:
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """``request`` is over before its last chunk."""
+    """``request`` is over before its last chunk.
+
+    ``held``: bit i is set where whoever refused holds chunk i of that shard.
+    """
 
     request: int
     refusal: Refusal
+    held: int = 0
 
 
 @dataclass(frozen=True, slots=True)

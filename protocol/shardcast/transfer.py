@@ -8,10 +8,12 @@ Each stripe keeps a few requests in flight to the first usable candidate of its 
 * a candidate that sent bad bytes is named, and never asked again in this transfer;
 * a request to someone who is no candidate any more, because the roster has changed, is waited for
   as briefly: by the new lists that one may be waiting for us;
-* when no candidate is left, when a stripe has had nothing to do for a while, and for the last
-  chunks in flight, anyone who has the whole shard is asked, but for the root: if everyone asked it
-  for what is slow to come, it would never have sent all of it to anyone. Such requests carry
-  ``wait=False``: the other end must not make us wait for bytes that it may be awaiting from us.
+* a stripe that has nothing left to ask for brings shards of the others through its own tree, from
+  the end: each shard has one stripe that helps, so everybody gets it where its parent does;
+* when no candidate is left, and for the later half of what the last requests are slow to bring,
+  anyone who has it is asked, but for the root: if everyone asked it for what is slow to come, it
+  would never have sent all of it to anyone. Such requests carry ``wait=False``: the other end must
+  not make us wait for bytes that it may be awaiting from us. It answers which chunks it holds.
 
 "Late" follows the time between the chunks of a stripe, doubled while the stripe stands still, so
 that a jam upstream does not make everyone change parents at once. Each stripe has a timer: the root
@@ -50,7 +52,6 @@ class _Request:
     stripe: int
     mask: int  # bit i: chunk i of the shard is awaited
     touched: float  # when it was asked or last delivered
-    hedged: bool = False
     unlisted: bool = False  # its peer was a candidate when it was asked, and is not one now
 
 
@@ -59,9 +60,18 @@ class _Peer:
     in_flight: int = 0
     failures: int = 0
     paused_until: float = float("-inf")
-    helpless_until: float = float("-inf")
     blamed: bool = False
     delivered: bool = False
+    holdings: "dict[int, _Holding]" = field(default_factory=dict)
+    """Of shards that are missing here: what it said that it has."""
+
+
+@dataclass(slots=True)
+class _Holding:
+    """Which chunks of a shard a peer had; ``until`` then it is not asked for others."""
+
+    mask: int
+    until: float
 
 
 @dataclass(slots=True)
@@ -75,7 +85,6 @@ class _Hold:
 @dataclass(slots=True)
 class _Stripe:
     candidates: tuple[PeerId, ...]
-    busy_at: float  # when a shard of its own was last to be asked for or awaited
     shards: list[int] = field(default_factory=list)  # with chunks to ask for, ascending
     in_flight: int = 0
     late: int = 0  # requests given up since the last chunk
@@ -102,7 +111,7 @@ class Transfer:
         self._chunks_per_request = max(1, self._limits.request_bytes // index.chunk_bytes)
         self._missing = [sum(1 << chunk for chunk in dict.fromkeys(chunks)) for chunks in missing]
         self._unasked = list(self._missing)
-        self._stripes = [_Stripe(tuple(order), now) for order in candidates]
+        self._stripes = [_Stripe(tuple(order)) for order in candidates]
         self._peers: dict[PeerId, _Peer] = {}
         self._sources: dict[PeerId, _Peer] = {}  # those of them that stand in a list now
         self._requests: dict[int, _Request] = {}
@@ -133,7 +142,6 @@ class Transfer:
             self._candidates_changed(event)
         else:
             self._give_up_late(now, effects)
-            self._note_busy(now)
         if not self.bytes_missing:
             self._finished = True
             return [*effects, *(Cancel(request) for request in self._requests), Done()]
@@ -148,6 +156,9 @@ class Transfer:
         shard, bit = event.shard, 1 << event.chunk
         if self._missing[shard] & bit:
             self._missing[shard] &= ~bit
+            if not self._missing[shard]:
+                for peer in self._peers.values():
+                    peer.holdings.pop(shard, None)
             self.bytes_missing -= self._index.chunk_length(shard, event.chunk)
             self._set_unasked(shard, self._unasked[shard] & ~bit)
         if event.request in self._requests:
@@ -196,8 +207,8 @@ class Transfer:
             retry = self._limits.retry_seconds if patient else now - hold.since
             hold.retry_at = now + min(retry, self._limits.pause_seconds_max)
         else:
-            helpless_until = now + self._limits.patience_seconds
-            self._peers[request.ask.peer].helpless_until = helpless_until
+            holding = _Holding(event.held, now + self._limits.patience_seconds)
+            self._peers[request.ask.peer].holdings[request.ask.shard] = holding
 
     def _candidates_changed(self, event: CandidatesChanged) -> None:
         for stripe, order in zip(self._stripes, event.candidates, strict=True):
@@ -223,14 +234,6 @@ class Transfer:
                 self._stripes[request.stripe].late += 1
                 effects += [] if self._peers[name].delivered else [Late(name)]
 
-    def _note_busy(self, now: float) -> None:
-        for request in self._requests.values():
-            if request.stripe == request.ask.shard % len(self._stripes):
-                self._stripes[request.stripe].busy_at = now
-        for stripe in self._stripes:
-            if stripe.shards:
-                stripe.busy_at = now
-
     # What to do now
 
     def _fill(self, now: float, effects: list[Effect]) -> None:
@@ -246,20 +249,34 @@ class Transfer:
                     effects.append(ask)
 
     def _next_ask(self, number: int, stripe: _Stripe, now: float) -> Ask | None:
-        shard: int | None
-        if stripe.shards:
-            shard, (peer, wait) = stripe.shards[0], self._choose(stripe, now)
-        else:  # after a while it helps the one that has most left, from the end
-            longest = max((other.shards for other in self._stripes), key=len)
-            idle = now - stripe.busy_at >= self._limits.patience_seconds
-            shard, peer = longest[-1] if longest else None, self._anyone(now, ()) if idle else None
-            wait = False
-        if peer is None or shard is None:
+        shard = stripe.shards[0] if stripe.shards else self._to_help(number)
+        if shard is None:
             return None
-        return self._ask(number, peer, shard, self._unasked[shard], wait=wait, now=now)
+        wanted = self._unasked[shard]
+        peer, wait = self._choose(stripe, now)
+        if peer is None and not wait:
+            peer, wanted = self._anyone(shard, wanted, now, ())
+        if peer is None:
+            return None
+        return self._ask(number, peer, shard, wanted, wait=wait, now=now)
+
+    def _to_help(self, number: int) -> int | None:
+        """Return what a stripe that lacks nothing asks for: the last one that it is to help with.
+
+        Each shard has one other stripe that helps, so that everybody asks for it where its parent
+        does, and the root sends it once.
+        """
+        count = len(self._stripes)
+        mine = (
+            shard
+            for ahead in range(1, count)
+            for shard in reversed(self._stripes[(number - ahead) % count].shards)
+            if shard // count % (count - 1) == ahead - 1
+        )
+        return max(mine, default=None)
 
     def _choose(self, stripe: _Stripe, now: float) -> tuple[PeerId | None, bool]:
-        """Return whom to ask for the stripe's own shards, and whether that one may make us wait."""
+        """Return the candidate to ask, or None, and whether one may make us wait."""
         for name in stripe.candidates:
             peer = self._peers[name]
             if peer.blamed or now < peer.paused_until:
@@ -273,36 +290,52 @@ class Transfer:
                 return name, True
             if not peer.failures:
                 return None, True
-        return self._anyone(now, ()), False
+        return None, False
 
-    def _anyone(self, now: float, excluded: Sequence[PeerId]) -> PeerId | None:
-        """Return the least busy peer of any list, but for the root, that may have a whole shard."""
+    def _anyone(
+        self, shard: int, wanted: int, now: float, excluded: Sequence[PeerId]
+    ) -> tuple[PeerId | None, int]:
+        """Return the least busy peer of any list, but for the root, and what to ask it for.
+
+        It may have all that is ``wanted``, or has said which part of it.
+        """
         usable = [
-            (peer.in_flight, place, name)
+            (peer.in_flight, place, name, found)
             for place, (name, peer) in enumerate(self._sources.items())
             if name != self._root
             and not peer.blamed
-            and now >= max(peer.paused_until, peer.helpless_until)
+            and now >= peer.paused_until
             and self._has_room(peer)
             and name not in excluded
+            and (found := wanted & _held(peer, shard, now))
         ]
-        return min(usable)[2] if usable else None
+        return min(usable)[2:] if usable else (None, 0)
 
     def _hedge(self, now: float, effects: list[Effect]) -> None:
-        """Ask a second peer for what is slow to come when nothing else is left to ask for."""
+        """Ask a second peer for what is slow to come when nothing else is left to ask for.
+
+        For the later half of it: the first one goes on where it is, and nothing comes twice.
+        """
         if any(stripe.shards for stripe in self._stripes):
             return
         for request in list(self._requests.values()):
             late_seconds = self._late_seconds(self._stripes[request.stripe])
-            if request.hedged or now - request.touched < late_seconds / 4:
+            shard, peer = request.ask.shard, request.ask.peer
+            if now - request.touched < late_seconds / 2 or self._is_shared(request):
                 continue
-            peer = self._anyone(now, (request.ask.peer,))
-            if peer is not None:
-                request.hedged = True
-                place = request.stripe, peer, request.ask.shard, request.mask
-                ask = self._ask(*place, wait=False, now=now)
-                self._requests[ask.request].hedged = True
+            second, wanted = self._anyone(shard, _later_half(request.mask), now, (peer,))
+            if second is not None:
+                ask = self._ask(request.stripe, second, shard, wanted, wait=False, now=now)
                 effects.append(ask)
+
+    def _is_shared(self, request: _Request) -> bool:
+        """Tell whether another request is to bring some of the same chunks."""
+        return any(
+            other is not request
+            and other.ask.shard == request.ask.shard
+            and other.mask & request.mask
+            for other in self._requests.values()
+        )
 
     # Bookkeeping
 
@@ -332,7 +365,6 @@ class Transfer:
         for other in self._requests.values():
             if other.ask.shard == shard and other.mask & request.mask:
                 orphaned &= ~other.mask
-                other.hedged = False
         self._set_unasked(shard, self._unasked[shard] | orphaned)
 
     def _set_unasked(self, shard: int, mask: int) -> None:
@@ -362,3 +394,16 @@ class Transfer:
         if late is None:
             return self._limits.late_seconds_initial
         return min(max(late, self._limits.late_seconds_min), self._limits.late_seconds_max)
+
+
+def _later_half(mask: int) -> int:
+    """Return ``mask`` without the first half of the bits that are set."""
+    for _ in range(mask.bit_count() // 2):
+        mask &= mask - 1
+    return mask
+
+
+def _held(peer: _Peer, shard: int, now: float) -> int:
+    """Return which chunks of a shard a peer may have; all of them when it has not said lately."""
+    holding = peer.holdings.get(shard)
+    return -1 if holding is None or now >= holding.until else holding.mask

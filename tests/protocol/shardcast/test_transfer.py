@@ -184,11 +184,11 @@ def test_the_tail_is_asked_of_anyone_and_the_slower_answer_is_cancelled() -> Non
     transfer = start([[A], [B]], shards=2, chunks=1)
     one, other = asks(transfer.handle(Tick(), 0.0))
     deliver(transfer, other, 0.1)
-    assert transfer.handle(Tick(), 3.7) == [], "a quarter of what is late has not passed"
-    (hedge,) = asks(transfer.handle(Tick(), 3.8))
+    assert transfer.handle(Tick(), 7.4) == [], "half of what is late has not passed"
+    (hedge,) = asks(transfer.handle(Tick(), 7.5))
     assert (hedge.peer, hedge.shard, hedge.wait) == (B, one.shard, False)
-    assert transfer.handle(Tick(), 4.0) == [], "one hedge is enough"
-    effects = deliver(transfer, hedge, 4.2)
+    assert transfer.handle(Tick(), 7.7) == [], "one hedge is enough"
+    effects = deliver(transfer, hedge, 7.9)
     assert effects == [Cancel(one.request), Done()]
 
 
@@ -212,19 +212,59 @@ def test_the_root_is_asked_in_its_turn_and_never_on_suspicion() -> None:
     assert ROOT in asked, "who stands before it was late, too"
 
 
-def test_an_idle_stripe_helps_the_slow_one_after_a_while() -> None:
-    limits = TransferLimits(late_seconds_min=30.0)
-    transfer = start([[A], [B]], shards=8, chunks=1, limits=limits)
+def test_a_second_source_is_asked_for_the_later_half_of_what_is_slow_to_come() -> None:
+    limits = TransferLimits(requests_per_stripe=1)
+    transfer = start([[A], [B]], shards=2, chunks=4, limits=limits)
+    one, other = asks(transfer.handle(Tick(), 0.0))
+    deliver(transfer, other, 0.1)
+    transfer.handle(ChunkGood(one.request, one.shard, 0), 0.1)
+    slow_for = 0.1 + limits.late_seconds_min / 2
+    (hedge,) = asks(transfer.handle(Tick(), slow_for))
+    assert (hedge.peer, hedge.first, hedge.count) == (B, 2, 2)
+    assert asks(transfer.handle(ChunkGood(one.request, one.shard, 1), slow_for)) == []
+    assert deliver(transfer, hedge, slow_for + 0.1) == [Cancel(one.request), Done()]
+
+
+def test_a_stripe_that_has_all_its_own_helps_through_its_own_candidates_from_the_end() -> None:
+    transfer = start([[A], [B]], shards=8, chunks=1)
     pending = [ask for ask in asks(transfer.handle(Tick(), 0.0)) if ask.peer == B]
+    order = []
     while pending:
+        order.append(pending[0].shard)
         more = deliver(transfer, pending.pop(0), 0.1)
+        assert all(ask.wait for ask in asks(more))
         pending += [ask for ask in asks(more) if ask.peer == B]
-    transfer.handle(Tick(), 0.2)
-    assert transfer.handle(Tick(), 1.0) == []
-    helping = [ask for ask in asks(transfer.handle(Tick(), 3.3)) if not ask.wait]
-    assert [(ask.peer, ask.shard) for ask in helping if ask.peer == B] == [(B, 6), (B, 4)]
-    again = transfer.handle(RequestFailed(helping[0].request, Refusal.UNAVAILABLE), 3.4)
-    assert B not in [ask.peer for ask in asks(again)], "who could not help is left alone"
+    assert order == [1, 3, 5, 7, 6, 4], "0 and 2 have been asked of A"
+
+
+@pytest.mark.parametrize("stripes", [2, 3, 4, 7])
+def test_each_shard_has_one_stripe_that_helps_with_it(stripes: int) -> None:
+    peers = [[PeerId(f"p{stripe}")] for stripe in range(stripes)]
+    limits = TransferLimits(requests_per_stripe=1, request_bytes=10)
+    helpers: dict[PeerId, int] = {}
+    for slow in range(5 * stripes):
+        missing = [range(4) if shard == slow else [] for shard in range(5 * stripes)]
+        own, helping = asks(start(peers, 5 * stripes, 4, limits, missing).handle(Tick(), 0.0))
+        assert [own.peer] == peers[slow % stripes]
+        assert (helping.shard, helping.wait) == (slow, True)
+        assert helping.peer != own.peer
+        helpers[helping.peer] = helpers.get(helping.peer, 0) + 1
+    assert len(helpers) == stripes, "all help"
+
+
+def test_who_says_what_it_holds_is_asked_for_that_and_not_for_more() -> None:
+    limits = TransferLimits(requests_per_stripe=1, request_bytes=10)
+    missing: list[range] = [range(8), range(0)]
+    transfer = start([[A], [C]], shards=2, chunks=8, limits=limits, missing=missing)
+    one, _helping = asks(transfer.handle(Tick(), 0.0))
+    (ask,) = asks(transfer.handle(RequestFailed(one.request, Refusal.BROKEN), 0.1))
+    assert (ask.peer, ask.first, ask.wait) == (C, 0, False)
+    refused = RequestFailed(ask.request, Refusal.UNAVAILABLE, held=0b0110_0000)
+    asked = []
+    while more := asks(transfer.handle(refused, 0.2) if not asked else deliver(transfer, ask, 0.2)):
+        (ask,) = more
+        asked.append((ask.peer, ask.first, ask.count, ask.wait))
+    assert asked == [(C, 5, 1, False), (C, 6, 1, False)]
 
 
 def test_requests_in_flight_to_one_peer_are_bounded() -> None:
@@ -272,7 +312,7 @@ def test_a_stripe_asks_its_own_candidates_before_others_help_it() -> None:
     transfer = start([[A], [B]], shards=2, missing=[[], range(4)], limits=limits)
     (ask,) = asks(transfer.handle(Tick(), 0.0))
     (again,) = asks(transfer.handle(RequestFailed(ask.request, Refusal.UNAVAILABLE), 4.0))
-    assert (again.peer, again.wait) == (A, False), "its own one is to be asked again later"
+    assert (again.peer, again.wait) == (A, True), "its own one is to be asked again later"
     retry = asks(transfer.handle(RequestFailed(again.request, Refusal.UNAVAILABLE), 4.5))
     assert [(ask.peer, ask.wait) for ask in retry] == [(B, True)]
 
@@ -341,12 +381,12 @@ def test_what_is_still_slow_to_come_is_hedged_again_when_a_hedge_was_lost() -> N
     one, *others = asks(transfer.handle(Tick(), 0.0))
     for ask in others:
         deliver(transfer, ask, 0.1)
-    (hedge,) = asks(transfer.handle(Tick(), 4.0))
+    (hedge,) = asks(transfer.handle(Tick(), 8.0))
     assert (hedge.peer, hedge.shard) == (B, one.shard)
-    assert asks(transfer.handle(RequestFailed(hedge.request, Refusal.BROKEN), 4.5)) == []
-    (second,) = asks(transfer.handle(Tick(), 5.0))
+    assert asks(transfer.handle(RequestFailed(hedge.request, Refusal.BROKEN), 8.5)) == []
+    (second,) = asks(transfer.handle(Tick(), 9.0))
     assert (second.peer, second.shard) == (C, one.shard)
-    assert deliver(transfer, second, 5.5) == [Cancel(one.request), Done()]
+    assert deliver(transfer, second, 9.5) == [Cancel(one.request), Done()]
 
 
 @dataclass
