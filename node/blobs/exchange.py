@@ -281,12 +281,15 @@ class BlobExchange:
             self.on_fault(stream.peer, request)
             return
         total_bytes = self._blobs.size(request.digest)
-        ready = request.wait or self._blobs.has(request.digest)
-        if total_bytes is None or not ready or request.offset > total_bytes:
+        if total_bytes is None or request.offset > total_bytes:
             await within(limits.open_seconds, reply(stream, Status.UNKNOWN, 0))
             return
-        await within(limits.open_seconds, reply(stream, Status.OK, total_bytes))
         length = min(request.length, total_bytes - request.offset)
+        holding = None if request.wait else self._blobs.holding(request.digest)
+        if holding is not None and not holding.covers(request.offset, length):
+            await within(limits.open_seconds, reply(stream, Status.UNKNOWN, 0, holding.mask))
+            return
+        await within(limits.open_seconds, reply(stream, Status.OK, total_bytes))
         await self._send_range(stream, request, length)
 
     async def _send_range(self, stream: Stream, request: Request, length: int) -> None:

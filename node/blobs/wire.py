@@ -3,7 +3,8 @@
 Canonical msgpack behind a two-byte big-endian length. The request: ``digest``, ``offset``,
 ``length``, ``wait`` (may we be kept waiting for bytes that are still arriving?) and ``kind`` (for
 the accounts of both sides only). The header: ``status`` and the blob's ``total_bytes``; after
-``ok`` come the raw bytes of the range, cut short where the blob ends.
+``ok`` come the raw bytes of the range, cut short where the blob ends. Who would have to wait and must not
+is told ``unknown`` and, with ``held``, which chunks it need not wait for.
 """
 
 from dataclasses import asdict, dataclass, replace
@@ -18,9 +19,15 @@ from protocol.types import DIGEST_BYTES, Digest
 from roles.ports.transport import Stream, TransportError
 
 _LENGTH_BYTES = 2
+_HEADERS = (("status", "total_bytes"), ("held", "status", "total_bytes"))
 
 RANGE_BYTES_MAX = 1 << 40
 """Offsets and lengths beyond this are invalid; the blob's own length is what binds."""
+
+
+HELD_BYTES_MAX = 160
+"""Of the bitmap in a header, the least significant bit first: 1280 chunks, more than the 50 of a
+shard of 50 MB. What is beyond is not told."""
 
 
 class Kind(StrEnum):
@@ -39,11 +46,15 @@ class Status(StrEnum):
 
 
 class BlobRefusedError(TransportError):
-    """The peer is well and will not serve this now: ``status`` says why."""
+    """The peer is well and will not serve this now: ``status`` says why.
 
-    def __init__(self, status: Status) -> None:
+    Bit i of ``held`` is set where it would serve chunk i of the blob.
+    """
+
+    def __init__(self, status: Status, held: int = 0) -> None:
         super().__init__(status)
         self.status = status
+        self.held = held
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +78,10 @@ async def ask(stream: Stream, request: Request) -> int:
     Raises ``BlobRefusedError``; ``TransportError`` when the stream breaks or the header is not one.
     """
     await _send(stream, asdict(request))
-    status, total_bytes = _parse_header(await _receive(stream, BLOBS.acceptor_bytes_max))
+    header = await _receive(stream, BLOBS.acceptor_bytes_max)
+    status, total_bytes, held = _parse_header(header)
     if status is not Status.OK:
-        raise BlobRefusedError(status)
+        raise BlobRefusedError(status, held)
     return total_bytes
 
 
@@ -78,9 +90,13 @@ async def read_request(stream: Stream) -> Request | Fault:
     return _parse_request(await _receive(stream, BLOBS.opener_bytes_max))
 
 
-async def reply(stream: Stream, status: Status, total_bytes: int) -> None:
-    """Send the header."""
-    await _send(stream, {"status": status, "total_bytes": total_bytes})
+async def reply(stream: Stream, status: Status, total_bytes: int, held: int = 0) -> None:
+    """Send the header; ``held``: bit i for chunk i, in an ``unknown`` only."""
+    header: dict[str, Any] = {"status": status, "total_bytes": total_bytes}
+    if held:
+        shown = held & ((1 << 8 * HELD_BYTES_MAX) - 1)
+        header["held"] = shown.to_bytes(-(-shown.bit_length() // 8), "little")
+    await _send(stream, header)
 
 
 async def _send(stream: Stream, message: dict[str, Any]) -> None:
@@ -114,10 +130,16 @@ def _parse_request(value: Any | Fault) -> Request | Fault:
     return Request(Digest(digest), offset, length, value["wait"], Kind(value["kind"]))
 
 
-def _parse_header(value: Any | Fault) -> tuple[Status, int]:
-    """Return status and total bytes; a malformed header raises ``TransportError``."""
-    if isinstance(value, dict) and tuple(value) == ("status", "total_bytes"):
-        status, total_bytes = value["status"], value["total_bytes"]
-        if status in list(Status) and type(total_bytes) is int and total_bytes >= 0:
-            return Status(status), total_bytes
+def _parse_header(value: Any | Fault) -> tuple[Status, int, int]:
+    """Return status, total bytes and what is held; ``TransportError`` when it is malformed."""
+    if isinstance(value, dict) and tuple(value) in _HEADERS:
+        status, total_bytes, held = value["status"], value["total_bytes"], value.get("held", b"")
+        if (
+            status in list(Status)
+            and type(total_bytes) is int
+            and total_bytes >= 0
+            and type(held) is bytes
+            and len(held) <= HELD_BYTES_MAX
+        ):
+            return Status(status), total_bytes, int.from_bytes(held, "little")
     raise TransportError("malformed header")

@@ -12,7 +12,7 @@ from typing_extensions import override
 from node.storage import files
 from protocol import crypto
 from protocol.types import Digest
-from roles.ports.storage import PartialBlob
+from roles.ports.storage import Holding, PartialBlob
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +79,11 @@ class Arrival(PartialBlob):
     @override
     def missing(self) -> list[int]:
         return [index for index, here in enumerate(self._here) if not here]
+
+    def holding(self) -> Holding:
+        """Return which chunks are readable."""
+        mask = sum(1 << index for index, here in enumerate(self._here) if here)
+        return Holding(self.plan.chunk_bytes, mask)
 
     @override
     async def write_chunk(self, index: int, data: bytes) -> bool:

@@ -24,7 +24,7 @@ from node.storage.arrival import Arrival, Plan, prepare
 from node.storage.owners import Owners
 from protocol import crypto
 from protocol.types import Digest
-from roles.ports.storage import Blobs, Owner, Purpose, StorageFullError
+from roles.ports.storage import Blobs, Holding, Owner, Purpose, StorageFullError
 
 
 class FileBlobs(Blobs):
@@ -56,6 +56,11 @@ class FileBlobs(Blobs):
     def size(self, digest: Digest) -> int | None:
         arrival = self._arrivals.get(digest)
         return arrival.plan.length if arrival else self._sizes.get(digest)
+
+    @override
+    def holding(self, digest: Digest) -> Holding | None:
+        arrival = self._arrivals.get(digest)
+        return arrival.holding() if arrival else None
 
     @override
     async def put(self, data: bytes, owner: Owner) -> Digest:

@@ -274,7 +274,7 @@ class WeightsDownload:
         root = self._weights.root
         begin_seconds = self._source_history.begin_seconds(self._limits.late_seconds_initial)
         limits = replace(self._limits, late_seconds_initial=begin_seconds)
-        transfer = Transfer(index, self._candidates, missing, now(), limits, root=root)
+        transfer = Transfer(index, self._candidates, missing, limits, root=root)
         event: Event = Tick()
         try:
             while not self._apply(transfer.handle(event, now()), index, partials):
@@ -338,7 +338,7 @@ class WeightsDownload:
             await self._fetch_chunks(ask, index, partial)
         except BlobRefusedError as refused:
             unknown = refused.status is Status.UNKNOWN
-            self._failed(ask, Refusal.UNAVAILABLE if unknown else Refusal.BUSY)
+            self._failed(ask, Refusal.UNAVAILABLE if unknown else Refusal.BUSY, refused.held)
         except TransportError:
             self._failed(ask, Refusal.BROKEN)
         except ValueError as error:
@@ -372,8 +372,8 @@ class WeightsDownload:
                 self._delivered[ask.peer] = None
                 self._events.put_nowait(ChunkGood(ask.request, ask.shard, chunk))
 
-    def _failed(self, ask: Ask, refusal: Refusal) -> None:
-        self._events.put_nowait(RequestFailed(ask.request, refusal))
+    def _failed(self, ask: Ask, refusal: Refusal, held: int = 0) -> None:
+        self._events.put_nowait(RequestFailed(ask.request, refusal, held))
 
     async def _cancel_all(self) -> None:
         tasks = list(self._tasks.values())

@@ -100,7 +100,6 @@ class Transfer:
         index: ShardIndex,
         candidates: Sequence[Sequence[PeerId]],
         missing: Sequence[Sequence[int]],
-        now: float,
         limits: TransferLimits | None = None,
         *,
         root: PeerId | None = None,
@@ -267,13 +266,12 @@ class Transfer:
         does, and the root sends it once.
         """
         count = len(self._stripes)
-        mine = (
-            shard
-            for ahead in range(1, count)
-            for shard in reversed(self._stripes[(number - ahead) % count].shards)
-            if shard // count % (count - 1) == ahead - 1
-        )
-        return max(mine, default=None)
+        last = -1
+        for ahead in range(1, count):
+            shards = self._stripes[(number - ahead) % count].shards
+            mine = (it for it in reversed(shards) if it // count % (count - 1) == ahead - 1)
+            last = max(last, next(mine, -1))
+        return None if last < 0 else last
 
     def _choose(self, stripe: _Stripe, now: float) -> tuple[PeerId | None, bool]:
         """Return the candidate to ask, or None, and whether one may make us wait."""

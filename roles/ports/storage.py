@@ -34,6 +34,20 @@ class Owner:
     subject: Digest
 
 
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """Which chunks of an arriving blob are here: bit i of ``mask`` for chunk i."""
+
+    chunk_bytes: int
+    mask: int
+
+    def covers(self, offset: int, length: int) -> bool:
+        """Tell whether every byte of a range is here."""
+        first, last = offset // self.chunk_bytes, (offset + length - 1) // self.chunk_bytes
+        wanted = (1 << last + 1) - (1 << first)
+        return self.mask & wanted == wanted
+
+
 class PartialBlob(Protocol):
     """A blob that is arriving: verified chunk by chunk, readable while it grows, resumable."""
 
@@ -69,6 +83,9 @@ class Blobs(Protocol):
 
     def has(self, digest: Digest) -> bool:
         """Tell whether the blob is here completely."""
+
+    def holding(self, digest: Digest) -> Holding | None:
+        """Return which chunks of a blob are here, None when it is not arriving."""
 
     async def open_partial(
         self, digest: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest], owner: Owner

@@ -16,6 +16,7 @@ from protocol.types import Digest
 from roles.ports.storage import (
     Blobs,
     Delete,
+    Holding,
     Owner,
     PartialBlob,
     Purpose,
@@ -139,6 +140,11 @@ class Arrival(PartialBlob):
     def missing(self) -> list[int]:
         return [number for number, chunk in enumerate(self._here) if chunk is None]
 
+    def holding(self) -> Holding:
+        """Return which chunks are here."""
+        mask = sum(1 << index for index, chunk in enumerate(self._here) if chunk is not None)
+        return Holding(self.chunk_bytes, mask)
+
     @override
     async def write_chunk(self, index: int, data: bytes) -> bool:
         if not self.fits(index, data):
@@ -251,6 +257,11 @@ class SimBlobs(Blobs):
     @override
     def has(self, digest: Digest) -> bool:
         return digest in self._disk.blobs
+
+    @override
+    def holding(self, digest: Digest) -> Holding | None:
+        arrival = self._disk.arrivals.get(digest)
+        return arrival.holding() if arrival else None
 
     @override
     async def open_partial(

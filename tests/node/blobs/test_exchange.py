@@ -8,7 +8,7 @@ import pytest
 
 from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.blobs.upload_cap import BURST_SECONDS, UploadCap
-from node.blobs.wire import BlobRefusedError, Kind, Status
+from node.blobs.wire import HELD_BYTES_MAX, BlobRefusedError, Kind, Status
 from node.storage.blobs import FileBlobs
 from node.streams.protocols import BLOBS
 from protocol import codec, crypto
@@ -68,8 +68,8 @@ async def pull(node: Node, peer: PeerId, offset: int, length: int, **options: An
         return [piece async for piece in pieces]
 
 
-def header(status: str, total_bytes: object) -> bytes:
-    data = codec.encode({"status": status, "total_bytes": total_bytes})
+def header(status: str, total_bytes: object, **more: object) -> bytes:
+    data = codec.encode({"status": status, "total_bytes": total_bytes, **more})
     return len(data).to_bytes(2, "big") + data
 
 
@@ -145,6 +145,33 @@ async def test_who_must_not_wait_is_refused_a_blob_that_is_arriving(tmp_path: Pa
         await reading
 
 
+async def test_who_must_not_wait_gets_the_chunks_that_are_here_and_learns_which(
+    tmp_path: Path,
+) -> None:
+    _, (one, two) = await network(tmp_path, "one", "two")
+    size, chunks = 30_000, chunk_digests([DATA], 30_000)
+    partial = await two.blobs.open_partial(DIGEST, len(DATA), size, chunks, OWNER)
+    for index in (0, 1, 9):
+        await partial.write_chunk(index, DATA[index * size : (index + 1) * size])
+    assert b"".join(await pull(one, two.peer, 20_000, 40_000, wait=False)) == DATA[20_000:60_000]
+    for offset in (30_000, 90_000, 210_001):
+        with pytest.raises(BlobRefusedError) as refusal:
+            await pull(one, two.peer, offset, 60_000, wait=False)
+        assert refusal.value.status is Status.UNKNOWN
+        assert refusal.value.held == 0b10_0000_0011
+
+
+async def test_what_is_told_of_the_chunks_that_are_here_is_bounded(tmp_path: Path) -> None:
+    _, (one, two) = await network(tmp_path, "one", "two")
+    chunks = chunk_digests([DATA], 100)
+    partial = await two.blobs.open_partial(DIGEST, len(DATA), 100, chunks, OWNER)
+    for index in (0, 8 * HELD_BYTES_MAX - 1, 8 * HELD_BYTES_MAX):
+        await partial.write_chunk(index, DATA[index * 100 : (index + 1) * 100])
+    with pytest.raises(BlobRefusedError) as refusal:
+        await pull(one, two.peer, 0, 200, wait=False)
+    assert refusal.value.held == 1 | 1 << 8 * HELD_BYTES_MAX - 1
+
+
 async def test_a_fetch_goes_on_where_the_last_source_broke(tmp_path: Path) -> None:
     hub, (one, two, three) = await network(tmp_path, "one", "two", "three")
     await three.blobs.put(DATA, OWNER)
@@ -199,6 +226,9 @@ async def test_sources_that_disagree_on_the_length_cannot_spoil_a_fetch(tmp_path
         header("ok", "many"),
         header("ok", 0),
         header("ok", 1 << 60),
+        header("unknown", 0, held=bytes(HELD_BYTES_MAX + 1)),
+        header("unknown", 0, held=1),
+        header("unknown", 0, more=b""),
         b"\xff\xff" + bytes(300),
         b"\x00\x03abc",
         b"\x00",

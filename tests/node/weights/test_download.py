@@ -228,7 +228,7 @@ async def test_a_source_has_as_long_to_begin_as_those_of_the_version_before(
     begun = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "node.weights.download.Transfer", lambda *arguments, **_: begun.append(arguments[4])
+            "node.weights.download.Transfer", lambda *arguments, **_: begun.append(arguments[3])
         )
         limits = TransferLimits(late_seconds_initial=60.0)
         again = world.download(node, weights, source_history=experience, limits=limits)

@@ -44,7 +44,7 @@ def start(
     index = make_index(shards, chunks)
     chunks_missing = [range(chunks)] * shards if missing is None else missing
     limits = limits or TransferLimits(request_bytes=20)
-    return Transfer(index, candidates, chunks_missing, 0.0, limits, root=root)
+    return Transfer(index, candidates, chunks_missing, limits, root=root)
 
 
 def asks(effects: Sequence[Effect]) -> list[Ask]:
