@@ -9,8 +9,8 @@ digest of every chunk. The messages are in ``node.blobs.wire``.
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
 from node.blobs.upload_cap import UploadCap
@@ -24,6 +24,11 @@ from protocol.faults import Fault, FaultCode
 from protocol.types import Digest, PeerId
 from roles.ports.storage import Blobs
 from roles.ports.transport import HttpRanges, RangeBody, Stream, Streams, TransportError
+
+
+EXPECTED_SECONDS = 1.0
+"""How long whoever asks for what we expect waits for it; a guess, shorter than anyone's patience:
+who asked us must not hold us to be late because we wait ourselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,7 @@ class BlobExchange:
         self.on_fault = on_fault
         self.upload_cap = UploadCap(self._limits.upload_bytes_per_second)
         """Of all blobs that leave this node."""
+        self._expected: dict[Digest, asyncio.Event] = {}
         self._bounded = Bounded(self._serve, self._limits, self._refuse)
         self.sent: Counter[Kind] = Counter()
         """Blob bytes sent so far."""
@@ -99,6 +105,20 @@ class BlobExchange:
     async def start(self) -> None:
         """Serve the protocol from now on."""
         await self._transport.handle(self._protocol, self._bounded)
+
+    @contextmanager
+    def expecting(self, digest: Digest) -> Iterator[None]:
+        """Let those who may be kept waiting wait for a blob that will be here after this.
+
+        A tree passes a small blob on level by level: without it each level would ask in vain first,
+        and again after a pause.
+        """
+        arrived = self._expected.setdefault(digest, asyncio.Event())
+        try:
+            yield
+        finally:
+            arrived.set()
+            self._expected.pop(digest, None)
 
     # Fetching
 
@@ -280,6 +300,10 @@ class BlobExchange:
         if isinstance(request, Fault):
             self.on_fault(stream.peer, request)
             return
+        expected = self._expected.get(request.digest)
+        if request.wait and expected is not None:
+            with suppress(TransportError):
+                await within(EXPECTED_SECONDS, expected.wait())
         total_bytes = self._blobs.size(request.digest)
         if total_bytes is None or request.offset > total_bytes:
             await within(limits.open_seconds, reply(stream, Status.UNKNOWN, 0))

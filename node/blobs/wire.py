@@ -3,8 +3,8 @@
 Canonical msgpack behind a two-byte big-endian length. The request: ``digest``, ``offset``,
 ``length``, ``wait`` (may we be kept waiting for bytes that are still arriving?) and ``kind`` (for
 the accounts of both sides only). The header: ``status`` and the blob's ``total_bytes``; after
-``ok`` come the raw bytes of the range, cut short where the blob ends. Who would have to wait and must not
-is told ``unknown`` and, with ``held``, which chunks it need not wait for.
+``ok`` come the raw bytes of the range, cut short where the blob ends. Who would have to wait and
+must not is told ``unknown`` and, with ``held``, which chunks it need not wait for.
 """
 
 from dataclasses import asdict, dataclass, replace

@@ -42,8 +42,8 @@ from protocol.types import Digest, PeerId
 from roles.ports.storage import Blobs, Owner, PartialBlob, PolicyFiles, Purpose
 from roles.ports.transport import TransportError
 
-TICK_SECONDS = 0.25
-"""How late a deadline may be noticed; the shortest of them is two seconds."""
+TICK_SECONDS = 0.1
+"""How late a deadline may be noticed; the shortest is that of who is asked again, as long."""
 
 INDEX_SECONDS_MIN = 2.0
 INDEX_SECONDS_MAX = 60.0
@@ -165,7 +165,8 @@ class WeightsDownload:
         ``StorageFullError``; what is here already stays for the next ``run``.
         """
         try:
-            index = await self._index()
+            with self._exchange.expecting(self._weights.index_digest):
+                index = await self._index()
             if isinstance(index, Fault):
                 return index
             partials = await self._open_partials(index)

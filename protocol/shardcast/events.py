@@ -116,6 +116,6 @@ class TransferLimits:
     late_seconds_min: float = 2.0
     late_seconds_max: float = 60.0
     patience_seconds: float = 3.0
-    retry_seconds: float = 0.25
+    retry_seconds: float = 0.1
     pause_seconds: float = 2.0
     pause_seconds_max: float = 60.0

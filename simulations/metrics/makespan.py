@@ -27,6 +27,10 @@ class VersionSpread:
         """Makespan over the bound; 1 is perfect."""
         return self.seconds / self.ideal_seconds if self.ideal_seconds > 0 else math.nan
 
+    def round_trips(self, round_trip_seconds: float) -> float:
+        """Return what it took beyond the bound, in round trips: what a small file is made of."""
+        return max(0.0, self.seconds - self.ideal_seconds) / round_trip_seconds
+
 
 @dataclass(slots=True)
 class _Open:

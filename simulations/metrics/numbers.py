@@ -42,6 +42,9 @@ class WeightsNumbers:
     versions: int
     makespan_ratio_p50: float | None
     makespan_ratio_p99: float | None
+    makespan_seconds_p50: float | None
+    round_trips_p50: float | None
+    """What the makespan takes beyond the bound, in mean round trips of the network."""
     bytes_per_node: int
 
 
@@ -75,7 +78,8 @@ class Result:
 class Meter:
     """Counts while the trace goes by."""
 
-    def __init__(self, watch: Watch, certificates: Certificates) -> None:
+    def __init__(self, watch: Watch, certificates: Certificates, round_trip_seconds: float) -> None:
+        self._round_trip_seconds = round_trip_seconds
         self._watch = watch
         self._certificates = certificates
         self._spread = Spread(watch)
@@ -199,12 +203,16 @@ class Meter:
 
     def _weights(self) -> WeightsNumbers:
         self.series.makespans = self._makespans.finished()
-        ratios = sorted(spread.ratio for spread in self.series.makespans)
+        spreads = self.series.makespans
+        ratios = sorted(spread.ratio for spread in spreads)
+        round_trips = sorted(spread.round_trips(self._round_trip_seconds) for spread in spreads)
         self.series.delays = self._spread.delays
         return WeightsNumbers(
             versions=len(ratios),
             makespan_ratio_p50=rounded(quantile(ratios, 0.5)),
             makespan_ratio_p99=rounded(quantile(ratios, 0.99)),
+            makespan_seconds_p50=rounded(quantile(sorted(it.seconds for it in spreads), 0.5)),
+            round_trips_p50=rounded(quantile(round_trips, 0.5)),
             bytes_per_node=round(self._weights_bytes / max(1, len(self._watch.swarm.members))),
         )
 

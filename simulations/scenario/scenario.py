@@ -130,6 +130,16 @@ class NetworkSection(Section):
             return self.same_region_ms / 1000
         return self.round_trip_ms["-".join(sorted((one, other)))] / 1000
 
+    @property
+    def mean_round_trip_seconds(self) -> float:
+        """Of two machines drawn by the shares of their regions."""
+        total = sum(self.regions.values())
+        return sum(
+            share * others * self.round_trip_seconds(one, other)
+            for one, share in self.regions.items()
+            for other, others in self.regions.items()
+        ) / (total * total)
+
 
 class DirectoryQuality(Section):
     """How bad the modelled DHT is."""

@@ -92,7 +92,7 @@ def run_plan(
     """Run a plan to its end or first violation, timed by ``clock``; raises ``ScenarioError``."""
     scenario = plan.load()
     trace, watch = Trace(), Watch(_end_simulation)
-    meter = Meter(watch, attach_checkers(watch, PATIENCE))
+    meter = Meter(watch, attach_checkers(watch, PATIENCE), scenario.network.mean_round_trip_seconds)
     trace.listen(watch.see)
 
     def report(event: Event) -> None:

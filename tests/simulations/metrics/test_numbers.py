@@ -38,7 +38,7 @@ VALIDATORS = ("validator-0", "validator-1", "validator-2")
 
 def measured_run(**options):
     run = small_run(**options)
-    run.meter = Meter(run.watch, run.certificates)
+    run.meter = Meter(run.watch, run.certificates, 0.1)
     return run
 
 
@@ -64,6 +64,8 @@ def test_the_result_of_a_run_has_the_agreed_keys_and_is_json():
         "versions",
         "makespan_ratio_p50",
         "makespan_ratio_p99",
+        "makespan_seconds_p50",
+        "round_trips_p50",
         "bytes_per_node",
     }
     assert values["virtual_s"] == 4.0
@@ -177,6 +179,7 @@ def test_the_makespan_of_a_version_ends_with_the_last_node_that_was_there():
     # 4 MB up a line of 1 MB/s take 4 s, and 5 nodes need 20 MB of the 6 MB/s that all have.
     assert weights.versions == 1
     assert weights.makespan_ratio_p50 == pytest.approx(4.0 / 4.0)
+    assert (weights.makespan_seconds_p50, weights.round_trips_p50) == (4.0, 0.0)
     assert weights.bytes_per_node == 2_000_000
 
 

@@ -18,7 +18,7 @@ COMMAND = "prime-node simulate run 'a b' --seed 3"
 def story(*, broken=False):
     """A run in which everything that a picture shows happens; return its result and series."""
     run = small_run()
-    meter = Meter(run.watch, run.certificates)
+    meter = Meter(run.watch, run.certificates, 0.1)
     manifest = run.genesis
     for version in range(1, 12):
         run.wait(2)
@@ -93,7 +93,7 @@ def test_a_violation_stands_on_the_page_with_its_causes():
 
 def test_pictures_of_a_run_that_hardly_began():
     run = small_run()
-    meter = Meter(run.watch, run.certificates)
+    meter = Meter(run.watch, run.certificates, 0.1)
     assert all(png.startswith(PNG) for png in draw_all(meter.series).values())
 
 

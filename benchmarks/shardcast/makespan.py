@@ -1,0 +1,126 @@
+"""How long a version takes to reach the last node, over what the lines allow at best.
+
+The project's machines in virtual time (``broadcast``), and in the same simulation a single tree of
+fan-out 4 and SHARDCAST's way, ten fixed relays. ``makespan_ratio`` is the last live node's finish
+over size / min(up, down). Nodes of ``--dying`` lose power at random moments within that time.
+
+A chunk is an event, so there are at most ``CHUNKS``, or ``CHUNKS_MANY`` from ``MANY`` nodes on.
+Chunks get larger with the file, up to the 4 MiB that an index allows; a file that is larger
+still is cut (``simulated_gigabytes``), with lines, distances and deadlines as they are. What does
+not grow with the file, as the start and the discovery of a death, then weighs more than it would:
+the ratio of the whole file is smaller.
+
+Usage: ``python benchmarks/shardcast/makespan.py --nodes N --gigabytes G --up-mbit U --down-mbit D
+[--dying SHARE] [--seed S] [--only WAY] [--json]``
+"""
+
+import argparse
+import json
+import resource
+import time
+from typing import Any
+
+from broadcast import Broadcast, Plan
+from ways import by_forest, by_relays
+
+from node.weights.download import TICK_SECONDS
+from protocol.shardcast.index import CHUNK_BYTES_MAX, Shard, ShardIndex, shard_count, shard_length
+from protocol.types import Digest
+
+CHUNKS = 1024
+CHUNKS_MANY = 256
+MANY = 5000
+BASELINE_CHUNKS = 256
+"""Others' ways take many times as long, so that a coarser grain does not show."""
+
+CHUNK_BYTES_MIN = 1 << 20
+SHARD_CHUNKS_MAX = 16
+SHARDS_MIN = 64
+"""So many that the stripes get about the same."""
+
+STRIPES = FANOUT = 4
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--nodes", type=int, default=1000)
+    parser.add_argument("--gigabytes", type=float, default=1.0)
+    parser.add_argument("--up-mbit", type=float, default=100.0)
+    parser.add_argument("--down-mbit", type=float, default=100.0)
+    parser.add_argument("--dying", type=float, default=0.0, help="share of the nodes")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", choices=["forest", "baselines"], help="leave the others out")
+    parser.add_argument("--json", action="store_true", help="on one line")
+    options = parser.parse_args()
+    began = time.process_time()
+    found = measure(options)
+    found["cpu_seconds"] = round(time.process_time() - began, 1)
+    found["peak_rss_mb"] = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(json.dumps(found, indent=None if options.json else 2))
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the figures of all ways."""
+    chunks = CHUNKS if options.nodes < MANY else CHUNKS_MANY
+    plan = plan_of(options, chunks)
+    found: dict[str, Any] = {
+        "nodes": options.nodes,
+        "gigabytes": options.gigabytes,
+        "simulated_gigabytes": round(plan.total_bytes / 1e9, 3),
+        "up_mbit": options.up_mbit,
+        "down_mbit": options.down_mbit,
+        "dying": options.dying,
+        "seed": options.seed,
+        "shardcast": {
+            "shard_bytes": plan.shard_bytes,
+            "chunk_bytes": plan.chunk_bytes,
+            "stripes": STRIPES,
+            "fanout": FANOUT,
+        },
+    }
+    if options.only != "baselines":
+        index = index_of(plan)
+        found |= Broadcast(plan, index, by_forest(plan, index, STRIPES, FANOUT), "forest").run()
+    if options.only != "forest":
+        coarse = plan_of(options, min(chunks, BASELINE_CHUNKS))
+        index = index_of(coarse)
+        tree, relays = by_forest(coarse, index, 1, FANOUT), by_relays(coarse, index)
+        found["baselines"] = {
+            "single tree": Broadcast(coarse, index, tree, "single tree").run(),
+            "ten relays": Broadcast(coarse, index, relays, "ten relays").run(),
+        }
+    return found
+
+
+def plan_of(options: argparse.Namespace, chunks_max: int) -> Plan:
+    """Return what is simulated, in at most so many chunks."""
+    total_bytes = int(options.gigabytes * 1e9)
+    chunk_bytes = min(max(-(-total_bytes // chunks_max), CHUNK_BYTES_MIN), CHUNK_BYTES_MAX)
+    total_bytes = min(total_bytes, chunks_max * chunk_bytes)
+    shard_chunks = max(1, min(SHARD_CHUNKS_MAX, total_bytes // chunk_bytes // SHARDS_MIN))
+    return Plan(
+        nodes=options.nodes,
+        total_bytes=total_bytes,
+        shard_bytes=shard_chunks * chunk_bytes,
+        chunk_bytes=chunk_bytes,
+        upload_bytes_per_second=options.up_mbit * 1e6 / 8,
+        download_bytes_per_second=options.down_mbit * 1e6 / 8,
+        dying=options.dying,
+        seed=options.seed,
+        tick_seconds=TICK_SECONDS,
+    )
+
+
+def index_of(plan: Plan) -> ShardIndex:
+    """Return the sizes of all chunks; nobody looks at their digests."""
+    nothing, shards = Digest(b""), []
+    for number in range(shard_count(plan.total_bytes, plan.shard_bytes)):
+        length = shard_length(plan.total_bytes, plan.shard_bytes, number)
+        chunks = (nothing,) * shard_count(length, plan.chunk_bytes)
+        shards.append(Shard(nothing, length, chunks))
+    return ShardIndex(plan.total_bytes, plan.shard_bytes, plan.chunk_bytes, tuple(shards))
+
+
+if __name__ == "__main__":
+    main()

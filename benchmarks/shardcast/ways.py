@@ -1,0 +1,142 @@
+"""Ways to bring a version to everybody: the forest, a single tree, and a few fixed relays."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from broadcast import Machine, MakeMachine, Plan
+
+from protocol import crypto
+from protocol.rng import Rng
+from protocol.shardcast import forest, fosters
+from protocol.shardcast.events import (
+    Ask,
+    Cancel,
+    ChunkGood,
+    Done,
+    Effect,
+    Event,
+    RequestFailed,
+    TransferLimits,
+)
+from protocol.shardcast.forest import ForestMember
+from protocol.shardcast.index import ShardIndex
+from protocol.shardcast.transfer import Transfer
+from protocol.types import PeerId
+
+REQUESTS = 8
+"""At once, of one node: the streams that fill a wide-area link."""
+
+RELAYS = 10
+POOL = 10
+TIMEOUT_SECONDS = 30.0
+GAIN, HEALING = 0.3, 0.01
+"""SHARDCAST 0.3.2: shards that a client fetches at once, when it gives one up, how fast it learns
+the success and the speed of a relay, and what trust each relay regains with every shard."""
+
+
+def by_forest(plan: Plan, index: ShardIndex, stripes: int, fanout: int) -> MakeMachine:
+    """Return what makes the project's own machine of a node."""
+    version = crypto.digest(plan.seed.to_bytes(8, "big"))
+    limits = replace(TransferLimits(), requests_per_stripe=max(2, REQUESTS // stripes))
+    missing = [range(len(shard.chunks)) for shard in index.shards]
+    rate = int(plan.upload_bytes_per_second)
+    members: list[ForestMember] = []
+
+    def make(peer: PeerId, everyone: Sequence[PeerId]) -> Machine:
+        if not members:
+            members.extend(ForestMember(other, rate, reachable=True) for other in everyone)
+        orders = []
+        for stripe in range(stripes):
+            tree = members, everyone[0], version, stripe, peer, stripes, fanout
+            orders.append(fosters.with_foster(forest.candidates(*tree), fosters.foster(*tree)))
+        return Transfer(index, orders, missing, limits, root=everyone[0])
+
+    return make
+
+
+def by_relays(plan: Plan, index: ShardIndex) -> MakeMachine:
+    """Return what makes a node of SHARDCAST's way: ten relays copy the root, and serve the rest."""
+    rng = Rng(plan.seed.to_bytes(8, "big")).child("relays")
+
+    def make(peer: PeerId, everyone: Sequence[PeerId]) -> Machine:
+        relays = everyone[1 : RELAYS + 1]
+        sources = everyone[:1] if peer in relays else relays
+        return RelayClient(index, sources, rng.child(peer))
+
+    return make
+
+
+@dataclass(slots=True)
+class _Relay:
+    success: float = 1.0
+    speed: float = 1.0
+
+
+@dataclass(slots=True)
+class _Fetch:
+    ask: Ask
+    asked_at: float
+    left: int
+    touched: float
+
+
+class RelayClient:
+    """Fetches shards, each from a relay drawn by success times speed.
+
+    Kinder than the original: a shard that a relay has not got yet is waited for, nothing is polled,
+    and a shard that broke off does not start the file anew.
+    """
+
+    def __init__(self, index: ShardIndex, sources: Sequence[PeerId], rng: Rng) -> None:
+        self._index = index
+        self._rng = rng
+        self._relays = {source: _Relay() for source in sources}
+        self._todo = list(range(len(index.shards)))
+        self._fetches: dict[int, _Fetch] = {}
+        self._asked = 0
+
+    def handle(self, event: Event, now: float) -> list[Effect]:
+        """Take an event and return what to do."""
+        effects: list[Effect] = []
+        if isinstance(event, ChunkGood):
+            self._chunk_good(event, now)
+        elif isinstance(event, RequestFailed) and event.request in self._fetches:
+            self._fail(event.request)
+        for number, fetch in list(self._fetches.items()):
+            if now - fetch.touched > TIMEOUT_SECONDS:
+                self._fail(number)
+                effects.append(Cancel(number))
+        while self._todo and len(self._fetches) < POOL:
+            effects.append(self._ask(self._todo.pop(0), now))
+        return effects if self._fetches else [*effects, Done()]
+
+    def _ask(self, shard: int, now: float) -> Ask:
+        drawn = self._rng.uniform() * sum(it.success * it.speed for it in self._relays.values())
+        chosen = next(iter(self._relays))
+        for name, relay in self._relays.items():
+            if drawn >= 0:
+                chosen = name
+            drawn -= relay.success * relay.speed
+        count = len(self._index.shards[shard].chunks)
+        ask = Ask(self._asked, chosen, shard, 0, count, wait=True)
+        self._fetches[self._asked] = _Fetch(ask, now, count, now)
+        self._asked += 1
+        return ask
+
+    def _chunk_good(self, event: ChunkGood, now: float) -> None:
+        fetch = self._fetches[event.request]
+        fetch.left, fetch.touched = fetch.left - 1, now
+        if fetch.left:
+            return
+        del self._fetches[event.request]
+        relay = self._relays[fetch.ask.peer]
+        megabytes = self._index.shards[fetch.ask.shard].length / 1e6
+        relay.speed += GAIN * (megabytes / max(1e-3, now - fetch.asked_at) - relay.speed)
+        relay.success += GAIN * (1.0 - relay.success)
+        for other in self._relays.values():
+            other.success = min(1.0, other.success + HEALING)
+
+    def _fail(self, number: int) -> None:
+        fetch = self._fetches.pop(number)
+        self._relays[fetch.ask.peer].success *= 1 - GAIN
+        self._todo.insert(0, fetch.ask.shard)

@@ -1,0 +1,40 @@
+"""The model of a broadcast against the daemon's own parts, and what the script says."""
+
+import importlib
+import json
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[3] / "benchmarks" / "shardcast"
+SMALL = {"nodes": 40, "gigabytes": 0.1, "up_mbit": 40.0, "down_mbit": 60.0, "seed": 3}
+
+
+@pytest.fixture
+def modules(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("makespan"), importlib.import_module("parts")
+
+
+@pytest.mark.parametrize("dying", [0.0, 0.1])
+def test_the_model_and_the_daemons_parts_agree(modules, dying):
+    makespan, parts = modules
+    options = Namespace(**SMALL, dying=dying, only="forest")
+    modelled = makespan.measure(options)["makespan_ratio"]
+    plan = makespan.plan_of(options, makespan.CHUNKS)
+    real = parts.makespan_ratio(plan, makespan.STRIPES, makespan.FANOUT)
+    assert modelled == pytest.approx(real, rel=0.1)
+
+
+def test_the_forest_is_near_the_bound_and_others_are_not():
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in SMALL.items()]
+    command = [sys.executable, str(FOLDER / "makespan.py"), *options, "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    found = json.loads(done.stdout)
+    assert 1.0 < found["makespan_ratio"] < 1.25
+    assert 1.0 <= found["root_sent_ratio"] < 1.15
+    assert found["baselines"]["single tree"]["makespan_ratio"] > 3.0
+    assert found["baselines"]["ten relays"]["makespan_ratio"] > 3.0
