@@ -47,6 +47,8 @@ class Swarm:
                 self._up(event)
             case "node-down":
                 self._down(event)
+            case "line":
+                self._take_line(event)
             case "fault":
                 self.last_fault_at = event.at
             case "calm":
@@ -74,9 +76,13 @@ class Swarm:
             member = TracedNode(event.node, len(self.members), role, peer)
             self.members[event.node] = self.by_peer[peer] = member
         member.behaviour = str(facts.get("behaviour") or "")
-        member.upload = float(facts.get("upload") or 0.0)
-        member.download = float(facts.get("download") or 0.0)
+        self._take_line(event)
         member.up_since = event.at
+
+    def _take_line(self, event: Event) -> None:
+        member = self.members[event.node]
+        member.upload = float(event.facts.get("upload") or 0.0)
+        member.download = float(event.facts.get("download") or 0.0)
 
     def _down(self, event: Event) -> None:
         member = self.members.get(event.node)

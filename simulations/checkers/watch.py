@@ -18,7 +18,7 @@ TickHandler = Callable[[float], None]
 ForgetHandler = Callable[[float], None]
 """Told the time before which nothing is needed any more."""
 
-_WORLD_KINDS = ("node-up", "node-down", "fault", "calm")
+_WORLD_KINDS = ("node-up", "node-down", "line", "fault", "calm")
 _FORGET_EXPIRIES = 8
 """A ledger forgets a commit four expiry times after it was made; nobody sends one later."""
 

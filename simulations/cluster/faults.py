@@ -133,10 +133,15 @@ async def _capacity(world: World, plan: Capacity, rng: Rng) -> None:
     for name in names:
         host = world.machines[name].host
         lines[name] = (host.up.bytes_per_second, host.down.bytes_per_second)
-        world.network.set_capacity(name, upload, download)
+        _set_capacity(world, name, upload, download)
     await asyncio.sleep(plan.seconds)
     for name, (up, down) in lines.items():
-        world.network.set_capacity(name, up, down)
+        _set_capacity(world, name, up, down)
+
+
+def _set_capacity(world: World, name: str, upload: float, download: float) -> None:
+    world.network.set_capacity(name, upload, download)
+    world.emit(name, "line", upload=round(upload), download=round(download))
 
 
 async def _skew(world: World, plan: Skew, rng: Rng) -> None:

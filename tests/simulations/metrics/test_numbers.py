@@ -183,6 +183,21 @@ def test_the_makespan_of_a_version_ends_with_the_last_node_that_was_there():
     assert weights.bytes_per_node == 2_000_000
 
 
+def test_the_bound_of_a_version_is_that_of_the_lines_at_its_publication():
+    run = measured_run()
+    run.emit("trainer", "line", upload=500_000, download=4_000_000)
+    manifest = run.checkpoint(1, run.genesis)
+    run.stored(manifest, "trainer")
+    run.emit("trainer", "line", upload=1_000_000, download=4_000_000)
+    for node in ("relay", "worker-0", "validator-0", "validator-1", "validator-2"):
+        run.now += 2
+        run.emit(node, "weights", version=1, seconds=1.0, bytes=4_000_000)
+    weights = result(run).weights
+    assert weights.makespan_ratio_p50 == pytest.approx(10.0 / 8.0)
+    assert weights.round_trips_p50 == pytest.approx(2.0 / 0.1)
+
+
+
 def test_a_newer_version_counts_for_the_older_ones():
     run = measured_run()
     first = run.checkpoint(1, run.genesis)
