@@ -293,6 +293,31 @@ async def test_a_parent_that_trickles_the_index_is_passed_over(tmp_path: Path) -
     assert experience.is_doubted(parent)
 
 
+async def test_the_index_goes_down_the_tree_without_asking_in_vain(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = await swarm(tmp_path, 600_000)
+    nodes = [await world.add(f"n{number}") for number in range(12)]
+    weights, _ = await world.publish()
+    exchange = world.nodes[ROOT].exchange
+    serve, open_partials = exchange._answer, WeightsDownload._open_partials
+    now, arrivals = asyncio.get_running_loop().time, []
+
+    async def late(stream: Any) -> None:
+        await asyncio.sleep(max(0.0, 0.5 - now()))  # meanwhile everybody asks its parent
+        await serve(stream)
+
+    async def opened(self: WeightsDownload, index: ShardIndex) -> Any:
+        arrivals.append(now())
+        return await open_partials(self, index)
+
+    monkeypatch.setattr(exchange, "_answer", late)
+    monkeypatch.setattr(WeightsDownload, "_open_partials", opened)
+    await world.run(nodes, weights)
+    assert len(arrivals) == len(nodes)
+    assert 0.5 < min(arrivals) <= max(arrivals) < 0.55, "no pause after the root's half second"
+
+
 async def test_dead_members_are_replaced_and_a_late_root_is_waited_for(tmp_path: Path) -> None:
     world = await swarm(tmp_path, 1_000_000)
     node = await world.add("n0")

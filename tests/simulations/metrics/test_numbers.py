@@ -197,7 +197,6 @@ def test_the_bound_of_a_version_is_that_of_the_lines_at_its_publication():
     assert weights.round_trips_p50 == pytest.approx(2.0 / 0.1)
 
 
-
 def test_a_newer_version_counts_for_the_older_ones():
     run = measured_run()
     first = run.checkpoint(1, run.genesis)
