@@ -42,6 +42,7 @@ from protocol.shardcast.events import (
     TransferLimits,
 )
 from protocol.shardcast.index import ShardIndex
+from protocol.shardcast.source import Source
 from protocol.shardcast.timer import Timer
 from protocol.types import PeerId
 
@@ -53,25 +54,6 @@ class _Request:
     mask: int  # bit i: chunk i of the shard is awaited
     touched: float  # when it was asked or last delivered
     unlisted: bool = False  # its peer was a candidate when it was asked, and is not one now
-
-
-@dataclass(slots=True)
-class _Peer:
-    in_flight: int = 0
-    failures: int = 0
-    paused_until: float = float("-inf")
-    blamed: bool = False
-    delivered: bool = False
-    holdings: "dict[int, _Holding]" = field(default_factory=dict)
-    """Of shards that are missing here: what it said that it has."""
-
-
-@dataclass(slots=True)
-class _Holding:
-    """Which chunks of a shard a peer had; ``until`` then it is not asked for others."""
-
-    mask: int
-    until: float
 
 
 @dataclass(slots=True)
@@ -111,8 +93,8 @@ class Transfer:
         self._missing = [sum(1 << chunk for chunk in dict.fromkeys(chunks)) for chunks in missing]
         self._unasked = list(self._missing)
         self._stripes = [_Stripe(tuple(order)) for order in candidates]
-        self._peers: dict[PeerId, _Peer] = {}
-        self._sources: dict[PeerId, _Peer] = {}  # those of them that stand in a list now
+        self._peers: dict[PeerId, Source] = {}
+        self._sources: dict[PeerId, Source] = {}  # those of them that stand in a list now
         self._requests: dict[int, _Request] = {}
         self._requests_made = 0
         self._finished = False
@@ -198,7 +180,7 @@ class Transfer:
             return
         self._end(event.request)
         if event.refusal is not Refusal.UNAVAILABLE:
-            self._pause(self._peers[request.ask.peer], now)
+            self._peers[request.ask.peer].pause(now, self._limits)
         elif request.ask.wait:
             holds = self._stripes[request.stripe].holds
             hold = holds.setdefault(request.ask.peer, _Hold(now, now))
@@ -206,8 +188,8 @@ class Transfer:
             retry = self._limits.retry_seconds if patient else now - hold.since
             hold.retry_at = now + min(retry, self._limits.pause_seconds_max)
         else:
-            holding = _Holding(event.held, now + self._limits.patience_seconds)
-            self._peers[request.ask.peer].holdings[request.ask.shard] = holding
+            until = now + self._limits.patience_seconds
+            self._peers[request.ask.peer].note(request.ask.shard, event.held, until)
 
     def _candidates_changed(self, event: CandidatesChanged) -> None:
         for stripe, order in zip(self._stripes, event.candidates, strict=True):
@@ -229,7 +211,7 @@ class Transfer:
                 self._end(number)
                 effects.append(Cancel(number))
             if late:
-                self._pause(self._peers[name], now)
+                self._peers[name].pause(now, self._limits)
                 self._stripes[request.stripe].late += 1
                 effects += [] if self._peers[name].delivered else [Late(name)]
 
@@ -305,7 +287,7 @@ class Transfer:
             and now >= peer.paused_until
             and self._has_room(peer)
             and name not in excluded
-            and (found := wanted & _held(peer, shard, now))
+            and (found := wanted & peer.held(shard, now))
         ]
         return min(usable)[2:] if usable else (None, 0)
 
@@ -373,19 +355,12 @@ class Transfer:
             shards.remove(shard)
         self._unasked[shard] = mask
 
-    def _pause(self, peer: _Peer, now: float) -> None:
-        if now < peer.paused_until:  # several requests broke together: that is one failure
-            return
-        pause = self._limits.pause_seconds * 2 ** min(peer.failures, 16)
-        peer.paused_until = now + min(pause, self._limits.pause_seconds_max)
-        peer.failures += 1
-
-    def _has_room(self, peer: _Peer) -> bool:
+    def _has_room(self, peer: Source) -> bool:
         return peer.in_flight < (1 if peer.failures else self._limits.requests_per_peer)
 
     def _note_peers(self) -> None:
         names = [name for stripe in self._stripes for name in stripe.candidates]
-        self._sources = {name: self._peers.setdefault(name, _Peer()) for name in names}
+        self._sources = {name: self._peers.setdefault(name, Source()) for name in names}
 
     def _late_seconds(self, stripe: _Stripe) -> float:
         late = stripe.gap.late_seconds
@@ -399,9 +374,3 @@ def _later_half(mask: int) -> int:
     for _ in range(mask.bit_count() // 2):
         mask &= mask - 1
     return mask
-
-
-def _held(peer: _Peer, shard: int, now: float) -> int:
-    """Return which chunks of a shard a peer may have; all of them when it has not said lately."""
-    holding = peer.holdings.get(shard)
-    return -1 if holding is None or now >= holding.until else holding.mask
