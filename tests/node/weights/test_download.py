@@ -334,6 +334,42 @@ async def test_dead_members_are_replaced_and_a_late_root_is_waited_for(tmp_path:
     assert node.path.read_bytes() == world.content
 
 
+async def test_a_publisher_that_dies_when_each_byte_has_left_it_once_stops_nobody(
+    tmp_path: Path,
+) -> None:
+    world = await swarm(tmp_path, 40 * SHARD_BYTES)
+    nodes = [await world.add(f"n{number}") for number in range(8)]
+    capped = ExchangeLimits(upload_bytes_per_second=4_000_000)
+    root = world.nodes[ROOT]
+    root.exchange = BlobExchange(world.hub.transports[ROOT], root.blobs, limits=capped)
+    await root.exchange.start()
+    weights, _ = await world.publish()
+
+    async def die() -> None:
+        chunks = 4 * 40 * CHUNK_BYTES
+        while not _together(nodes, chunks):  # noqa: ASYNC110 - any state, not an event
+            await asyncio.sleep(0.01)
+        assert all(node.progress[-1][0] < chunks for node in nodes), "nobody has all of it"
+        world.hub.remove(ROOT)
+
+    dying = asyncio.create_task(die())
+    await world.run(nodes, weights)
+    assert dying.done()
+    assert not [node for node in nodes if node.blamed]
+
+
+def _together(nodes: Sequence[Node], total_bytes: int) -> bool:
+    """Tell whether every chunk is at one of the nodes at least."""
+    shards: dict[Digest, int] = {}
+    for node in nodes:
+        for digest, arrival in node.blobs._arrivals.items():
+            shards[digest] = shards.get(digest, 0) | arrival.holding().mask
+        for digest, size in node.blobs._sizes.items():
+            if size == SHARD_BYTES:
+                shards[digest] = -1 & 0b1111
+    return sum(mask.bit_count() for mask in shards.values()) * CHUNK_BYTES >= total_bytes
+
+
 async def test_what_came_before_a_crash_is_not_fetched_again(tmp_path: Path) -> None:
     world = await swarm(tmp_path, 4_000_000)
     node = await world.add("n0")
