@@ -24,6 +24,7 @@ from typing import Any
 from broadcast import Broadcast, Plan
 from ways import by_forest, by_relays
 
+from node.blobs.exchange import ExchangeLimits
 from node.weights.download import TICK_SECONDS
 from protocol.shardcast.index import CHUNK_BYTES_MAX, Shard, ShardIndex, shard_count, shard_length
 from protocol.types import Digest
@@ -85,7 +86,8 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         found |= Broadcast(plan, index, by_forest(plan, index, STRIPES, FANOUT), "forest").run()
     if options.only != "forest":
         coarse = plan_of(options, min(chunks, BASELINE_CHUNKS))
-        coarse = replace(coarse, tick_seconds=coarse.bound_seconds / 100)
+        open_to_all = ExchangeLimits(streams_per_peer=1 << 20, streams_total=1 << 20)
+        coarse = replace(coarse, tick_seconds=coarse.bound_seconds / 100, limits=open_to_all)
         index = index_of(coarse)
         tree, relays = by_forest(coarse, index, 1, FANOUT), by_relays(coarse, index)
         found["baselines"] = {

@@ -25,7 +25,6 @@ from protocol.types import Digest, PeerId
 from roles.ports.storage import Blobs
 from roles.ports.transport import HttpRanges, RangeBody, Stream, Streams, TransportError
 
-
 EXPECTED_SECONDS = 1.0
 """How long whoever asks for what we expect waits for it; a guess, shorter than anyone's patience:
 who asked us must not hold us to be late because we wait ourselves."""
