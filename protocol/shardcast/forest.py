@@ -36,21 +36,21 @@ FALLBACKS_MAX = 4
 five is alive with probability 0.99999; more would only delay the way to the root."""
 
 NEWCOMERS_SHARE = 4
-"""Of the members that feed, at most one for so many that have standing has none, or two: a guess.
+NEWCOMERS_MIN = 4
+"""Of the members that feed, at most one for so many that have standing has none, or four: guesses.
 They are how a relay begins, and all that a crowd of new keys can ever get."""
 
-NEWCOMERS_MIN = 2
+SMALL = 64
+"""A swarm of so many can be even to the seat, and a change shifts most of it; a larger one need
+not. Up to so many that feed are dealt to the stripes evenly, the strongest first, more of them by
+hash; and members beyond this number have spare seats."""
 
 SPARE_SEATS_SHARE = 16
 """One seat for so many members stays free. With half as many twice as many edges move, with twice
 as many the busiest inner node has a tenth more to do (``benchmarks/shardcast/forest.py``)."""
 
-DEALT_EVENLY = 64
-"""Up to so many that feed are dealt to the stripes evenly, the strongest first; more of them by
-hash: of a small swarm each stripe needs its share, in a large one a newcomer would shift all."""
-
 PROBES = 6
-"""Points at which a member looks for a seat; with place and handicap one block of BLAKE3."""
+"""Points at which a member looks for a seat; with place and lot one block of BLAKE3."""
 
 _WORDS = 2 + PROBES
 
@@ -186,13 +186,14 @@ def tree(
     inner = dealt[stripe][: max(1, -(-(len(peers) - 1) // fanout))]
     salt = version_digest + stripe.to_bytes(4, "big")
     seats = _Seats(salt, inner, len(peers), 2 * max(fanout, stripes))
+    by_root = max(1, len(peers) - seats.count)  # the first in the line
     parents: dict[PeerId, PeerId] = {}
     for place, member in enumerate(inner):
-        parents[member.peer] = seats.near_the_root(place) or root
+        parents[member.peer] = (place >= by_root and seats.near_the_root(place)) or root
         seats.offer(place)
         del peers[member.peer]
     for words, peer in sorted((_words(salt, peer, _WORDS), peer) for peer in peers):
-        parents[peer] = seats.first_free(words[2:]) or root
+        parents[peer] = (len(parents) >= by_root and seats.first_free(words[2:])) or root
     feeders: list[PeerId] = []
     feeders_before: dict[PeerId, int] = {}
     for peer in parents:
@@ -220,7 +221,7 @@ def _dealt(
     lines: list[list[ForestMember]] = [[] for _ in range(stripes)]
     total = len(feeding)
     for place, member in enumerate(feeding):
-        most = 1 + (place // stripes if total <= DEALT_EVENLY else total // stripes + isqrt(total))
+        most = 1 + (place // stripes if total <= SMALL else total // stripes + isqrt(total))
         stripe = drawn[member.peer][1] % stripes
         while len(lines[stripe]) >= most:
             stripe = (stripe + 1) % stripes
@@ -236,14 +237,14 @@ def _admitted(
 ) -> list[ForestMember]:
     """Return all that are proven, and as many newcomers as get a place in this version.
 
-    A newcomer counts for no more than the lower median of the proven ones.
+    A newcomer counts for no more than what three of four of the proven ones can do at most.
     """
     proven = [member for member in able if member.proven]
     newcomers = [member for member in able if not member.proven]
     newcomers.sort(key=lambda member: drawn[member.peer])
     del newcomers[max(NEWCOMERS_MIN, len(proven) // NEWCOMERS_SHARE) :]
     rates = sorted(member.upload_bytes_per_second for member in proven)
-    most = rates[(len(rates) - 1) // 2] if rates else 0
+    most = rates[3 * (len(rates) - 1) // 4] if rates else 0
     return [
         *proven,
         *(
@@ -262,7 +263,8 @@ class _Seats:
         degree_max = max(degree_max, -(-count // (len(inner) + 1)))
         self._inner = inner
         self._words = [_words(salt, member.peer, _WORDS + degree_max) for member in inner]
-        degrees = self._degrees(count - 1 + count // SPARE_SEATS_SHARE, degree_max)
+        spare = max(0, count - SMALL) // SPARE_SEATS_SHARE
+        degrees = self._degrees(count - 1 + spare, degree_max)
         seats = sorted(
             (point, place)
             for place, degree in enumerate(degrees)
@@ -279,30 +281,33 @@ class _Seats:
         """Return how many seats each inner node has: so many in all, if limits allow.
 
         They go one by one to whoever then has the least for its capacity (D'Hondt), which keeps
-        the slowest uplink as fast as it can be; a handicap of up to a quarter of a seat parts those
-        that are alike. The limit is against members that seem stronger than they are: with
-        ``2 * stripes`` children a member uploads two copies. It rises only when so few can feed
-        that the root would bear more than its share.
+        the slowest uplink as fast as it can be; a hash parts those that are alike, so that one more
+        seat is one more of one member. The limit is against members that seem stronger than they
+        are: with ``2 * stripes`` children a member uploads two copies. It rises only when so few
+        can feed that the root would bear more than its share.
         """
         degrees = [0] * len(self._inner)
         weights = [
             rate_of_class(rate_class(member.upload_bytes_per_second)) for member in self._inner
         ]
-        handicaps = [words[1] / 2**66 for words in self._words]
         queue = [
-            ((1 - handicap) / weight, place)
-            for place, (weight, handicap) in enumerate(zip(weights, handicaps, strict=True))
+            (1 / weight, words[1], place)
+            for place, (weight, words) in enumerate(zip(weights, self._words, strict=True))
         ]
         heapq.heapify(queue)
         for _ in range(seats):
             if not queue:
                 break
-            place = heapq.heappop(queue)[1]
+            _, word, place = heapq.heappop(queue)
             degrees[place] += 1
             if degrees[place] < degree_max:
-                share = (degrees[place] + 1 - handicaps[place]) / weights[place]
-                heapq.heappush(queue, (share, place))
+                heapq.heappush(queue, ((degrees[place] + 1) / weights[place], word, place))
         return degrees
+
+    @property
+    def count(self) -> int:
+        """How many seats there are."""
+        return len(self._free)
 
     def offer(self, place: int) -> None:
         """Free the seats of an inner node, which has a parent now."""

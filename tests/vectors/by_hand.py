@@ -346,10 +346,10 @@ def who_feeds(members: list[Member], root: str, version: bytes) -> list[tuple[st
     proven = [peer for peer in there if there[peer][1]]
     new = sorted((peer for peer in there if not there[peer][1]), key=lambda peer: drawn[peer])
     rates = sorted(there[peer][0] for peer in proven)
-    middle = rates[math.ceil(len(rates) / 2) - 1] if rates else 0
+    most = rates[3 * (len(rates) - 1) // 4] if rates else 0
     counted = {peer: whole_class(there[peer][0]) for peer in proven}
-    for peer in new[: max(2, len(proven) // 4)]:
-        counted[peer] = whole_class(min(there[peer][0], middle))
+    for peer in new[: max(4, len(proven) // 4)]:
+        counted[peer] = whole_class(min(there[peer][0], most))
     return sorted(
         counted.items(), key=lambda item: (-item[1], not there[item[0]][1], drawn[item[0]])
     )
@@ -370,13 +370,12 @@ def stripe_of_each(feeding: list[tuple[str, int]], version: bytes, stripes: int)
 
 def seats_of_each(salt: bytes, inner: list[tuple[str, int]], count: int, most: int) -> list[int]:
     """Return the number of seats of each inner node."""
-    handicaps = [words(salt, peer, 2)[1] / 2**66 for peer, _ in inner]
+    lots = [words(salt, peer, 2)[1] for peer, _ in inner]
     seats = [0] * len(inner)
     for _ in range(count):
         free = [place for place in range(len(inner)) if seats[place] < most]
         if free:
-            loads = [(seats[at] + 1 - handicaps[at]) / inner[at][1] for at in free]
-            seats[free[loads.index(min(loads))]] += 1
+            seats[min(free, key=lambda at: ((seats[at] + 1) / inner[at][1], lots[at]))] += 1
     return seats
 
 
@@ -393,13 +392,14 @@ def parents(
         line = [feeding[stripe % len(feeding)]]
     inner = line[: max(1, math.ceil((count - 1) / fanout))]
     most = max(2 * max(fanout, stripes), math.ceil(count / (len(inner) + 1)))
-    seats = seats_of_each(salt, inner, count - 1 + count // 16, most)
+    seats = seats_of_each(salt, inner, count - 1 + max(0, count - 64) // 16, most)
     drawn = [words(salt, peer, 8 + most) for peer, _ in inner]
     circle = sorted(
         (point, place) for place, many in enumerate(seats) for point in drawn[place][8 : 8 + many]
     )
     free: set[int] = set()
     fed: dict[str, str] = {}
+    by_root = max(1, count - sum(seats))
 
     def after(point: int) -> list[int]:
         """Return all seats in the order in which they follow a point."""
@@ -415,11 +415,12 @@ def parents(
             next((at for at in after(point) if at in free), None) for point in drawn[place][2:8]
         ]
         seen = [at for at in found if at is not None]
-        fed[peer] = take(min(seen, key=lambda at: (circle[at][1], at), default=None))
+        best = min(seen, key=lambda at: (circle[at][1], at), default=None)
+        fed[peer] = root if place < by_root else take(best)
         free |= {at for at, (_, owner) in enumerate(circle) if owner == place}
     for _, _, *points, peer in sorted((*words(salt, p, 8), p) for p in set(others) - set(fed)):
         looks = [after(point)[0] for point in points] if circle else []
         direct = next((at for at in looks if at in free), None)
         walked = next((at for at in after(points[0]) if at in free), None)
-        fed[peer] = take(walked if direct is None else direct)
+        fed[peer] = root if len(fed) < by_root else take(walked if direct is None else direct)
     return fed
