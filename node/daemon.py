@@ -7,6 +7,7 @@ its error, because half a node is worse than none.
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from functools import partial
 from typing import Any
 
 import structlog
@@ -20,6 +21,8 @@ from node.gossip.driver import Gossip
 from node.membership.announcer import About, Announcer
 from node.membership.incarnation import Incarnation
 from node.membership.peers import PeerTable
+from node.membership.reachability import Reachability
+from node.membership.witness import Witness
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.inbox import Inbox, Source
 from node.replication.manifest_exchange import serve_manifest
@@ -30,6 +33,7 @@ from node.streams.protocols import BLOBS
 from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
 from node.weights.run_files import RunFiles
+from protocol.capacity import has_standing
 from protocol.crypto import Signer, Verifier, verify
 from protocol.gossip.message import Decoded
 from protocol.gossip.params import Params
@@ -108,6 +112,11 @@ class Daemon:
             http_port=self._http_port,
         )
         downloads = Downloads(ports, replica, self._exchange)
+        proven = partial(has_standing, manifest=self._manifest, ledger=replica.ledger)
+        self._witness = Witness(context, proven)
+        self._reachability = Reachability(
+            context, proven, self._witness.finding_seconds, upload_bytes_per_second
+        )
         self._run_files = RunFiles(ports, replica, downloads, context.conditions)
         self._policies = PolicyLibrary(
             ports, replica, self._exchange, downloads, context.changes, context.conditions
@@ -159,6 +168,8 @@ class Daemon:
             # Nothing but records: a stranger can write anything there.
             hint=lambda record: inbox.take(record, Source.DIRECTORY, topic=Topic.ROSTER),
             synchronised=self._anti_entropy.wait_until_synchronised,
+            reachable=lambda: self._reachability.reachable,
+            witnessed=self._witness.findings,
             policy_version=self._policies.newest_version,
         )
 
@@ -227,6 +238,7 @@ class Daemon:
             for role in self._about.roles:
                 self._context.conditions.resign(role)
         await self._exchange.start()
+        await self._witness.start()
         await serve_manifest(self._peers, self._signed_manifest)
         await self._anti_entropy.start()
         await self._network.start()
@@ -247,6 +259,7 @@ class Daemon:
         return {
             "peers": self._peers.run(),
             "membership": self._announcer.run(),
+            "reachability": self._reachability.run(),
             "anti-entropy": self._anti_entropy.run(),
             "inbox": self._inbox.run(),
             "policies": self._policies.run(),

@@ -105,6 +105,10 @@ class RunManifest(Recipe):
         """Tell whether the genesis lists ``peer`` as a validator."""
         return peer in self.genesis.validators
 
+    def is_of_genesis(self, peer: PeerId) -> bool:
+        """Tell whether the genesis lists ``peer`` at all."""
+        return self.is_trainer(peer) or self.is_validator(peer)
+
     def admits_worker(self, peer: PeerId) -> bool:
         """Tell whether ``peer`` may commit rollouts under the admission rule."""
         return self.admission.rule == "open" or peer in self.admission.workers

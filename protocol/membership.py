@@ -30,6 +30,8 @@ class Member:
     """A member as we know it: its newest record."""
 
     record: Signed[NodeRecord]
+    heard_since: float
+    """Unix seconds at which this node heard of it first, without a break."""
 
     @property
     def peer(self) -> PeerId:
@@ -68,6 +70,8 @@ class Roster:
             Role.TRAINER: manifest.is_trainer,
             Role.INFERENCE: manifest.admits_worker,
         }
+        self.changes = 0
+        """How many records have been taken."""
         self._all_heard_since = float("-inf")
         """No record here is older."""
         epochs = manifest.epochs
@@ -85,7 +89,8 @@ class Roster:
         welcome = self._room_for(peer) if known is None else self._is_news(record, known)
         if not welcome or issued_at < now - self._lifetime_seconds:
             return False
-        self._members[peer] = Member(record)
+        self._members[peer] = Member(record, now if known is None else known.heard_since)
+        self.changes += 1
         self._all_heard_since = min(self._all_heard_since, issued_at)
         if known is None:
             bisect.insort(self._order, peer)
@@ -132,8 +137,7 @@ class Roster:
 
     def _room_for(self, peer: PeerId) -> bool:
         """Tell whether a newcomer fits; strangers never take the places of the genesis keys."""
-        named = self._manifest.is_validator(peer) or self._manifest.is_trainer(peer)
-        return named or len(self._members) < MEMBERS_MAX
+        return self._manifest.is_of_genesis(peer) or len(self._members) < MEMBERS_MAX
 
     def advance(self, now: float) -> None:
         """Forget who has been silent for twice a record's life."""

@@ -21,6 +21,7 @@ from protocol.codec import decode, encode
 from protocol.crypto import Signer, Verifier, digest, signing_bytes
 from protocol.faults import Fault, FaultCode
 from protocol.remembered import Remembered
+from protocol.shardcast.rates import RATE_CLASS_MAX
 from protocol.types import DIGEST_BYTES, Digest, PeerId, Role, RunId
 
 ENVELOPE_BYTES_MAX = 16 * 1024
@@ -40,6 +41,9 @@ BATCH_MAX = 256
 
 ENCODINGS_MAX = 4
 """Of one version: byte planes, and patches of the versions that most nodes hold."""
+
+WITNESSED_MAX = 32
+"""Members that one record speaks for: four times what an even share is. 1.2 KB."""
 
 PROTOCOL_VERSION = 1
 
@@ -67,6 +71,7 @@ def _digest_or_empty(value: bytes) -> bytes:
 
 OptionalDigest = Annotated[bytes, AfterValidator(_digest_or_empty)]
 UInt = Annotated[int, Field(ge=0, le=2**53)]
+RateClass = Annotated[int, Field(ge=0, le=RATE_CLASS_MAX)]
 Millionths = Annotated[int, Field(ge=-(2**53), le=2**53)]
 Billionths = Annotated[int, Field(ge=-(2**53), le=2**53)]
 ShortText = Annotated[str, Field(max_length=200)]
@@ -103,8 +108,13 @@ class NodeRecord(Message):
     addresses: Annotated[tuple[ShortText, ...], Field(max_length=8)]
     hardware: Hardware
     upload_bytes_per_second: UInt = 0
-    """Measured; 0 where it is not known."""
+    """No more than this, by its own word; 0: it sets no limit."""
     reachable: bool
+    """Whether it should be dialled, by its own word: false where others did not get through."""
+    witnessed: Annotated[tuple[DigestBytes, ...], Field(max_length=WITNESSED_MAX)] = ()
+    """Public keys of members that had themselves dialled back by this one."""
+    upload_classes: Annotated[tuple[RateClass, ...], Field(max_length=WITNESSED_MAX)] = ()
+    """Of each of them the class of the rate at which it sent, 0 when it did not answer."""
     http_port: Annotated[int, Field(ge=0, le=65_535)] = 0
     """Where it serves weights by HTTP, on the host that it is connected from; 0 where it does not.
     No host: a record could name somebody else's."""
@@ -115,6 +125,14 @@ class NodeRecord(Message):
     checkpoint: OptionalDigest = b""
     """Digest of the manifest of the newest version taken; empty before the first."""
     leaving: bool = False
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if len(self.witnessed) != len(self.upload_classes):
+            raise ValueError("witnessed and upload_classes are of different lengths")
+        if len(set(self.witnessed)) != len(self.witnessed):
+            raise ValueError("witnessed names a key twice")
+        return self
 
     @property
     def issued_at(self) -> float:

@@ -306,6 +306,7 @@ class ShardcastSection(Section):
     chunk_bytes: Annotated[int, Field(ge=1024, le=2**22)]
     stripes: Annotated[int, Field(ge=1, le=64)]
     fanout: Annotated[int, Field(ge=2, le=64)]
+    upload_bytes_per_second_max: Annotated[int, Field(ge=1, le=2**53)] = 125_000_000  # a gigabit
     versions_kept: Annotated[int, Field(ge=2, le=1024)]
     full_every: Annotated[int, Field(ge=1, le=1024)] = 5
     """Every node keeps the whole file of such versions: where newcomers begin, to patch it."""

@@ -197,15 +197,27 @@ class Control:
 
         That is the other end of the connection; None where it is not plain TCP over IPv4.
         """
-        request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
-        response = await self._call(request, CONTROL_SECONDS)
         found: dict[PeerId, str | None] = {}
-        for info in response.peers:
+        for info in await self._connections():
             peer = peer_id_from_bytes(info.id)
             if peer is not None:
                 hosts = filter(None, map(ipv4_of, info.addrs))
                 found[peer] = next(hosts, None) or found.get(peer)
         return found
+
+    async def remote_addresses(self, peer: PeerId) -> list[str]:
+        """Return the other ends' multiaddresses of the connections to ``peer``."""
+        key = base58.b58decode(peer)
+        return [
+            str(Multiaddr(address))
+            for info in await self._connections()
+            if info.id == key
+            for address in info.addrs
+        ]
+
+    async def _connections(self) -> Any:
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS)
+        return (await self._call(request, CONTROL_SECONDS)).peers
 
     async def register(self, protocol: str, socket_path: Path) -> None:
         """Have p2pd connect to ``socket_path`` for each inbound stream of ``protocol``."""

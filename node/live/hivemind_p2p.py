@@ -16,6 +16,7 @@ from typing import Any
 from hivemind.p2p import P2PDaemonError
 from typing_extensions import override
 
+from node.live.answering import key_at
 from node.live.control import (
     STREAM_BUFFER_BYTES,
     AttachedP2P,
@@ -154,6 +155,16 @@ class HivemindTransport(Transport):
     def host_of(self, peer: PeerId) -> str | None:
         """Return the IPv4 address that a peer was connected from at the last look, if any."""
         return self._hosts.get(peer)
+
+    @override
+    async def remote_addresses(self, peer: PeerId) -> list[str]:
+        return await self._control.remote_addresses(peer)
+
+    @override
+    async def probe(self, address: str) -> None:
+        base, _, name = address.rpartition("/p2p/")
+        if name != await key_at(base):
+            raise TransportError(f"{address} is answered by another key")
 
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:

@@ -188,7 +188,8 @@ class LiveNode:
         background = ThreadBackground()
         http = HttpFace(self._config.host, self._config.http_port, transport.host_of)
         software = f"prime-node/{version('prime-node')}"
-        about = About(self._config.roles, hardware, True, software, http_port=http.port)
+        limit = self._config.upload_limit or 0
+        about = About(self._config.roles, hardware, True, software, limit, http.port)
         ports = Ports(
             clock=clock,
             rng=rng,

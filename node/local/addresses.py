@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
+from ipaddress import ip_address
 
 from node.local.datadir import DataDir, write_atomically
 from protocol.crypto import public_key_from_peer_id
@@ -32,6 +33,19 @@ def check_peer_address(text: str) -> str:
     if public_key_from_peer_id(peer_id) is None:
         raise ValueError(f"{peer_id[:80]!r} is not the peer id of an Ed25519 key (12D3KooW…)")
     return address
+
+
+def host_of(address: str) -> str:
+    """Return the first name in a multiaddress: an IP address, or what stands for one."""
+    return "/".join(address.split("/")[2:3])
+
+
+def is_local(host: str) -> bool:
+    """Tell whether an IP address means something on one machine or in one network only."""
+    try:
+        return not ip_address(host).is_global
+    except ValueError:
+        return False
 
 
 def load_cached_peers(datadir: DataDir) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Our own record: made, told to the swarm, put into the directory; and the directory's hints."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -49,15 +49,18 @@ class About:
     roles: tuple[Role, ...]
     hardware: Hardware
     reachable: bool
+    """Whether we want to be dialled."""
     software: str
     upload_bytes_per_second: int = 0
+    """No more than this; 0: no limit of our own."""
     http_port: int = 0
 
 
 class Announcer:
     """Announces us and listens to the directory; ``hint`` takes the records that it finds.
 
-    ``synchronised`` waits until a peer has told us what we missed.
+    ``synchronised`` waits until a peer has told us what we missed; ``reachable`` is what others
+    found of us, ``witnessed`` what we found of them: a class of rates for each public key.
     """
 
     def __init__(
@@ -69,6 +72,8 @@ class Announcer:
         *,
         hint: Callable[[bytes], object],
         synchronised: Callable[[], Awaitable[None]],
+        reachable: Callable[[], bool],
+        witnessed: Callable[[], Mapping[bytes, int]],
         policy_version: Callable[[], int],
     ) -> None:
         self._context = context
@@ -77,6 +82,8 @@ class Announcer:
         self._network = network
         self._hint = hint
         self._synchronised = synchronised
+        self._reachable = reachable
+        self._witnessed = witnessed
         self._policy_version = policy_version
         self._newest: Signed[NodeRecord] | None = None
         self._announced = asyncio.Event()
@@ -128,6 +135,7 @@ class Announcer:
         head = self._context.replica.ledger.head
         conditions = self._context.conditions
         roles = [role for role in self._about.roles if not conditions.has_resigned(role)]
+        witnessed = self._witnessed()
         await self._incarnation.advance(leaving=leaving)
         return NodeRecord(
             sequence=self._incarnation.sequence,
@@ -136,7 +144,9 @@ class Announcer:
             addresses=tuple(short[:ADDRESSES_MAX]),
             hardware=self._about.hardware,
             upload_bytes_per_second=self._about.upload_bytes_per_second,
-            reachable=self._about.reachable,
+            reachable=self._about.reachable and self._reachable(),
+            witnessed=tuple(witnessed),
+            upload_classes=tuple(witnessed.values()),
             http_port=self._about.http_port,
             software=self._about.software,
             protocol_version=PROTOCOL_VERSION,

@@ -122,6 +122,24 @@ BLOBS = StreamProtocol(
 """A range of a blob: a request of 80 bytes, a header of 30, then the bytes as they are. A download
 keeps eight streams in flight with one peer."""
 
+SAMPLE_BYTES_MAX = 2 << 20
+"""What a member sends to be measured: a sixtieth of a second of a gigabit, three of a thin line."""
+
+DIAL_BACK = StreamProtocol(
+    word="dial-back",
+    name=f"{_PREFIX}/{{run}}/dial-back",
+    speaks_first=Side.OPENER,
+    framing=Framing.TWO_BYTES,
+    opener_bytes_max=2048,
+    acceptor_bytes_max=1,
+    streams_per_peer=1,
+    streams_total=4,
+    stall_seconds=10.0,
+    exchange_seconds=20.0,
+)
+"""Whether a member answers at its own address, and how fast it sends; what a stranger can make us
+do with it is four dials in a few seconds, to the host that it comes from itself."""
+
 GOSSIP = StreamProtocol(
     word="gossip",
     name="/meshsub/1.1.0",
@@ -137,7 +155,7 @@ GOSSIP = StreamProtocol(
 """Each side of a pair writes on the stream that it opened. The name and the limit of a message are
 libp2p's; a newer stream of a peer replaces its older one."""
 
-STREAM_PROTOCOLS = (MANIFEST, MESSAGE, SYNC, BLOBS, GOSSIP)
+STREAM_PROTOCOLS = (MANIFEST, MESSAGE, SYNC, BLOBS, DIAL_BACK, GOSSIP)
 
 
 def topic_name(topic: Topic, run_id: RunId) -> str:

@@ -1,15 +1,15 @@
 """Downloads over the forest that the roster gives now."""
 
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import partial
 
 from node.blobs.exchange import BlobExchange
 from node.context import Ports
 from node.weights.download import Weights, WeightsDownload
+from protocol.capacity import forest_members, has_standing
 from protocol.replica import Replica
-from protocol.shardcast.forest import ForestMember
+from protocol.shardcast.forest import ForestMember, ForestMembers
 from protocol.shardcast.source_history import SourceHistory
-from protocol.types import MEMBERS_MAX, PeerId
 
 
 class Downloads:
@@ -20,17 +20,26 @@ class Downloads:
         self._replica = replica
         self._exchange = exchange
         self._source_history = SourceHistory()
+        self._members = ForestMembers(())
+        self._state: tuple[int, ...] | None = None
+        """What ``_members`` was made of."""
 
-    def members(self) -> list[ForestMember]:
-        """Return who feeds whom now: everybody with a live record."""
-        return [
-            _forest_member(
-                member.peer,
-                member.record.message.upload_bytes_per_second,
-                member.record.message.reachable,
-            )
-            for member in self._replica.roster.live(self._ports.clock.now())
-        ]
+    def members(self) -> ForestMembers:
+        """Return who feeds whom now: everybody with a live record, as others have found them.
+
+        The same object again while no record has come, no rollout got an outcome and no epoch has
+        passed: then the forests of versions that were asked for before are known.
+        """
+        replica, now = self._replica, self._ports.clock.now()
+        manifest, ledger, roster = replica.manifest, replica.ledger, replica.roster
+        totals = ledger.totals
+        state = (roster.changes, totals.certified, totals.rejected, manifest.epoch_at(now))
+        if state != self._state:
+            proven = partial(has_standing, manifest=manifest, ledger=ledger)
+            members = forest_members(roster.live(now), manifest, proven)
+            self._state = state
+            self._members = self._members if members == self._members else members
+        return self._members
 
     def make(
         self,
@@ -52,8 +61,3 @@ class Downloads:
             on_blame=self._exchange.on_fault,
             on_progress=on_progress,
         )
-
-
-@lru_cache(maxsize=MEMBERS_MAX)  # one object per member makes two rosters quick to compare
-def _forest_member(peer: PeerId, upload_bytes_per_second: int, reachable: bool) -> ForestMember:
-    return ForestMember(peer, upload_bytes_per_second, reachable)

@@ -6,7 +6,7 @@ checked by the engine that loads it, and what an engine refuses is fetched once 
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -46,7 +46,7 @@ _TABLE = "policies"
 class _Arriving:
     leg: Leg
     root: PeerId
-    members: list[ForestMember]
+    members: Sequence[ForestMember]
     weights: WeightsDownload
     task: asyncio.Task[None]
 
@@ -195,7 +195,7 @@ class PolicyLibrary(Policies):
 
     async def _end_downloads(self) -> None:
         """Take note of those that have ended; end those of which nobody wants the result."""
-        members = self._downloads.members() if self._arriving else []
+        members = self._downloads.members() if self._arriving else ()
         ended = []
         for version, arriving in list(self._arriving.items()):
             if arriving.task.done():
@@ -248,7 +248,7 @@ class PolicyLibrary(Policies):
                 return
 
     def _roots(self, checkpoint: Signed[CheckpointManifest]) -> list[PeerId]:
-        """Return who may feed the forest: the publisher, or who says to hold it when that is gone.
+        """Return who may feed the forest: the publisher, or a node of the genesis when it is gone.
 
         Everybody takes the first; who has begun with another one goes on with that.
         """
@@ -261,11 +261,12 @@ class PolicyLibrary(Policies):
             member.peer
             for member in roster.live(now)
             if member.peer not in (publisher, self._exchange.peer_id)
+            and self._replica.manifest.is_of_genesis(member.peer)
             and member.record.message.policy_version >= version
         ]
         return holders or ([] if ours else [publisher])
 
-    def _download(self, leg: Leg, root: PeerId, members: list[ForestMember]) -> WeightsDownload:
+    def _download(self, leg: Leg, root: PeerId, members: Sequence[ForestMember]) -> WeightsDownload:
         index, index_bytes = Digest(leg.form.index), leg.form.index_bytes
         weights = Weights(leg.checkpoint.digest, index, index_bytes, root)
         return self._downloads.make(weights, members)

@@ -8,32 +8,107 @@ the time tends to size / bandwidth. The order in which the roster is given does 
 Inside a stripe members stand in one line: inner nodes by falling capacity, then the leaves. A
 parent always stands before its children, hence no cycles; the fallback candidates of a member stand
 before it too, so members that wait for each other never form a ring.
+
+Rosters differ by a few records, and then the forests must differ by a few edges. So nobody's place
+is a number in a list. An inner node has *seats* in proportion to its capacity, at points of a
+circle that are hashes; a member looks at a few points of its own and takes a free seat. Whoever
+comes or goes moves those who sit on its seats, and a few of those who would (consistent hashing
+with bounded loads, Mirrokni, Thorup and Zadimoghaddam, 2018).
 """
 
 import heapq
-from collections.abc import Sequence
+import struct
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from math import isqrt
+from typing import NamedTuple, overload
 
 from blake3 import blake3
+from typing_extensions import override
 
+from protocol.shardcast.rates import rate_class, rate_of_class
 from protocol.types import Digest, PeerId
 
 FALLBACKS_MAX = 4
 """Candidates between the parent and the root: a guess. When a tenth of the members is gone, one of
 five is alive with probability 0.99999; more would only delay the way to the root."""
 
+NEWCOMERS_SHARE = 4
+NEWCOMERS_MIN = 4
+"""Of the members that feed, at most one for so many that have standing has none, or four: guesses.
+They are how a relay begins, and all that a crowd of new keys can ever get."""
+
+SMALL = 64
+"""A swarm of so many can be even to the seat, and a change shifts most of it; a larger one need
+not. Up to so many that feed are dealt to the stripes evenly, the strongest first, more of them by
+hash; and members beyond this number have spare seats."""
+
+SPARE_SEATS_SHARE = 16
+"""One seat for so many members stays free. With half as many twice as many edges move, with twice
+as many the busiest inner node has a tenth more to do (``benchmarks/shardcast/forest.py``)."""
+
+PROBES = 6
+"""Points at which a member looks for a seat; with place and lot one block of BLAKE3."""
+
+_WORDS = 2 + PROBES
+
 _TREES_MAX = 64
 """Remembered: the stripes of a few versions over a few rosters; of a thousand members 0.2 MB."""
 
 
 class ForestMember(NamedTuple):
-    """One member of the roster; ``upload_bytes_per_second`` is what it declares."""
+    """One member of the roster, as witnessed (``protocol.shardcast.capacity``).
+
+    ``proven``: whether its key has standing. Who is not ``reachable`` feeds nobody.
+    """
 
     peer: PeerId
     upload_bytes_per_second: int
     reachable: bool
+    proven: bool = True
+
+
+class ForestMembers(Sequence[ForestMember]):
+    """Members, with a hash that is taken once: each of ten thousand would be hashed at each look.
+
+    Give the same object again while nothing has changed.
+    """
+
+    __slots__ = ("_hash", "_members")
+
+    def __init__(self, members: Iterable[ForestMember]) -> None:
+        self._members = tuple(members)
+        self._hash = hash(self._members)
+
+    @override
+    def __hash__(self) -> int:
+        return self._hash
+
+    @override
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        return isinstance(other, ForestMembers) and self._members == other._members
+
+    @override
+    def __len__(self) -> int:
+        return len(self._members)
+
+    @overload
+    def __getitem__(self, place: int) -> ForestMember: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> tuple[ForestMember, ...]: ...
+
+    @override
+    def __getitem__(self, place: int | slice) -> ForestMember | tuple[ForestMember, ...]:
+        return self._members[place]
+
+    @override
+    def __iter__(self) -> Iterator[ForestMember]:
+        return iter(self._members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,41 +116,9 @@ class Tree:
     """One stripe: child to parent in line order, without the root, and who can feed others."""
 
     parents: dict[PeerId, PeerId]
-    reachable: tuple[PeerId, ...]
-    reachable_before: dict[PeerId, int]
-    """Of each member: how many of ``reachable``, from the first on, stand before it."""
-
-
-@lru_cache(maxsize=_TREES_MAX)
-def tree(
-    members: tuple[ForestMember, ...],
-    root: PeerId,
-    version_digest: Digest,
-    stripe: int,
-    stripes: int,
-    fanout: int,
-) -> Tree:
-    """Return the tree of one stripe; ``ValueError`` when ``fanout`` or ``stripe`` is impossible."""
-    if fanout < 2 or not 0 <= stripe < stripes:
-        raise ValueError(f"no forest with fanout {fanout}, stripe {stripe} of {stripes}")
-    by_peer = {member.peer: member for member in members if member.peer != root}
-    salt = version_digest + stripe.to_bytes(4, "big")
-    inner = _inner(list(by_peer.values()), version_digest, stripe, stripes, fanout)
-    line = [member.peer for member in inner]
-    placed = frozenset(line)
-    line += sorted((p for p in by_peer if p not in placed), key=lambda p: _rank(salt, p))
-    degrees = _degrees(inner, len(line), 2 * max(fanout, stripes))
-    feeders = [root] * max(1, len(line) - sum(degrees))
-    for member, degree in zip(inner, degrees, strict=True):
-        feeders += [member.peer] * degree
-    reachable: list[PeerId] = []
-    reachable_before: dict[PeerId, int] = {}
-    for peer in line:
-        reachable_before[peer] = len(reachable)
-        if by_peer[peer].reachable:
-            reachable.append(peer)
-    parents = dict(zip(line, feeders, strict=False))
-    return Tree(parents, tuple(reachable), reachable_before)
+    feeders: tuple[PeerId, ...]
+    feeders_before: dict[PeerId, int]
+    """Of each member: how many of ``feeders``, from the first on, stand before it."""
 
 
 def candidates(
@@ -89,17 +132,23 @@ def candidates(
 ) -> list[PeerId]:
     """Return whom ``me`` asks for a stripe: the parent, up to ``FALLBACKS_MAX`` others, the root.
 
-    The others are reachable members that stand before ``me`` in the stripe's line, in an order of
-    its own, so the orphans of one parent spread out. Who is not a member asks like the last leaf.
+    The others are members that may feed and stand before ``me`` in the stripe's line, in an order
+    of its own, so the orphans of one parent spread out. Who is not a member asks like the last
+    leaf. Quick when ``members`` is a ``ForestMembers`` that was asked of before.
     """
     if me == root:
         return []
-    line = tree(tuple(members), root, version_digest, stripe, stripes, fanout)
-    count = line.reachable_before.get(me, len(line.reachable))
+    line = tree(hashed(members), root, version_digest, stripe, stripes, fanout)
+    count = line.feeders_before.get(me, len(line.feeders))
     places = _drawn(version_digest + stripe.to_bytes(4, "big") + me.encode(), count)
     parent = line.parents.get(me)
-    order = [peer for place in places if (peer := line.reachable[place]) != parent][:FALLBACKS_MAX]
+    order = [peer for place in places if (peer := line.feeders[place]) != parent][:FALLBACKS_MAX]
     return list(dict.fromkeys([*([parent] if parent else []), *order, root]))
+
+
+def hashed(members: Sequence[ForestMember]) -> ForestMembers:
+    """Return members whose hash is known; those that are, as they are."""
+    return members if isinstance(members, ForestMembers) else ForestMembers(members)
 
 
 def _drawn(salt: bytes, count: int) -> list[int]:
@@ -118,46 +167,182 @@ def _drawn(salt: bytes, count: int) -> list[int]:
     return drawn
 
 
-def _rank(salt: bytes, peer: PeerId) -> bytes:
-    return blake3(salt + peer.encode()).digest()
+# One stripe
 
 
-def _inner(
-    members: Sequence[ForestMember], version_digest: Digest, stripe: int, stripes: int, fanout: int
-) -> list[ForestMember]:
-    """Return the inner nodes of a stripe: as many as feed everybody at ``fanout`` each.
+@lru_cache(maxsize=_TREES_MAX)
+def tree(
+    members: ForestMembers,
+    root: PeerId,
+    version_digest: Digest,
+    stripe: int,
+    stripes: int,
+    fanout: int,
+) -> Tree:
+    """Return the tree of one stripe; ``ValueError`` when ``fanout`` or ``stripe`` is impossible."""
+    if fanout < 2 or not 0 <= stripe < stripes:
+        raise ValueError(f"no forest with fanout {fanout}, stripe {stripe} of {stripes}")
+    peers = dict.fromkeys(member.peer for member in members if member.peer != root)
+    may_feed, dealt = _dealt(members, root, version_digest, stripes)
+    inner = dealt[stripe][: max(1, -(-(len(peers) - 1) // fanout))]
+    salt = version_digest + stripe.to_bytes(4, "big")
+    seats = _Seats(salt, inner, len(peers), 2 * max(fanout, stripes))
+    by_root = max(1, len(peers) - seats.count)  # the first in the line
+    parents: dict[PeerId, PeerId] = {}
+    for place, member in enumerate(inner):
+        parents[member.peer] = (place >= by_root and seats.near_the_root(place)) or root
+        seats.offer(place)
+        del peers[member.peer]
+    for words, peer in sorted((_words(salt, peer, _WORDS), peer) for peer in peers):
+        parents[peer] = (len(parents) >= by_root and seats.first_free(words[2:])) or root
+    feeders: list[PeerId] = []
+    feeders_before: dict[PeerId, int] = {}
+    for peer in parents:
+        feeders_before[peer] = len(feeders)
+        if peer in may_feed:
+            feeders.append(peer)
+    return Tree(parents, tuple(feeders), feeders_before)
 
-    Reachable members are dealt to the stripes in turn, strongest first, so every stripe gets about
-    the same capacity; with fewer of them than stripes, one serves several stripes.
+
+@lru_cache(maxsize=_TREES_MAX)
+def _dealt(
+    members: ForestMembers, root: PeerId, version_digest: Digest, stripes: int
+) -> tuple[frozenset[PeerId], tuple[tuple[ForestMember, ...], ...]]:
+    """Return who may feed, and the stripes in which they are inner, each strongest first.
+
+    Each goes to a stripe that its hash names, or to the next that has not too many yet; with fewer
+    of them than stripes, one serves several.
     """
-    reachable = sorted(
-        (member for member in members if member.reachable),
-        key=lambda m: (-m.upload_bytes_per_second, _rank(version_digest, m.peer)),
+    able = [member for member in members if member.reachable and member.peer != root]
+    drawn = {member.peer: _words(version_digest, member.peer, 2) for member in able}
+    feeding = sorted(
+        _admitted(able, drawn),
+        key=lambda m: (-rate_class(m.upload_bytes_per_second), not m.proven, drawn[m.peer]),
     )
-    if not reachable:
-        return []
-    needed = -(-(len(members) - 1) // fanout)
-    return reachable[stripe % len(reachable) :: stripes][: max(1, needed)]
+    lines: list[list[ForestMember]] = [[] for _ in range(stripes)]
+    total = len(feeding)
+    for place, member in enumerate(feeding):
+        most = 1 + (place // stripes if total <= SMALL else total // stripes + isqrt(total))
+        stripe = drawn[member.peer][1] % stripes
+        while len(lines[stripe]) >= most:
+            stripe = (stripe + 1) % stripes
+        lines[stripe].append(member)
+    for stripe, line in enumerate(lines):
+        if not line and feeding:
+            line.append(feeding[stripe % len(feeding)])
+    return frozenset(member.peer for member in feeding), tuple(map(tuple, lines))
 
 
-def _degrees(inner: Sequence[ForestMember], count: int, degree_max: int) -> list[int]:
-    """Return how many children each inner node feeds; all but one of ``count`` if limits allow.
+def _admitted(
+    able: Sequence[ForestMember], drawn: Mapping[PeerId, tuple[int, ...]]
+) -> list[ForestMember]:
+    """Return all that are proven, and as many newcomers as get a place in this version.
 
-    Places go one by one to whoever then has the least to upload for its capacity (D'Hondt), which
-    keeps the slowest uplink as fast as it can be. The limit is against members that overstate their
-    capacity: with ``2 * stripes`` children a member uploads two copies. It rises only when so few
-    can feed that the root would bear more than its share.
+    A newcomer counts for no more than what three of four of the proven ones can do at most.
     """
-    degree_max = max(degree_max, -(-count // (len(inner) + 1)))
-    degrees = [0] * len(inner)
-    capacities = [max(1, member.upload_bytes_per_second) for member in inner]
-    queue = [(1 / capacity, place) for place, capacity in enumerate(capacities)]
-    heapq.heapify(queue)
-    for _ in range(count - 1):
-        if not queue:
-            break
-        place = heapq.heappop(queue)[1]
-        degrees[place] += 1
-        if degrees[place] < degree_max:
-            heapq.heappush(queue, ((degrees[place] + 1) / capacities[place], place))
-    return degrees
+    proven = [member for member in able if member.proven]
+    newcomers = [member for member in able if not member.proven]
+    newcomers.sort(key=lambda member: drawn[member.peer])
+    del newcomers[max(NEWCOMERS_MIN, len(proven) // NEWCOMERS_SHARE) :]
+    rates = sorted(member.upload_bytes_per_second for member in proven)
+    most = rates[3 * (len(rates) - 1) // 4] if rates else 0
+    return [
+        *proven,
+        *(
+            m._replace(upload_bytes_per_second=min(m.upload_bytes_per_second, most))
+            for m in newcomers
+        ),
+    ]
+
+
+class _Seats:
+    """The seats of one stripe's inner nodes on their circle, and who has been given one."""
+
+    def __init__(
+        self, salt: bytes, inner: Sequence[ForestMember], count: int, degree_max: int
+    ) -> None:
+        degree_max = max(degree_max, -(-count // (len(inner) + 1)))
+        self._inner = inner
+        self._words = [_words(salt, member.peer, _WORDS + degree_max) for member in inner]
+        spare = max(0, count - SMALL) // SPARE_SEATS_SHARE
+        degrees = self._degrees(count - 1 + spare, degree_max)
+        seats = sorted(
+            (point, place)
+            for place, degree in enumerate(degrees)
+            for point in self._words[place][_WORDS : _WORDS + degree]
+        )
+        self._points = [point for point, _ in seats]
+        self._owners = [place for _, place in seats]
+        self._owned: list[list[int]] = [[] for _ in inner]
+        for seat, place in enumerate(self._owners):
+            self._owned[place].append(seat)
+        self._free = bytearray(len(seats))
+
+    def _degrees(self, seats: int, degree_max: int) -> list[int]:
+        """Return how many seats each inner node has: so many in all, if limits allow.
+
+        They go one by one to whoever then has the least for its capacity (D'Hondt), which keeps
+        the slowest uplink as fast as it can be; a hash parts those that are alike, so that one more
+        seat is one more of one member. The limit is against members that seem stronger than they
+        are: with ``2 * stripes`` children a member uploads two copies. It rises only when so few
+        can feed that the root would bear more than its share.
+        """
+        degrees = [0] * len(self._inner)
+        weights = [
+            rate_of_class(rate_class(member.upload_bytes_per_second)) for member in self._inner
+        ]
+        queue = [
+            (1 / weight, words[1], place)
+            for place, (weight, words) in enumerate(zip(weights, self._words, strict=True))
+        ]
+        heapq.heapify(queue)
+        for _ in range(seats):
+            if not queue:
+                break
+            _, word, place = heapq.heappop(queue)
+            degrees[place] += 1
+            if degrees[place] < degree_max:
+                heapq.heappush(queue, ((degrees[place] + 1) / weights[place], word, place))
+        return degrees
+
+    @property
+    def count(self) -> int:
+        """How many seats there are."""
+        return len(self._free)
+
+    def offer(self, place: int) -> None:
+        """Free the seats of an inner node, which has a parent now."""
+        for seat in self._owned[place]:
+            self._free[seat] = 1
+
+    def near_the_root(self, place: int) -> PeerId | None:
+        """Give an inner node a seat: of those next to its points the one nearest to the root."""
+        points = self._words[place][2:_WORDS]
+        found = [seat for point in points if (seat := self._next_free(point)) >= 0]
+        best = min(found, key=lambda seat: (self._owners[seat], seat), default=-1)
+        return self._take(best)
+
+    def first_free(self, points: Sequence[int]) -> PeerId | None:
+        """Give a leaf the first seat that is free at one of its points, or else after its first."""
+        seats = len(self._free)
+        for point in points if seats else ():
+            seat = bisect_left(self._points, point) % seats
+            if self._free[seat]:
+                return self._take(seat)
+        return self._take(self._next_free(points[0]))
+
+    def _next_free(self, point: int) -> int:
+        """Return the first free seat from a point on, round the circle; -1 when there is none."""
+        seat = self._free.find(1, bisect_left(self._points, point))
+        return seat if seat >= 0 else self._free.find(1)
+
+    def _take(self, seat: int) -> PeerId | None:
+        if seat < 0:
+            return None
+        self._free[seat] = 0
+        return self._inner[self._owners[seat]].peer
+
+
+def _words(salt: bytes, peer: PeerId, count: int) -> tuple[int, ...]:
+    """Return the first ``count`` numbers of 64 bits, big-endian, of BLAKE3 over both."""
+    return struct.unpack(f">{count}Q", blake3(salt + peer.encode()).digest(8 * count))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 from protocol.shardcast import forest
-from protocol.shardcast.forest import ForestMember
+from protocol.shardcast.forest import ForestMember, ForestMembers
 from protocol.types import Digest, PeerId
 
 _SIBLINGS_MAX = 64
@@ -29,7 +29,7 @@ def foster(
 
     Nobody that ``me`` feeds in this stripe: they would wait for each other.
     """
-    everyone = tuple(members)
+    everyone = forest.hashed(members)
     trees = [
         forest.tree(everyone, root, version_digest, number % stripes, stripes, fanout)
         for number in range(stripe, stripe + stripes)
@@ -61,7 +61,7 @@ def _feeds(parents: dict[PeerId, PeerId], above: PeerId, below: PeerId | None) -
 
 @lru_cache(maxsize=_SIBLINGS_MAX)
 def _children(
-    members: tuple[ForestMember, ...],
+    members: ForestMembers,
     root: PeerId,
     version_digest: Digest,
     stripe: int,

@@ -68,6 +68,16 @@ class Transport(Streams, Protocol):
     async def peers(self) -> list[PeerId]:
         """Return the peers that are connected now."""
 
+    async def remote_addresses(self, peer: PeerId) -> list[str]:
+        """Return where the connections to ``peer`` come from or go to, without ``/p2p``."""
+
+    async def probe(self, address: str) -> None:
+        """Find out whether a multiaddress with ``/p2p/<peer id>`` is answered by that key.
+
+        By a connection of its own, which ends at once: one that is there already proves nothing.
+        Raises ``TransportError`` when it is not.
+        """
+
 
 class RangeBody(Protocol):
     """The bytes of a range, on their way from one peer."""

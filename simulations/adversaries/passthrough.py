@@ -84,6 +84,14 @@ class PassingTransport(Transport):
         return await self._honest.peers()
 
     @override
+    async def remote_addresses(self, peer: PeerId) -> list[str]:
+        return await self._honest.remote_addresses(peer)
+
+    @override
+    async def probe(self, address: str) -> None:
+        await self._honest.probe(address)
+
+    @override
     async def open_stream(self, peer: PeerId, protocol: str) -> Stream:
         return await self._honest.open_stream(peer, protocol)
 

@@ -277,16 +277,16 @@ class World:
         )
         if machine.behaviour:
             parts = self._behaviours[machine.behaviour](parts, rng.child("behaviour"))
-        upload = machine.host.up.bytes_per_second
+        upload_limit = round(machine.host.up.bytes_per_second * self.scenario.upload_limit_share)
         return Daemon(
             self.manifest,
             parts.signer,
             About(
                 (Role(machine.role),),
                 Hardware(),
-                reachable=not machine.host.nat,
+                reachable=True,
                 software="simulated",
-                upload_bytes_per_second=round(upload),
+                upload_bytes_per_second=upload_limit,
             ),
             parts.ports,
             parts.engines,
@@ -294,7 +294,7 @@ class World:
             verifier=traced(self._scheme.verifier, sighting),
             opened=self._opened,
             decoded=self._decoded,
-            upload_bytes_per_second=round(upload * self.scenario.upload_limit_share),
+            upload_bytes_per_second=upload_limit,
         )
 
     # Running

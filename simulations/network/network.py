@@ -91,7 +91,9 @@ class SimNetwork:
         host = self.hosts[name]
         if host.peer_id in self._transports:
             raise ValueError(f"{name} is running")
-        transport = SimTransport(host, self.dial, self.running, self.pipe_makers, on_error)
+        transport = SimTransport(
+            host, self.dial, self.probe, self.running, self.pipe_makers, on_error
+        )
         self._transports[host.peer_id] = transport
         return transport
 
@@ -118,15 +120,25 @@ class SimNetwork:
             raise TransportError(f"no machine has the key {peer}")
         if peer in opener.connections:
             return
+        await self._knock(opener, acceptor)
+        if opener.peer_id in self._transports:
+            self.connect(opener, acceptor)
+
+    async def probe(self, opener: Host, name: str, peer: PeerId) -> None:
+        """Raise ``TransportError`` unless the machine ``name`` answers a dial with the key."""
+        acceptor = self.hosts.get(name)
+        if acceptor is None or acceptor is opener or acceptor.peer_id != peer:
+            raise TransportError(f"{peer} is not at {name}")
+        await self._knock(opener, acceptor)
+
+    async def _knock(self, opener: Host, acceptor: Host) -> None:
         latency = self._latency(opener, acceptor)
         if acceptor.nat or self._cut_either_way(opener, acceptor):
             await asyncio.sleep(DIAL_SECONDS_MAX)
             raise TransportError(f"{acceptor.name} does not answer")
         await asyncio.sleep(2 * latency * DIAL_ROUND_TRIPS)
-        if self.running(peer) is None or self._cut_either_way(opener, acceptor):
+        if self.running(acceptor.peer_id) is None or self._cut_either_way(opener, acceptor):
             raise TransportError(f"{acceptor.name} refuses the connection")
-        if opener.peer_id in self._transports:
-            self.connect(opener, acceptor)
 
     def connect(self, opener: Host, acceptor: Host) -> None:
         """Connect two machines at once, whatever is between them; no effect when they are."""

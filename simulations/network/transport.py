@@ -21,18 +21,20 @@ _EXPECTED = (TransportError, TimeoutError, LookupError)
 
 
 class SimTransport(Transport):
-    """One daemon's end of the network, which gives it ``dial``, who runs, and its pipes."""
+    """One daemon's end of the network, which gives it ways to dial, who runs, and its pipes."""
 
     def __init__(
         self,
         host: Host,
         dial: Callable[[Host, PeerId], Awaitable[object]],
+        probe: Callable[[Host, str, PeerId], Awaitable[object]],
         running: Callable[[PeerId], "SimTransport | None"],
         pipe_makers: Mapping[str, PipeMaker],
         on_error: Callable[[BaseException], None],
     ) -> None:
         self._host = host
         self._dial = dial
+        self._probe = probe
         self._running = running
         self._pipe_makers = pipe_makers
         self._on_error = on_error
@@ -69,6 +71,21 @@ class SimTransport(Transport):
     async def peers(self) -> list[PeerId]:
         self._require_alive()
         return list(self._host.connections)
+
+    @override
+    async def remote_addresses(self, peer: PeerId) -> list[str]:
+        self._require_alive()
+        connection = self._host.connections.get(peer)
+        if connection is None:
+            return []
+        ends = (connection.opener, connection.acceptor)
+        return [f"/sim/{end.name}" for end in ends if end.peer_id == peer]
+
+    @override
+    async def probe(self, address: str) -> None:
+        self._require_alive()
+        base, _, peer = address.rpartition("/p2p/")
+        await self._probe(self._host, base.removeprefix("/sim/"), PeerId(peer))
 
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> SimStream:

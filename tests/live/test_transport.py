@@ -106,6 +106,44 @@ async def test_only_plain_tcp_over_ipv4_tells_a_host(address, host):
     assert control.ipv4_of(Multiaddr(address).to_bytes()) == host
 
 
+async def test_an_address_is_tried_whoever_is_connected_already(pair):
+    """By a handshake that proves the key; a connection that is there proves nothing."""
+    left, right = pair
+    (address,) = await right.addresses()
+    await left.probe(address)
+    base = address.rpartition("/p2p/")[0]
+    for wrong in (
+        f"{base}/p2p/{left.peer_id}",  # somebody else answers
+        f"{base.rpartition('/')[0]}/1/p2p/{right.peer_id}",  # nobody does
+        f"/ip4/127.0.0.1/udp/1/quic/p2p/{right.peer_id}",
+        f"/unix/p2p/{right.peer_id}",
+    ):
+        with pytest.raises(TransportError):
+            await left.probe(wrong)
+
+
+async def test_a_server_that_is_not_libp2p_is_not_taken_for_it(pair):
+    left, right = pair
+
+    async def says_ok(_reader, writer):
+        writer.write(b"HTTP/1.0 200 OK\r\n\r\n" * 10)
+        writer.close()
+
+    server = await asyncio.start_server(says_ok, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    with pytest.raises(TransportError):
+        await left.probe(f"/ip4/127.0.0.1/tcp/{port}/p2p/{right.peer_id}")
+    server.close()
+
+
+async def test_both_ends_know_where_the_other_is(pair):
+    left, right = pair
+    for one, other in ((left, right), (right, left)):
+        (address,) = await one.remote_addresses(other.peer_id)
+        assert address.startswith("/ip4/127.0.0.1/tcp/")
+    assert await left.remote_addresses(Identity(bytes([77]) * 32).peer_id) == []
+
+
 async def test_addresses_and_streams_carry_the_id_of_the_key(pair):
     left, right = pair
     assert left.peer_id == Identity(bytes([1]) * 32).peer_id

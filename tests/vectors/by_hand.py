@@ -322,31 +322,105 @@ def protobuf(data: bytes) -> dict[int, list[Any]]:
 
 # Section 14: the forest
 
-Member = tuple[str, int, bool]
-"""Peer id, upload in bytes a second, whether it can be reached."""
+Member = tuple[str, int, bool, bool]
+"""Peer id, upload in bytes a second, whether it can be reached, whether its key has standing."""
+
+
+def words(salt: bytes, peer: str, count: int) -> list[int]:
+    """Return the first numbers of 64 bits of a hash."""
+    stream = blake3(salt + peer.encode()).digest(length=8 * count)
+    return [int.from_bytes(stream[at : at + 8], "big") for at in range(0, 8 * count, 8)]
+
+
+def whole_class(rate: int) -> int:
+    """Return the least rate of the class of a rate."""
+    number = math.floor(2 * math.log2(max(1, rate)) + 1e-12)
+    return math.ceil(2 ** (number / 2) - 1e-9)
+
+
+def who_feeds(members: list[Member], root: str, version: bytes) -> list[tuple[str, int]]:
+    """Return who may be inner and the least rate of its class, in the order of the page."""
+    there = {peer: (upload, proven) for peer, upload, able, proven in members if able}
+    there.pop(root, None)
+    drawn = {peer: words(version, peer, 2) for peer in there}
+    proven = [peer for peer in there if there[peer][1]]
+    new = sorted((peer for peer in there if not there[peer][1]), key=lambda peer: drawn[peer])
+    rates = sorted(there[peer][0] for peer in proven)
+    most = rates[3 * (len(rates) - 1) // 4] if rates else 0
+    counted = {peer: whole_class(there[peer][0]) for peer in proven}
+    for peer in new[: max(4, len(proven) // 4)]:
+        counted[peer] = whole_class(min(there[peer][0], most))
+    return sorted(
+        counted.items(), key=lambda item: (-item[1], not there[item[0]][1], drawn[item[0]])
+    )
+
+
+def stripe_of_each(feeding: list[tuple[str, int]], version: bytes, stripes: int) -> list[int]:
+    """Return the stripe in which each of them is inner."""
+    dealt: list[int] = []
+    for place, (peer, _) in enumerate(feeding):
+        total = len(feeding)
+        most = place // stripes if total <= 64 else total // stripes + math.isqrt(total)
+        stripe = words(version, peer, 2)[1] % stripes
+        while dealt.count(stripe) > most:
+            stripe = (stripe + 1) % stripes
+        dealt.append(stripe)
+    return dealt
+
+
+def seats_of_each(salt: bytes, inner: list[tuple[str, int]], count: int, most: int) -> list[int]:
+    """Return the number of seats of each inner node."""
+    lots = [words(salt, peer, 2)[1] for peer, _ in inner]
+    seats = [0] * len(inner)
+    for _ in range(count):
+        free = [place for place in range(len(inner)) if seats[place] < most]
+        if free:
+            seats[min(free, key=lambda at: ((seats[at] + 1) / inner[at][1], lots[at]))] += 1
+    return seats
 
 
 def parents(
     members: list[Member], root: str, version: bytes, stripe: int, stripes: int, fanout: int
 ) -> dict[str, str]:
     """Return child -> parent of one stripe."""
-    others = {peer: (upload, there) for peer, upload, there in members if peer != root}
+    others = list(dict.fromkeys(peer for peer, *_ in members if peer != root))
     count, salt = len(others), version + stripe.to_bytes(4, "big")
-    reachable = sorted(
-        (peer for peer, (_, there) in others.items() if there),
-        key=lambda peer: (-others[peer][0], digest(version, peer.encode())),
-    )
-    needed = max(1, math.ceil((count - 1) / fanout))
-    inner = reachable[stripe % len(reachable) :: stripes][:needed] if reachable else []
-    rest = sorted(set(others) - set(inner), key=lambda peer: digest(salt, peer.encode()))
-    degrees = dict.fromkeys(inner, 0)
+    feeding = who_feeds(members, root, version)
+    dealt = stripe_of_each(feeding, version, stripes)
+    line = [item for item, number in zip(feeding, dealt, strict=True) if number == stripe]
+    if not line and feeding:
+        line = [feeding[stripe % len(feeding)]]
+    inner = line[: max(1, math.ceil((count - 1) / fanout))]
     most = max(2 * max(fanout, stripes), math.ceil(count / (len(inner) + 1)))
-    for _ in range(count - 1):
-        free = [peer for peer in inner if degrees[peer] < most]
-        if free:
-            loads = [(degrees[peer] + 1) / max(1, others[peer][0]) for peer in free]
-            degrees[free[loads.index(min(loads))]] += 1
-    feeders = [root] * max(1, count - sum(degrees.values()))
-    for peer in inner:
-        feeders += [peer] * degrees[peer]
-    return dict(zip([*inner, *rest], feeders, strict=False))
+    seats = seats_of_each(salt, inner, count - 1 + max(0, count - 64) // 16, most)
+    drawn = [words(salt, peer, 8 + most) for peer, _ in inner]
+    circle = sorted(
+        (point, place) for place, many in enumerate(seats) for point in drawn[place][8 : 8 + many]
+    )
+    free: set[int] = set()
+    fed: dict[str, str] = {}
+    by_root = max(1, count - sum(seats))
+
+    def after(point: int) -> list[int]:
+        """Return all seats in the order in which they follow a point."""
+        order = range(len(circle))
+        return sorted(order, key=lambda seat: (circle[seat][0] < point, seat))
+
+    def take(seat: int | None) -> str:
+        free.discard(-1 if seat is None else seat)
+        return root if seat is None else inner[circle[seat][1]][0]
+
+    for place, (peer, _) in enumerate(inner):
+        found = [
+            next((at for at in after(point) if at in free), None) for point in drawn[place][2:8]
+        ]
+        seen = [at for at in found if at is not None]
+        best = min(seen, key=lambda at: (circle[at][1], at), default=None)
+        fed[peer] = root if place < by_root else take(best)
+        free |= {at for at, (_, owner) in enumerate(circle) if owner == place}
+    for _, _, *points, peer in sorted((*words(salt, p, 8), p) for p in set(others) - set(fed)):
+        looks = [after(point)[0] for point in points] if circle else []
+        direct = next((at for at in looks if at in free), None)
+        walked = next((at for at in after(points[0]) if at in free), None)
+        fed[peer] = root if len(fed) < by_root else take(walked if direct is None else direct)
+    return fed

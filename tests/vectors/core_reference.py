@@ -86,6 +86,7 @@ MANIFEST: dict[str, Any] = {
         "full_every": 5,
         "shard_bytes": 262_144,
         "stripes": 4,
+        "upload_bytes_per_second_max": 125_000_000,
         "versions_kept": 6,
     },
     "toploc": {

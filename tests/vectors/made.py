@@ -68,6 +68,8 @@ def record(signer: Identity, role: str) -> Signed[NodeRecord]:
         hardware=Hardware(gpu="none", cores=2, memory_bytes=2**34),
         upload_bytes_per_second=1_250_000,
         reachable=True,
+        witnessed=(bytes(32), bytes([1]) * 32),
+        upload_classes=(40, 0),
         software="prime-node 0.1.0",
         protocol_version=1,
         policy_version=0,

@@ -11,10 +11,12 @@ from hivemind.utils.serializer import MSGPackSerializer
 from node.blobs.exchange import BlobExchange
 from node.live.records import RecordValidator, key_id
 from node.membership.announcer import directory_key
+from node.membership.reachability import dialled_back
+from node.membership.witness import Witness
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.manifest_exchange import fetch_manifest, serve_manifest
 from node.replication.network import SwarmNetwork
-from node.streams.protocols import BLOBS, topic_name
+from node.streams.protocols import BLOBS, DIAL_BACK, topic_name
 from protocol.crypto import Identity, verify
 from protocol.gossip.events import (
     Heartbeat,
@@ -190,11 +192,37 @@ async def sync_exchange(opener: Streams, acceptor: Streams) -> None:
     assert here.ledger.entries[COMMIT.digest].certificate is not None
 
 
+class Where:
+    """The part of the ``Transport`` port that knows addresses; whoever is dialled answers."""
+
+    ADDRESS = f"/ip4/192.0.2.1/tcp/4001/p2p/{OPENER.peer_id}"
+
+    async def addresses(self):
+        return [f"/ip4/198.51.100.1/tcp/4001/p2p/{ACCEPTOR.peer_id}"]
+
+    async def remote_addresses(self, _peer):
+        return ["/ip4/192.0.2.1/tcp/50000"]
+
+    async def probe(self, address):
+        assert address == self.ADDRESS
+
+
+async def dial_back_exchange(opener: Streams, acceptor: Streams) -> None:
+    """Be dialled back, and send a sample of a hundred bytes."""
+    serving = context(ACCEPTOR, acceptor, replica())
+    serving.ports.transport = Where()
+    await Witness(serving, lambda _peer: True).start()
+    stream = await opener.open_stream(ACCEPTOR.peer_id, DIAL_BACK.on(MANIFEST.run_id))
+    assert await dialled_back(stream, [Where.ADDRESS], 100)
+    await stream.close()
+
+
 EXCHANGES = {
     "manifest": manifest_exchange,
     "message": message_exchange,
     "sync": sync_exchange,
     "blobs": blobs_exchange,
+    "dial-back": dial_back_exchange,
 }
 
 

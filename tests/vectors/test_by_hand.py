@@ -264,6 +264,15 @@ def test_the_blobs_stream():
     assert answered.data[answered.at :] == body[request["offset"] :][: request["length"]]
 
 
+def test_the_dial_back_stream():
+    (_, asked), (side, answered), (_, sample) = said("dial-back")
+    host, separator, peer = asked.frame(2).decode().partition("/tcp/4001/p2p/")
+    assert (host, separator) == ("/ip4/192.0.2.1", "/tcp/4001/p2p/")
+    assert peer.startswith("12D3KooW")
+    assert (side, answered.data) == ("acceptor", b"\x01")
+    assert len(sample.data) == 100
+
+
 # Gossip
 
 

@@ -16,7 +16,7 @@ from protocol.gossip.params import Params
 from protocol.manifest import RunManifest
 from protocol.messages import Message
 from protocol.replica import TOPIC_KINDS
-from protocol.shardcast.forest import ForestMember, tree
+from protocol.shardcast.forest import ForestMember, ForestMembers, tree
 from protocol.toploc.sampling import CHECK_VECTORS
 from protocol.types import Role, RunId, Topic
 from roles.environments.base import ENVIRONMENTS, environment
@@ -225,15 +225,19 @@ def test_what_ours_refuses_is_refused_by_hand_and_nothing_else(data, place, spli
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=24),
+    st.lists(st.tuples(st.integers(0, 9), st.booleans(), st.booleans()), max_size=24),
     st.binary(min_size=32, max_size=32),
     st.integers(1, 5),
     st.integers(2, 4),
 )
-@example([(1, True), (1000, True), *[(1, True)] * 22], bytes(32), 1, 2)  # a full inner node
+@example([(1, True, True), (1000, True, True), *[(1, True, True)] * 22], bytes(32), 1, 2)
+@example([(1, True, True)] * 70, bytes(32), 3, 2)  # more than are dealt evenly
+@example([(9, True, number < 9) for number in range(24)], bytes(32), 2, 2)  # newcomers
 def test_the_forest_is_the_one_that_the_page_describes(members, version, stripes, fanout):
-    named = [(f"peer {n}", upload, there) for n, (upload, there) in enumerate(members)]
+    named = [(f"peer {n}", *member) for n, member in enumerate(members)]
     ours = [ForestMember(*member) for member in named]
     for stripe in range(stripes):
         place = version, stripe, stripes, fanout
-        assert tree(tuple(ours), "peer 0", *place).parents == parents(named, "peer 0", *place)
+        assert tree(ForestMembers(ours), "peer 0", *place).parents == parents(
+            named, "peer 0", *place
+        )

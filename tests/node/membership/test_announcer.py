@@ -71,6 +71,7 @@ class Node:
         self.clock = Clock()
         self.synchronised = asyncio.Event()
         self.synchronised.set()
+        self.reachable, self.witnessed = True, {}
         self.network = Network(self)
         self.begin()
 
@@ -94,6 +95,8 @@ class Node:
                 Topic.ROSTER, envelope, self.clock.now()
             ),
             synchronised=self.synchronised.wait,
+            reachable=lambda: self.reachable,
+            witnessed=lambda: self.witnessed,
             policy_version=lambda: 7,
         )
 
@@ -128,6 +131,21 @@ def test_we_say_what_we_are_and_say_it_again():
         assert listed == node.said[-1]
         await node.announcer.announce(leaving=True)
         assert node.record.leaving
+
+    run_virtual(scenario())
+
+
+def test_what_others_found_of_us_and_we_of_them_is_told():
+    async def scenario():
+        node = Node()
+        node.witnessed = {b"k" * 32: 40, b"l" * 32: 0}
+        await node.run(1)
+        assert node.record.reachable
+        assert node.record.witnessed == (b"k" * 32, b"l" * 32)
+        assert node.record.upload_classes == (40, 0)
+        node.reachable = False
+        await node.run(REFRESH_SECONDS + 1)
+        assert not node.record.reachable
 
     run_virtual(scenario())
 

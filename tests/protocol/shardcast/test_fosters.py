@@ -19,7 +19,7 @@ def roster(count: int) -> list[ForestMember]:
 
 def trees(members: list[ForestMember], stripes: int) -> list[dict[PeerId, PeerId]]:
     return [
-        forest.tree(tuple(members), ROOT, VERSION, stripe, stripes, stripes).parents
+        forest.tree(forest.hashed(members), ROOT, VERSION, stripe, stripes, stripes).parents
         for stripe in range(stripes)
     ]
 

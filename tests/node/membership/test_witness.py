@@ -1,0 +1,343 @@
+"""Two to a dozen nodes of a simulated network dial each other back, some behind NAT."""
+
+import asyncio
+
+import pytest
+
+from node.context import NodeContext, Ports
+from node.local.addresses import host_of, is_local
+from node.membership.reachability import WITNESSES, Reachability, dialled_back
+from node.membership.witness import NEWCOMERS_MAX, Witness
+from node.streams.framing import write_frame
+from node.streams.protocols import DIAL_BACK, SAMPLE_BYTES_MAX
+from protocol.capacity import AGE_EPOCHS
+from protocol.crypto import public_key_from_peer_id
+from protocol.messages import WITNESSED_MAX
+from protocol.replica import Replica
+from protocol.rng import Rng
+from protocol.shardcast.rates import rate_class
+from roles.flow import ChangeSignal, Conditions
+from roles.ports.transport import TransportError
+from tests.worlds.messages import World, identity, run_manifest
+from tests.worlds.network import LINE_BYTES_PER_SECOND, Hub, LoopClock, address, run_virtual
+
+EPOCH_SECONDS = 10
+
+
+class Peers:
+    """The part of the peer table that these services use: a transport and who is connected."""
+
+    def __init__(self, transport, hub):
+        self.transport, self.hub, self.blamed = transport, hub, []
+        self.peer_id = transport.peer_id
+
+    @property
+    def connected(self):
+        return list(self.hub.network.hosts[self.peer_id].connections)
+
+    async def open_stream(self, peer, protocol):
+        if not self.hub.connected(self.peer_id, peer):
+            await self.transport.connect(address(peer))
+        return await self.transport.open_stream(peer, protocol)
+
+    async def handle(self, protocol, handler):
+        await self.transport.handle(protocol, handler)
+
+    def blame(self, peer, fault):
+        self.blamed.append((peer, fault))
+
+
+class Node:
+    def __init__(self, swarm, name):
+        self.identity, hub = identity(name), swarm.hub
+        self.peer = self.identity.peer_id
+        self.transport = hub.transport(self.peer)
+        self.host = hub.network.hosts[self.peer]
+        self.replica = Replica(swarm.world.manifest, lambda *_: True)
+        self.clock = LoopClock()
+        ports = Ports(self.clock, Rng(name.encode()), self.transport, *[None] * 5)
+        self.peers = Peers(self.transport, hub)
+        self.context = NodeContext(
+            self.identity, self.replica, ports, self.peers, ChangeSignal(), Conditions()
+        )
+        proven = swarm.proven.__contains__
+        self.witness = Witness(self.context, proven)
+        self.reachability = Reachability(self.context, proven, self.witness.finding_seconds, None)
+
+
+class Swarm:
+    def __init__(self, count=6):
+        genesis = run_manifest().genesis.model_copy(update={"created_at": round(LoopClock().now())})
+        self.world = World(run_manifest().model_copy(update={"genesis": genesis}))
+        self.hub, self.proven = Hub(), set()
+        self.nodes = [Node(self, f"node {number}") for number in range(count)]
+        self.proven |= {node.peer for node in self.nodes}
+
+    async def begin(self):
+        """Serve, and know each other."""
+        for node in self.nodes:
+            await node.witness.start()
+        self.refresh()
+
+    def refresh(self):
+        now = LoopClock().now()
+        for node in self.nodes:
+            record = self.world.record(
+                node.identity, ("relay",), sequence=round(now * 1000), joined_at=1
+            )
+            for other in self.nodes:
+                assert other.replica.roster.offer(record, now) is not None
+
+    async def run(self, *nodes, epochs=12):
+        tasks = [asyncio.create_task(node.reachability.run()) for node in nodes]
+        for _ in range(epochs):
+            await asyncio.sleep(EPOCH_SECONDS)
+            self.refresh()
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+
+
+async def asked(node, witness, said, sample_bytes=SAMPLE_BYTES_MAX):
+    stream = await node.peers.open_stream(witness.peer, DIAL_BACK.on(node.replica.run_id))
+    try:
+        return await dialled_back(stream, said.split(), sample_bytes)
+    finally:
+        await stream.close()
+
+
+def key(node):
+    return public_key_from_peer_id(node.peer)
+
+
+def test_who_can_be_reached_is_found_by_the_others_and_measured():
+    async def scenario():
+        swarm = Swarm()
+        await swarm.begin()
+        open_, hidden, slow, *others = swarm.nodes
+        hidden.host.nat = True
+        swarm.hub.network.set_capacity(slow.peer, 1_000_000, LINE_BYTES_PER_SECOND)
+        await swarm.run(open_, hidden, slow)
+        assert open_.reachability.reachable
+        assert slow.reachability.reachable
+        assert not hidden.reachability.reachable
+        for other in others:
+            found = other.witness.findings()
+            assert found[key(hidden)] == 0
+            assert abs(found[key(slow)] - rate_class(1_000_000)) <= 1
+            assert abs(found[key(open_)] - rate_class(int(LINE_BYTES_PER_SECOND))) <= 3
+
+    run_virtual(scenario())
+
+
+def test_a_connection_that_is_there_is_no_proof():
+    """Who is behind NAT has dialled us; we still do not get through to it."""
+
+    async def scenario():
+        swarm = Swarm(2)
+        await swarm.begin()
+        hidden, witness = swarm.nodes
+        hidden.host.nat = True
+        await hidden.transport.connect(address(witness.peer))
+        assert not await asked(hidden, witness, address(hidden.peer))
+        assert witness.witness.findings() == {key(hidden): 0}
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("whose", ["another host", "another key", "nonsense"])
+def test_nobody_is_dialled_but_where_who_asks_comes_from(whose):
+    async def scenario():
+        swarm = Swarm(3)
+        await swarm.begin()
+        asker, witness, victim = swarm.nodes
+        said = {
+            "another host": f"/sim/{victim.peer}/p2p/{asker.peer}",
+            "another key": address(victim.peer),
+            "nonsense": "\0\xff",
+        }[whose]
+        dials = []
+        witness.transport.probe = dials.append
+        with pytest.raises(TransportError):
+            await asked(asker, witness, said)
+        assert dials == []
+        assert witness.witness.findings() == {}
+
+    run_virtual(scenario())
+
+
+def test_an_address_of_a_local_network_is_tried_by_nodes_of_that_only():
+    async def scenario():
+        swarm = Swarm(2)
+        await swarm.begin()
+        asker, witness = swarm.nodes
+        said = f"/ip4/192.168.1.7/tcp/1/p2p/{asker.peer}"
+        ours = ["/ip4/192.168.1.8/tcp/1"]
+        dials = []
+
+        async def probe(target):
+            dials.append(target)
+
+        async def remote_addresses(_peer):
+            return ["/ip4/192.168.1.7/tcp/50000"]
+
+        async def addresses():
+            return ours
+
+        witness.transport.probe = probe
+        witness.transport.remote_addresses = remote_addresses
+        witness.transport.addresses = addresses
+        ours.append("/ip4/8.8.8.8/tcp/1")
+        with pytest.raises(TransportError):
+            await asked(asker, witness, said)
+        ours.pop()
+        loopback = f"/ip4/127.0.0.1/tcp/1/p2p/{asker.peer}"
+        assert await asked(asker, witness, f"{loopback}\n{said}")
+        assert dials == [said], "where it comes from, of all that it says"
+
+    run_virtual(scenario())
+
+
+def test_who_asks_again_soon_is_told_the_same_and_not_dialled():
+    async def scenario():
+        swarm = Swarm(2)
+        await swarm.begin()
+        asker, witness = swarm.nodes
+        assert await asked(asker, witness, address(asker.peer))
+        await asyncio.sleep(1)
+        asker.host.nat = True
+        assert await asked(asker, witness, address(asker.peer))
+        await asyncio.sleep(witness.witness.finding_seconds / 2 + 1)
+        assert not await asked(asker, witness, address(asker.peer))
+
+    run_virtual(scenario())
+
+
+def test_findings_are_forgotten_with_time_and_with_the_member():
+    async def scenario():
+        swarm = Swarm(2)
+        await swarm.begin()
+        asker, witness = swarm.nodes
+        await asked(asker, witness, address(asker.peer))
+        await asyncio.sleep(1)
+        assert key(asker) in witness.witness.findings()
+        await asyncio.sleep(60)
+        assert witness.witness.findings() == {}, "its record is too old"
+        swarm.refresh()
+        assert key(asker) in witness.witness.findings()
+        await asyncio.sleep(witness.witness.finding_seconds)
+        swarm.refresh()
+        assert witness.witness.findings() == {}
+
+    run_virtual(scenario())
+
+
+def test_we_speak_for_proven_keys_first_and_for_few_others_that_we_know_for_a_while():
+    async def scenario():
+        swarm = Swarm(NEWCOMERS_MAX + 4)
+        await swarm.begin()
+        witness, proven, *new = swarm.nodes
+        swarm.proven -= {node.peer for node in new}
+        for node in (proven, *new):
+            await asked(node, witness, address(node.peer), 1000)
+        assert list(witness.witness.findings()) == [key(proven)]
+        for _ in range(AGE_EPOCHS + 1):
+            await asyncio.sleep(EPOCH_SECONDS)
+            swarm.refresh()
+        found = list(witness.witness.findings())
+        assert found[0] == key(proven)
+        assert len(found) == 1 + NEWCOMERS_MAX <= WITNESSED_MAX
+
+    run_virtual(scenario())
+
+
+def test_a_sample_that_never_ends_is_cut_off_and_one_that_never_comes_is_the_least():
+    async def scenario():
+        swarm = Swarm(3)
+        await swarm.begin()
+        flood, silent, witness = swarm.nodes
+        await asked(flood, witness, address(flood.peer), 50 * SAMPLE_BYTES_MAX)
+        meter = witness.host.meters["dial-back"]
+        assert meter.received < 4 * SAMPLE_BYTES_MAX
+        await asked(silent, witness, address(silent.peer), 0)
+        await asyncio.sleep(1)
+        assert witness.witness.findings()[key(silent)] == 1
+
+    run_virtual(scenario())
+
+
+def test_frames_that_are_too_long_are_blamed_and_many_at_once_refused():
+    async def scenario():
+        swarm = Swarm(2)
+        await swarm.begin()
+        asker, witness = swarm.nodes
+        stream = await asker.peers.open_stream(witness.peer, DIAL_BACK.on(asker.replica.run_id))
+        await write_frame(stream, bytes(2049), length_bytes=2)
+        assert await stream.read(1) == b""
+        assert [peer for peer, _ in witness.peers.blamed] == [asker.peer]
+        first, second = [
+            await asker.peers.open_stream(witness.peer, DIAL_BACK.on(asker.replica.run_id))
+            for _ in range(2)
+        ]
+        assert await second.read(1) == b""
+        await first.close()
+
+    run_virtual(scenario())
+
+
+def test_no_more_are_asked_than_we_need_and_silence_is_no_answer():
+    async def scenario():
+        swarm = Swarm(WITNESSES + 6)
+        await swarm.begin()
+        asker, dead, *others = swarm.nodes
+        swarm.hub.remove(dead.peer)
+        await swarm.run(asker, epochs=4)
+        found = [other for other in others if key(asker) in other.witness.findings()]
+        assert len(found) == WITNESSES
+        assert asker.reachability.reachable
+
+    run_virtual(scenario())
+
+
+def test_findings_are_made_anew_before_they_lapse():
+    async def scenario():
+        swarm = Swarm(4)
+        await swarm.begin()
+        asker, *others = swarm.nodes
+        task = asyncio.create_task(asker.reachability.run())
+        await asyncio.sleep(EPOCH_SECONDS)
+        for _ in range(60):
+            await asyncio.sleep(EPOCH_SECONDS)
+            swarm.refresh()
+            assert all(key(asker) in other.witness.findings() for other in others)
+        task.cancel()
+        await asyncio.wait([task])
+
+    run_virtual(scenario())
+
+
+def test_one_who_does_not_get_through_is_not_believed():
+    async def scenario():
+        swarm = Swarm(2)
+        await swarm.begin()
+        asker, witness = swarm.nodes
+
+        async def probe(_address):
+            raise TransportError("so it says")
+
+        witness.transport.probe = probe
+        await swarm.run(asker, epochs=2)
+        assert witness.witness.findings() == {key(asker): 0}
+        assert asker.reachability.reachable
+
+    run_virtual(scenario())
+
+
+def test_hosts_of_addresses():
+    assert host_of("/ip4/8.8.8.8/tcp/1/p2p/x") == "8.8.8.8"
+    assert host_of("/ip4") == host_of("") == ""
+    assert is_local("127.0.0.1")
+    assert is_local("10.1.2.3")
+    assert is_local("::1")
+    assert not is_local("8.8.8.8")
+    assert not is_local("n-1")
