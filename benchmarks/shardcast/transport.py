@@ -299,7 +299,14 @@ async def be_client(directory: str, origin: dict[str, Any], *, http: bool) -> No
             stored = stored or time.perf_counter() - started
 
     download_ = WeightsDownload(
-        exchange, blobs, files, weights, members, **rules, on_progress=progress
+        exchange,
+        blobs,
+        files,
+        weights,
+        members,
+        stripes=rules["stripes"],
+        fanout=rules["fanout"],
+        on_progress=progress,
     )
     path = await download_.run(files.weights(1))
     seconds = time.perf_counter() - started

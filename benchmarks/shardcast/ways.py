@@ -18,7 +18,7 @@ from protocol.shardcast.events import (
     RequestFailed,
     TransferLimits,
 )
-from protocol.shardcast.forest import ForestMember
+from protocol.shardcast.forest import ForestMember, ForestMembers
 from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.transfer import Transfer
 from protocol.types import PeerId
@@ -40,14 +40,15 @@ def by_forest(plan: Plan, index: ShardIndex, stripes: int, fanout: int) -> MakeM
     limits = replace(TransferLimits(), requests_per_stripe=max(2, REQUESTS // stripes))
     missing = [range(len(shard.chunks)) for shard in index.shards]
     rate = int(plan.upload_bytes_per_second)
-    members: list[ForestMember] = []
+    members: list[ForestMembers] = []
 
     def make(peer: PeerId, everyone: Sequence[PeerId]) -> Machine:
         if not members:
-            members.extend(ForestMember(other, rate, reachable=True) for other in everyone)
+            known = (ForestMember(other, rate, reachable=True) for other in everyone)
+            members.append(ForestMembers(known))
         orders = []
         for stripe in range(stripes):
-            tree = members, everyone[0], version, stripe, peer, stripes, fanout
+            tree = members[0], everyone[0], version, stripe, peer, stripes, fanout
             orders.append(fosters.with_foster(forest.candidates(*tree), fosters.foster(*tree)))
         return Transfer(index, orders, missing, limits, root=everyone[0])
 

@@ -41,13 +41,8 @@ NEWCOMERS_MIN = 4
 They are how a relay begins, and all that a crowd of new keys can ever get."""
 
 SMALL = 64
-"""A swarm of so many can be even to the seat, and a change shifts most of it; a larger one need
-not. Up to so many that feed are dealt to the stripes evenly, the strongest first, more of them by
-hash; and members beyond this number have spare seats."""
-
-SPARE_SEATS_SHARE = 16
-"""One seat for so many members stays free. With half as many twice as many edges move, with twice
-as many the busiest inner node has a tenth more to do (``benchmarks/shardcast/forest.py``)."""
+"""Up to so many that feed are dealt to the stripes evenly, the strongest first. More of them are
+even in the end, and not from the first on: else one more or less would shift all after it."""
 
 PROBES = 6
 """Points at which a member looks for a seat; with place and lot one block of BLAKE3."""
@@ -222,7 +217,9 @@ def _dealt(
     lines: list[list[ForestMember]] = [[] for _ in range(stripes)]
     total = len(feeding)
     for place, member in enumerate(feeding):
-        most = 1 + (place // stripes if total <= SMALL else total // stripes + isqrt(total))
+        most = 1 + place // stripes
+        if total > SMALL:
+            most = min(most + isqrt(total), -(-total // stripes))
         stripe = drawn[member.peer][1] % stripes
         while len(lines[stripe]) >= most:
             stripe = (stripe + 1) % stripes
@@ -264,8 +261,7 @@ class _Seats:
         degree_max = max(degree_max, -(-count // (len(inner) + 1)))
         self._inner = inner
         self._words = [_words(salt, member.peer, _WORDS + degree_max) for member in inner]
-        spare = max(0, count - SMALL) // SPARE_SEATS_SHARE
-        degrees = self._degrees(count - 1 + spare, degree_max)
+        degrees = self._degrees(count - 1, degree_max)
         seats = sorted(
             (point, place)
             for place, degree in enumerate(degrees)

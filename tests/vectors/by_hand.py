@@ -360,7 +360,9 @@ def stripe_of_each(feeding: list[tuple[str, int]], version: bytes, stripes: int)
     dealt: list[int] = []
     for place, (peer, _) in enumerate(feeding):
         total = len(feeding)
-        most = place // stripes if total <= 64 else total // stripes + math.isqrt(total)
+        most = place // stripes
+        if total > 64:
+            most = min(most + math.isqrt(total), math.ceil(total / stripes) - 1)
         stripe = words(version, peer, 2)[1] % stripes
         while dealt.count(stripe) > most:
             stripe = (stripe + 1) % stripes
@@ -392,7 +394,7 @@ def parents(
         line = [feeding[stripe % len(feeding)]]
     inner = line[: max(1, math.ceil((count - 1) / fanout))]
     most = max(2 * max(fanout, stripes), math.ceil(count / (len(inner) + 1)))
-    seats = seats_of_each(salt, inner, count - 1 + max(0, count - 64) // 16, most)
+    seats = seats_of_each(salt, inner, count - 1, most)
     drawn = [words(salt, peer, 8 + most) for peer, _ in inner]
     circle = sorted(
         (point, place) for place, many in enumerate(seats) for point in drawn[place][8 : 8 + many]

@@ -6,11 +6,14 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "shardcast"
 SMALL = {"nodes": 40, "gigabytes": 0.1, "up_mbit": 40.0, "down_mbit": 60.0, "seed": 3}
+
+SEEDS = 4
 
 
 @pytest.fixture
@@ -21,12 +24,15 @@ def modules(monkeypatch):
 
 @pytest.mark.parametrize("dying", [0.0, 0.1])
 def test_the_model_and_the_daemons_parts_agree(modules, dying):
+    """On average of a few seeds: when a node dies, a moment decides who waits for it."""
     makespan, parts = modules
-    options = Namespace(**SMALL, dying=dying, only="forest")
-    modelled = makespan.measure(options)["makespan_ratio"]
-    plan = makespan.plan_of(options, makespan.CHUNKS)
-    real = parts.makespan_ratio(plan, makespan.STRIPES, makespan.FANOUT)
-    assert modelled == pytest.approx(real, rel=0.1)
+    modelled, real = [], []
+    for seed in range(SEEDS if dying else 1):
+        options = Namespace(**SMALL | {"seed": seed}, dying=dying, only="forest")
+        modelled.append(makespan.measure(options)["makespan_ratio"])
+        plan = makespan.plan_of(options, makespan.CHUNKS)
+        real.append(parts.makespan_ratio(plan, makespan.STRIPES, makespan.FANOUT))
+    assert fmean(modelled) == pytest.approx(fmean(real), rel=0.1), (modelled, real)
 
 
 def test_the_forest_is_near_the_bound_and_others_are_not():

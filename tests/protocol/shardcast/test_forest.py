@@ -207,7 +207,7 @@ def test_on_average_one_member_less_moves_what_it_fed_and_little_else() -> None:
     members = roster(600, unreachable=100)
     before = edges(members)
     moved = [len(before - edges([*members[:n], *members[n + 1 :]])) for n in range(0, 600, 40)]
-    assert sum(moved) / len(moved) <= 0.06 * len(before)
+    assert sum(moved) / len(moved) <= 0.1 * len(before)
 
 
 def test_what_an_inner_node_feeds_is_in_proportion_to_what_it_can() -> None:
