@@ -88,6 +88,8 @@ class Storage:
     def _on_down(self, event: Event) -> None:
         if event.facts.get("how") == "lost":
             self._nodes.pop(event.node, None)
+        for stored in self._nodes.get(event.node, {}).values():
+            stored.since = float("-inf")  # it may be up again in the same moment
 
     # What is needed
 
