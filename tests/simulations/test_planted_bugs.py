@@ -38,7 +38,7 @@ rollouts_per_step = 2
 BAD_RELAYS = """
 name = "planted"
 description = "Two of three relays serve other bytes of weights."
-minutes = 1.25
+minutes = 3
 [nodes]
 relay = 3
 trainer = 1

@@ -241,7 +241,7 @@ def test_nodes_get_their_weights_past_relays_that_serve_badly(play, behaviour):
     good, bad = (
         played.world.machines[name].host.meters["blobs"].sent for name in ("relay-1", "relay-0")
     )
-    assert good > 10_000_000
+    assert good > 5_000_000
     assert bad > 5_000_000 if behaviour == "bad-bytes" else 100 < bad < 100_000
 
 
