@@ -185,7 +185,10 @@ def edges(members: list[ForestMember], version=VERSION) -> set[tuple[int, PeerId
 @given(st.integers(0, 2**32), st.sampled_from([200, 400]), st.integers(1, 5))
 @settings(max_examples=12)
 def test_few_records_more_or_less_change_few_edges(seed: int, count: int, changed: int) -> None:
-    """A place in a list for a place in the tree would move half of everybody's."""
+    """A place in a list for a place in the tree would move four of five, and more.
+
+    Most that was seen in a thousand such rosters is a third, the median an eighth.
+    """
     draw = random.Random(seed)
     members = [
         ForestMember(PeerId(f"p{n}"), draw.choice([10**6, 10**7, 10**8]), draw.random() < 0.7)
@@ -200,7 +203,7 @@ def test_few_records_more_or_less_change_few_edges(seed: int, count: int, change
     ]
     for others in (without, stronger):
         moved = {edge for edge in before - edges(others) if edge[1] not in gone}
-        assert len(moved) <= 200 * changed
+        assert len(moved) <= 0.45 * len(before)
 
 
 def test_on_average_one_member_less_moves_what_it_fed_and_little_else() -> None:
