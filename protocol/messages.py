@@ -228,7 +228,8 @@ class CheckpointManifest(Message):
     total_bytes: UInt
     encodings: Annotated[tuple[Encoding, ...], Field(max_length=ENCODINGS_MAX)] = ()
     state: OptionalDigest = b""
-    """Optimiser state for the next trainer in line; empty for version 0."""
+    """Index of the optimiser state, for the next trainer in line; empty where none is published."""
+    state_index_bytes: UInt = 0
     state_bytes: UInt = 0
     batch: Annotated[tuple[DigestBytes, ...], Field(max_length=BATCH_MAX)] = ()
     """Commits that this version learned from."""

@@ -38,11 +38,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 TaskName = Annotated[
     str,
-    Field(
-        min_length=1,
-        max_length=64,
-        pattern=r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)?$",
-    ),
+    Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)?$"),
 ]
 HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
@@ -310,6 +306,8 @@ class ShardcastSection(Section):
     versions_kept: Annotated[int, Field(ge=2, le=1024)]
     full_every: Annotated[int, Field(ge=1, le=1024)] = 5
     """Every node keeps the whole file of such versions: where newcomers begin, to patch it."""
+    state_every: Annotated[int, Field(ge=1, le=1024)] = 1
+    """The optimiser state of such versions is published, if there is more than one trainer."""
 
     def forms_kept(self, newest: int) -> range:
         """Return the versions of which every node keeps what it has, file or patch, for others."""

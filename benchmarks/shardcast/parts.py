@@ -13,13 +13,13 @@ from broadcast import Plan
 from typing_extensions import override
 
 from node.blobs.exchange import BlobExchange, ExchangeLimits
-from node.weights.download import Weights, WeightsDownload, publish_file
+from node.weights.download import Weights, WeightsDownload
 from protocol import crypto
 from protocol.faults import Fault
 from protocol.rng import Rng
-from protocol.shardcast import index as shard_index
 from protocol.shardcast.forest import ForestMember
 from protocol.types import PeerId
+from roles.ports.storage import Purpose
 from roles.ports.transport import Stream, StreamHandler, Streams
 from simulations.network.connections import Host, LinkConditions
 from simulations.network.network import SimNetwork
@@ -88,11 +88,11 @@ async def _broadcast(plan: Plan, stripes: int, fanout: int) -> float:
     swarm = await _swarm(plan, loop, rng)
     root, others = swarm.nodes[0], swarm.nodes[1:]
     root.disk.files[PATH] = Extent.of(b"weights", 0, plan.total_bytes)
-    digest, index = await publish_file(
-        PATH, root.files, root.blobs, plan.shard_bytes, plan.chunk_bytes
-    )
+    sizes = plan.shard_bytes, plan.chunk_bytes
+    stored = await root.blobs.put_file(PATH, *sizes, Purpose.WEIGHTS)
     version = crypto.digest(plan.seed.to_bytes(8, "big"))
-    weights = Weights(version, digest, len(shard_index.encode(index)), root.peer)
+    sizes = stored.index_bytes, stored.total_bytes
+    weights = Weights(version, stored.digest, *sizes, root.peer)
     rate = int(plan.upload_bytes_per_second)
     members = [ForestMember(node.peer, rate, reachable=True) for node in swarm.nodes]
     began = loop.time()

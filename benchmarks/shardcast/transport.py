@@ -4,8 +4,7 @@ One origin, one client, both processes; every contestant takes the same file fro
 to a file on disk:
 
 * ``http`` and ``streams``: a download of ours (``WeightsDownload``) over real p2pd, every chunk
-  checked, stored as shards, synced, and put together to one synced file;
-* ``http, stored``: the part of ``http`` until every shard is checked, synced and can be served;
+  checked, synced, and served to others from the file that it makes;
 * ``shardcast``: its own origin and its own client, which checks the whole file at its end and syncs
   nothing; in the environment that ``make shardcast`` makes, needs ``wget``;
 * ``shardcast from us``: the same client and the weights server of our origin;
@@ -42,7 +41,7 @@ from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.streams.protocols import BLOBS
 from node.testnet.fleet import free_port
-from node.weights.download import Weights, WeightsDownload, publish_file
+from node.weights.download import Weights, WeightsDownload
 from node.weights_http.application import Application
 from node.weights_http.catalogue import Catalogue
 from node.weights_http.client import HttpClient
@@ -52,6 +51,7 @@ from protocol.recipe import load_recipe
 from protocol.shardcast.forest import ForestMember
 from protocol.types import Digest, PeerId, RunId, Version
 from roles.ports.engines import Policy
+from roles.ports.storage import Purpose
 
 ROOT = Path(__file__).parents[2]
 SHARDCAST = Path(os.environ.get("SHARDCAST_PYTHON", ROOT / ".venv-shardcast" / "bin" / "python"))
@@ -125,7 +125,7 @@ def measure(directory: Path, total_bytes: int, repeats: int) -> dict[str, Any]:
         "median": middle,
         "http_over_shardcast": ratio(middle, "http", "shardcast"),
         "plain_over_http": ratio(middle, "plain", "http"),
-        "plain_synced_over_http_stored": ratio(middle, "plain, synced", "http, stored"),
+        "plain_synced_over_http": ratio(middle, "plain, synced", "http"),
         "http_over_streams": ratio(middle, "http", "streams"),
     }
 
@@ -184,8 +184,7 @@ def download(origin: dict[str, Any], target: Path, *, http: bool) -> dict[str, f
     """Download as a node does, in a process of its own."""
     arguments = {"directory": str(target), "origin": origin, "http": http}
     done = subprocess.run(command("client", arguments), capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    return {"": found["seconds"], ", stored": found["stored_seconds"]}
+    return {"": json.loads(done.stdout)["seconds"]}
 
 
 def curl(port: int, target: Path) -> dict[str, float]:
@@ -249,24 +248,21 @@ async def be_origin(directory: str, source: str) -> None:
     here = Path(directory)
     streams = await transport(here, 1)
     blobs = FileBlobs(here / "blobs")
-    files = PolicyDirectory(here / "weights", here / "genesis", here / "task", blobs)
-    digest, index = await publish_file(Path(source), files, blobs, SHARD_BYTES, CHUNK_BYTES)
+    stored = await blobs.put_file(Path(source), SHARD_BYTES, CHUNK_BYTES, Purpose.WEIGHTS)
     exchange = BlobExchange(streams, blobs, protocol=PROTOCOL)
     await exchange.start()
-    policy = Policy(Version(1), digest, Path(source))
+    policy = Policy(Version(1), stored.digest, Path(source))
     catalogue = Catalogue(blobs, lambda: {policy.version: policy})
     listener = listen(HOST, 0)
     server = WeightsServer(listener, Application(catalogue, exchange.upload_cap, exchange.sent))
     await server.start()
-    data = await blobs.get(digest)
-    assert data is not None
-    assert index.total_bytes
     said = {
         "address": (await streams.addresses())[0],
         "peer": streams.peer_id,
         "port": listener.getsockname()[1],
-        "index": digest.hex(),
-        "index_bytes": len(data),
+        "index": stored.digest.hex(),
+        "index_bytes": stored.index_bytes,
+        "total_bytes": stored.total_bytes,
     }
     print(json.dumps(said), flush=True)
     await asyncio.Event().wait()
@@ -288,16 +284,10 @@ async def be_client(directory: str, origin: dict[str, Any], *, http: bool) -> No
         http_port=lambda _peer: int(origin["port"]),
     )
     index = Digest(bytes.fromhex(origin["index"]))
-    weights = Weights(index, index, origin["index_bytes"], peer)
+    weights = Weights(index, index, origin["index_bytes"], origin["total_bytes"], peer)
     rules = manifest_rules()
     members = [ForestMember(PeerId(one), 0, reachable=True) for one in (peer, streams.peer_id)]
-    started, stored = time.perf_counter(), 0.0
-
-    def progress(here_bytes: int, total_bytes: int) -> None:
-        nonlocal stored
-        if here_bytes == total_bytes:
-            stored = stored or time.perf_counter() - started
-
+    started = time.perf_counter()
     download_ = WeightsDownload(
         exchange,
         blobs,
@@ -306,12 +296,11 @@ async def be_client(directory: str, origin: dict[str, Any], *, http: bool) -> No
         members,
         stripes=rules["stripes"],
         fanout=rules["fanout"],
-        on_progress=progress,
     )
     path = await download_.run(files.weights(1))
     seconds = time.perf_counter() - started
     assert isinstance(path, Path), path
-    print(json.dumps({"seconds": seconds, "stored_seconds": stored}), flush=True)
+    print(json.dumps({"seconds": seconds}), flush=True)
     await streams.close()
 
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from node.founding.found import give
-from node.storage.policy_files import index_of
+from node.storage.sharded_files import index_of
 from protocol.bundle import BUNDLE_FILES, encode_bundle
 from protocol.crypto import digest
 from protocol.manifest import RunFile, RunFileName
@@ -63,9 +63,9 @@ def _small_files(model: Path) -> Iterator[tuple[str, bytes]]:
 
 
 def _run_file(path: Path, rules: ShardcastSection) -> RunFile:
-    total_bytes = path.stat().st_size
-    index = encode(index_of(path, total_bytes, rules.shard_bytes, rules.chunk_bytes))
-    return RunFile(index=digest(index).hex(), index_bytes=len(index), total_bytes=total_bytes)
+    index = index_of(path, rules.shard_bytes, rules.chunk_bytes)
+    data = encode(index)
+    return RunFile(index=digest(data).hex(), index_bytes=len(data), total_bytes=index.total_bytes)
 
 
 def _require_characters(recipe: Recipe) -> None:

@@ -1,4 +1,4 @@
-"""A blob that is arriving: a file at its full length, and which chunks of it are verified."""
+"""A blob that is arriving in a slice of a file, and which chunks of it are verified."""
 
 import asyncio
 import os
@@ -38,40 +38,27 @@ class Plan:
         return right_length and crypto.digest(data) == self.chunks[index]
 
 
-def prepare(path: Path, plan: Plan) -> bytearray:
-    """Make or reopen the file of an arrival; return one byte per chunk, 1 for what is verified."""
-    here = bytearray(len(plan.chunks))
-    if path.exists() and path.stat().st_size == plan.length:
-        with path.open("rb") as file:
-            for index in range(len(here)):
-                here[index] = plan.fits(index, file.read(plan.chunk_length(index)))
-        return here
-    try:
-        with path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, plan.length)
-    except OSError:
-        path.unlink(missing_ok=True)
-        raise
-    return here
-
-
 class Arrival(PartialBlob):
-    """A blob that is arriving in a file; also lets readers wait for a chunk.
+    """A blob that is arriving at an offset of a file; also lets readers wait for a chunk.
 
-    ``ended`` is awaited when every chunk is here, with whether they make the promised blob.
+    ``on_end`` is awaited when every chunk is here, with whether they make the promised blob.
     """
 
     def __init__(
         self,
         plan: Plan,
         path: Path,
+        offset: int,
         here: bytearray,
-        ended: Callable[["Arrival", bool], Awaitable[None]],
+        on_end: Callable[["Arrival", bool], Awaitable[None]],
     ) -> None:
         self.plan = plan
+        self.complete = False
+        """Whether the blob is here."""
         self._path = path
+        self._offset = offset
         self._here = here
-        self._ended = ended
+        self._on_end = on_end
         self._abandoned = False
         self._changed = asyncio.Event()
         self._finishing: asyncio.Task[None] | None = None
@@ -102,16 +89,17 @@ class Arrival(PartialBlob):
         self._wake()
 
     def fill(self) -> None:
-        """Note that the whole blob came another way."""
+        """Note that the whole blob is here."""
         self._here[:] = b"\1" * len(self._here)
+        self.complete = True
         self._wake()
 
     async def finish(self) -> None:
         """Check the whole and end; raises as ``write_chunk``."""
         try:
-            digest = await files.in_thread(_digest_synced, self._path, self.plan.length)
-            fits = digest == self.plan.digest
-            await self._ended(self, fits)
+            slice_ = self._path, self._offset, self.plan.length
+            fits = await files.in_thread(_digest_synced, *slice_) == self.plan.digest
+            await self._on_end(self, fits)
         except FileNotFoundError as error:
             raise LookupError("the arrival was abandoned") from error
         if not fits:
@@ -150,7 +138,7 @@ class Arrival(PartialBlob):
             return False
         if not self._here[index]:
             with self._path.open("r+b") as file:
-                file.seek(index * self.plan.chunk_bytes)
+                file.seek(self._offset + index * self.plan.chunk_bytes)
                 file.write(data)
         return True
 
@@ -159,11 +147,11 @@ class Arrival(PartialBlob):
         self._changed = asyncio.Event()
 
 
-def _digest_synced(path: Path, length: int) -> Digest:
+def _digest_synced(path: Path, offset: int, length: int) -> Digest:
     with path.open("r+b") as file:
         os.fsync(file.fileno())
     # A mapped file would count as this process's memory, and several shards end at once.
     hasher = blake3()
-    for piece in files.slice_of(path, 0, length):
+    for piece in files.slice_of(path, offset, length):
         hasher.update(piece)
     return Digest(hasher.digest())

@@ -1,11 +1,10 @@
 """Content-addressed blobs as files: the ``Blobs`` port on a directory.
 
-``complete/ab/ab12…`` holds whole blobs, named by their BLAKE3 digest; a file appears there by
-rename after its bytes were checked and synced. ``arriving/ab12…`` holds a blob that comes chunk by
-chunk, at its full length from the start, so that a full disk shows at once; a restart trusts no
-journal but hashes the chunks again. ``owners/`` says what each of them is stored for, and is
-written first; what has no owner is deleted at the start. ``temporary/`` holds what ``put`` writes,
-and is emptied at the start.
+``complete/ab/ab12…`` holds single blobs, named by their BLAKE3 digest; a file appears there by
+rename after its bytes were checked and synced. ``files/`` holds files whose shards are blobs
+(``node.storage.sharded_files``). ``owners/`` says what blobs are stored for, and is written first;
+a file has the owners of its index. What has no owner is deleted at the start. ``temporary/`` holds
+what is being stored, and is emptied at the start.
 
 Bookkeeping happens on the event loop, file access in threads. One process uses a directory (the
 daemon's ``LOCK``).
@@ -15,16 +14,21 @@ import asyncio
 import itertools
 import shutil
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 from typing_extensions import override
 
 from node.storage import files
-from node.storage.arrival import Arrival, Plan, prepare
+from node.storage.arrival import Arrival, Plan
 from node.storage.owners import Owners
+from node.storage.sharded_files import ShardedFile, ShardedFiles, index_of, prepare
 from protocol import crypto
+from protocol.faults import Fault
+from protocol.shardcast import index as shard_index
+from protocol.shardcast.index import ShardIndex
 from protocol.types import Digest
-from roles.ports.storage import Blobs, Holding, Owner, Purpose, StorageFullError
+from roles.ports.storage import Blobs, Holding, Owner, Purpose, StorageFullError, StoredFile
 
 
 class FileBlobs(Blobs):
@@ -32,17 +36,15 @@ class FileBlobs(Blobs):
 
     def __init__(self, directory: Path, quota_bytes: int | None = None) -> None:
         self._complete = directory / "complete"
-        self._arriving = directory / "arriving"
         self._temporary = directory / "temporary"
         self._quota_bytes = quota_bytes
         shutil.rmtree(self._temporary, ignore_errors=True)
-        for part in (self._complete, self._arriving, self._temporary):
+        for part in (self._complete, self._temporary):
             files.make_directory(part)
         self._owners = Owners(directory / "owners")
-        self._sizes = dict(self._found(self._complete.glob("*/*")))
-        self._leftovers = dict(self._found(self._arriving.iterdir()))  # not resumed so far
-        self._arrivals: dict[Digest, Arrival] = {}
-        self.used_bytes = sum(self._sizes.values()) + sum(self._leftovers.values())
+        self._sizes = dict(self._found())
+        self._files = ShardedFiles(directory / "files")
+        self.used_bytes = sum(self._sizes.values()) + self._files.restore(self._index_here)
         """What all blobs take, arriving ones at their full length."""
         self._names = itertools.count()
         self._changing = asyncio.Lock()
@@ -50,16 +52,24 @@ class FileBlobs(Blobs):
 
     @override
     def has(self, digest: Digest) -> bool:
-        return digest in self._sizes
+        found = self._files.find(digest)
+        return digest in self._sizes or (found is not None and found.arrival is None)
+
+    @override
+    def has_file(self, index: Digest) -> bool:
+        file = self._files.get(index)
+        return file is not None and file.whole
 
     @override
     def size(self, digest: Digest) -> int | None:
-        arrival = self._arrivals.get(digest)
-        return arrival.plan.length if arrival else self._sizes.get(digest)
+        if digest in self._sizes:
+            return self._sizes[digest]
+        found = self._files.find(digest)
+        return found.length if found else None
 
     @override
     def holding(self, digest: Digest) -> Holding | None:
-        arrival = self._arrivals.get(digest)
+        arrival = self._arrival(digest)
         return arrival.holding() if arrival else None
 
     @override
@@ -67,28 +77,24 @@ class FileBlobs(Blobs):
         return await files.uninterrupted(self._put(data, owner))
 
     @override
-    async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
-        pieces = files.slice_of(path, offset, length)
-        try:
-            return await files.uninterrupted(self._store(length, pieces, owner))
-        except FileNotFoundError as error:
-            raise ValueError(f"{path} is missing") from error
+    async def put_file(
+        self, path: Path, shard_bytes: int, chunk_bytes: int, purpose: Purpose
+    ) -> StoredFile:
+        return await files.uninterrupted(self._put_file(path, shard_bytes, chunk_bytes, purpose))
 
     @override
     async def get(self, digest: Digest) -> bytes | None:
-        if digest not in self._sizes:
+        size = self.size(digest)
+        if size is None or not self.has(digest):
             return None
         try:
-            return await files.in_thread(self._path(digest).read_bytes)
-        except FileNotFoundError:  # released meanwhile
+            return await self._read(digest, 0, size)
+        except LookupError:  # released meanwhile
             return None
 
     @override
-    async def open_partial(
-        self, digest: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest], owner: Owner
-    ) -> Arrival:
-        plan = Plan(digest, length, chunk_bytes, tuple(chunks))
-        return await files.uninterrupted(self._open(plan, owner))
+    async def open_file(self, index: ShardIndex, purpose: Purpose) -> Sequence[Arrival]:
+        return await files.uninterrupted(self._open(index, purpose))
 
     @override
     async def stream(self, digest: Digest, offset: int, length: int) -> AsyncGenerator[bytes, None]:
@@ -100,13 +106,13 @@ class FileBlobs(Blobs):
         end = offset + length
         while offset < end:
             readable_end = end
-            arrival = self._arrivals.get(digest)
+            arrival = self._arrival(digest)
             if arrival is not None:
                 index = offset // arrival.plan.chunk_bytes
                 await arrival.wait_for(index)
                 readable_end = min(end, (index + 1) * arrival.plan.chunk_bytes)
             count = min(readable_end - offset, files.PIECE_BYTES)
-            piece = await files.in_thread(self._read, digest, offset, count)
+            piece = await self._read(digest, offset, count)
             yield piece
             offset += len(piece)
 
@@ -120,15 +126,22 @@ class FileBlobs(Blobs):
 
     def purposes(self, digest: Digest) -> set[Purpose]:
         """Return what a blob is stored for."""
-        return self._owners.purposes(digest)
+        holders = (digest, *self._files.holders(digest))
+        return {purpose for holder in holders for purpose in self._owners.purposes(holder)}
 
-    def file_of(self, digest: Digest) -> Path:
-        """Return the file that holds a blob; raises ``LookupError`` when it is not here."""
-        if digest not in self._sizes:
-            raise LookupError("no such blob")
-        return self._path(digest)
+    def path_of(self, index: Digest) -> Path:
+        """Return where the file of an index is; raises ``LookupError`` unless it is here whole."""
+        file = self._files.get(index)
+        if file is None or not file.whole:
+            raise LookupError("not every shard is here")
+        return file.path
 
-    # Storing
+    def _arrival(self, digest: Digest) -> Arrival | None:
+        """Return the arrival of a blob that is not here yet."""
+        found = None if digest in self._sizes else self._files.find(digest)
+        return found.arrival if found else None
+
+    # Storing single blobs
 
     async def _put(self, data: bytes, owner: Owner) -> Digest:
         digest = await files.in_thread(crypto.digest, data)
@@ -136,102 +149,130 @@ class FileBlobs(Blobs):
             if digest in self._sizes:
                 await self._claim(digest, owner)
                 return digest
-        return await self._store(len(data), (data,), owner)
-
-    async def _store(self, length: int, pieces: Iterable[bytes], owner: Owner) -> Digest:
-        self._reserve(length)
+        self._reserve(len(data))
         temporary = self._temporary / str(next(self._names))
         try:
-            digest = await files.in_thread(files.write_synced, temporary, pieces)
+            await files.in_thread(files.write_synced, temporary, data)
             async with self._changing:
-                await self._keep(temporary, digest, length, owner)
+                await self._claim(digest, owner)
+                await files.in_thread(files.promote, temporary, self._path(digest))
         except BaseException:
-            self.used_bytes -= length
+            self.used_bytes -= len(data)
             temporary.unlink(missing_ok=True)
             raise
+        if digest in self._sizes:  # it was stored twice at the same time
+            self.used_bytes -= len(data)
+        self._sizes[digest] = len(data)
         return digest
-
-    async def _keep(self, temporary: Path, digest: Digest, length: int, owner: Owner) -> None:
-        """Make a synced file the blob that it is, for which ``length`` bytes are reserved."""
-        await self._claim(digest, owner)
-        await files.in_thread(files.promote, temporary, self._path(digest))
-        if digest in self._sizes:
-            self.used_bytes -= length
-        self._sizes[digest] = length
-        leftover = self._leftovers.pop(digest, 0)
-        self.used_bytes -= leftover
-        arrival = self._arrivals.pop(digest, None)
-        if arrival is not None:
-            self.used_bytes -= arrival.plan.length
-            arrival.fill()
-        if arrival is not None or leftover:
-            await files.in_thread(self._arriving_path(digest).unlink, True)
 
     async def _claim(self, digest: Digest, owner: Owner) -> None:
         if not self._owners.needs(owner, digest):
             await files.in_thread(self._owners.write_file, owner, digest)
             self._owners.add(owner, digest)
 
-    async def _open(self, plan: Plan, owner: Owner) -> Arrival:
-        async with self._changing:
-            arrival = await self._join(plan, owner) or await self._begin(plan, owner)
-        if not arrival.missing() and plan.digest not in self._sizes:
-            await arrival.finish()  # the end came after the last chunk and before the rename
-        return arrival
-
-    async def _join(self, plan: Plan, owner: Owner) -> Arrival | None:
-        """Return an arrival of what is here or arriving already."""
-        known = self._arrivals.get(plan.digest)
-        other_plan = known is not None and known.plan != plan
-        if other_plan or self._sizes.get(plan.digest, plan.length) != plan.length:
-            raise ValueError("the blob is here with other sizes or chunks")
-        if known is None and plan.digest not in self._sizes:
-            return None
-        await self._claim(plan.digest, owner)
-        return known or self._arrival(plan, bytearray(b"\1" * len(plan.chunks)))
-
-    async def _begin(self, plan: Plan, owner: Owner) -> Arrival:
-        """Start an arrival, or resume one from before a restart."""
-        leftover = self._leftovers.get(plan.digest, 0)
-        self._reserve(plan.length, on_disk_bytes=leftover)
-        self.used_bytes -= self._leftovers.pop(plan.digest, 0)
-        try:
-            await self._claim(plan.digest, owner)
-            here = await files.in_thread(prepare, self._arriving_path(plan.digest), plan)
-        except BaseException:
-            self.used_bytes -= plan.length
-            self._arriving_path(plan.digest).unlink(missing_ok=True)
-            raise
-        arrival = self._arrivals[plan.digest] = self._arrival(plan, here)
-        return arrival
-
-    def _arrival(self, plan: Plan, here: bytearray) -> Arrival:
-        return Arrival(plan, self._arriving_path(plan.digest), here, self._arrived)
-
-    async def _arrived(self, arrival: Arrival, fits: bool) -> None:
-        """Make a whole arrival a blob, or drop it because its chunks make another one."""
-        digest = arrival.plan.digest
-        async with self._changing:
-            if self._arrivals.get(digest) is not arrival:  # released, or it came another way
-                return
-            path = self._arriving_path(digest)
-            if fits:
-                await files.in_thread(files.promote, path, self._path(digest))
-                self._sizes[digest] = arrival.plan.length
-            else:
-                self.used_bytes -= arrival.plan.length
-                await files.in_thread(path.unlink, True)
-                arrival.abandon()
-            del self._arrivals[digest]
-
-    def _reserve(self, length: int, on_disk_bytes: int = 0) -> None:
-        """Count ``length`` bytes, some of them written, as used; raises ``StorageFullError``."""
-        room = shutil.disk_usage(self._complete).free
-        if self._quota_bytes is not None:
-            room = min(room, self._quota_bytes - self.used_bytes)
-        if room + on_disk_bytes < length:
+    def _reserve(self, length: int, *, on_disk: bool = False) -> None:
+        """Count ``length`` bytes as used; raises ``StorageFullError``."""
+        quota_bytes = self.used_bytes + length if self._quota_bytes is None else self._quota_bytes
+        room = quota_bytes - self.used_bytes
+        if not on_disk:
+            room = min(room, shutil.disk_usage(self._complete).free)
+        if room < length:
             raise StorageFullError(f"no room for {length} bytes")
         self.used_bytes += length
+
+    # Storing files
+
+    async def _put_file(
+        self, path: Path, shard_bytes: int, chunk_bytes: int, purpose: Purpose
+    ) -> StoredFile:
+        temporary = self._temporary / str(next(self._names))
+        try:
+            index = await files.in_thread(_take, path, temporary, shard_bytes, chunk_bytes)
+            name, index_bytes = await self._put_index(index, purpose)
+            async with self._changing:
+                await self._keep(name, index, temporary)
+        finally:
+            await files.in_thread(temporary.unlink, True)
+        return StoredFile(name, index_bytes, index)
+
+    async def _put_index(self, index: ShardIndex, purpose: Purpose) -> tuple[Digest, int]:
+        """Store an index for itself; return its digest and its length in bytes."""
+        data = shard_index.encode(index)
+        return await self._put(data, Owner(purpose, crypto.digest(data))), len(data)
+
+    async def _keep(self, name: Digest, index: ShardIndex, temporary: Path) -> None:
+        """Make a synced file the one of an index."""
+        known = self._files.get(name)
+        if known is not None and known.whole:
+            return
+        path = self._files.whole_path(name)
+        leftover = 0 if known else self._files.leftover_bytes(name)
+        if known is None:
+            self._reserve(index.total_bytes - leftover, on_disk=True)
+            self._files.claim_leftover(name)
+        try:
+            await files.in_thread(files.promote, temporary, path)
+            await files.in_thread(self._files.arriving_path(name).unlink, True)
+        except BaseException:
+            if known is None:
+                self.used_bytes -= index.total_bytes
+            raise
+        if known is None:
+            self._files.add(ShardedFile(name, path, index, ()))
+        else:
+            _complete(known, path)
+
+    async def _open(self, index: ShardIndex, purpose: Purpose) -> Sequence[Arrival]:
+        name, _ = await self._put_index(index, purpose)
+        async with self._changing:
+            file = self._files.get(name) or await self._begin(name, index)
+        arrivals = file.arrivals
+        for arrival in arrivals:
+            if not arrival.missing() and not arrival.complete:
+                await arrival.finish()  # the end came after the last chunk and before the rename
+        return arrivals or [
+            Arrival(plan, file.path, 0, bytearray(b"\1" * len(plan.chunks)), _ended)
+            for plan in _plans(index)
+        ]
+
+    async def _begin(self, name: Digest, index: ShardIndex) -> ShardedFile:
+        """Start the arrival of a file, or resume one from before a restart."""
+        plans, path = _plans(index), self._files.arriving_path(name)
+        leftover = self._files.leftover_bytes(name)
+        self._reserve(index.total_bytes - leftover)
+        self._files.claim_leftover(name)
+        try:
+            here = await files.in_thread(prepare, path, plans)
+        except BaseException:
+            self.used_bytes -= index.total_bytes
+            path.unlink(missing_ok=True)
+            raise
+        file = ShardedFile(name, path, index, ())
+        file.arrivals = tuple(
+            Arrival(plan, path, file.offset(shard), here[shard], partial(self._arrived, file))
+            for shard, plan in enumerate(plans)
+        )
+        self._files.add(file)
+        return file
+
+    async def _arrived(self, file: ShardedFile, arrival: Arrival, fits: bool) -> None:
+        """Note that a shard is here, or drop the file because chunks of it make another shard."""
+        async with self._changing:
+            if self._files.get(file.name) is not file or file.whole:
+                return  # released, or it came another way
+            if not fits:
+                self.used_bytes -= self._files.remove(file.name)
+                await files.in_thread(self._files.unlink, file.name)
+                return
+            arrival.complete = True
+            if all(one.complete for one in file.arrivals):
+                path = self._files.whole_path(file.name)
+                try:
+                    await files.in_thread(files.promote, file.path, path)
+                except BaseException:
+                    arrival.complete = False
+                    raise
+                _complete(file, path)
 
     # Forgetting
 
@@ -240,44 +281,73 @@ class FileBlobs(Blobs):
             await files.in_thread(self._owners.delete_file, owner)
             unowned = self._owners.remove(owner)
             for digest in unowned:
-                arrival = self._arrivals.pop(digest, None)
-                if arrival is not None:
-                    arrival.abandon()
-                    self.used_bytes -= arrival.plan.length
-                self.used_bytes -= self._leftovers.pop(digest, 0) + self._sizes.pop(digest, 0)
+                self.used_bytes -= self._files.remove(digest) + self._sizes.pop(digest, 0)
             await files.in_thread(self._unlink, unowned)
+
+    def _unlink(self, digests: Iterable[Digest]) -> None:
+        for digest in digests:
+            self._files.unlink(digest)
+            self._path(digest).unlink(missing_ok=True)
 
     # Files
 
-    def _found(self, paths: Iterable[Path]) -> Iterator[tuple[Digest, int]]:
+    def _found(self) -> Iterator[tuple[Digest, int]]:
         """Yield what was stored before a restart; delete what has no owner."""
-        for digest, path in files.named_by_digest(paths):
+        for digest, path in files.named_by_digest(self._complete.glob("*/*")):
             if self._owners.owned(digest):
                 yield digest, path.stat().st_size
             else:
                 path.unlink()
 
+    def _index_here(self, digest: Digest) -> ShardIndex | None:
+        if digest not in self._sizes:
+            return None
+        index = shard_index.decode(self._path(digest).read_bytes())
+        return None if isinstance(index, Fault) else index
+
     def _path(self, digest: Digest) -> Path:
         name = digest.hex()
         return self._complete / name[:2] / name
 
-    def _arriving_path(self, digest: Digest) -> Path:
-        return self._arriving / digest.hex()
+    async def _read(self, digest: Digest, offset: int, count: int) -> bytes:
+        """Read from wherever a blob is; a file may move from arriving to whole meanwhile."""
+        if digest in self._sizes:
+            paths: Sequence[Path] = [self._path(digest)]
+        else:
+            found = self._files.find(digest)
+            if found is None:
+                raise LookupError("the blob was deleted")
+            offset += found.offset
+            name = found.file.name
+            moved = self._files.whole_path(name), self._files.arriving_path(name)
+            paths = [*moved, moved[0]]
+        piece = await files.in_thread(files.read_at, paths, offset, count)
+        if not piece:
+            raise LookupError("the blob was deleted")
+        return piece
 
-    def _read(self, digest: Digest, offset: int, count: int) -> bytes:
-        """Read from wherever the blob is; it may move from arriving to complete meanwhile."""
-        final, partial = self._path(digest), self._arriving_path(digest)
-        for path in (final, partial, final):
-            try:
-                with path.open("rb") as file:
-                    file.seek(offset)
-                    if piece := file.read(count):
-                        return piece
-            except FileNotFoundError:
-                continue
-        raise LookupError("the blob was deleted")
 
-    def _unlink(self, digests: Iterable[Digest]) -> None:
-        for digest in digests:
-            self._arriving_path(digest).unlink(missing_ok=True)
-            self._path(digest).unlink(missing_ok=True)
+def _plans(index: ShardIndex) -> list[Plan]:
+    return [
+        Plan(shard.digest, shard.length, index.chunk_bytes, shard.chunks) for shard in index.shards
+    ]
+
+
+def _complete(file: ShardedFile, path: Path) -> None:
+    """Note that a file is whole, at ``path``."""
+    arrivals, file.path, file.arrivals = file.arrivals, path, ()
+    for arrival in arrivals:
+        arrival.fill()
+
+
+def _take(path: Path, target: Path, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
+    """Give a file another name, which lasts when the first one is given to another file."""
+    try:
+        files.link_synced(path, target)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path} is empty or missing") from error
+    return index_of(target, shard_bytes, chunk_bytes)
+
+
+async def _ended(_arrival: Arrival, _fits: bool) -> None:
+    """Do nothing: it was here already."""

@@ -5,11 +5,8 @@ import errno
 import os
 import shutil
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator
-from io import BufferedWriter
 from pathlib import Path
 from typing import Any, TypeVar
-
-from blake3 import blake3
 
 from node.local.datadir import sync_directory
 from protocol.types import DIGEST_BYTES, Digest
@@ -20,12 +17,9 @@ T = TypeVar("T")
 PIECE_BYTES = 256 * 1024
 """Read and written at once: a guess between thread hops and memory."""
 
-COPY_BYTES = 1 << 30
-"""In one call of the kernel at most."""
-
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_NO_COPYING = (errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Of a file system that cannot copy by itself."""
+_NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""Of file systems that give a file one name (FAT), or where the other name lies on another one."""
 
 
 async def in_thread(function: Callable[..., T], *arguments: Any) -> T:
@@ -51,30 +45,35 @@ async def uninterrupted(operation: Coroutine[Any, Any, T]) -> T:
         raise
 
 
-def write_synced(path: Path, pieces: Iterable[bytes]) -> Digest:
-    """Write ``pieces`` to ``path`` and to the disk; return the digest of all."""
-    hasher = blake3()
+def write_synced(path: Path, data: bytes) -> None:
+    """Write ``data`` to ``path`` and to the disk."""
     with path.open("wb") as file:
-        for piece in pieces:
-            hasher.update(piece)
-            file.write(piece)
+        file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    return Digest(hasher.digest())
 
 
-def append(source: Path, target: BufferedWriter) -> None:
-    """Write a file behind what ``target`` holds; the kernel copies, or shares blocks if it can."""
-    with source.open("rb") as file:
+def link_synced(source: Path, target: Path) -> None:
+    """Give a file a second name, and sync its bytes; where there are no second names, copy it."""
+    try:
+        target.hardlink_to(source)
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        shutil.copyfile(source, target)
+    with target.open("r+b") as file:
+        os.fsync(file.fileno())
+
+
+def read_at(paths: Iterable[Path], offset: int, count: int) -> bytes:
+    """Read from the first of ``paths`` that is there; nothing when none is."""
+    for path in paths:
         try:
-            while os.copy_file_range(file.fileno(), target.fileno(), COPY_BYTES):
-                pass
-        except OSError as error:
-            if error.errno not in _NO_COPYING:
-                raise
-            target.seek(0, os.SEEK_END)
-            shutil.copyfileobj(file, target, PIECE_BYTES)
-            target.flush()
+            with path.open("rb") as file:
+                return os.pread(file.fileno(), count, offset)
+        except FileNotFoundError:
+            continue
+    return b""
 
 
 def promote(source: Path, target: Path) -> None:

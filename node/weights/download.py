@@ -1,4 +1,4 @@
-"""Publishing a file as shards, and downloading one from the forest.
+"""Downloading a file from the forest, shard by shard.
 
 The driver of ``protocol.shardcast``: the machines decide, this moves the bytes between the blob
 exchange and the blob store. All shards of a version are opened for arrival at once, so that our
@@ -14,7 +14,6 @@ from typing import Any
 
 from node.blobs.exchange import BlobExchange
 from node.blobs.wire import BlobRefusedError, Kind, Status
-from protocol import crypto
 from protocol.faults import Fault, FaultCode
 from protocol.shardcast import forest, fosters
 from protocol.shardcast import index as shard_index
@@ -39,7 +38,7 @@ from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.source_history import SourceHistory
 from protocol.shardcast.transfer import Transfer
 from protocol.types import Digest, PeerId
-from roles.ports.storage import Blobs, Owner, PartialBlob, PolicyFiles, Purpose
+from roles.ports.storage import Blobs, PartialBlob, PolicyFiles, Purpose
 from roles.ports.transport import TransportError
 
 TICK_SECONDS = 0.1
@@ -72,39 +71,9 @@ class Weights:
     version_digest: Digest
     index_digest: Digest
     index_bytes: int
+    total_bytes: int
     root: PeerId
     purpose: Purpose = Purpose.WEIGHTS
-
-    @property
-    def owner(self) -> Owner:
-        """What its blobs are stored for."""
-        return Owner(self.purpose, self.index_digest)
-
-
-async def publish_file(
-    path: Path,
-    files: PolicyFiles,
-    blobs: Blobs,
-    shard_bytes: int,
-    chunk_bytes: int,
-    purpose: Purpose = Purpose.WEIGHTS,
-) -> tuple[Digest, ShardIndex]:
-    """Store a file as shards and their index; return the index blob's digest, and the index.
-
-    Runs beside training: the ports read, write and hash in threads of their own. Raises
-    ``StorageFullError``; ``ValueError`` when the file is empty or missing, changes meanwhile, or is
-    too large for its chunks.
-    """
-    index = await files.index(path, shard_bytes, chunk_bytes)
-    data = shard_index.encode(index)
-    digest = crypto.digest(data)
-    owner = Owner(purpose, digest)
-    for number, shard in enumerate(index.shards):
-        stored = await blobs.put_file(path, number * shard_bytes, shard.length, owner)
-        if stored != shard.digest:
-            raise ValueError(f"{path} changes while it is published")
-    await blobs.put(data, owner)
-    return digest, index
 
 
 class WeightsDownload:
@@ -133,7 +102,6 @@ class WeightsDownload:
         self._blobs = blobs
         self._files = files
         self._weights = weights
-        self._owner = weights.owner
         self._stripes = stripes
         self._fanout = fanout
         self._limits = limits or TransferLimits()
@@ -167,12 +135,12 @@ class WeightsDownload:
         try:
             with self._exchange.expecting(self._weights.index_digest):
                 index = await self._index()
-            if isinstance(index, Fault):
-                return index
-            partials = await self._open_partials(index)
+                if isinstance(index, Fault):
+                    return index
+                partials = await self._open_partials(index)
             if decode is None:
                 await self._transfer(index, partials)
-                await self._files.assemble([shard.digest for shard in index.shards], path)
+                await self._files.link(self._weights.index_digest, path)
             else:
                 await self._transfer_decoding(index, partials, decode(self._bytes_of(index), path))
         except _InconsistentIndexError as error:
@@ -233,8 +201,9 @@ class WeightsDownload:
             pause = min(pause * 2, INDEX_PAUSE_SECONDS_MAX)
             sources_max += 1
         index = shard_index.decode(data)
-        if not isinstance(index, Fault):
-            await self._blobs.put(data, self._owner)
+        if not isinstance(index, Fault) and index.total_bytes != weights.total_bytes:
+            reason = f"a file of {index.total_bytes} bytes, {weights.total_bytes} were signed"
+            return Fault(FaultCode.INDEX_INCONSISTENT, reason)
         return index
 
     async def _index_from(
@@ -285,14 +254,9 @@ class WeightsDownload:
             await self._cancel_all()
         self._on_progress(index.total_bytes, index.total_bytes)
 
-    async def _open_partials(self, index: ShardIndex) -> list[PartialBlob]:
+    async def _open_partials(self, index: ShardIndex) -> Sequence[PartialBlob]:
         try:
-            return [
-                await self._blobs.open_partial(
-                    shard.digest, shard.length, index.chunk_bytes, shard.chunks, self._owner
-                )
-                for shard in index.shards
-            ]
+            return await self._blobs.open_file(index, self._weights.purpose)
         except ValueError as error:
             raise _InconsistentIndexError(str(error)) from error
 

@@ -16,28 +16,26 @@ from typing_extensions import override
 
 from node.blobs.exchange import BlobExchange
 from node.context import Ports
-from node.weights.download import Weights, WeightsDownload, publish_file
+from node.weights.download import Weights, WeightsDownload
 from node.weights.downloads import Downloads
 from node.weights.publishing import offer_file, publish_encoding
 from node.weights.retention import STATES_KEPT, WeightsRetention
 from node.weights.routes import Leg, Routes
+from node.weights.states import TrainerStates
 from protocol.faults import Fault
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica import Replica
-from protocol.shardcast import index as shard_index
 from protocol.shardcast.forest import ForestMember
-from protocol.types import Digest, PeerId, Role, Version
+from protocol.types import Digest, PeerId, Version
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.engines import Policy
-from roles.ports.storage import Delete, Owner, Purpose, Put, StorageFullError
+from roles.ports.storage import Delete, Purpose, Put, StorageFullError
 from roles.ports.swarm import Policies, Release
 
 log = structlog.get_logger()
 
-STATE_SECONDS = 60.0
-
 REFUSALS_MAX = 3
-"""By engines, of one version: as it was here, made again from its shards, and fetched again."""
+"""By engines, of one version: as it was here, fetched again, and fetched as a file."""
 
 _TABLE = "policies"
 
@@ -80,6 +78,7 @@ class PolicyLibrary(Policies):
         self._bases: set[int] = set()
         """Versions on the way to one that is wanted."""
         self._refusals: dict[Digest, int] = {}
+        self._states = TrainerStates(ports, replica, downloads, lambda: not self._arriving)
         self._states_from = 0
 
     # What is here
@@ -114,8 +113,8 @@ class PolicyLibrary(Policies):
     async def discard(self, policy: Policy) -> None:
         """Drop a policy that an engine refused, and get it another way.
 
-        First from the blobs that are here, then its file from the network, every chunk checked.
-        If that is refused too, its trainer has published something else than it signed.
+        It is fetched as it came, every chunk checked, and then as a file. If that is refused too,
+        its trainer has published something else than it signed.
         """
         version = policy.version
         checkpoint = self._replica.ledger.checkpoint(version)
@@ -125,9 +124,9 @@ class PolicyLibrary(Policies):
         refusals = self._refusals.get(checkpoint.digest, 0) + 1
         self._refusals[checkpoint.digest] = refusals
         log.error("an engine refused a policy", version=version, times=refusals)
-        if refusals > 1:  # after the last one, too: nobody needs them
-            others = {*self._held, *self._wanted()} - {version}
-            await self._retention.drop(checkpoint.message, others)
+        others = {*self._held, *self._wanted()} - {version}
+        await self._retention.drop(checkpoint.message, others)
+        if refusals > 1:
             self._routes.useless |= dict.fromkeys(
                 Digest(encoding.index) for encoding in checkpoint.message.encodings
             )
@@ -139,45 +138,30 @@ class PolicyLibrary(Policies):
     @override
     async def release(self, policy: Policy) -> Release:
         rules, blobs, files = self._replica.manifest.shardcast, self._ports.blobs, self._ports.files
-        digest, index = await publish_file(
-            policy.path, files, blobs, rules.shard_bytes, rules.chunk_bytes
-        )
+        sizes = rules.shard_bytes, rules.chunk_bytes
+        stored = await blobs.put_file(policy.path, *sizes, Purpose.WEIGHTS)
         base = self.get(policy.version - 1)
         encoding = await publish_encoding(self._ports, rules, policy, base)
-        state, state_bytes = None, 0
-        path = files.state(policy.version)
-        if len(self._replica.manifest.genesis.trainers) > 1:
-            state_bytes = files.size(path) or 0
-            owner = Owner(Purpose.OPTIMISER_STATE, digest)
-            state = await blobs.put_file(path, 0, state_bytes, owner)
+        state, path = None, files.state(policy.version)
+        heirs = len(self._replica.manifest.genesis.trainers) > 1
+        if heirs and not policy.version % rules.state_every and files.size(path):
+            state = await blobs.put_file(path, *sizes, Purpose.OPTIMISER_STATE)
         await self._hold(policy)
-        return Release(
-            index=digest,
-            index_bytes=len(shard_index.encode(index)),
-            total_bytes=index.total_bytes,
-            encodings=() if encoding is None else (encoding,),
-            state=state,
-            state_bytes=state_bytes,
-        )
+        return Release(stored, () if encoding is None else (encoding,), state)
+
+    @override
+    def published_state(self, version: int) -> Signed[CheckpointManifest] | None:
+        return self._states.newest(version)
 
     @override
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
-        message = manifest.message
-        digest = Digest(message.state)
-        trainers = self._replica.roster.live(self._ports.clock.now(), Role.TRAINER)
-        sources = [manifest.signer, *(member.peer for member in trainers)]
-        data = await self._exchange.fetch(digest, message.state_bytes, sources, STATE_SECONDS)
-        if data is None:
-            return None
-        path = self._ports.files.state(message.version)
-        await self._ports.blobs.put(data, Owner(Purpose.OPTIMISER_STATE, Digest(message.index)))
-        await self._ports.files.assemble([digest], path)
-        return path
+        return await self._states.fetch(manifest)
 
     # What others made
 
     async def run(self) -> None:
         """Keep what the swarm uses until cancelled."""
+        states = asyncio.create_task(self._states.run())
         try:
             while True:
                 seen = self.news.count
@@ -186,6 +170,8 @@ class PolicyLibrary(Policies):
                 await self._forget_old()
                 await self.news.wait(self._replica.manifest.epochs.seconds, since=seen)
         finally:
+            states.cancel()
+            await asyncio.gather(states, return_exceptions=True)
             await self._cancel(list(self._arriving.values()))
 
     def _wanted(self) -> range:
@@ -267,8 +253,9 @@ class PolicyLibrary(Policies):
         return holders or ([] if ours else [publisher])
 
     def _download(self, leg: Leg, root: PeerId, members: Sequence[ForestMember]) -> WeightsDownload:
-        index, index_bytes = Digest(leg.form.index), leg.form.index_bytes
-        weights = Weights(leg.checkpoint.digest, index, index_bytes, root)
+        form = leg.form
+        sizes = form.index_bytes, form.total_bytes
+        weights = Weights(leg.checkpoint.digest, Digest(form.index), *sizes, root)
         return self._downloads.make(weights, members)
 
     async def _fetch(self, leg: Leg, weights: WeightsDownload) -> None:

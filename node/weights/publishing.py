@@ -3,10 +3,8 @@
 import structlog
 
 from node.context import Ports
-from node.weights.download import publish_file
 from protocol.messages import Encoding
 from protocol.recipe import ShardcastSection
-from protocol.shardcast import index as shard_index
 from protocol.types import Digest
 from roles.ports.engines import Policy
 from roles.ports.storage import Owner, Purpose, StorageFullError
@@ -32,8 +30,8 @@ async def publish_encoding(
         length = await files.encode(policy.path, base, path)
         if length is None or length > ENCODING_PAYS * (files.size(policy.path) or 0):
             return None
-        digest, index = await publish_file(
-            path, files, ports.blobs, rules.shard_bytes, rules.chunk_bytes
+        stored = await ports.blobs.put_file(
+            path, rules.shard_bytes, rules.chunk_bytes, Purpose.WEIGHTS
         )
     except ValueError as error:
         log.warning("no encoding", version=policy.version, error=str(error))
@@ -43,21 +41,21 @@ async def publish_encoding(
     return Encoding(
         base_version=-1 if base is None else base.version,
         base=b"" if base is None else base.digest,
-        index=digest,
-        index_bytes=len(shard_index.encode(index)),
-        total_bytes=index.total_bytes,
+        index=stored.digest,
+        index_bytes=stored.index_bytes,
+        total_bytes=stored.total_bytes,
     )
 
 
 async def offer_file(ports: Ports, rules: ShardcastSection, policy: Policy, index: Digest) -> None:
     """Make blobs of the file of a version that newcomers begin with."""
     try:
-        digest, _ = await publish_file(
-            policy.path, ports.files, ports.blobs, rules.shard_bytes, rules.chunk_bytes
+        stored = await ports.blobs.put_file(
+            policy.path, rules.shard_bytes, rules.chunk_bytes, Purpose.WEIGHTS
         )
     except (StorageFullError, ValueError) as error:  # others offer it
         log.warning("a version's file is not offered", version=policy.version, error=str(error))
         return
-    if digest != index:
+    if stored.digest != index:
         log.error("a version's file is not what its trainer signed", version=policy.version)
-        await ports.blobs.release(Owner(Purpose.WEIGHTS, digest))
+        await ports.blobs.release(Owner(Purpose.WEIGHTS, stored.digest))

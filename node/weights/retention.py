@@ -8,8 +8,8 @@ from protocol.types import Digest
 from roles.ports.storage import Blobs, Owner, Purpose
 
 STATES_KEPT = 2
-"""The optimiser state of the newest version, and of the one before it, which becomes the newest
-when a later term supersedes; each takes several times what a policy takes."""
+"""The newest optimiser state, and the one before it, which becomes the newest when a later term
+supersedes; each takes several times what a policy takes."""
 
 
 class WeightsRetention:
@@ -28,10 +28,8 @@ class WeightsRetention:
         Also what a later term has replaced. What no version has named yet is being published, or
         its manifest comes again after a restart: it goes when the next version comes without it.
         """
-        newest = self._replica.ledger.version
-        await self._release_all_but(Purpose.WEIGHTS, weights_kept)
-        states_kept = range(newest - STATES_KEPT + 1, newest + 1)
-        await self._release_all_but(Purpose.OPTIMISER_STATE, states_kept)
+        await self._release_all_but(Purpose.WEIGHTS, self._indexes(weights_kept))
+        await self._release_all_but(Purpose.OPTIMISER_STATE, self._states())
 
     async def drop(self, checkpoint: CheckpointManifest, others: Iterable[int]) -> None:
         """Release the weights of a version, but for what one of the ``others`` has too."""
@@ -40,9 +38,9 @@ class WeightsRetention:
             if index not in needed:
                 await self._blobs.release(Owner(Purpose.WEIGHTS, index))
 
-    async def _release_all_but(self, purpose: Purpose, versions: Iterable[int]) -> None:
+    async def _release_all_but(self, purpose: Purpose, indexes: Iterable[Digest]) -> None:
         newest, here = self._replica.ledger.version, self._blobs.owners(purpose)
-        needed = {Owner(purpose, index): -1 for index in self._indexes(versions)}
+        needed = {Owner(purpose, index): -1 for index in indexes}
         since = {owner: self._unnamed_since.get(owner, newest) for owner in here} | needed
         for owner in here:
             if owner not in needed and since[owner] < newest:
@@ -50,6 +48,16 @@ class WeightsRetention:
                 del since[owner]
         others = {key: at for key, at in self._unnamed_since.items() if key.purpose is not purpose}
         self._unnamed_since = others | since
+
+    def _states(self) -> list[Digest]:
+        """Return the newest states that are published."""
+        newest, found = self._replica.ledger.version, []
+        span = STATES_KEPT * self._replica.manifest.shardcast.state_every
+        for version in range(newest, max(-1, newest - span), -1):
+            checkpoint = self._replica.ledger.checkpoint(version)
+            if checkpoint is not None and checkpoint.message.state:
+                found.append(Digest(checkpoint.message.state))
+        return found[:STATES_KEPT]
 
     def _indexes(self, versions: Iterable[int]) -> dict[Digest, None]:
         checkpoints = map(self._replica.ledger.checkpoint, versions)

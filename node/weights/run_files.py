@@ -11,12 +11,11 @@ from pathlib import Path
 import structlog
 
 from node.context import Ports
-from node.weights.download import Weights, WeightsDownload, publish_file
+from node.weights.download import Weights, WeightsDownload
 from node.weights.downloads import Downloads
 from protocol.faults import Fault
 from protocol.manifest import RunFile, RunFileName
 from protocol.replica import Replica
-from protocol.shardcast import index as shard_index
 from protocol.types import Digest, PeerId
 from roles.flow import Conditions
 from roles.ports.storage import Owner, Purpose, StorageFullError
@@ -66,31 +65,17 @@ class RunFiles:
         path = self._ports.files.run_file(name)
         if self._ports.files.size(path) is None:
             return False
-        if await self._has_blobs(file):
+        if self._ports.blobs.has_file(Digest(bytes.fromhex(file.index))):
             return True
         rules, blobs = self._replica.manifest.shardcast, self._ports.blobs
         self._conditions.set(_CONDITION, f"reading the run's {name}")
-        digest, _ = await publish_file(
-            path,
-            self._ports.files,
-            blobs,
-            rules.shard_bytes,
-            rules.chunk_bytes,
-            Purpose.RUN_FILE,
-        )
-        if digest.hex() == file.index:
+        stored = await blobs.put_file(path, rules.shard_bytes, rules.chunk_bytes, Purpose.RUN_FILE)
+        if stored.digest.hex() == file.index:
             return True
         log.warning("not the file of this run", path=str(path))
-        await blobs.release(Owner(Purpose.RUN_FILE, digest))
+        await blobs.release(Owner(Purpose.RUN_FILE, stored.digest))
         await self._ports.files.delete(path)
         return False
-
-    async def _has_blobs(self, file: RunFile) -> bool:
-        data = await self._ports.blobs.get(Digest(bytes.fromhex(file.index)))
-        index = None if data is None else shard_index.decode(data)
-        if index is None or isinstance(index, Fault):
-            return False
-        return all(self._ports.blobs.has(shard.digest) for shard in index.shards)
 
     async def _download(self, name: RunFileName, file: RunFile) -> bool:
         root = self._root()
@@ -98,7 +83,8 @@ class RunFiles:
             self._conditions.set(_CONDITION, f"waiting for a peer that has the run's {name}")
             return False
         digest = Digest(bytes.fromhex(file.index))
-        weights = Weights(digest, digest, file.index_bytes, root, Purpose.RUN_FILE)
+        sizes = file.index_bytes, file.total_bytes
+        weights = Weights(digest, digest, *sizes, root, Purpose.RUN_FILE)
         progress = _Progress()
 
         def show(here_bytes: int, total_bytes: int) -> None:

@@ -138,11 +138,14 @@ def decode(data: bytes) -> ShardIndex | Fault:
         return Fault(FaultCode.INDEX_SIZES)
     if type(entries) is not tuple or len(entries) != shard_count(total_bytes, shard_bytes):
         return Fault(FaultCode.INDEX_SHARDS)
-    shards = []
+    shards: list[Shard] = []
+    named: dict[Digest, Shard] = {}
     for number, entry in enumerate(entries):
         shard = _shard(entry, shard_length(total_bytes, shard_bytes, number), chunk_bytes)
         if shard is None:
             return Fault(FaultCode.INDEX_SHARD, str(number))
+        if named.setdefault(shard.digest, shard) != shard:
+            return Fault(FaultCode.INDEX_INCONSISTENT, str(number))
         shards.append(shard)
     return ShardIndex(total_bytes, shard_bytes, chunk_bytes, tuple(shards))
 

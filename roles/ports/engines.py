@@ -193,11 +193,12 @@ class TrainingEngine(Protocol):
     async def save_state(self, path: Path) -> None:
         """Write model, optimiser and progress atomically; raises ``StorageFullError``."""
 
-    async def load_state(self, path: Path, policy: Digest) -> None:
+    async def load_state(self, path: Path, policy: Digest, newer: Policy | None = None) -> None:
         """Restore what a ``save_state`` wrote, perhaps another trainer's, whose word is not taken.
 
-        Raises ``ValueError``, and changes nothing, when it is damaged, holds anything that this
-        run's optimiser could not have, or other weights than those of ``policy``.
+        With ``newer`` the weights are those of a later policy. Raises ``ValueError``, and changes
+        nothing, when the state is damaged, holds anything that this run's optimiser could not
+        have, or other weights than those of ``policy``; and as others do for ``newer``.
         """
 
     async def evaluate(

@@ -48,6 +48,21 @@ class Holding:
         return self.mask & wanted == wanted
 
 
+@dataclass(frozen=True, slots=True)
+class StoredFile:
+    """A file whose shards are blobs here, and so is its ``index``, of ``index_bytes``."""
+
+    digest: Digest
+    """Of the encoded index, which names the file."""
+    index_bytes: int
+    index: ShardIndex
+
+    @property
+    def total_bytes(self) -> int:
+        """The length of the file."""
+        return self.index.total_bytes
+
+
 class PartialBlob(Protocol):
     """A blob that is arriving: verified chunk by chunk, readable while it grows, resumable."""
 
@@ -72,8 +87,15 @@ class Blobs(Protocol):
     async def put(self, data: bytes, owner: Owner) -> Digest:
         """Store ``data`` durably for ``owner``; raises ``StorageFullError``."""
 
-    async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
-        """Store a slice of a file; ``ValueError`` when it is not there, ``StorageFullError``."""
+    async def put_file(
+        self, path: Path, shard_bytes: int, chunk_bytes: int, purpose: Purpose
+    ) -> StoredFile:
+        """Make blobs of the shards of a file, and of their index, which owns all of them.
+
+        Where it can the file is not copied: nobody may write into it any more, but it may be
+        deleted or replaced. Raises ``ValueError`` when it is empty, missing, or too large for its
+        chunks; ``StorageFullError``.
+        """
 
     async def get(self, digest: Digest) -> bytes | None:
         """Return the whole blob, or None when it is not (completely) here."""
@@ -84,16 +106,17 @@ class Blobs(Protocol):
     def has(self, digest: Digest) -> bool:
         """Tell whether the blob is here completely."""
 
+    def has_file(self, index: Digest) -> bool:
+        """Tell whether all shards of the file of an index are here."""
+
     def holding(self, digest: Digest) -> Holding | None:
         """Return which chunks of a blob are here, None when it is not arriving."""
 
-    async def open_partial(
-        self, digest: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest], owner: Owner
-    ) -> PartialBlob:
-        """Start, resume or join the arrival of a blob; raises ``StorageFullError``.
+    async def open_file(self, index: ShardIndex, purpose: Purpose) -> Sequence[PartialBlob]:
+        """Start, resume or join the arrival of a file: of its shards, owned by their index.
 
-        Raises ``ValueError`` when the blob is already here, or arriving, with other sizes or
-        chunks, or when all its chunks are here and their whole has another digest.
+        The index is stored as a blob first. Raises ``StorageFullError``; ``ValueError`` when all
+        chunks of a shard are here and their whole has another digest.
         """
 
     def stream(self, digest: Digest, offset: int, length: int) -> AsyncIterator[bytes]:
@@ -155,13 +178,6 @@ class PolicyFiles(ABC):
         """Delete a file; idempotent."""
 
     @abstractmethod
-    async def index(self, path: Path, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
-        """Return the digests of a file's shards and chunks.
-
-        Raises ``ValueError`` when the file is empty, missing, or too large for its chunks.
-        """
-
-    @abstractmethod
     async def encode(self, path: Path, base: Policy | None, target: Path) -> int | None:
         """Write the encoding of a policy's file to ``target``; return its length in bytes.
 
@@ -185,10 +201,11 @@ class PolicyFiles(ABC):
         """
 
     @abstractmethod
-    async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
-        """Write blobs one after another to ``path`` atomically; raises ``StorageFullError``.
+    async def link(self, index: Digest, path: Path) -> None:
+        """Make the file of an index what ``path`` names, atomically and without a copy if possible.
 
-        Raises ``LookupError`` when one of them is not here completely.
+        Nobody may write into it. Raises ``LookupError`` unless all of its shards are here;
+        ``StorageFullError``.
         """
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Protocol
 
 from protocol.messages import CheckpointManifest, Encoding, MessageT, RolloutCommit, Signed
-from protocol.types import Digest, PeerId, Topic
+from protocol.types import PeerId, Topic
 from roles.ports.engines import Policy
+from roles.ports.storage import StoredFile
 
 
 class RefusedError(Exception):
@@ -53,12 +54,9 @@ class Network(Protocol):
 class Release:
     """Where a new version's bytes are, as its checkpoint manifest states it."""
 
-    index: Digest
-    index_bytes: int
-    total_bytes: int
+    weights: StoredFile
     encodings: tuple[Encoding, ...]
-    state: Digest | None
-    state_bytes: int
+    state: StoredFile | None
 
 
 class Policies(Protocol):
@@ -72,6 +70,9 @@ class Policies(Protocol):
 
     async def release(self, policy: Policy) -> Release:
         """Cut a finished version into blobs; raises ``StorageFullError``."""
+
+    def published_state(self, version: int) -> Signed[CheckpointManifest] | None:
+        """Return the newest version up to ``version`` whose optimiser state is published."""
 
     async def fetch_state(self, manifest: Signed[CheckpointManifest]) -> Path | None:
         """Return a published state, None when it cannot be had; raises ``StorageFullError``."""

@@ -124,18 +124,26 @@ class Leadership:
         return Position(-1, 0, b"", b"")
 
     async def _take_over(self, head: Signed[CheckpointManifest]) -> bool:
-        """Load the published state, or else the weights alone; False while neither is here."""
-        context, message, published = self._context, head.message, None
+        """Load what was published, the optimiser's state too if it can be had; False if nothing.
+
+        The state may be that of an earlier version: its moments go with the weights of ``head``.
+        """
+        context, message, state = self._context, head.message, None
+        published = context.policies.published_state(message.version)
+        bytes_max = await self._engine.state_bytes_max()
         try:
-            if message.state and message.state_bytes <= await self._engine.state_bytes_max():
-                published = await context.policies.fetch_state(head)
+            if published is not None and published.message.state_bytes <= bytes_max:
+                state = await context.policies.fetch_state(published)
         except StorageFullError as error:
             context.conditions.set("trainer", f"disk full: {error}; waiting for room")
             await asyncio.sleep(context.epoch_seconds)
             return False
-        if published is not None and await self._load_state(published, head):
-            return True
         policy = context.policies.get(message.version)
+        if published is not None and state is not None:
+            newer = None if published.message.version == message.version else policy
+            current = newer is not None or published.message.policy == message.policy
+            if current and await self._load_state(state, published, newer):
+                return True
         if policy is not None and await self._load_policy(policy):
             return True
         context.conditions.set("trainer", f"waiting for the weights of version {message.version}")
@@ -174,11 +182,13 @@ class Leadership:
             if manifest.is_validator(member.peer) or manifest.is_trainer(member.peer)
         )
 
-    async def _load_state(self, path: Path, head: Signed[CheckpointManifest]) -> bool:
+    async def _load_state(
+        self, path: Path, checkpoint: Signed[CheckpointManifest], newer: Policy | None = None
+    ) -> bool:
         try:
-            await self._engine.load_state(path, Digest(head.message.policy))
+            await self._engine.load_state(path, Digest(checkpoint.message.policy), newer)
         except ValueError as error:
-            log.warning("state refused", version=head.message.version, error=str(error))
+            log.warning("state refused", version=checkpoint.message.version, error=str(error))
             return False
         return True
 

@@ -90,6 +90,7 @@ class Publication:
     async def _publish(self, policy: Policy, batch: Sequence[Digest], reward_mean: int) -> None:
         context = self._context
         release = await self._stored(lambda: context.policies.release(policy))
+        state = release.state
 
         async def announce() -> None:
             manifest = CheckpointManifest(
@@ -97,12 +98,13 @@ class Publication:
                 term=self._term,
                 parent=self._parent,
                 policy=policy.digest,
-                index=release.index,
-                index_bytes=release.index_bytes,
-                total_bytes=release.total_bytes,
+                index=release.weights.digest,
+                index_bytes=release.weights.index_bytes,
+                total_bytes=release.weights.total_bytes,
                 encodings=release.encodings,
-                state=release.state or b"",
-                state_bytes=release.state_bytes,
+                state=state.digest if state else b"",
+                state_index_bytes=state.index_bytes if state else 0,
+                state_bytes=state.total_bytes if state else 0,
                 batch=tuple(batch),
                 reward_mean=reward_mean,
                 created_at=round(context.clock.now() * 1000),

@@ -9,8 +9,8 @@ from protocol.ledger.commits import CommitState
 from protocol.messages import BATCH_MAX, CheckpointManifest, Signed
 from protocol.replica import Replica
 from protocol.rng import Rng
-from protocol.types import DIGEST_BYTES, Digest, Topic
-from roles.ports.storage import Owner, Purpose
+from protocol.types import DIGEST_BYTES, Topic
+from roles.ports.storage import Purpose, StoredFile
 from simulations.adversaries.gossiping import GossipingTransport
 from simulations.ports.parts import Behaviour, Parts
 from simulations.ports.storage import SimBlobs
@@ -118,11 +118,14 @@ class PoisonedStates(SimBlobs):
     """Publishes, with weights as they should be, a state that holds others."""
 
     @override
-    async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
-        if owner.purpose is not Purpose.OPTIMISER_STATE:
-            return await super().put_file(path, offset, length, owner)
-        state = bytes(self._disk.files[path][offset : offset + length])
-        return await self.put(state[::-1], owner)
+    async def put_file(
+        self, path: Path, shard_bytes: int, chunk_bytes: int, purpose: Purpose
+    ) -> StoredFile:
+        poisoned = path.with_suffix(".poisoned")
+        if purpose is Purpose.OPTIMISER_STATE:
+            self._disk.files[poisoned] = bytes(self._disk.files[path])[::-1]
+            path = poisoned
+        return await super().put_file(path, shard_bytes, chunk_bytes, purpose)
 
 
 def poisoned_state(parts: Parts, _rng: Rng) -> Parts:

@@ -306,11 +306,14 @@ class SimTraining(TrainingEngine):
             machine.disk.files[path] = content
 
     @override
-    async def load_state(self, path: Path, policy: Digest) -> None:
+    async def load_state(self, path: Path, policy: Digest, newer: Policy | None = None) -> None:
         seed = self._machine.disk.files.get(path, b"")
         if policy_digest(Extent.of(seed, 0, self._machine.workload.weights_bytes)) != policy:
             raise ValueError(f"{path} is not the state of policy {policy.hex()}")
-        self._seed = seed
+        if newer is None:
+            self._seed = seed
+        else:
+            await self.load_policy(newer)
 
     @override
     async def evaluate(

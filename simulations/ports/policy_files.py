@@ -1,19 +1,16 @@
 """The files of one machine's policies, on its simulated disk (``PolicyFiles``)."""
 
-import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 from typing_extensions import override
 
-from protocol.shardcast.index import Shard, ShardIndex, chunk_digests, shard_count
 from protocol.types import Digest
 from roles.ports.engines import Policy
 from roles.ports.storage import PolicyFiles
-from simulations.ports.storage import COMMIT_SECONDS, Disk, Session
+from simulations.ports.storage import Disk, Session
 from simulations.runtime.content import (
     Extent,
-    digest_of,
     joined,
     patch_of,
     patched,
@@ -50,18 +47,6 @@ class SimPolicyFiles(PolicyFiles):
             self._disk.files.pop(path, None)
 
     @override
-    async def index(self, path: Path, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
-        await asyncio.sleep(COMMIT_SECONDS)
-        content = self._disk.files.get(path)
-        if not content:
-            raise ValueError(f"{path} is empty or missing")
-        shards = []
-        for number in range(shard_count(len(content), shard_bytes)):
-            shard = content[number * shard_bytes : (number + 1) * shard_bytes]
-            shards.append(Shard(digest_of(shard), len(shard), _chunk_digests(shard, chunk_bytes)))
-        return ShardIndex(len(content), shard_bytes, chunk_bytes, tuple(shards))
-
-    @override
     async def encode(self, path: Path, base: Policy | None, target: Path) -> int | None:
         content = self._disk.files.get(path, b"")
         if base is None or not self._patch_share or not isinstance(content, Extent):
@@ -94,17 +79,11 @@ class SimPolicyFiles(PolicyFiles):
                 self._disk.files[target] = content
 
     @override
-    async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
+    async def link(self, index: Digest, path: Path) -> None:
         async with self._session.writing():
-            if not all(digest in self._disk.blobs for digest in digests):
-                raise LookupError("not every blob is here")
+            content = self._disk.file_of(index)
+            if content is None:
+                raise LookupError("not every shard is here")
             self._disk.require_room()
             if self._session.alive:
-                self._disk.files[path] = joined([self._disk.blobs[digest] for digest in digests])
-
-
-def _chunk_digests(content: bytes, chunk_bytes: int) -> tuple[Digest, ...]:
-    if not isinstance(content, Extent):
-        return chunk_digests([content], chunk_bytes)
-    starts = range(0, len(content), chunk_bytes)
-    return tuple(digest_of(content[start : start + chunk_bytes]) for start in starts)
+                self._disk.files[path] = content

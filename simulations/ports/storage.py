@@ -12,6 +12,9 @@ from pathlib import Path
 
 from typing_extensions import override
 
+from protocol.faults import Fault
+from protocol.shardcast import index as shard_index
+from protocol.shardcast.index import Shard, ShardIndex, chunk_digests, shard_count
 from protocol.types import Digest
 from roles.ports.storage import (
     Blobs,
@@ -23,11 +26,9 @@ from roles.ports.storage import (
     Put,
     StorageFullError,
     Store,
+    StoredFile,
 )
-from simulations.runtime.content import (
-    digest_of,
-    joined,
-)
+from simulations.runtime.content import Extent, digest_of, joined
 from simulations.runtime.trace import Emit
 
 COMMIT_SECONDS = 0.004
@@ -57,6 +58,14 @@ class Disk:
         """Check that a little more fits; raises ``StorageFullError``."""
         if self.quota_bytes is not None and self.used_bytes >= self.quota_bytes:
             raise StorageFullError("the quota is used up")
+
+    def file_of(self, index: Digest) -> bytes | None:
+        """Return the file of an index, None unless all of its shards are here."""
+        decoded = shard_index.decode(self.blobs.get(index, b""))
+        if isinstance(decoded, Fault):
+            return None
+        shards = [self.blobs.get(shard.digest) for shard in decoded.shards]
+        return None if None in shards else joined([shard for shard in shards if shard is not None])
 
     def wipe(self) -> None:
         """Lose everything."""
@@ -215,11 +224,24 @@ class SimBlobs(Blobs):
             return self._keep(data, owner)
 
     @override
-    async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
-        content = self._disk.files.get(path, b"")
-        if offset + length > len(content):
-            raise ValueError(f"{path} ends before its slice")
-        return await self.put(content[offset : offset + length], owner)
+    async def put_file(
+        self, path: Path, shard_bytes: int, chunk_bytes: int, purpose: Purpose
+    ) -> StoredFile:
+        content = self._content(path)
+        if not content:
+            raise ValueError(f"{path} is empty or missing")
+        index = _index_of(content, shard_bytes, chunk_bytes)
+        data = shard_index.encode(index)
+        owner = Owner(purpose, digest_of(data))
+        async with self._session.writing():
+            for number in range(len(index.shards)):
+                self._keep(content[number * shard_bytes : (number + 1) * shard_bytes], owner)
+            self._keep(data, owner)
+        return StoredFile(owner.subject, len(data), index)
+
+    def _content(self, path: Path) -> bytes:
+        """Return what is in a file."""
+        return self._disk.files.get(path, b"")
 
     def _keep(self, data: bytes, owner: Owner) -> Digest:
         digest = digest_of(data)
@@ -259,30 +281,35 @@ class SimBlobs(Blobs):
         return digest in self._disk.blobs
 
     @override
+    def has_file(self, index: Digest) -> bool:
+        return self._disk.file_of(index) is not None
+
+    @override
     def holding(self, digest: Digest) -> Holding | None:
         arrival = self._disk.arrivals.get(digest)
         return arrival.holding() if arrival else None
 
     @override
-    async def open_partial(
-        self, digest: Digest, length: int, chunk_bytes: int, chunks: Sequence[Digest], owner: Owner
-    ) -> Arrival:
-        whole = self._disk.blobs.get(digest)
-        arrival = self._disk.arrivals.get(digest)
+    async def open_file(self, index: ShardIndex, purpose: Purpose) -> list[Arrival]:
+        data = shard_index.encode(index)
+        owner = Owner(purpose, await self.put(data, Owner(purpose, digest_of(data))))
+        return [self._open(shard, index.chunk_bytes, owner) for shard in index.shards]
+
+    def _open(self, shard: Shard, chunk_bytes: int, owner: Owner) -> Arrival:
+        """Return an arrival of a shard, which is all here if the blob is."""
+        whole = self._disk.blobs.get(shard.digest)
+        arrival = self._disk.arrivals.get(shard.digest)
         if arrival is None:
-            arrival = Arrival(digest, length, chunk_bytes, chunks)
-        plan = (arrival.length, arrival.chunk_bytes, arrival.chunks)
-        if plan != (length, chunk_bytes, tuple(chunks)) or (whole and len(whole) != length):
-            raise ValueError("the blob is here with other sizes or chunks")
+            arrival = Arrival(shard.digest, shard.length, chunk_bytes, shard.chunks)
         if whole is not None:
             arrival.fill(whole)
         elif self._session.alive:
-            if digest not in self._disk.arrivals:
-                self._disk.reserve(length)
-                self._disk.arrivals[digest] = arrival
+            if shard.digest not in self._disk.arrivals:
+                self._disk.reserve(shard.length)
+                self._disk.arrivals[shard.digest] = arrival
             arrival.on_complete = self._completed
         if self._session.alive:
-            self._claim(digest, owner)
+            self._claim(shard.digest, owner)
         return arrival
 
     def _completed(self, arrival: Arrival, whole: bytes | None) -> None:
@@ -340,3 +367,18 @@ class SimBlobs(Blobs):
         content = self._disk.blobs.pop(digest, None)
         self._disk.used_bytes -= len(content) if content is not None else 0
         self._emit("blob-deleted", digest=digest)
+
+
+def _index_of(content: bytes, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
+    shards = []
+    for number in range(shard_count(len(content), shard_bytes)):
+        shard = content[number * shard_bytes : (number + 1) * shard_bytes]
+        shards.append(Shard(digest_of(shard), len(shard), _chunk_digests(shard, chunk_bytes)))
+    return ShardIndex(len(content), shard_bytes, chunk_bytes, tuple(shards))
+
+
+def _chunk_digests(content: bytes, chunk_bytes: int) -> tuple[Digest, ...]:
+    if not isinstance(content, Extent):
+        return chunk_digests([content], chunk_bytes)
+    starts = range(0, len(content), chunk_bytes)
+    return tuple(digest_of(content[start : start + chunk_bytes]) for start in starts)

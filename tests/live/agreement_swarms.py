@@ -27,16 +27,15 @@ from node.membership.announcer import About, directory_key
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.storage.state import SqliteStore
-from node.weights.download import publish_file
 from protocol.messages import Hardware, RolloutCommit, envelope_kind
 from protocol.rng import Rng
 from protocol.types import Role
+from roles.ports.storage import Purpose
 from roles.ports.swarm import RefusedError
 from simulations.adversaries.passthrough import OtherEngines
 from simulations.adversaries.testnet import edited_tokens, forged_rewards
 from simulations.cluster.world import SHORT_NAMES, World
 from simulations.ports.engines import SimEngines, policy_seed
-from simulations.ports.policy_files import SimPolicyFiles
 from simulations.ports.storage import Disk, Session, SimBlobs
 from simulations.runtime.content import Extent
 from simulations.runtime.loop import START, run_virtual
@@ -369,12 +368,10 @@ async def give_version_0(world, machine, envelope, manifest):
     disk.files[machine.weights / "v0.state"] = GENESIS.seed
     disk.tables.setdefault("messages", {})[bytes(8)] = envelope
     disk.tables["policies"] = {bytes(8): manifest.policy}
-    rules, session = world.manifest.manifest.shardcast, Session()
-    files = SimPolicyFiles(disk, session, machine.weights, machine.genesis, machine.run_files)
-    index, _ = await publish_file(
-        path, files, SimBlobs(disk, session), rules.shard_bytes, rules.chunk_bytes
-    )
-    assert index == manifest.index
+    rules = world.manifest.manifest.shardcast
+    sizes = rules.shard_bytes, rules.chunk_bytes
+    stored = await SimBlobs(disk, Session()).put_file(path, *sizes, Purpose.WEIGHTS)
+    assert stored.digest == manifest.index
 
 
 def simulate_from_version_0(live):

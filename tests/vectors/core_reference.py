@@ -84,6 +84,7 @@ MANIFEST: dict[str, Any] = {
         "chunk_bytes": 65_536,
         "fanout": 2,
         "full_every": 5,
+        "state_every": 1,
         "shard_bytes": 262_144,
         "stripes": 4,
         "upload_bytes_per_second_max": 125_000_000,

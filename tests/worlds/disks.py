@@ -1,11 +1,9 @@
 """What machines keep, for tests that need nothing else of a machine: each has a disk of its own."""
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from node.storage.policy_files import PolicyDirectory
 from protocol.types import Digest
-from roles.ports.storage import Owner
 from simulations.ports.storage import Disk, Session, SimBlobs, SimStore
 
 
@@ -20,19 +18,24 @@ class MemoryStore(SimStore):
 
 
 class MemoryBlobs(SimBlobs):
-    """Blobs in memory, cut from real files."""
+    """Blobs in memory, of real files."""
 
     def __init__(self, disk: Disk | None = None) -> None:
         self.disk = disk or Disk()
         super().__init__(self.disk, Session())
 
-    async def put_file(self, path: Path, offset: int, length: int, owner: Owner) -> Digest:
-        return await self.put(path.read_bytes()[offset : offset + length], owner)
+    def _content(self, path: Path) -> bytes:
+        return path.read_bytes() if path.exists() else b""
 
 
 class MemoryFiles(PolicyDirectory):
-    """Real files, assembled from blobs in memory."""
+    """Real files, made of blobs in memory."""
 
-    async def assemble(self, digests: Sequence[Digest], path: Path) -> None:
-        self._blobs.disk.require_room()
-        path.write_bytes(b"".join([await self._blobs.get(key) or b"" for key in digests]))
+    async def link(self, index: Digest, path: Path) -> None:
+        disk = self._blobs.disk
+        disk.require_room()
+        content = disk.file_of(index)
+        if content is None:
+            raise LookupError("not every shard is here")
+        path.unlink(missing_ok=True)
+        path.write_bytes(content)

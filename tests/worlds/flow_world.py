@@ -8,18 +8,20 @@ from pathlib import Path
 from protocol.crypto import digest
 from protocol.messages import seal
 from protocol.replica import Replica
+from protocol.shardcast.index import ShardIndex
 from protocol.statistics import Extremes, Measurement, Sums
 from protocol.types import PeerId, ValidationResult, Version
 from roles.environments.blocking import InBackground
 from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.ports.engines import Generation, Policy, StepMetrics, Unscorable
-from roles.ports.storage import StorageFullError
+from roles.ports.storage import StorageFullError, StoredFile
 from roles.ports.swarm import RefusedError, Release
 from simulations.ports.background import SimBackground
 from tests.worlds.disks import MemoryBlobs, MemoryFiles, MemoryStore
 from tests.worlds.messages import World, identity, run_manifest
 from tests.worlds.network import LoopClock
 
+STORED = StoredFile(digest(b"index"), 10, ShardIndex(100, 100, 100, ()))
 ANSWER = 5
 END = 1
 
@@ -147,10 +149,14 @@ class Trainer:
     async def state_bytes_max(self) -> int:
         return 100
 
-    async def load_state(self, path: Path, policy: bytes) -> None:
+    async def load_state(self, path: Path, policy: bytes, newer: Policy | None = None) -> None:
         if policy != self.states.get(path.name, policy):
             raise ValueError(f"{path.name} is of another policy")
+        if newer is not None and newer.path.name in self.damaged:
+            raise ValueError(f"{newer.path.name} is damaged")
         self._load(path)
+        if newer is not None:
+            self._load(newer.path)
 
     def _break(self, method: str) -> None:
         error = self.errors[method].pop(0) if self.errors.get(method) else None
@@ -259,7 +265,8 @@ class Policies:
         self.held: dict[int, Policy] = {}
         self.discarded: list[int] = []
         self.errors: list[Exception] = []
-        self.published_state: Path | None = None
+        self.state: Path | None = None
+        """What others have of a published state."""
         self.releases = 0
 
     def get(self, version):
@@ -274,13 +281,18 @@ class Policies:
             raise self.errors.pop(0)
         self.releases += 1
         self.held[policy.version] = policy
-        return Release(digest(b"index"), 10, 100, (), None, 0)
+        return Release(STORED, (), None)
+
+    def published_state(self, version):
+        rules, ledger = self.world.manifest.shardcast, self.world.replica.ledger
+        found = map(ledger.checkpoint, range(version, max(-1, version - rules.state_every), -1))
+        return next((one for one in found if one and one.message.state), None)
 
     async def fetch_state(self, manifest):
         await asyncio.sleep(0.05)
         if self.errors:
             raise self.errors.pop(0)
-        return self.published_state
+        return self.state
 
     async def discard(self, policy):
         self.discarded.append(policy.version)

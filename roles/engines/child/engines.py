@@ -153,8 +153,8 @@ class ChildTraining(TrainingEngine):
         await self.supervisor.call("save_state", path)
 
     @override
-    async def load_state(self, path: Path, policy: Digest) -> None:
-        await self.supervisor.call("load_state", path, policy)
+    async def load_state(self, path: Path, policy: Digest, newer: Policy | None = None) -> None:
+        await self.supervisor.call("load_state", path, policy, newer)
 
     @override
     async def evaluate(

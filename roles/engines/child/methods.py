@@ -60,7 +60,7 @@ METHODS: Mapping[Kind, Mapping[str, Method]] = {
         "step": Method(TypeAdapter(tuple[_Training]), TypeAdapter(StepMetrics)),
         "write_policy": Method(TypeAdapter(tuple[Path]), TypeAdapter(_Digest)),
         "save_state": Method(TypeAdapter(tuple[Path])),
-        "load_state": Method(TypeAdapter(tuple[Path, _Digest])),
+        "load_state": Method(TypeAdapter(tuple[Path, _Digest, Policy | None])),
         "evaluate": Method(
             TypeAdapter(tuple[Annotated[tuple[_Tokens, ...], _Many], _Count]),
             TypeAdapter(_Tokens),

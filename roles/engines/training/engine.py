@@ -239,14 +239,14 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
 
     @override
     @computed_telling(ValueError)
-    def load_state(self, path: Path, policy: Digest) -> None:
+    def load_state(self, path: Path, policy: Digest, newer: Policy | None = None) -> None:
         state = load_checkpoint(path, self._shapes)
         if not 0 <= state.steps <= self._grpo.steps * self._grpo.updates_per_version:
             raise ValueError(f"{path} claims {state.steps} steps, more than the run has")
         if digest_of(self._rounded(state.weights)) != policy:
             raise ValueError(f"{path} does not hold the weights of policy {policy.hex()}")
         check_moments(state, self._grpo.adam_betas)
-        model, optimizer = self._adopt(state.weights)
+        model, optimizer = self._adopt(state.weights if newer is None else self._read(newer))
         for name, parameter in model.named_parameters():
             optimizer.state[parameter] = {
                 "step": torch.tensor(float(state.steps)),

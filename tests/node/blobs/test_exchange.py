@@ -12,11 +12,11 @@ from node.blobs.wire import HELD_BYTES_MAX, BlobRefusedError, Kind, Status
 from node.storage.blobs import FileBlobs
 from node.streams.protocols import BLOBS
 from protocol import codec, crypto
-from protocol.shardcast.index import chunk_digests
 from protocol.types import PeerId, RunId
 from roles.ports.storage import Owner, Purpose
 from roles.ports.transport import Stream, TransportError
 from simulations.network import streams
+from tests.node.storage.blob_stores import name_of, one_shard, open_one
 from tests.worlds.network import Hub
 
 DATA = bytes(range(256)) * 1200
@@ -116,11 +116,10 @@ async def test_a_range_comes_in_pieces_and_is_accounted(tmp_path: Path) -> None:
 
 async def test_a_blob_that_is_arriving_is_served_chunk_by_chunk(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
-    chunks = chunk_digests([DATA], 100_000)
-    partial = await two.blobs.open_partial(DIGEST, len(DATA), 100_000, chunks, OWNER)
+    partial = await open_one(two.blobs, one_shard(DATA, 100_000))
     pieces = one.exchange.fetch_range(two.peer, DIGEST, 0, len(DATA), piece_bytes=100_000)
     async with aclosing(pieces):
-        for index in range(len(chunks)):
+        for index in partial.missing():
             part = DATA[index * 100_000 : (index + 1) * 100_000]
             waiting = asyncio.ensure_future(anext(pieces))
             await asyncio.sleep(0.01)
@@ -131,8 +130,8 @@ async def test_a_blob_that_is_arriving_is_served_chunk_by_chunk(tmp_path: Path) 
 
 async def test_who_must_not_wait_is_refused_a_blob_that_is_arriving(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
-    chunks = chunk_digests([DATA], 100_000)
-    await two.blobs.open_partial(DIGEST, len(DATA), 100_000, chunks, OWNER)
+    index = one_shard(DATA, 100_000)
+    await open_one(two.blobs, index)
     with pytest.raises(BlobRefusedError) as refusal:
         await pull(one, two.peer, 0, 100, wait=False)
     assert refusal.value.status is Status.UNKNOWN
@@ -140,7 +139,7 @@ async def test_who_must_not_wait_is_refused_a_blob_that_is_arriving(tmp_path: Pa
         await pull(one, two.peer, 0, 100)
     reading = asyncio.create_task(pull(one, two.peer, 0, 100))
     await asyncio.sleep(0.05)
-    await two.blobs.release(OWNER)
+    await two.blobs.release(Owner(Purpose.WEIGHTS, name_of(index)))
     with pytest.raises(TransportError):
         await reading
 
@@ -149,8 +148,8 @@ async def test_who_must_not_wait_gets_the_chunks_that_are_here_and_learns_which(
     tmp_path: Path,
 ) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
-    size, chunks = 30_000, chunk_digests([DATA], 30_000)
-    partial = await two.blobs.open_partial(DIGEST, len(DATA), size, chunks, OWNER)
+    size = 30_000
+    partial = await open_one(two.blobs, one_shard(DATA, size))
     for index in (0, 1, 9):
         await partial.write_chunk(index, DATA[index * size : (index + 1) * size])
     assert b"".join(await pull(one, two.peer, 20_000, 40_000, wait=False)) == DATA[20_000:60_000]
@@ -163,8 +162,8 @@ async def test_who_must_not_wait_gets_the_chunks_that_are_here_and_learns_which(
 
 async def test_what_is_told_of_the_chunks_that_are_here_is_bounded(tmp_path: Path) -> None:
     _, (one, two) = await network(tmp_path, "one", "two")
-    chunks = chunk_digests([DATA], 100)
-    partial = await two.blobs.open_partial(DIGEST, len(DATA), 100, chunks, OWNER)
+    index = one_shard(DATA, 100)
+    partial = await open_one(two.blobs, index)
     for index in (0, 8 * HELD_BYTES_MAX - 1, 8 * HELD_BYTES_MAX):
         await partial.write_chunk(index, DATA[index * 100 : (index + 1) * 100])
     with pytest.raises(BlobRefusedError) as refusal:

@@ -8,7 +8,7 @@ from node.cli.main import main
 from node.founding.needs import needs_of
 from node.founding.recipes import read_recipe
 from node.local.datadir import DataDir, load_identity
-from node.storage.policy_files import index_of
+from node.storage.sharded_files import index_of
 from protocol.bundle import decode_bundle
 from protocol.crypto import Identity, digest, verify
 from protocol.manifest import load_signed_manifest
@@ -196,7 +196,7 @@ def test_the_files_of_a_manifest_are_named_by_their_bytes(chat_model, tmp_path):
     assert create(chat_model, tmp_path / "run", "--dataset", rows, recipe=recipe) == 0
     manifest = load_signed_manifest((tmp_path / "run" / "run.toml").read_text(), verify).manifest
     rules, file = manifest.shardcast, manifest.genesis.files["dataset"]
-    index = encode(index_of(rows, rows.stat().st_size, rules.shard_bytes, rules.chunk_bytes))
+    index = encode(index_of(rows, rules.shard_bytes, rules.chunk_bytes))
     assert (digest(index).hex(), len(index)) == (file.index, file.index_bytes)
 
 

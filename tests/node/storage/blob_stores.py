@@ -5,9 +5,37 @@ from pathlib import Path
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from protocol.crypto import digest
+from protocol.shardcast import index as shard_index
+from protocol.shardcast.index import Shard, ShardIndex, chunk_digests
+from protocol.types import Digest
 from roles.ports.storage import Owner, Purpose
 from simulations.ports.policy_files import SimPolicyFiles
 from simulations.ports.storage import Disk, Session, SimBlobs
+
+
+def one_shard(data: bytes, chunk_bytes: int, of: Digest | None = None) -> ShardIndex:
+    """Return the index of a file of one shard, whose chunks make ``data`` and its digest ``of``."""
+    chunks = chunk_digests([data], chunk_bytes)
+    shard = Shard(digest(data) if of is None else of, len(data), chunks)
+    return ShardIndex(len(data), len(data), chunk_bytes, (shard,))
+
+
+def index_of(data: bytes, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
+    """Return the index of a file."""
+    shards = [data[start : start + shard_bytes] for start in range(0, len(data), shard_bytes)]
+    entries = [Shard(digest(one), len(one), chunk_digests([one], chunk_bytes)) for one in shards]
+    return ShardIndex(len(data), shard_bytes, chunk_bytes, tuple(entries))
+
+
+def name_of(index: ShardIndex) -> Digest:
+    """Return what names a file."""
+    return digest(shard_index.encode(index))
+
+
+async def open_one(blobs, index: ShardIndex, purpose: Purpose = Purpose.WEIGHTS):
+    """Open the arrival of a file of one shard."""
+    (partial,) = await blobs.open_file(index, purpose)
+    return partial
 
 
 def owner(name: bytes, purpose: Purpose = Purpose.ROLLOUT_BODY) -> Owner:

@@ -5,16 +5,19 @@ import asyncio
 import pytest
 
 from protocol.crypto import digest
+from protocol.shardcast import index as shard_index
 from protocol.shardcast.index import chunk_digests
 from protocol.types import Digest
-from roles.ports.storage import Purpose
-from tests.node.storage.blob_stores import MACHINES, owner
+from roles.ports.storage import Owner, Purpose
+from tests.node.storage.blob_stores import MACHINES, index_of, name_of, one_shard, open_one, owner
 
 DATA = bytes(range(256)) * 40
 CHUNK_BYTES = 1000
 CHUNKS = chunk_digests([DATA], CHUNK_BYTES)
 DIGEST = digest(DATA)
+INDEX = one_shard(DATA, CHUNK_BYTES)
 ONE, TWO = owner(b"one"), owner(b"two", Purpose.WEIGHTS)
+WEIGHTS, RUN_FILE = (Owner(one, name_of(INDEX)) for one in (Purpose.WEIGHTS, Purpose.RUN_FILE))
 
 
 @pytest.fixture(params=MACHINES)
@@ -28,8 +31,13 @@ def chunk(index):
     return DATA[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
 
 
-def begin(machine, whose=ONE):
-    return machine.blobs.open_partial(DIGEST, len(DATA), CHUNK_BYTES, CHUNKS, whose)
+def begin(machine, purpose=Purpose.WEIGHTS):
+    return open_one(machine.blobs, INDEX, purpose)
+
+
+async def fill(partial):
+    for index in partial.missing():
+        assert await partial.write_chunk(index, chunk(index))
 
 
 async def read(machine, offset=0, length=10_240):
@@ -132,22 +140,60 @@ async def test_an_arrival_resumes_after_a_restart(machine):
 
 
 async def test_an_arrival_has_as_many_owners_as_opened_it(machine):
-    first, second = await begin(machine, ONE), await begin(machine, TWO)
+    first, second = await begin(machine), await begin(machine, Purpose.RUN_FILE)
     await first.write_chunk(0, chunk(0))
-    await machine.blobs.release(ONE)
+    await machine.blobs.release(WEIGHTS)
     assert 0 not in second.missing()
-    for index in second.missing():
-        await second.write_chunk(index, chunk(index))
+    await fill(second)
     assert await machine.blobs.get(DIGEST) == DATA
-    await machine.blobs.release(TWO)
+    await machine.blobs.release(RUN_FILE)
+    assert is_gone(machine)
+    assert machine.blobs.size(name_of(INDEX)) is None
+
+
+async def test_who_opens_a_file_that_is_here_owns_it_too(machine):
+    await fill(await begin(machine))
+    assert (await begin(machine, Purpose.RUN_FILE)).missing() == []
+    await machine.blobs.release(WEIGHTS)
+    assert machine.blobs.has(DIGEST)
+    machine.restart()
+    assert await machine.blobs.get(DIGEST) == DATA
+    await machine.blobs.release(RUN_FILE)
     assert is_gone(machine)
 
 
-async def test_who_opens_what_is_here_owns_it_too(machine):
+async def test_who_stores_a_shard_for_something_else_takes_nothing_with_it(machine):
+    """As whoever commits to a body that is a shard of the weights makes everybody do."""
+    await fill(await begin(machine))
     await machine.blobs.put(DATA, ONE)
-    assert (await begin(machine, TWO)).missing() == []
     await machine.blobs.release(ONE)
-    assert machine.blobs.has(DIGEST)
+    assert await machine.blobs.get(DIGEST) == DATA
+    await machine.blobs.put(DATA, ONE)
+    await machine.blobs.release(WEIGHTS)
+    assert await machine.blobs.get(DIGEST) == DATA
+    assert not machine.blobs.has_file(name_of(INDEX))
+    machine.restart()
+    assert await read(machine, 100, 50) == DATA[100:150]
+    await machine.blobs.release(ONE)
+    assert is_gone(machine)
+
+
+async def test_files_share_shards_and_each_keeps_its_own(machine):
+    shared, files = DATA[:5000], machine.files
+    indexes = []
+    for version, rest in enumerate((b"one", b"two")):
+        machine.write(files.weights(version), shared + rest)
+        path = files.weights(version)
+        indexes.append((await machine.blobs.put_file(path, 5000, 1000, Purpose.WEIGHTS)).index)
+    assert indexes[0].shards[0] == indexes[1].shards[0]
+    await machine.blobs.release(Owner(Purpose.WEIGHTS, name_of(indexes[0])))
+    for _ in range(2):
+        assert await machine.blobs.get(digest(shared)) == shared
+        assert await machine.blobs.get(digest(b"two")) == b"two"
+        assert not machine.blobs.has(digest(b"one"))
+        machine.restart()
+    await machine.blobs.release(Owner(Purpose.WEIGHTS, name_of(indexes[1])))
+    assert not machine.blobs.has(digest(shared))
 
 
 async def test_a_reader_is_told_when_the_last_owner_of_an_arrival_goes(machine):
@@ -155,7 +201,7 @@ async def test_a_reader_is_told_when_the_last_owner_of_an_arrival_goes(machine):
     await partial.write_chunk(0, chunk(0))
     reader = asyncio.create_task(read(machine))
     await asyncio.sleep(0.01)
-    await machine.blobs.release(ONE)
+    await machine.blobs.release(WEIGHTS)
     with pytest.raises(LookupError):
         await reader
     with pytest.raises(LookupError):
@@ -176,20 +222,22 @@ async def test_readers_get_chunks_while_they_arrive(machine):
     assert await readers[1] == DATA[1500:4500]
 
 
-async def test_a_reader_goes_on_when_the_blob_comes_another_way(machine):
+async def test_a_reader_goes_on_when_the_file_comes_another_way(machine):
     partial = await begin(machine)
     reader = asyncio.create_task(read(machine))
     await asyncio.sleep(0.01)
-    await machine.blobs.put(DATA, TWO)
+    path = machine.files.weights(1)
+    machine.write(path, DATA)
+    await machine.blobs.put_file(path, len(DATA), CHUNK_BYTES, Purpose.RUN_FILE)
     assert await reader == DATA
     assert partial.missing() == []
-    await machine.blobs.release(TWO)
+    await machine.blobs.release(RUN_FILE)
     assert machine.blobs.has(DIGEST), "who opened the arrival needs it still"
 
 
 async def test_chunks_that_do_not_make_the_blob_leave_nothing(machine):
     other = Digest(b"x" * 32)
-    partial = await machine.blobs.open_partial(other, len(DATA), CHUNK_BYTES, CHUNKS, ONE)
+    partial = await open_one(machine.blobs, one_shard(DATA, CHUNK_BYTES, other))
     for index in range(len(CHUNKS) - 1):
         await partial.write_chunk(index, chunk(index))
     with pytest.raises(ValueError, match="do not make"):
@@ -197,15 +245,29 @@ async def test_chunks_that_do_not_make_the_blob_leave_nothing(machine):
     assert machine.blobs.size(other) is None
 
 
-async def test_plans_that_contradict_each_other_are_refused(machine):
-    await begin(machine)
-    with pytest.raises(ValueError, match="other sizes"):
-        await machine.blobs.open_partial(DIGEST, len(DATA), CHUNK_BYTES, CHUNKS[::-1], ONE)
-    with pytest.raises(ValueError, match="add up"):
-        await machine.blobs.open_partial(owner(b"?").subject, 5000, CHUNK_BYTES, CHUNKS[1:], ONE)
-    small = await machine.blobs.put(b"small", ONE)
-    with pytest.raises(ValueError, match="other sizes"):
-        await machine.blobs.open_partial(small, 6, 6, [small], ONE)
+async def test_shards_that_arrive_are_blobs_one_by_one(machine):
+    content = DATA[:2500]
+    index = index_of(content, 1000, 500)
+    name = name_of(index)
+    shards = [content[start : start + 1000] for start in (0, 1000, 2000)]
+    partials = await machine.blobs.open_file(index, Purpose.WEIGHTS)
+    assert machine.blobs.has(name), "others can have the index"
+    assert [partial.missing() for partial in partials] == [[0, 1], [0, 1], [0]]
+    for number in (2, 0, 1):
+        with pytest.raises(LookupError):
+            await machine.files.link(name, machine.files.weights(1))
+        assert not machine.blobs.has_file(name)
+        for chunk_number in partials[number].missing():
+            part = shards[number][chunk_number * 500 : (chunk_number + 1) * 500]
+            assert await partials[number].write_chunk(chunk_number, part)
+        assert await machine.blobs.get(digest(shards[number])) == shards[number]
+    assert machine.blobs.has_file(name)
+    machine.restart()
+    assert machine.blobs.has_file(name)
+    await machine.files.link(name, machine.files.weights(1))
+    assert machine.read(machine.files.weights(1)) == content
+    await machine.blobs.release(Owner(Purpose.WEIGHTS, name))
+    assert machine.read(machine.files.weights(1)) == content, "the file is somebody else's, too"
 
 
 async def test_ranges_outside_and_unknown_blobs_are_refused(machine):
@@ -220,21 +282,23 @@ async def test_ranges_outside_and_unknown_blobs_are_refused(machine):
 # Files
 
 
-async def test_a_file_is_indexed_cut_and_assembled_again(machine):
+async def test_a_file_is_cut_and_linked_again(machine):
     path, content = machine.files.weights(3), DATA * 3
     machine.write(path, content)
     assert machine.files.size(path) == len(content)
-    index = await machine.files.index(path, 10_000, CHUNK_BYTES)
-    assert [shard.length for shard in index.shards] == [10_000, 10_000, 10_000, 720]
+    stored = await machine.blobs.put_file(path, 10_000, CHUNK_BYTES, Purpose.WEIGHTS)
+    index = stored.index
+    assert index == index_of(content, 10_000, CHUNK_BYTES)
+    assert (stored.digest, stored.total_bytes) == (name_of(index), len(content))
+    assert await machine.blobs.get(stored.digest) == shard_index.encode(index)
+    assert stored.index_bytes == len(shard_index.encode(index))
+    assert machine.blobs.owners(Purpose.WEIGHTS) == [Owner(Purpose.WEIGHTS, stored.digest)]
+    await machine.files.delete(path)
     for number, shard in enumerate(index.shards):
-        assert await machine.blobs.put_file(path, number * 10_000, shard.length, ONE) == (
-            shard.digest
-        )
         piece = content[number * 10_000 : number * 10_000 + shard.length]
         assert await machine.blobs.get(shard.digest) == piece
-        assert shard.chunks == chunk_digests([piece], CHUNK_BYTES)
     again = machine.files.weights(4)
-    await machine.files.assemble([shard.digest for shard in index.shards], again)
+    await machine.files.link(stored.digest, again)
     assert machine.read(again) == content
     await machine.files.delete(again)
     await machine.files.delete(again)
@@ -243,19 +307,19 @@ async def test_a_file_is_indexed_cut_and_assembled_again(machine):
 
 async def test_what_is_not_there_is_told(machine):
     path = machine.files.state(1)
-    with pytest.raises(ValueError, match="missing"):
-        await machine.files.index(path, 100, 10)
-    with pytest.raises(ValueError, match=r"ends before|missing"):
-        await machine.blobs.put_file(path, 0, 1, ONE)
-    machine.write(path, b"")
-    with pytest.raises(ValueError, match="empty"):
-        await machine.files.index(path, 100, 10)
-    machine.write(path, b"state")
-    with pytest.raises(ValueError, match="ends before"):
-        await machine.blobs.put_file(path, 1, 5, ONE)
+    for content in (None, b""):
+        if content is not None:
+            machine.write(path, content)
+        with pytest.raises(ValueError, match="empty or missing"):
+            await machine.blobs.put_file(path, 100, 10, Purpose.WEIGHTS)
+    machine.write(path, bytes(range(256)) * 600)
+    with pytest.raises(ValueError, match="choose larger chunks"):
+        await machine.blobs.put_file(path, 1, 1, Purpose.WEIGHTS)
+    assert machine.blobs.owners(Purpose.WEIGHTS) == []
     here = await machine.blobs.put(b"here", ONE)
-    with pytest.raises(LookupError):
-        await machine.files.assemble([here, DIGEST], machine.files.weights(1))
+    for index in (DIGEST, here):
+        with pytest.raises(LookupError):
+            await machine.files.link(index, machine.files.weights(1))
     assert machine.files.size(machine.files.weights(1)) is None
 
 

@@ -6,18 +6,18 @@ from types import SimpleNamespace
 import pytest
 
 from node.storage.blobs import FileBlobs
-from node.storage.policy_files import PolicyDirectory
 from node.storage.state import SqliteStore
 from protocol.crypto import digest
-from protocol.shardcast.index import chunk_digests
-from roles.ports.storage import Put, StorageFullError
-from tests.node.storage.blob_stores import owner
+from roles.ports.storage import Owner, Purpose, Put, StorageFullError
+from tests.node.storage.blob_stores import name_of, one_shard, open_one, owner
 from tests.worlds.small_disk import small_disk
 
 DATA = bytes(range(256)) * 400
 DIGEST = digest(DATA)
 CHUNK_BYTES = 10_000
-ONE, TWO = owner(b"one"), owner(b"two")
+INDEX = one_shard(DATA, CHUNK_BYTES)
+NAME = name_of(INDEX)
+ONE, TWO, WEIGHTS = owner(b"one"), owner(b"two"), Owner(Purpose.WEIGHTS, NAME)
 LEFT_BYTES = [0, 4096, 8192, 50_000]
 
 
@@ -35,8 +35,7 @@ def unasked(monkeypatch):
 
 
 def begin(blobs):
-    chunks = chunk_digests([DATA], CHUNK_BYTES)
-    return blobs.open_partial(DIGEST, len(DATA), CHUNK_BYTES, chunks, ONE)
+    return open_one(blobs, INDEX)
 
 
 async def test_room_is_asked_for_first(disk):
@@ -46,6 +45,7 @@ async def test_room_is_asked_for_first(disk):
         await blobs.put(DATA, ONE)
     with pytest.raises(StorageFullError, match="no room for"):
         await begin(blobs)
+    await blobs.release(WEIGHTS)
     assert disk.names() == []
 
 
@@ -56,22 +56,28 @@ async def test_blobs_tell_that_the_disk_is_full(disk, left_bytes):
     kept = await blobs.put(b"kept", TWO)
     (disk.path / "file").write_bytes(DATA)
     disk.fill(left_bytes)
-    for operation in (
-        blobs.put(DATA, ONE),
-        blobs.put_file(disk.path / "file", 0, len(DATA), ONE),
-        begin(blobs),
-    ):
+    for operation in (blobs.put(DATA, ONE), begin(blobs)):
         with pytest.raises(StorageFullError):
             await operation
-    assert [name for name in disk.names() if name == DIGEST.hex()] == []
+    assert not blobs.has(DIGEST)
+    await blobs.release(WEIGHTS)
     assert blobs.used_bytes == 4
     disk.empty()
     partial = await begin(blobs)
-    await blobs.put(DATA, ONE)
+    await blobs.put_file(disk.path / "file", len(DATA), CHUNK_BYTES, Purpose.WEIGHTS)
     assert partial.missing() == []
     again = FileBlobs(disk.path / "blobs")
     assert await again.get(DIGEST) == DATA
     assert await again.get(kept) == b"kept"
+
+
+@pytest.mark.usefixtures("unasked")
+async def test_a_file_that_is_here_can_be_stored_where_little_room_is_left(disk):
+    blobs = FileBlobs(disk.path / "blobs")
+    (disk.path / "file").write_bytes(DATA)
+    disk.fill(30_000)
+    await blobs.put_file(disk.path / "file", len(DATA), CHUNK_BYTES, Purpose.WEIGHTS)
+    assert await FileBlobs(disk.path / "blobs").get(DIGEST) == DATA
 
 
 @pytest.mark.usefixtures("unasked")
@@ -85,23 +91,6 @@ async def test_releasing_needs_no_room(disk):
     assert disk.free_bytes >= len(DATA)
     await blobs.put(DATA, TWO)
     assert FileBlobs(disk.path / "blobs").has(DIGEST)
-
-
-@pytest.mark.parametrize("left_bytes", LEFT_BYTES)
-async def test_a_file_is_assembled_whole_or_not_at_all(disk, left_bytes):
-    blobs = FileBlobs(disk.path / "blobs")
-    files = PolicyDirectory(disk.path / "weights", disk.path / "genesis", disk.path / "task", blobs)
-    await blobs.put(DATA, ONE)
-    path = files.weights(1)
-    path.write_bytes(b"before")
-    disk.fill(left_bytes)
-    with pytest.raises(StorageFullError):
-        await files.assemble([DIGEST], path)
-    assert path.read_bytes() == b"before"
-    assert not [name for name in disk.names() if name.endswith("partial")]
-    disk.empty()
-    await files.assemble([DIGEST], path)
-    assert path.read_bytes() == DATA
 
 
 @pytest.mark.parametrize("left_bytes", LEFT_BYTES)

@@ -16,20 +16,28 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_stat
 
 from node.storage import files
 from protocol.crypto import digest
-from protocol.shardcast.index import chunk_digests
-from roles.ports.storage import Purpose
-from tests.node.storage.blob_stores import FileMachine, SimMachine, owner
+from roles.ports.storage import Owner, Purpose
+from tests.node.storage.blob_stores import FileMachine, SimMachine, index_of, name_of, owner
 
-CHUNK_BYTES = 4
+CHUNK_BYTES, SHARD_BYTES = 4, 8
 CONTENTS = {digest(data): data for data in (b"one", b"two twos", b"three and three")}
-OWNERS = [
-    owner(b"commit"),
-    owner(b"version", Purpose.WEIGHTS),
-    owner(b"version", Purpose.OPTIMISER_STATE),
-]
+FILES = [b"two twos", b"two twos two more", b"another"]
+"""Whose shards are also a blob of its own, or of another file."""
+
+INDEXES = [index_of(data, SHARD_BYTES, CHUNK_BYTES) for data in FILES]
+CONTENTS |= {
+    shard.digest: data[number * SHARD_BYTES :][:SHARD_BYTES]
+    for data, index in zip(FILES, INDEXES, strict=True)
+    for number, shard in enumerate(index.shards)
+}
+FILE_PURPOSES = [Purpose.WEIGHTS, Purpose.OPTIMISER_STATE]
+FILE_OWNERS = [Owner(one, name_of(index)) for one in FILE_PURPOSES for index in INDEXES]
+OWNERS = [owner(b"commit"), owner(b"version", Purpose.WEIGHTS), *FILE_OWNERS]
 
 blobs = st.sampled_from(list(CONTENTS))
 owners = st.sampled_from(OWNERS)
+file_numbers = st.integers(0, len(FILES) - 1)
+file_purposes = st.sampled_from(FILE_PURPOSES)
 
 
 class CrashingFiles(FileMachine):
@@ -92,32 +100,37 @@ class OwnersMachine(RuleBasedStateMachine):
         assert self.runner.run(self.machine.blobs.put(CONTENTS[blob], whose)) == blob
         self.needed[whose][blob] = None
 
-    @rule(whose=owners, blob=blobs)
-    def put_file(self, whose, blob):
+    @rule(number=file_numbers, purpose=file_purposes)
+    def put_file(self, number, purpose):
         path = self.machine.files.weights(1)
-        self.machine.write(path, b"before" + CONTENTS[blob] + b"after")
-        put = self.machine.blobs.put_file(path, 6, len(CONTENTS[blob]), whose)
-        assert self.runner.run(put) == blob
-        self.needed[whose][blob] = None
+        self.runner.run(self.machine.files.delete(path))
+        self.machine.write(path, FILES[number])
+        put = self.machine.blobs.put_file(path, SHARD_BYTES, CHUNK_BYTES, purpose)
+        assert self.runner.run(put).index == INDEXES[number]
+        for shard in INDEXES[number].shards:
+            self.needed[Owner(purpose, name_of(INDEXES[number]))][shard.digest] = None
 
-    @rule(whose=owners, blob=blobs, chunks=st.integers(0, 4))
-    def arrive(self, whose, blob, chunks):
+    @rule(number=file_numbers, purpose=file_purposes, chunks=st.integers(0, 5))
+    def arrive(self, number, purpose, chunks):
         """Receive so many chunks, all of them or fewer."""
+        data, index, left = FILES[number], INDEXES[number], chunks
+        whose = Owner(purpose, name_of(index))
 
         async def arrive():
-            data = CONTENTS[blob]
-            digests = chunk_digests([data], CHUNK_BYTES)
-            partial = await self.machine.blobs.open_partial(
-                blob, len(data), CHUNK_BYTES, digests, whose
-            )
-            for index in partial.missing()[:chunks]:
-                chunk = data[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
-                assert await partial.write_chunk(index, chunk)
-            return not partial.missing()
+            nonlocal left
+            partials = await self.machine.blobs.open_file(index, purpose)
+            for shard, partial in enumerate(partials):
+                for chunk in partial.missing()[:left]:
+                    start = shard * SHARD_BYTES + chunk * CHUNK_BYTES
+                    end = min(start + CHUNK_BYTES, (shard + 1) * SHARD_BYTES)
+                    assert await partial.write_chunk(chunk, data[start:end])
+                    left -= 1
+            return [not partial.missing() for partial in partials]
 
-        self.arriving[whose][blob] = None
-        if self.runner.run(arrive()):
-            self.needed[whose][blob] = None
+        for shard, whole in zip(index.shards, self.runner.run(arrive()), strict=True):
+            self.arriving[whose][shard.digest] = None
+            if whole:
+                self.needed[whose][shard.digest] = None
 
     @rule(whose=owners)
     def release(self, whose):
@@ -127,12 +140,21 @@ class OwnersMachine(RuleBasedStateMachine):
     @rule()
     def restart(self):
         self.machine.restart()
+        self._interrupt()
+
+    def _interrupt(self):
+        """Shards of a file that has not come whole are here again once it is resumed."""
+        for whose, stored in self.needed.items():
+            if whose in FILE_OWNERS and not self.machine.blobs.has_file(whose.subject):
+                self.arriving[whose] |= stored
+                stored.clear()
 
     @rule(whose=owners, blob=blobs, accesses=st.integers(1, 5))
     def crash_in_put(self, whose, blob, accesses):
         put = self.machine.blobs.put(CONTENTS[blob], whose)
         self.runner.run(self.machine.crash_in(put, accesses))
         self.arriving[whose][blob] = None  # it may be here
+        self._interrupt()
 
     @rule(whose=owners, accesses=st.integers(1, 3))
     def crash_in_release(self, whose, accesses):
@@ -140,6 +162,7 @@ class OwnersMachine(RuleBasedStateMachine):
         self.runner.run(self.machine.crash_in(release, accesses))
         if whose not in self.machine.blobs.owners(whose.purpose):
             self.needed[whose], self.arriving[whose] = {}, {}
+        self._interrupt()
 
     @invariant()
     def nothing_owned_is_missing(self):

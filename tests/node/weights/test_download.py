@@ -13,7 +13,7 @@ from node.blobs.wire import Kind
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.streams.protocols import BLOBS
-from node.weights.download import TICK_SECONDS, Weights, WeightsDownload, publish_file
+from node.weights.download import TICK_SECONDS, Weights, WeightsDownload
 from protocol import codec, crypto
 from protocol.faults import Fault
 from protocol.shardcast import forest
@@ -102,12 +102,11 @@ class Swarm:
 
     async def publish(self) -> tuple[Weights, ShardIndex]:
         root = self.nodes[ROOT]
+        root.path.unlink(missing_ok=True)
         root.path.write_bytes(self.content)
-        digest, index = await publish_file(
-            root.path, root.files, root.blobs, SHARD_BYTES, CHUNK_BYTES
-        )
-        data = shard_index.encode(index)
-        return Weights(crypto.digest(b"version"), digest, len(data), ROOT), index
+        stored = await root.blobs.put_file(root.path, SHARD_BYTES, CHUNK_BYTES, Purpose.WEIGHTS)
+        sizes = stored.index_bytes, stored.total_bytes
+        return Weights(crypto.digest(b"version"), stored.digest, *sizes, ROOT), stored.index
 
     @property
     def members(self) -> list[ForestMember]:
@@ -466,49 +465,6 @@ async def test_chunks_that_fit_and_do_not_make_their_shard_are_the_publishers_fa
     assert node.blamed == []
 
 
-async def test_releasing_a_version_keeps_the_shards_that_others_use(tmp_path: Path) -> None:
-    blobs = FileBlobs(tmp_path / "blobs")
-    files = PolicyDirectory(tmp_path / "weights", Path("genesis"), tmp_path / "task", blobs)
-    path = files.weights(1)
-    content = random.Random(3).randbytes(700_000)
-    path.write_bytes(content)
-    old_digest, old = await publish_file(path, files, blobs, SHARD_BYTES, CHUNK_BYTES)
-    path.write_bytes(content[:SHARD_BYTES] + content[::-1][SHARD_BYTES:])
-    new_digest, new = await publish_file(path, files, blobs, SHARD_BYTES, CHUNK_BYTES)
-    assert old.shards[0] == new.shards[0]
-    await blobs.release(Owner(Purpose.WEIGHTS, old_digest))
-    assert not blobs.has(old_digest)
-    assert blobs.has(new_digest)
-    assert all(blobs.has(shard.digest) for shard in new.shards)
-    assert not blobs.has(old.shards[1].digest)
-    await blobs.release(Owner(Purpose.WEIGHTS, new_digest))
-    assert blobs.used_bytes == 0
-
-
-async def test_what_cannot_be_published_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blobs = FileBlobs(tmp_path / "blobs")
-    files = PolicyDirectory(tmp_path / "weights", Path("genesis"), tmp_path / "task", blobs)
-    path = files.weights(1)
-    for content in (None, b""):
-        if content is not None:
-            path.write_bytes(content)
-        with pytest.raises(ValueError, match="empty or missing"):
-            await publish_file(path, files, blobs, SHARD_BYTES, CHUNK_BYTES)
-    path.write_bytes(bytes(1000))
-    index = files.index
-
-    async def index_then_change(*arguments: Any) -> ShardIndex:
-        made = await index(*arguments)
-        path.write_bytes(bytes(999) + b"!")
-        return made
-
-    monkeypatch.setattr(files, "index", index_then_change)
-    with pytest.raises(ValueError, match="changes"):
-        await publish_file(path, files, blobs, SHARD_BYTES, CHUNK_BYTES)
-
-
 def test_publishing_does_not_hold_the_loop(tmp_path: Path) -> None:
     turns = 0
 
@@ -520,13 +476,12 @@ def test_publishing_does_not_hold_the_loop(tmp_path: Path) -> None:
 
     async def publish() -> ShardIndex:
         blobs = FileBlobs(tmp_path / "blobs")
-        files = PolicyDirectory(tmp_path / "weights", Path("genesis"), tmp_path / "task", blobs)
-        path = files.weights(1)
+        path = tmp_path / "file"
         path.write_bytes(bytes(40_000_000))
         taking = asyncio.create_task(take_turns())
-        _, index = await publish_file(path, files, blobs, 8_000_000, 1 << 20)
+        stored = await blobs.put_file(path, 8_000_000, 1 << 20, Purpose.WEIGHTS)
         taking.cancel()
-        return index
+        return stored.index
 
     assert len(asyncio.run(publish()).shards) == 5
     assert turns > 1000  # while threads read and hash; it takes some tens of awaits itself

@@ -3,10 +3,11 @@
 import asyncio
 from dataclasses import replace
 
+import pytest
+
 from node.blobs.exchange import BlobExchange
 from node.context import Ports
 from node.membership.peers import PeerTable
-from node.weights.download import publish_file
 from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
 from node.weights.routes import Leg
@@ -163,24 +164,30 @@ class Swarm:
             for other in self.nodes:
                 other.replica.receive(record.envelope, now)
 
-    async def publish(self, *, trainer=0, content=None, policy=None, parent=None, **changes):
+    async def publish(
+        self, *, trainer=0, content=None, state_content=None, policy=None, parent=None, **changes
+    ):
         """Make and announce the version after ``parent`` (the head); ``policy`` is its digest."""
         parent = self.head if parent is None else parent
         version = 0 if parent is None else parent.message.version + 1
         library, files = self.trainers[trainer].library, self.trainers[trainer].ports.files
         path = files.weights(version)
+        path.unlink(missing_ok=True)
         path.write_bytes(weights(version) if content is None else content)
-        files.state(version).write_bytes(b"state of " + path.read_bytes()[:8])
+        files.state(version).unlink(missing_ok=True)
+        state = b"state of " + path.read_bytes()[:8] if state_content is None else state_content
+        files.state(version).write_bytes(state)
         policy = Policy(Version(version), policy or digest(path.read_bytes()), path)
         release = await library.release(policy)
         fields = {
             "policy": policy.digest,
-            "index": release.index,
-            "index_bytes": release.index_bytes,
-            "total_bytes": release.total_bytes,
+            "index": release.weights.digest,
+            "index_bytes": release.weights.index_bytes,
+            "total_bytes": release.weights.total_bytes,
             "encodings": release.encodings,
-            "state": release.state or b"",
-            "state_bytes": release.state_bytes,
+            "state": release.state.digest if release.state else b"",
+            "state_index_bytes": release.state.index_bytes if release.state else 0,
+            "state_bytes": release.state.total_bytes if release.state else 0,
         }
         signed = self.world.checkpoint(parent, trainer, **fields | changes)
         self.head = signed
@@ -436,7 +443,7 @@ def test_nobody_to_ask_is_no_error(tmp_path):
 # What engines refuse
 
 
-def test_a_refused_policy_is_made_again_then_fetched_again_then_given_up(tmp_path):
+def test_a_refused_policy_is_fetched_twice_and_then_given_up(tmp_path):
     async def scenario():
         swarm = await begun(tmp_path, 2)
         one = swarm.followers[0]
@@ -446,12 +453,14 @@ def test_a_refused_policy_is_made_again_then_fetched_again_then_given_up(tmp_pat
         await one.library.discard(first)
         assert one.library.newest_version() == 0
         await eventually(lambda: one.holds(1), 10)
-        assert one.exchange.received.total() == received, "its shards were here"
+        fetched = one.exchange.received.total() - received
+        assert fetched > 20_000, "its shards may have rotted with it: they are one file"
+        assert one.library.get(1).path.read_bytes() == weights(1)
         await one.library.discard(first)
         assert one.holds(1), "that was about the file before"
         await one.library.discard(one.library.get(1))
         await eventually(lambda: one.holds(1), 10)
-        assert one.exchange.received.total() > received
+        assert one.exchange.received.total() >= received + 2 * fetched
         await one.library.discard(one.library.get(1))
         await asyncio.sleep(30)
         assert one.library.get(1) is None
@@ -677,12 +686,78 @@ def test_a_state_is_fetched_kept_for_a_while_and_forgotten(tmp_path):
     run_virtual(scenario())
 
 
+def test_a_trainer_whose_turn_may_come_has_the_state_before_it_comes(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 3, trainers=2)
+        leader, heir = swarm.trainers
+        head = swarm.head
+        await eventually(lambda: heir.blobs.has_file(head.message.state), 30)
+        assert not any(node.blobs.has(head.message.state) for node in swarm.followers)
+        swarm.hub.partition([leader.identity.peer_id])
+        swarm.introduce(leader, leaving=True)
+        path = await heir.library.fetch_state(heir.library.published_state(2))
+        assert path.read_bytes() == leader.ports.files.state(2).read_bytes()
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_state_makes_way_for_weights(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 2, trainers=2)
+        leader, heir = swarm.trainers
+        signed = await swarm.publish(state_content=Rng(b"moments").bytes(40_000))
+        index = shard_index.decode(await leader.blobs.get(signed.message.state))
+        assert len(index.shards) > 3
+        leader.blobs.withheld.update((shard.digest, None) for shard in index.shards[1:])
+        swarm.tell(signed)
+        await eventually(lambda: heir.blobs.has(index.shards[0].digest), 30)
+        signed = await swarm.publish()
+        weights_index = shard_index.decode(await leader.blobs.get(signed.message.index))
+        leader.blobs.withheld.update((shard.digest, None) for shard in weights_index.shards)
+        swarm.tell(signed)
+        await asyncio.sleep(5)
+        assert heir.library._states._fetching.locked() is False
+        leader.blobs.withheld.clear()
+        await eventually(lambda: heir.blobs.has_file(signed.message.state), 60)
+        assert heir.holds(3)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("total_bytes", [1, 10**9])
+def test_a_state_of_another_length_than_was_signed_is_refused(tmp_path, total_bytes):
+    async def scenario():
+        swarm = await begun(tmp_path, 2, trainers=2)
+        heir = swarm.trainers[1]
+        lie = await swarm.publish(state_bytes=total_bytes)
+        swarm.tell(lie)
+        received = heir.exchange.received.total()
+        assert await heir.library.fetch_state(lie) is None
+        assert heir.exchange.received.total() < received + 10_000
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
 def test_a_state_that_nobody_has_cannot_be_had(tmp_path):
     async def scenario():
         swarm = await begun(tmp_path, 2, trainers=2)
         heir, head = swarm.trainers[1], swarm.head
-        swarm.trainers[0].disk.blobs.pop(head.message.state)
+        heir.running.cancel()
+        await asyncio.wait([heir.running])
+        swarm.tell(head := await swarm.publish())
+        index = shard_index.decode(await swarm.trainers[0].blobs.get(head.message.state))
+        swarm.trainers[0].disk.blobs.pop(index.shards[0].digest)
+        began = LoopClock().now()
         assert await heir.library.fetch_state(head) is None
+        assert LoopClock().now() - began < 30
+        swarm.hub.partition([swarm.trainers[0].identity.peer_id])
+        swarm.introduce(swarm.trainers[0], leaving=True)
+        began = LoopClock().now()
+        assert await heir.library.fetch_state(head) is None
+        assert LoopClock().now() - began < 1, "nobody is asked in vain"
         await swarm.stop()
 
     run_virtual(scenario())
@@ -692,13 +767,13 @@ def test_shards_deleted_under_a_download_are_fetched_again(tmp_path, monkeypatch
     async def scenario():
         swarm = await begun(tmp_path)
         one = swarm.followers[0]
-        assemble = one.ports.files.assemble
+        link = one.ports.files.link
 
         async def lost(*_arguments):
-            monkeypatch.setattr(one.ports.files, "assemble", assemble)
+            monkeypatch.setattr(one.ports.files, "link", link)
             raise LookupError("a shard is gone")
 
-        monkeypatch.setattr(one.ports.files, "assemble", lost)
+        monkeypatch.setattr(one.ports.files, "link", lost)
         swarm.tell(await swarm.publish())
         await eventually(lambda: one.holds(1), 60)
         await swarm.stop()
@@ -712,12 +787,11 @@ def test_a_file_is_cut_as_the_run_says(tmp_path):
         await swarm.start()
         trainer = swarm.trainers[0]
         signed = await swarm.publish()
-        index_digest, index = await publish_file(
-            trainer.ports.files.weights(0), trainer.ports.files, trainer.blobs, 8192, 2048
-        )
-        assert signed.message.index == index_digest
-        assert signed.message.total_bytes == index.total_bytes == 20_000
-        assert len(index.shards) == 3
+        path = trainer.ports.files.weights(0)
+        stored = await trainer.blobs.put_file(path, 8192, 2048, Purpose.WEIGHTS)
+        assert signed.message.index == stored.digest
+        assert signed.message.total_bytes == stored.total_bytes == 20_000
+        assert len(stored.index.shards) == 3
         await swarm.stop()
 
     run_virtual(scenario())

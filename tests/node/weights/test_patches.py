@@ -8,7 +8,6 @@ import pytest
 from node.weights import publishing
 from protocol.crypto import digest
 from protocol.messages import Encoding
-from protocol.shardcast import index as shard_index
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from tests.node.weights import test_library as world
 from tests.worlds.network import eventually, run_virtual
@@ -158,21 +157,15 @@ def test_who_missed_versions_takes_their_patches_one_after_another(tmp_path):
 
 async def published(node, content):
     """Store an encoding at a trainer; return how a manifest names it."""
-    data = shard_index.encode(await blobs_of(node, content))
-    owner = Owner(Purpose.WEIGHTS, digest(data))
-    await node.blobs.put(data, owner)
-    return {"index": digest(data), "index_bytes": len(data), "total_bytes": len(content)}
-
-
-async def blobs_of(node, content):
     path = node.directory / "made"
     path.write_bytes(content)
-    index = await node.ports.files.index(path, 8192, 2048)
-    for number, shard in enumerate(index.shards):
-        owner = Owner(Purpose.WEIGHTS, digest(b"made"))
-        await node.blobs.put(content[number * 8192 : number * 8192 + shard.length], owner)
+    stored = await node.blobs.put_file(path, 8192, 2048, Purpose.WEIGHTS)
     path.unlink()
-    return index
+    return {
+        "index": stored.digest,
+        "index_bytes": stored.index_bytes,
+        "total_bytes": stored.total_bytes,
+    }
 
 
 async def lie_of(swarm, kind, tmp_path):

@@ -18,14 +18,16 @@ class Machine:
     async def version(self, index, *, parent=None, **changes):
         """Store weights and state of a version that ``index`` names, and publish it."""
         parent = parent or self.head
-        self.head = WORLD.checkpoint(parent, changes.get("term", 0), index=digest(index), **changes)
+        state = digest(b"state of " + index)
+        names = {"index": digest(index), "state": state}
+        self.head = WORLD.checkpoint(parent, changes.get("term", 0), **names | changes)
         await self.store(index)
         assert self.replica.receive(self.head.envelope, WORLD.at(0)).fault is None
 
     async def store(self, index):
         await self.blobs.put(index, Owner(Purpose.WEIGHTS, digest(index)))
         state = b"state of " + index
-        await self.blobs.put(state, Owner(Purpose.OPTIMISER_STATE, digest(index)))
+        await self.blobs.put(state, Owner(Purpose.OPTIMISER_STATE, digest(state)))
 
     def has(self, index):
         """Tell which of weights and state are here."""
@@ -44,6 +46,30 @@ def test_weights_and_states_go_when_no_version_needs_them():
         await machine.version(b"4")
         await machine.retention.sweep(range(2, 99))
         assert machine.has(b"2") == (True, False), f"only {STATES_KEPT} states"
+
+    run_virtual(scenario())
+
+
+def test_states_of_some_versions_are_kept_as_long_as_two_are_newer(monkeypatch):
+    async def scenario():
+        machine = Machine()
+        rules = machine.replica.manifest.shardcast
+        monkeypatch.setattr(
+            machine.replica,
+            "manifest",
+            machine.replica.manifest.model_copy(
+                update={"shardcast": rules.model_copy(update={"state_every": 3})}
+            ),
+        )
+        for version in range(1, 9):
+            published = {} if version % 3 == 0 else {"state": b""}
+            await machine.version(b"%d" % version, **published)
+            await machine.retention.sweep(range(99))
+        assert machine.has(b"3") == machine.has(b"6") == (True, True)
+        await machine.version(b"9")
+        await machine.retention.sweep(range(99))
+        assert machine.has(b"3") == (True, False)
+        assert machine.has(b"6") == machine.has(b"9") == (True, True)
 
     run_virtual(scenario())
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from node.storage.policy_files import index_of
+from node.storage.sharded_files import index_of
 from node.weights.downloads import Downloads
 from node.weights.run_files import RunFiles
 from protocol.crypto import digest
@@ -21,7 +21,7 @@ CONTENT = {"bundle": Rng(b"bundle").bytes(20_000), "dataset": Rng(b"rows").bytes
 
 def run_file(path, content):
     path.write_bytes(content)
-    index = encode(index_of(path, len(content), SHARDS["shard_bytes"], SHARDS["chunk_bytes"]))
+    index = encode(index_of(path, SHARDS["shard_bytes"], SHARDS["chunk_bytes"]))
     return RunFile(index=digest(index).hex(), index_bytes=len(index), total_bytes=len(content))
 
 

@@ -15,13 +15,14 @@ from node.live.control import P2pStream, close_writer
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.streams.protocols import BLOBS
-from node.weights.download import Weights, WeightsDownload, publish_file
+from node.weights.download import Weights, WeightsDownload
 from node.weights_http import client as http_client
 from node.weights_http.application import ResponseLimits
 from node.weights_http.client import HttpClient
 from protocol.faults import FaultCode
 from protocol.shardcast.forest import ForestMember
 from protocol.types import PeerId, RunId
+from roles.ports.storage import Purpose
 from roles.ports.transport import TransportError
 from tests.node.weights_http.faces import BODY, DATA, DIGEST, HOST, WEIGHTS, face
 
@@ -414,32 +415,29 @@ async def test_a_face_that_sends_wrong_bytes_is_named_and_nothing_of_it_stays(tm
     hostile = await asyncio.start_server(serve_wrong_bytes, HOST, 0)
     async with pair(tmp_path, hostile.sockets[0].getsockname()[1]) as (both, served):
         blobs = FileBlobs(tmp_path / "mine")
-        files = [
-            PolicyDirectory(tmp_path / name, tmp_path / "g", tmp_path / "t", store)
-            for name, store in (("theirs", served.blobs), ("ours", blobs))
-        ]
+        files = PolicyDirectory(tmp_path / "ours", tmp_path / "g", tmp_path / "t", blobs)
         source = tmp_path / "source"
         source.write_bytes(DATA)
-        index, _ = await publish_file(source, files[0], served.blobs, LENGTH, 100_000)
-        size = len(await served.blobs.get(index))
+        stored = await served.blobs.put_file(source, LENGTH, 100_000, Purpose.WEIGHTS)
+        sizes = stored.index_bytes, stored.total_bytes
         both.one._blobs = blobs
         blamed = asyncio.get_running_loop().create_future()
         download = WeightsDownload(
             both.one,
             blobs,
-            files[1],
-            Weights(index, index, size, PEER),
+            files,
+            Weights(stored.digest, stored.digest, *sizes, PEER),
             [ForestMember(PEER, 0, reachable=True)],
             stripes=1,
             fanout=2,
             on_blame=lambda peer, fault: blamed.done() or blamed.set_result((peer, fault.code)),
         )
-        running = asyncio.create_task(download.run(files[1].weights(0)))
+        running = asyncio.create_task(download.run(files.weights(0)))
         async with asyncio.timeout(20):
             assert await blamed == (PEER, FaultCode.BAD_CHUNK)
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
-        assert not blobs.has(DIGEST) and files[1].size(files[1].weights(0)) is None
+        assert not blobs.has(DIGEST) and files.size(files.weights(0)) is None
     hostile.close()
 
 

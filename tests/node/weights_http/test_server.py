@@ -18,10 +18,10 @@ from node.weights_http.catalogue import PROBE_BYTES, SHARD_BYTES
 from node.weights_http.connection import ConnectionLimits, Doorkeeper
 from node.weights_http.server import listen
 from protocol import crypto
-from protocol.shardcast.index import chunk_digests
 from protocol.types import Digest, Version
 from roles.ports.engines import Policy
 from roles.ports.storage import Owner, Purpose
+from tests.node.storage.blob_stores import name_of, one_shard, open_one
 from tests.node.weights_http.faces import (
     BLOB,
     BODY,
@@ -159,8 +159,8 @@ async def test_requests_of_one_connection_are_answered_in_their_order(tmp_path):
 
 
 async def arriving(served):
-    chunks = chunk_digests([DATA], CHUNK)
-    return await served.blobs.open_partial(DIGEST, len(DATA), CHUNK, chunks, WEIGHTS), len(chunks)
+    partial = await open_one(served.blobs, one_shard(DATA, CHUNK))
+    return partial, len(partial.missing())
 
 
 def piece(index):
@@ -196,7 +196,8 @@ async def test_what_stops_arriving_or_goes_breaks_off_and_frees_its_place(tmp_pa
         assert (reply.status, reply.body) == (200, piece(0))
         waiting = asyncio.ensure_future(get(served.port, BLOB, "Prefer: wait"))
         await asyncio.sleep(0.1)
-        await served.blobs.release(WEIGHTS)
+        name = name_of(one_shard(DATA, CHUNK))
+        await served.blobs.release(Owner(Purpose.WEIGHTS, name))
         assert (await waiting).body == piece(0)
         assert not served.application._serving
 

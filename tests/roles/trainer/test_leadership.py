@@ -91,7 +91,7 @@ def test_a_damaged_state_is_replaced_and_the_term_raised(tmp_path, published):
         policy = world.replica.ledger.head.message.policy
         world.engine.states["published.state"] = policy
         if published != "gone":
-            world.policies.published_state = tmp_path / "published.state"
+            world.policies.state = tmp_path / "published.state"
         if published == "of other weights":
             world.engine.states["published.state"] = digest(b"other weights")
         if published == "damaged":
@@ -128,13 +128,33 @@ def test_its_own_state_of_a_version_that_it_made_twice_is_not_used(tmp_path):
 def test_a_state_is_fetched_only_if_it_can_be_one(tmp_path, state_bytes):
     async def scenario():
         world = World(tmp_path)
-        world.policies.published_state = tmp_path / "published.state"
+        world.policies.state = tmp_path / "published.state"
         world.version(trainer=1, term=1, state=digest(b"state"), state_bytes=state_bytes)
         world.hold(1, b"policy 1")
         world.start()
         await world.rest(5)
         usable = state_bytes <= await world.engine.state_bytes_max()
         assert world.engine.loaded == ["published.state" if usable else "v1.safetensors"]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_a_state_of_an_earlier_version_goes_with_the_weights_of_the_newest(tmp_path, held):
+    async def scenario():
+        world = World(tmp_path, shardcast={"state_every": 3})
+        world.version(trainer=1, term=1, state=digest(b"state"), state_bytes=5)
+        world.version(trainer=1, term=1)
+        world.policies.state = tmp_path / "published.state"
+        world.engine.states["published.state"] = world.replica.ledger.checkpoint(1).message.policy
+        if held:
+            world.hold(2, b"policy 2")
+        else:
+            world.policies.held.pop(2, None)
+        world.start()
+        await world.rest(5)
+        assert world.engine.loaded == (["published.state", "v2.safetensors"] if held else [])
         await world.stop()
 
     run_virtual(scenario())
@@ -163,7 +183,7 @@ def test_no_room_for_a_state_is_told_and_waited_for(tmp_path):
         world = World(tmp_path)
         world.version(state=digest(b"state"), state_bytes=5)
         world.policies.errors.append(StorageFullError("no room"))
-        world.policies.published_state = tmp_path / "published.state"
+        world.policies.state = tmp_path / "published.state"
         world.start()
         await world.rest(5)
         assert "disk full" in str(world.conditions)
@@ -272,7 +292,7 @@ def test_it_does_not_go_back_to_a_version_that_it_does_not_hold(tmp_path):
         world.version(state=digest(b"state"), state_bytes=5)
         world.version(trainer=1, term=1)
         world.policies.held.clear()
-        world.policies.published_state = tmp_path / "published.state"
+        world.policies.state = tmp_path / "published.state"
         world.start()
         await world.rest(LIFE_EPOCHS * EPOCH_SECONDS - 10)
         world.live(world.signer, policy_version=0)

@@ -7,15 +7,18 @@ import pytest
 
 from protocol.crypto import digest
 from protocol.rng import Rng
+from protocol.shardcast.index import encode
 from roles.ports.storage import Owner, Purpose, Put, StorageFullError
 from simulations.ports.engines import SimEngines
 from simulations.ports.policy_files import SimPolicyFiles
 from simulations.ports.storage import Disk, Session, SimBlobs, SimStore
 from simulations.runtime.loop import run_virtual
 from simulations.scenario.scenario import Compute, Workload
+from tests.node.storage.blob_stores import name_of, one_shard
 
 OWNER = Owner(Purpose.WEIGHTS, digest(b"index"))
 PATH = Path("v1.safetensors")
+INDEX = name_of(one_shard(b"part", 4))
 WORKLOAD = Workload(weights_bytes=4096, tokens_mean=4, skill=0.3, learning_rate=0.1)
 
 
@@ -27,9 +30,9 @@ async def put(disk, session):
     await SimBlobs(disk, session).put(b"blob", OWNER)
 
 
-async def assemble(disk, session):
-    disk.blobs[digest(b"part")] = b"part"
-    await SimPolicyFiles(disk, session, Path(), Path(), Path()).assemble([digest(b"part")], PATH)
+async def link(disk, session):
+    disk.blobs |= {digest(b"part"): b"part", INDEX: encode(one_shard(b"part", 4))}
+    await SimPolicyFiles(disk, session, Path(), Path(), Path()).link(INDEX, PATH)
 
 
 async def write_policy(disk, session):
@@ -42,12 +45,13 @@ class MANIFEST:
         prompts_per_rollout = 1
 
 
-WRITES = pytest.mark.parametrize("write", [commit, put, assemble, write_policy])
+WRITES = pytest.mark.parametrize("write", [commit, put, link, write_policy])
 
 
 def written(disk):
     kept = dict(disk.blobs)
-    kept.pop(digest(b"part"), None)
+    for made in (digest(b"part"), INDEX):
+        kept.pop(made, None)
     return bool(disk.tables.get("table") or kept or disk.files)
 
 

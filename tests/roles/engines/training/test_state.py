@@ -8,8 +8,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
+from protocol.types import Version
 from roles.engines.training.checkpoint import load_checkpoint, save_checkpoint
 from roles.engines.training.engine import TorchTrainingEngine
+from roles.ports.engines import Policy
 from tests.roles.engines.tiny import grpo, model, sampling
 from tests.roles.engines.training.batches import batch_of
 
@@ -55,6 +57,31 @@ async def test_a_resumed_trainer_takes_the_identical_next_step(make, trained, tm
         assert await resumed.step(batch_of(seed)) == await engine.step(batch_of(seed))
     digests = [await one.write_policy(tmp_path / "p") for one in (engine, resumed)]
     assert digests[0] == digests[1]
+
+
+async def test_a_state_goes_on_with_the_weights_of_a_later_policy(make, trained, tmp_path):
+    engine, policy, path = trained
+    moments = [load_checkpoint(path, shapes_in(path))]
+    await engine.step(batch_of(3))
+    later = tmp_path / "later.safetensors"
+    newer = Policy(Version(9), await engine.write_policy(later), later)
+    heir, fresh = await make(), await make()
+    await heir.load_state(path, policy, newer)
+    await fresh.load_policy(newer)
+    await heir.save_state(tmp_path / "heir")
+    moments.append(load_checkpoint(tmp_path / "heir", shapes_in(path)))
+    for key in ("first_moments", "second_moments"):
+        before, after = (getattr(state, key) for state in moments)
+        assert all(torch.equal(before[name], after[name]) for name in before)
+    assert moments[1].steps == moments[0].steps > 0
+    assert await heir.write_policy(tmp_path / "p") == newer.digest
+    assert await heir.step(batch_of(4)) is not None
+    await fresh.step(batch_of(4))
+    digests = {await one.write_policy(tmp_path / "p") for one in (heir, fresh)}
+    assert len(digests) == 2, "the moments make another step"
+    with pytest.raises(ValueError, match="does not hold the policy"):
+        await heir.load_state(path, policy, replace(newer, digest=policy))
+    assert await heir.write_policy(tmp_path / "q") in digests, "it is unchanged"
 
 
 async def test_a_state_from_before_the_first_step_is_a_fresh_start(make, policies, tmp_path):

@@ -1,0 +1,198 @@
+"""Files whose shards are blobs: a shard is a slice of its file, and stored nowhere else.
+
+``whole/ab12…`` has all of its shards; it appears there by rename after it was synced.
+``arriving/ab12…`` comes chunk by chunk, at its full length from the start, so that a full disk
+shows at once; a restart trusts no journal but hashes the chunks again. Both are named by the digest
+of their index, which is a blob of its own.
+
+Bookkeeping; what takes long is a function that the caller runs in a thread.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from blake3 import blake3
+
+from node.storage import files
+from node.storage.arrival import Arrival, Plan
+from protocol.shardcast.index import ChunkHasher, Shard, ShardIndex, shard_count, shard_length
+from protocol.types import Digest
+
+
+@dataclass(eq=False, slots=True)
+class ShardedFile:
+    """A file here, or on its way: ``arrivals`` has one for each shard, none when all are here."""
+
+    name: Digest
+    path: Path
+    index: ShardIndex
+    arrivals: tuple[Arrival, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Whether every shard is here."""
+        return not self.arrivals
+
+    def offset(self, shard: int) -> int:
+        """Return where a shard begins."""
+        return shard * self.index.shard_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Where a shard is: number ``shard`` of a file."""
+
+    file: ShardedFile
+    shard: int
+
+    @property
+    def offset(self) -> int:
+        """Where it begins in the file."""
+        return self.file.offset(self.shard)
+
+    @property
+    def length(self) -> int:
+        """Its length in bytes."""
+        return self.file.index.shards[self.shard].length
+
+    @property
+    def arrival(self) -> Arrival | None:
+        """Its arrival while it is not whole."""
+        if self.file.whole or self.file.arrivals[self.shard].complete:
+            return None
+        return self.file.arrivals[self.shard]
+
+
+class ShardedFiles:
+    """All files of a directory."""
+
+    def __init__(self, directory: Path) -> None:
+        self._whole = directory / "whole"
+        self._arriving = directory / "arriving"
+        for part in (self._whole, self._arriving):
+            files.make_directory(part)
+        self._files: dict[Digest, ShardedFile] = {}
+        self._slices: dict[Digest, dict[Slice, None]] = {}
+        self._leftovers: dict[Digest, int] = {}
+
+    def restore(self, index_of: Callable[[Digest], ShardIndex | None]) -> int:
+        """Find what was here before a restart; return how many bytes that takes.
+
+        Files without an index are deleted: nobody needs them, or could say what is in them.
+        """
+        for name, path in files.named_by_digest(self._whole.iterdir()):
+            index = index_of(name)
+            if index is not None and index.total_bytes == path.stat().st_size:
+                self.add(ShardedFile(name, path, index, ()))
+            else:
+                path.unlink()
+        for name, path in files.named_by_digest(self._arriving.iterdir()):
+            if index_of(name) is not None and name not in self._files:
+                self._leftovers[name] = path.stat().st_size
+            else:
+                path.unlink()
+        here = sum(file.index.total_bytes for file in self._files.values())
+        return here + sum(self._leftovers.values())
+
+    def get(self, name: Digest) -> ShardedFile | None:
+        """Return a file, None when it is neither here nor arriving."""
+        return self._files.get(name)
+
+    def find(self, digest: Digest) -> Slice | None:
+        """Return where a shard is, or else where it arrives."""
+        slices = self._slices.get(digest, {})
+        return next((found for found in slices if found.arrival is None), None) or next(
+            iter(slices), None
+        )
+
+    def holders(self, digest: Digest) -> Iterator[Digest]:
+        """Yield the names of the files that a shard is of."""
+        for found in self._slices.get(digest, ()):
+            yield found.file.name
+
+    def add(self, file: ShardedFile) -> None:
+        """Note a file."""
+        self._files[file.name] = file
+        for shard, entry in enumerate(file.index.shards):
+            self._slices.setdefault(entry.digest, {})[Slice(file, shard)] = None
+
+    def remove(self, name: Digest) -> int:
+        """Forget a file and return how many bytes it took; its readers and writers are told."""
+        file = self._files.pop(name, None)
+        if file is None:
+            return self.claim_leftover(name)
+        for shard, entry in enumerate(file.index.shards):
+            slices = self._slices[entry.digest]
+            del slices[Slice(file, shard)]
+            if not slices:
+                del self._slices[entry.digest]
+        for arrival in file.arrivals:
+            arrival.abandon()
+        return file.index.total_bytes
+
+    def leftover_bytes(self, name: Digest) -> int:
+        """Return what an arrival takes that was interrupted and not resumed."""
+        return self._leftovers.get(name, 0)
+
+    def claim_leftover(self, name: Digest) -> int:
+        """Take over what ``leftover_bytes`` counts."""
+        return self._leftovers.pop(name, 0)
+
+    def whole_path(self, name: Digest) -> Path:
+        """Return where a file is when it is whole."""
+        return self._whole / name.hex()
+
+    def arriving_path(self, name: Digest) -> Path:
+        """Return where a file is while it arrives."""
+        return self._arriving / name.hex()
+
+    def unlink(self, name: Digest) -> None:
+        """Delete the bytes of a file; idempotent."""
+        self.arriving_path(name).unlink(missing_ok=True)
+        self.whole_path(name).unlink(missing_ok=True)
+
+
+def prepare(path: Path, plans: Sequence[Plan]) -> list[bytearray]:
+    """Make or reopen an arriving file; return one byte per chunk of each shard, 1 for what is here.
+
+    What is here has the right digest.
+    """
+    here = [bytearray(len(plan.chunks)) for plan in plans]
+    total_bytes = sum(plan.length for plan in plans)
+    if path.exists() and path.stat().st_size == total_bytes:
+        with path.open("rb") as file:
+            for plan, chunks in zip(plans, here, strict=True):
+                for chunk in range(len(chunks)):
+                    chunks[chunk] = plan.fits(chunk, file.read(plan.chunk_length(chunk)))
+        return here
+    try:
+        with path.open("wb") as file:
+            os.posix_fallocate(file.fileno(), 0, total_bytes)
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    return here
+
+
+def index_of(path: Path, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
+    """Return the digests of the shards and chunks of a file, read here and now.
+
+    Raises ``ValueError`` when it is empty or missing.
+    """
+    try:
+        total_bytes = path.stat().st_size
+    except FileNotFoundError:
+        total_bytes = 0
+    if not total_bytes:
+        raise ValueError(f"{path} is empty or missing")
+    shards = []
+    for number in range(shard_count(total_bytes, shard_bytes)):
+        length = shard_length(total_bytes, shard_bytes, number)
+        whole, chunks = blake3(), ChunkHasher(chunk_bytes)
+        for piece in files.slice_of(path, number * shard_bytes, length):
+            whole.update(piece)
+            chunks.update(piece)
+        shards.append(Shard(Digest(whole.digest()), length, chunks.finish()))
+    return ShardIndex(total_bytes, shard_bytes, chunk_bytes, tuple(shards))
