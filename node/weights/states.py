@@ -78,11 +78,12 @@ class TrainerStates:
         is_trainer = self._replica.manifest.is_trainer
         members = [one for one in self._downloads.members() if is_trainer(one.peer)]
         now = asyncio.get_running_loop().time
-        brought_at = now()
+        brought_bytes, brought_at = -1, now()
 
-        def brought(_here_bytes: int, _total_bytes: int) -> None:
-            nonlocal brought_at
-            brought_at = now()
+        def brought(here_bytes: int, _total_bytes: int) -> None:
+            nonlocal brought_bytes, brought_at
+            if here_bytes > brought_bytes:
+                brought_bytes, brought_at = here_bytes, now()
 
         async with self._fetching:
             task = asyncio.create_task(self._downloads.make(weights, members, brought).run(path))

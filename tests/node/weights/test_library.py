@@ -124,10 +124,10 @@ def weights(version):
 class Swarm:
     """A trainer and those who follow it; everybody is connected and knows everybody."""
 
-    def __init__(self, directory, followers=2, trainers=1):
+    def __init__(self, directory, followers=2, trainers=1, **shardcast):
         self.directory = directory
         self.hub = Hub()
-        made = run_manifest(trainers=trainers, shardcast=SHARDS)
+        made = run_manifest(trainers=trainers, shardcast=SHARDS | shardcast)
         policy = self.first_policy().hex()
         genesis = made.genesis.model_copy(
             update={"created_at": round(LoopClock().now()), "policy": policy}
@@ -697,6 +697,25 @@ def test_a_trainer_whose_turn_may_come_has_the_state_before_it_comes(tmp_path):
         swarm.introduce(leader, leaving=True)
         path = await heir.library.fetch_state(heir.library.published_state(2))
         assert path.read_bytes() == leader.ports.files.state(2).read_bytes()
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_states_of_some_versions_are_published(tmp_path):
+    async def scenario():
+        swarm = Swarm(tmp_path, 0, trainers=2, state_every=3)
+        await swarm.start()
+        leader, heir = swarm.trainers
+        states = []
+        for _ in range(8):
+            swarm.tell(signed := await swarm.publish())
+            states.append(bool(signed.message.state))
+        assert states == [True, False, False, True, False, False, True, False]
+        assert heir.library.published_state(7).message.version == 6
+        assert heir.library.published_state(5).message.version == 3
+        path = await heir.library.fetch_state(heir.library.published_state(7))
+        assert path.read_bytes() == leader.ports.files.state(6).read_bytes()
         await swarm.stop()
 
     run_virtual(scenario())
