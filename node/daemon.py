@@ -111,7 +111,7 @@ class Daemon:
             http=ports.http,
             http_port=self._http_port,
         )
-        downloads = Downloads(ports, replica, self._exchange)
+        self._downloads = downloads = Downloads(ports, replica, self._exchange)
         proven = partial(has_standing, manifest=self._manifest, ledger=replica.ledger)
         self._witness = Witness(context, proven)
         self._reachability = Reachability(
@@ -181,11 +181,13 @@ class Daemon:
             gossip=self._gossip,
             exchange=self._exchange,
             policies=self._policies,
+            arrivals=self._downloads.arrivals,
             inbox=self._inbox,
             addresses=lambda: self._announcer.addresses,
             synchronised=lambda: self._anti_entropy.synchronised,
             p2pd_pid=p2pd_pid,
             started_at=self._context.ports.clock.now(),
+            monotonic=lambda: asyncio.get_running_loop().time(),
         )
         self._inbox.listen(observer.note)
         return observer

@@ -119,7 +119,7 @@ class RelayClient:
                 chosen = name
             drawn -= relay.success * relay.speed
         count = len(self._index.shards[shard].chunks)
-        ask = Ask(self._asked, chosen, shard, 0, count, wait=True)
+        ask = Ask(self._asked, 0, chosen, shard, 0, count, wait=True)
         self._fetches[self._asked] = _Fetch(ask, now, count, now)
         self._asked += 1
         return ask

@@ -5,6 +5,7 @@ registry of its own, because tests and simulations run many nodes in one process
 handful of values each: never a peer id, never a commit; reasons come from other nodes and are cut.
 """
 
+import math
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import get_args
@@ -19,7 +20,16 @@ from prometheus_client.core import (
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from node.api.status import LOOP_DELAY_BOUNDS, LoopStatus, NodeStatus, RolloutCounts, State
+from node.api.arrivals import ArrivalStatus, DurationsStatus
+from node.api.status import (
+    LOOP_DELAY_BOUNDS,
+    LoopStatus,
+    NodeStatus,
+    RolloutCounts,
+    State,
+    TrafficStatus,
+)
+from node.weights.arrivals import SECONDS_BOUNDS
 
 PREFIX = "prime_node"
 
@@ -51,6 +61,7 @@ class NodeMetrics(Collector):
         yield _outcomes("own_rollouts", "Rollouts of this node, by outcome.", status.own_rollouts)
         yield self._rejections(status.rollouts)
         yield from _traffic(status)
+        yield from _arrivals(status)
         yield from _loop(status.loop)
 
     def _rejections(self, counts: RolloutCounts) -> Metric:
@@ -126,6 +137,7 @@ def _traffic(status: NodeStatus) -> Iterator[Metric]:
         moved.add_metric([kind, "sent"], sent)
         moved.add_metric([kind, "received"], received)
     yield moved
+    yield _blob_ways(traffic)
     yield CounterMetricFamily(
         f"{PREFIX}_weights_spared_bytes",
         "What encodings of weights were shorter than the files that they made.",
@@ -134,6 +146,71 @@ def _traffic(status: NodeStatus) -> Iterator[Metric]:
     yield CounterMetricFamily(
         f"{PREFIX}_gossip_dropped", "Frames dropped for slow peers.", traffic.gossip_dropped
     )
+
+
+def _blob_ways(traffic: TrafficStatus) -> Metric:
+    family = CounterMetricFamily(
+        f"{PREFIX}_blob_bytes",
+        "Blob bytes by what they are for and by the way they went.",
+        labels=["kind", "direction", "way"],
+    )
+    for direction, blobs, weights, http in (
+        ("sent", traffic.blobs_sent, traffic.weights_sent, traffic.weights_sent_http),
+        (
+            "received",
+            traffic.blobs_received,
+            traffic.weights_received,
+            traffic.weights_received_http,
+        ),
+    ):
+        family.add_metric(["body", direction, "stream"], blobs - weights)
+        family.add_metric(["weights", direction, "stream"], weights - http)
+        family.add_metric(["weights", direction, "http"], http)
+    return family
+
+
+def _arrivals(status: NodeStatus) -> Iterator[Metric]:
+    """Yield what is known of the newest version on its way, and how long those before took."""
+    coming = (one for one in status.arrivals if one.arrived_at is None and one.version >= 0)
+    values = _arriving(next(coming, None))
+    for (name, text), value in zip(_ARRIVING, values, strict=True):
+        yield GaugeMetricFamily(f"{PREFIX}_arriving_{name}", text, value)
+    yield _durations(status.durations)
+
+
+_ARRIVING = (
+    ("version", "Newest version on its way, -1 while none is."),
+    ("pieces", "Pieces of it, 0 before its index is here."),
+    ("pieces_here", "Pieces of it that are here."),
+    ("bytes_per_second", "How fast it comes now."),
+    ("to_go_seconds", "How long the rest takes at that rate; infinite while nothing comes."),
+)
+
+
+def _arriving(arrival: ArrivalStatus | None) -> tuple[float, ...]:
+    if arrival is None:
+        return (-1, 0, 0, 0, 0)
+    to_go_seconds = math.inf if arrival.seconds_to_go is None else arrival.seconds_to_go
+    return (
+        arrival.version,
+        arrival.pieces,
+        arrival.pieces_here,
+        arrival.bytes_per_second,
+        to_go_seconds,
+    )
+
+
+def _durations(by_form: dict[str, DurationsStatus]) -> Metric:
+    family = HistogramMetricFamily(
+        f"{PREFIX}_version_arrival_seconds",
+        "How long versions took to come, by the form in which they travelled.",
+        labels=["form"],
+    )
+    bounds = [*map(str, SECONDS_BOUNDS), "+Inf"]
+    for form, durations in by_form.items():
+        buckets = list(zip(bounds, accumulate(durations.counts), strict=True))
+        family.add_metric([form], buckets, durations.seconds)
+    return family
 
 
 def _loop(loop: LoopStatus) -> Iterator[Metric]:

@@ -4,6 +4,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from node.api.arrivals_observer import arrival_statuses, durations_statuses, receiver_statuses
 from node.api.status import (
     CheckpointStatus,
     MemberStatus,
@@ -15,11 +16,13 @@ from node.api.status import (
 )
 from node.api.why import FailedRollout, MeasuredValue, TrainedOnRejected, VerdictFinding, Why
 from node.blobs.exchange import BlobExchange
+from node.blobs.ways import Way
 from node.blobs.wire import Kind
 from node.context import NodeContext
 from node.gossip.driver import Gossip
 from node.membership.peers import PeerTable
 from node.replication.inbox import Inbox, Source
+from node.weights.arrivals import Arrivals
 from node.weights.library import PolicyLibrary
 from protocol.faults import Fault
 from protocol.ledger.commits import CommitState, Entry
@@ -41,11 +44,14 @@ class Observer:
     gossip: Gossip
     exchange: BlobExchange
     policies: PolicyLibrary
+    arrivals: Arrivals
     inbox: Inbox
     addresses: Callable[[], tuple[str, ...]]
     synchronised: Callable[[], bool]
     p2pd_pid: Callable[[], int | None]
     started_at: float
+    monotonic: Callable[[], float]
+    """The clock of what is measured while it moves."""
     first_certificate_at: float | None = None
     draining: bool = False
     _counted_in: int = -1
@@ -62,6 +68,7 @@ class Observer:
         """Return the snapshot."""
         replica, peer_id = self.context.replica, self.context.signer.peer_id
         now, ledger = self.context.ports.clock.now(), replica.ledger
+        monotonic_now = self.monotonic()
         state, reason = self._state()
         newest = self.policies.newest()
         return NodeStatus(
@@ -87,6 +94,9 @@ class Observer:
             checkpoints=self._checkpoints(),
             traffic=self._traffic(),
             p2pd_pid=self.p2pd_pid(),
+            arrivals=arrival_statuses(self.arrivals, monotonic_now, now),
+            durations=durations_statuses(self.arrivals),
+            receivers=receiver_statuses(self.exchange.sent, monotonic_now),
         )
 
     def snapshot(self) -> Snapshot:
@@ -187,6 +197,8 @@ class Observer:
             blobs_received=blobs.received.total(),
             weights_sent=blobs.sent[Kind.WEIGHTS],
             weights_received=blobs.received[Kind.WEIGHTS],
+            weights_sent_http=blobs.sent.by(Kind.WEIGHTS, Way.HTTP),
+            weights_received_http=blobs.received.by(Kind.WEIGHTS, Way.HTTP),
             weights_spared=self.policies.spared_bytes,
             gossip_sent=gossip.bytes_out,
             gossip_received=gossip.bytes_in,

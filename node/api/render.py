@@ -7,12 +7,13 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from node.api.render_arrivals import arrivals_view, sending_text
 from node.api.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts, State
+from node.api.terminal import BAD, DIM, GOOD, WARN, plain, short_peer
 from node.api.why import FailedRollout, VerdictFinding, Why
 from node.local.units import bytes_text, duration_text
 from protocol.types import Role
 
-GOOD, WARN, BAD, DIM = "green", "yellow", "red", "bright_black"
 REWARD_BARS = "▁▂▃▄▅▆▇█"
 REWARDS_SHOWN = 48
 ROLLOUTS_SHOWN = 20
@@ -26,17 +27,6 @@ QUANTITIES_SHOWN = 3
 
 LOOP_DELAY_TOLD_SECONDS = 0.5
 """A guess: half a heartbeat of gossip."""
-
-
-def plain(text: str, characters_max: int = 200) -> str:
-    """Return what another node wrote without what could steer a terminal."""
-    kept = text[:characters_max]
-    return "".join(character if character.isprintable() else "�" for character in kept)
-
-
-def short_peer(peer_id: str) -> str:
-    """Return a peer id as people tell them apart: its random end, after the common beginning."""
-    return peer_id if len(peer_id) <= 16 else f"{peer_id[:8]}…{peer_id[-6:]}"
 
 
 def status_view(status: NodeStatus, now: float) -> RenderableType:
@@ -53,6 +43,7 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         ("policy", _policy(status)),
         ("reward", _reward(status.checkpoints)),
         ("traffic", _traffic(status)),
+        *_sending(status),
         *_loop(status),
     ):
         facts.add_row(name, Text(value))
@@ -62,6 +53,7 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
     return Group(
         _headline(status),
         Padding(facts, (1, 0, 1, 2)),
+        *_arriving(status),
         Padding(_rollouts(status), (0, 0, 1, 2)),
         *hints,
     )
@@ -162,6 +154,15 @@ def _traffic(status: NodeStatus) -> str:
         f"patches spared {bytes_text(traffic.weights_spared)}); "
         f"gossip {bytes_text(traffic.gossip_sent)} and {bytes_text(traffic.gossip_received)}"
     )
+
+
+def _sending(status: NodeStatus) -> list[tuple[str, str]]:
+    return [("sending", sending_text(status.receivers))] if status.receivers else []
+
+
+def _arriving(status: NodeStatus) -> list[RenderableType]:
+    view = arrivals_view(status.arrivals)
+    return [] if view is None else [Padding(view, (0, 0, 1, 2))]
 
 
 def _loop(status: NodeStatus) -> list[tuple[str, str]]:

@@ -6,6 +6,8 @@ The control API serves it as JSON, ``prime-node status`` and the testnet draw it
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus
+
 State = Literal["joining", "syncing", "ready", "paused", "draining"]
 
 
@@ -52,6 +54,9 @@ class TrafficStatus:
     blobs_received: int = 0
     weights_sent: int = 0
     weights_received: int = 0
+    weights_sent_http: int = 0
+    weights_received_http: int = 0
+    """Of the two before, by HTTP; all else goes by streams."""
     weights_spared: int = 0
     """What encodings were shorter than the files that they made."""
     gossip_sent: int = 0
@@ -131,6 +136,12 @@ class NodeStatus:
     traffic: TrafficStatus
     p2pd_pid: int | None
     loop: LoopStatus = LoopStatus()
+    arrivals: tuple[ArrivalStatus, ...] = ()
+    """On their way, the newest version first; then the last that came, the last one first."""
+    durations: dict[str, DurationsStatus] = field(default_factory=dict)
+    """Of the versions that came since the start, by their form."""
+    receivers: tuple[PartyStatus, ...] = ()
+    """Who was sent blobs in the last seconds, the one that is sent most first."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

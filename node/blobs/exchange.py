@@ -8,11 +8,12 @@ digest of every chunk. The messages are in ``node.blobs.wire``.
 """
 
 import asyncio
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 
+from node.blobs.tally import Tally
 from node.blobs.upload_cap import UploadCap
 from node.blobs.ways import Way, Ways
 from node.blobs.wire import BlobRefusedError, Kind, Request, Status, ask, read_request, reply
@@ -91,9 +92,9 @@ class BlobExchange:
         """Of all blobs that leave this node."""
         self._expected: dict[Digest, asyncio.Event] = {}
         self._bounded = Bounded(self._serve, self._limits, self._refuse)
-        self.sent: Counter[Kind] = Counter()
+        self.sent = Tally()
         """Blob bytes sent so far."""
-        self.received: Counter[Kind] = Counter()
+        self.received = Tally()
         """Blob bytes received so far, good or not."""
 
     @property
@@ -199,7 +200,8 @@ class BlobExchange:
                 piece = await within(patience, stream.read(count))
                 if not piece:
                     return False
-                self.received[kind] += len(piece)
+                now = asyncio.get_running_loop().time()
+                self.received.note(peer, kind, Way.STREAM, len(piece), now)
                 assembly.data += piece
         except TransportError:
             return False
@@ -217,8 +219,11 @@ class BlobExchange:
         piece_bytes: int,
         wait: bool = True,
         kind: Kind = Kind.BODY,
+        on_piece: Callable[[Way, int], None] = lambda _way, _count: None,
     ) -> AsyncGenerator[bytes, None]:
         """Yield ``length`` bytes from ``offset`` on, in pieces of ``piece_bytes``; unchecked.
+
+        ``on_piece`` hears by which way each came, and its length.
 
         Use within ``contextlib.aclosing``. Weights come by HTTP where that is faster (``Ways``),
         and what HTTP does not bring comes over a stream. Raises ``BlobRefusedError``, or
@@ -242,7 +247,8 @@ class BlobExchange:
                         reading = source.read_exactly(count)
                         piece = await within(self._limits.stall_seconds, reading)
                         waited_seconds += now()
-                        self.received[kind] += count
+                        self.received.note(peer, kind, way, count, now())
+                        on_piece(way, count)
                         request = request.after(count)
                         yield piece
                         waited_seconds -= now()
@@ -328,4 +334,5 @@ class BlobExchange:
                 await self.upload_cap.take(len(part))
                 if not stream.offer(part):  # a deadline costs more than most writes
                     await within(stall_seconds, stream.write(part))
-                self.sent[request.kind] += len(part)
+                now = asyncio.get_running_loop().time()
+                self.sent.note(stream.peer, request.kind, Way.STREAM, len(part), now)

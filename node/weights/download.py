@@ -8,12 +8,13 @@ children can wait at them from the first moment, and so that a full disk shows b
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from node.blobs.exchange import BlobExchange
 from node.blobs.wire import BlobRefusedError, Kind, Status
+from node.weights.arrivals import Arrivals, Label
 from protocol.faults import Fault, FaultCode
 from protocol.shardcast import forest, fosters
 from protocol.shardcast import index as shard_index
@@ -65,7 +66,8 @@ class _InconsistentIndexError(Exception):
 class Weights:
     """What a checkpoint manifest, or the run's, says of a published file.
 
-    ``version_digest`` names the version (it salts the forest), ``root`` is who published it.
+    ``version_digest`` names the version (it salts the forest), ``root`` is who published it,
+    ``label`` is what people see.
     """
 
     version_digest: Digest
@@ -74,6 +76,7 @@ class Weights:
     total_bytes: int
     root: PeerId
     purpose: Purpose = Purpose.WEIGHTS
+    label: Label = field(default_factory=Label)
 
 
 class WeightsDownload:
@@ -97,6 +100,7 @@ class WeightsDownload:
         source_history: SourceHistory | None = None,
         on_blame: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
         on_progress: Callable[[int, int], None] = lambda _here, _total: None,
+        arrivals: Arrivals | None = None,
     ) -> None:
         self._exchange = exchange
         self._blobs = blobs
@@ -108,6 +112,7 @@ class WeightsDownload:
         self._source_history = source_history or SourceHistory()
         self._on_blame = on_blame
         self._on_progress = on_progress
+        self._arrivals = arrivals or Arrivals()
         self._members = len(members)
         self._late: dict[PeerId, None] = {}
         self._bad: dict[PeerId, None] = {}
@@ -132,6 +137,9 @@ class WeightsDownload:
         when what the publisher signed cannot be: then no source will help. Raises
         ``StorageFullError``; what is here already stays for the next ``run``.
         """
+        now = asyncio.get_running_loop().time
+        weights = self._weights
+        self._arrival = self._arrivals.begin(weights.label, weights.root, self._stripes, now())
         try:
             with self._exchange.expecting(self._weights.index_digest):
                 index = await self._index()
@@ -145,7 +153,10 @@ class WeightsDownload:
                 await self._transfer_decoding(index, partials, decode(self._bytes_of(index), path))
         except _InconsistentIndexError as error:
             return Fault(FaultCode.INDEX_INCONSISTENT, str(error))
+        else:
+            self._arrivals.complete(self._arrival, now())
         finally:
+            self._arrivals.end(self._arrival)
             self._learn()
         return path
 
@@ -241,6 +252,7 @@ class WeightsDownload:
         # Deadlines are intervals: the loop's clock is monotonic, a wall clock may be set.
         now = asyncio.get_running_loop().time
         missing = [partial.missing() for partial in partials]
+        self._arrival.start(index, missing)
         root = self._weights.root
         begin_seconds = self._source_history.begin_seconds(self._limits.late_seconds_initial)
         limits = replace(self._limits, late_seconds_initial=begin_seconds)
@@ -283,6 +295,7 @@ class WeightsDownload:
         for effect in effects:
             match effect:
                 case Ask(request=request):
+                    self._arrival.asked(effect)
                     fetching = self._fetch(effect, index, partials[effect.shard])
                     self._tasks[request] = asyncio.create_task(fetching)
                 case Cancel(request=request):
@@ -316,6 +329,7 @@ class WeightsDownload:
     async def _fetch_chunks(self, ask: Ask, index: ShardIndex, partial: PartialBlob) -> None:
         shard = index.shards[ask.shard]
         chunks = range(ask.first, ask.first + ask.count)
+        now = asyncio.get_running_loop().time
         pieces = self._exchange.fetch_range(
             ask.peer,
             shard.digest,
@@ -324,8 +338,8 @@ class WeightsDownload:
             piece_bytes=index.chunk_bytes,
             wait=ask.wait,
             kind=Kind.WEIGHTS,
+            on_piece=lambda way, count: self._arrival.received(ask.peer, way, count, now()),
         )
-        now = asyncio.get_running_loop().time
         asked_at = now()
         async with aclosing(pieces):
             for chunk in chunks:
@@ -335,6 +349,7 @@ class WeightsDownload:
                 if chunk == ask.first and ask.wait:
                     self._source_history.begun(now() - asked_at)
                 self._delivered[ask.peer] = None
+                self._arrival.have(ask.shard, chunk)
                 self._events.put_nowait(ChunkGood(ask.request, ask.shard, chunk))
 
     def _failed(self, ask: Ask, refusal: Refusal, held: int = 0) -> None:

@@ -5,6 +5,7 @@ from functools import partial
 
 from node.blobs.exchange import BlobExchange
 from node.context import Ports
+from node.weights.arrivals import Arrivals
 from node.weights.download import Weights, WeightsDownload
 from protocol.capacity import forest_members, has_standing
 from protocol.replica import Replica
@@ -20,6 +21,8 @@ class Downloads:
         self._replica = replica
         self._exchange = exchange
         self._source_history = SourceHistory()
+        self.arrivals = Arrivals()
+        """What is seen of the downloads."""
         self._members = ForestMembers(())
         self._state: tuple[int, ...] | None = None
         """What ``_members`` was made of."""
@@ -60,4 +63,5 @@ class Downloads:
             source_history=self._source_history,
             on_blame=self._exchange.on_fault,
             on_progress=on_progress,
+            arrivals=self.arrivals,
         )

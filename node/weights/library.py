@@ -255,7 +255,7 @@ class PolicyLibrary(Policies):
     def _download(self, leg: Leg, root: PeerId, members: Sequence[ForestMember]) -> WeightsDownload:
         form = leg.form
         sizes = form.index_bytes, form.total_bytes
-        weights = Weights(leg.checkpoint.digest, Digest(form.index), *sizes, root)
+        weights = Weights(leg.checkpoint.digest, Digest(form.index), *sizes, root, label=leg.label)
         return self._downloads.make(weights, members)
 
     async def _fetch(self, leg: Leg, weights: WeightsDownload) -> None:
@@ -278,7 +278,7 @@ class PolicyLibrary(Policies):
             self._conditions.set("weights", f"version {message.version} is not stored: {error}")
             await asyncio.sleep(self._replica.manifest.epochs.seconds)
             return
-        self.spared_bytes += message.total_bytes - leg.form.total_bytes
+        self.spared_bytes += leg.spared_bytes
         self._conditions.clear("weights")
         seconds = self._ports.clock.now() - started_at
         log.info(

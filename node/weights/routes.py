@@ -7,6 +7,7 @@ these and the patches since then; the file of another version comes from its pub
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+from node.weights.arrivals import Form, Label
 from protocol.ledger.ledger import Ledger
 from protocol.messages import CheckpointManifest, Encoding, Signed
 from protocol.recipe import ShardcastSection
@@ -34,6 +35,19 @@ class Leg:
     def form(self) -> CheckpointManifest | Encoding:
         """What names the index."""
         return self.encoding or self.checkpoint.message
+
+    @property
+    def label(self) -> Label:
+        """What people see of its download."""
+        form = Form.FILE
+        if self.encoding is not None:
+            form = Form.PATCH if self.encoding.base else Form.PLANES
+        return Label(f"version {self.version}", self.version, form, self.spared_bytes)
+
+    @property
+    def spared_bytes(self) -> int:
+        """How much longer the file is than what travels."""
+        return self.checkpoint.message.total_bytes - self.form.total_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from node.context import Ports
+from node.weights.arrivals import Label
 from node.weights.download import Weights, WeightsDownload
 from node.weights.downloads import Downloads
 from protocol.faults import Fault
@@ -84,7 +85,7 @@ class RunFiles:
             return False
         digest = Digest(bytes.fromhex(file.index))
         sizes = file.index_bytes, file.total_bytes
-        weights = Weights(digest, digest, *sizes, root, Purpose.RUN_FILE)
+        weights = Weights(digest, digest, *sizes, root, Purpose.RUN_FILE, Label(name))
         progress = _Progress()
 
         def show(here_bytes: int, total_bytes: int) -> None:

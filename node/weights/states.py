@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 
 from node.context import Ports
+from node.weights.arrivals import Label
 from node.weights.download import Weights
 from node.weights.downloads import Downloads
 from protocol.messages import CheckpointManifest, Signed
@@ -74,6 +75,7 @@ class TrainerStates:
             message.state_bytes,
             root or checkpoint.signer,
             Purpose.OPTIMISER_STATE,
+            Label(f"state of version {message.version}"),
         )
         is_trainer = self._replica.manifest.is_trainer
         members = [one for one in self._downloads.members() if is_trainer(one.peer)]

@@ -8,7 +8,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
+from node.blobs.tally import Tally
 from node.blobs.upload_cap import UploadCap
+from node.blobs.ways import Way
 from node.blobs.wire import Kind
 from node.streams.deadline import within
 from node.weights_http.catalogue import Catalogue
@@ -48,7 +50,7 @@ class Application:
         self,
         catalogue: Catalogue,
         cap: UploadCap,
-        sent: Counter[Kind],
+        sent: Tally,
         limits: ResponseLimits | None = None,
     ) -> None:
         self._catalogue = catalogue
@@ -66,7 +68,7 @@ class Application:
             return
         self._serving[address] += 1
         try:
-            await _until_disconnected(self._serve(scope, send), receive)
+            await _until_disconnected(self._serve(scope, address, send), receive)
         except (TransportError, LookupError, OSError) as error:
             log.info("response to %s broken off: %s", address, error)
         finally:
@@ -74,7 +76,7 @@ class Application:
             if not self._serving[address]:
                 del self._serving[address]
 
-    async def _serve(self, scope: Scope, send: Send) -> None:
+    async def _serve(self, scope: Scope, address: str, send: Send) -> None:
         headers = scope["headers"]
         if scope["method"] not in METHODS:
             await _refuse(send, 405, (b"allow", ", ".join(METHODS).encode()))
@@ -91,11 +93,14 @@ class Application:
         await send(_start(reply.status, reply.headers))
         length = 0 if scope["method"] == "HEAD" else reply.length
         if length:
-            await self._send_body(resource, reply.offset, length, send)
+            await self._send_body(resource, reply.offset, length, address, send)
         else:
             await send(_body(b"", more=False))
 
-    async def _send_body(self, resource: Resource, offset: int, length: int, send: Send) -> None:
+    async def _send_body(
+        self, resource: Resource, offset: int, length: int, address: str, send: Send
+    ) -> None:
+        now = asyncio.get_running_loop().time
         async with aclosing(resource.read(offset, length)) as pieces:
             while length:
                 piece = await within(self._limits.stall_seconds, anext(pieces, b""))
@@ -104,7 +109,7 @@ class Application:
                 await self._cap.take(len(piece))
                 length -= len(piece)
                 await send(_body(piece, more=length > 0))
-                self._sent[Kind.WEIGHTS] += len(piece)
+                self._sent.note(address, Kind.WEIGHTS, Way.HTTP, len(piece), now())
 
 
 async def _until_disconnected(serving: Any, receive: Receive) -> None:

@@ -61,9 +61,13 @@ Event = ChunkGood | ChunkBad | RequestFailed | CandidatesChanged | Tick
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Ask ``peer`` for ``count`` chunks; ``wait``: also for those that are on their way to it."""
+    """Ask ``peer`` for ``count`` chunks; ``wait``: also for those that are on their way to it.
+
+    ``stripe`` is the one in whose turn they are asked for, which may help with another one's shard.
+    """
 
     request: int
+    stripe: int
     peer: PeerId
     shard: int
     first: int

@@ -50,7 +50,6 @@ from protocol.types import PeerId
 @dataclass(slots=True)
 class _Request:
     ask: Ask
-    stripe: int
     mask: int  # bit i: chunk i of the shard is awaited
     touched: float  # when it was asked or last delivered
     unlisted: bool = False  # its peer was a candidate when it was asked, and is not one now
@@ -153,7 +152,7 @@ class Transfer:
                         effects.append(Cancel(number))
 
     def _credit(self, request: _Request, now: float) -> None:
-        peer, stripe = self._peers[request.ask.peer], self._stripes[request.stripe]
+        peer, stripe = self._peers[request.ask.peer], self._stripes[request.ask.stripe]
         stripe.gap.measure(max(0.0, now - request.touched))
         request.touched = now
         peer.failures, peer.paused_until, peer.delivered = 0, float("-inf"), True
@@ -182,7 +181,7 @@ class Transfer:
         if event.refusal is not Refusal.UNAVAILABLE:
             self._peers[request.ask.peer].pause(now, self._limits)
         elif request.ask.wait:
-            holds = self._stripes[request.stripe].holds
+            holds = self._stripes[request.ask.stripe].holds
             hold = holds.setdefault(request.ask.peer, _Hold(now, now))
             patient = now - hold.since < self._limits.patience_seconds
             retry = self._limits.retry_seconds if patient else now - hold.since
@@ -196,7 +195,7 @@ class Transfer:
             stripe.candidates = order
             stripe.holds = {peer: hold for peer, hold in stripe.holds.items() if peer in order}
         for request in self._requests.values():
-            order = self._stripes[request.stripe].candidates
+            order = self._stripes[request.ask.stripe].candidates
             request.unlisted = request.ask.wait and request.ask.peer not in order
         self._note_peers()
 
@@ -206,13 +205,13 @@ class Transfer:
         ]
         for number, request in list(self._requests.items()):
             waited_seconds, name = now - request.touched, request.ask.peer
-            late = waited_seconds >= late_seconds[request.stripe]
+            late = waited_seconds >= late_seconds[request.ask.stripe]
             if late or (request.unlisted and waited_seconds >= self._limits.patience_seconds):
                 self._end(number)
                 effects.append(Cancel(number))
             if late:
                 self._peers[name].pause(now, self._limits)
-                self._stripes[request.stripe].late += 1
+                self._stripes[request.ask.stripe].late += 1
                 effects += [] if self._peers[name].delivered else [Late(name)]
 
     # What to do now
@@ -299,13 +298,13 @@ class Transfer:
         if any(stripe.shards for stripe in self._stripes):
             return
         for request in list(self._requests.values()):
-            late_seconds = self._late_seconds(self._stripes[request.stripe])
+            late_seconds = self._late_seconds(self._stripes[request.ask.stripe])
             shard, peer = request.ask.shard, request.ask.peer
             if now - request.touched < late_seconds / 2 or self._is_shared(request):
                 continue
             second, wanted = self._anyone(shard, _later_half(request.mask), now, (peer,))
             if second is not None:
-                ask = self._ask(request.stripe, second, shard, wanted, wait=False, now=now)
+                ask = self._ask(request.ask.stripe, second, shard, wanted, wait=False, now=now)
                 effects.append(ask)
 
     def _is_shared(self, request: _Request) -> bool:
@@ -327,8 +326,8 @@ class Transfer:
         run = ~(mask >> first)
         count = min((run & -run).bit_length() - 1, self._chunks_per_request)
         taken = ((1 << count) - 1) << first
-        ask = Ask(self._requests_made, peer, shard, first, count, wait)
-        self._requests[ask.request] = _Request(ask, stripe, taken, now)
+        ask = Ask(self._requests_made, stripe, peer, shard, first, count, wait)
+        self._requests[ask.request] = _Request(ask, taken, now)
         self._requests_made += 1
         self._peers[peer].in_flight += 1
         self._stripes[stripe].in_flight += 1
@@ -340,7 +339,7 @@ class Transfer:
         request = self._requests.pop(number)
         shard = request.ask.shard
         self._peers[request.ask.peer].in_flight -= 1
-        self._stripes[request.stripe].in_flight -= 1
+        self._stripes[request.ask.stripe].in_flight -= 1
         orphaned = request.mask
         for other in self._requests.values():
             if other.ask.shard == shard and other.mask & request.mask:

@@ -2,13 +2,12 @@
 
 import asyncio
 import random
-from collections import Counter
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from node.blobs.tally import Tally
 from node.blobs.upload_cap import UploadCap
-from node.blobs.wire import Kind
 from node.storage.blobs import FileBlobs
 from node.weights_http.application import Application, ResponseLimits
 from node.weights_http.catalogue import Catalogue
@@ -34,7 +33,7 @@ class Face:
     application: Application
     port: int
     policies: dict[Version, Policy]
-    sent: Counter[Kind] = field(default_factory=Counter)
+    sent: Tally = field(default_factory=Tally)
 
 
 @asynccontextmanager
@@ -45,7 +44,7 @@ async def face(
     responses: ResponseLimits | None = None,
     cap: UploadCap | None = None,
 ):
-    blobs, policies, sent = FileBlobs(directory / "blobs"), {}, Counter()
+    blobs, policies, sent = FileBlobs(directory / "blobs"), {}, Tally()
     catalogue = Catalogue(blobs, lambda: policies)
     application = Application(catalogue, cap or UploadCap(None), sent, responses)
     listener = listen(HOST, 0)

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from node.blobs.upload_cap import UploadCap
+from node.blobs.ways import Way
 from node.blobs.wire import Kind
 from node.local.errors import NodeError
 from node.weights_http import catalogue
@@ -56,7 +57,11 @@ async def test_a_blob_is_served_whole_in_part_and_not_at_all(tmp_path):
         assert (same.status, same.body) == (304, b"")
         beyond = await get(served.port, BLOB, f"Range: bytes={len(DATA)}-")
         assert (beyond.status, beyond.headers["content-range"]) == (416, f"bytes */{len(DATA)}")
-        assert served.sent == {Kind.WEIGHTS: len(DATA) + 300_001}
+        sent_bytes = served.sent.by(Kind.WEIGHTS, Way.HTTP)
+        assert sent_bytes == served.sent.total() == len(DATA) + 300_001
+        assert {name: party.ways for name, party in served.sent.parties.items()} == {
+            HOST: {Way.HTTP: sent_bytes}
+        }
 
 
 @pytest.mark.parametrize(

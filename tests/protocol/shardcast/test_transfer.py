@@ -347,7 +347,7 @@ def test_who_breaks_again_and_again_is_left_alone_twice_as_long_each_time() -> N
     asks(transfer.handle(Tick(), 0.0))
     pauses, now = [], 0.0
     for number in range(7):
-        ask = Ask(number, A, 0, 0, 4, wait=True)
+        ask = Ask(number, 0, A, 0, 0, 4, wait=True)
         pauses.append(fail_until_paused(transfer, ask, now))
         now += pauses[-1]
     assert pauses == [2.0, 4.0, 8.0, 16.0, 32.0, 60.0, 60.0]

@@ -1,0 +1,89 @@
+"""Turns the records of downloads and uploads into their part of a ``NodeStatus``.
+
+``now`` is of the records' clock; ``wall_now`` is unix time at the same moment.
+"""
+
+from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus, StripeStatus
+from node.blobs.tally import Tally
+from node.blobs.ways import Way
+from node.blobs.wire import Kind
+from node.weights.arrivals import Arrival, Arrivals
+
+
+def arrival_statuses(arrivals: Arrivals, now: float, wall_now: float) -> tuple[ArrivalStatus, ...]:
+    """Return what is on its way, the newest version first, then what came, the last one first."""
+    coming = sorted(arrivals.under_way, key=lambda arrival: -arrival.label.version)
+    return tuple(
+        _status(arrival, now, wall_now) for arrival in (*coming, *reversed(arrivals.arrived))
+    )
+
+
+def durations_statuses(arrivals: Arrivals) -> dict[str, DurationsStatus]:
+    """Return how long versions took, by the form in which they came."""
+    return {
+        str(form): DurationsStatus(tuple(durations.counts), durations.seconds)
+        for form, durations in arrivals.durations.items()
+    }
+
+
+def party_statuses(tally: Tally, now: float) -> tuple[PartyStatus, ...]:
+    """Return with whom bytes moved, the one with the highest rate first."""
+    parties = [
+        PartyStatus(name, party.ways[Way.HTTP], party.ways[Way.STREAM], round(party.rate.at(now)))
+        for name, party in tally.parties.items()
+    ]
+    return tuple(sorted(parties, key=lambda party: -party.bytes_per_second))
+
+
+def receiver_statuses(tally: Tally, now: float) -> tuple[PartyStatus, ...]:
+    """Return whom bytes go to now, the one with the highest rate first."""
+    return tuple(party for party in party_statuses(tally, now) if party.bytes_per_second)
+
+
+def _status(arrival: Arrival, now: float, wall_now: float) -> ArrivalStatus:
+    label, sources = arrival.label, arrival.sources
+    if arrival.arrived_at is None:
+        arrived_at = None
+    else:
+        arrived_at, now = round(wall_now - (now - arrival.arrived_at), 3), arrival.arrived_at
+    return ArrivalStatus(
+        name=label.name,
+        version=label.version,
+        form=str(label.form),
+        bytes_here=arrival.total_bytes - arrival.bytes_missing,
+        total_bytes=arrival.total_bytes,
+        spared_bytes=label.spared_bytes,
+        seconds=round(now - arrival.began_at, 3),
+        bytes_per_second=round(sources.rate.at(now)),
+        seconds_to_go=_rounded(arrival.seconds_to_go(now)),
+        arrived_at=arrived_at,
+        root=arrival.root,
+        root_bytes=arrival.from_root_bytes,
+        http_bytes=sources.by(Kind.WEIGHTS, Way.HTTP),
+        stream_bytes=sources.by(Kind.WEIGHTS, Way.STREAM),
+        stripes=_stripes(arrival) if arrived_at is None else (),
+        sources=party_statuses(sources, now),
+    )
+
+
+def _stripes(arrival: Arrival) -> tuple[StripeStatus, ...]:
+    """Return the stripes that have pieces; a short file has none in some."""
+    statuses = []
+    for number, parent in enumerate(arrival.parents):
+        shards = arrival.stripe(number)
+        pieces = sum(count for count, _ in shards)
+        if pieces:
+            here = sum(mask.bit_count() for _, mask in shards)
+            statuses.append(StripeStatus(number, parent, pieces, here, piece_map(shards)))
+    return tuple(statuses)
+
+
+def piece_map(shards: list[tuple[int, int]]) -> str:
+    """Return the bitmap of pieces, per shard their count and a mask, whose bit i is piece i."""
+    bits = "".join(f"{mask:0{count}b}"[::-1] for count, mask in shards)
+    digits = -(-len(bits) // 4)
+    return f"{int(bits.ljust(4 * digits, '0'), 2):0{digits}x}"
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds, 1)
