@@ -77,8 +77,9 @@ def _parties(parties: Sequence[PartyStatus], stripes: dict[str, list[int]]) -> s
 
 
 def _party(party: PartyStatus, stripes: Sequence[int]) -> str:
-    fed = f" (stripe {' '.join(map(str, stripes))})" if stripes else ""
-    return f"{short_peer(party.name)} {bytes_text(party.bytes_per_second)}/s by {_way(party)}{fed}"
+    fed = f", stripe{'s' * (len(stripes) > 1)} {' '.join(map(str, stripes))}" if stripes else ""
+    moved = f"{bytes_text(party.http_bytes + party.stream_bytes)} by {_way(party)}"
+    return f"{short_peer(party.name)} {bytes_text(party.bytes_per_second)}/s ({moved}{fed})"
 
 
 def _way(party: PartyStatus) -> str:

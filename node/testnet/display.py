@@ -15,13 +15,15 @@ from node.testnet.view import draw
 REFRESH_SECONDS = 0.5
 LINE_SECONDS = 5.0
 PICTURE_WIDTH = 100
+PICTURE_HEIGHT = 60
 
 
 async def show_live(record: SwarmRecord, screen: Screen, console: Console) -> None:
     """Redraw the view until cancelled; the last drawing stays."""
 
     def view() -> RenderableType:
-        return draw(record, screen, now=time.time(), width=console.width)
+        width, height = console.size
+        return draw(record, screen, now=time.time(), width=width, height=height)
 
     with Live(get_renderable=view, console=console, auto_refresh=False) as live:
         try:
@@ -59,5 +61,6 @@ def save_picture(record: SwarmRecord, screen: Screen, path: Path) -> None:
         force_terminal=True,
         color_system="truecolor",
     )
-    console.print(draw(record, screen, now=time.time(), width=PICTURE_WIDTH))
+    now = time.time()
+    console.print(draw(record, screen, now=now, width=PICTURE_WIDTH, height=PICTURE_HEIGHT))
     console.save_svg(str(path), title="prime-node testnet")

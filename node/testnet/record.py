@@ -7,6 +7,7 @@ carried over, and a point of the reward curve stays known when the node that tol
 from dataclasses import dataclass, field
 from typing import Literal
 
+from node.api.arrivals import ArrivalStatus
 from node.api.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts
 from node.testnet.plan import NodePlan
 from node.testnet.poll import Sample
@@ -60,6 +61,8 @@ class SwarmRecord:
     nodes: dict[str, Observation] = field(default_factory=dict)
     other_peak_rss_bytes: dict[str, int] = field(default_factory=dict)
     """Peak memory of processes that are no nodes, by what they are."""
+    arrived: dict[int, dict[str, ArrivalStatus]] = field(default_factory=dict)
+    """How each version came, by version and node."""
     _checkpoints: dict[int, CheckpointStatus] = field(default_factory=dict)
     _uncertified: dict[int, int] = field(default_factory=dict)
 
@@ -73,6 +76,9 @@ class SwarmRecord:
         node.observe(sample)
         if sample.status is not None:
             self._learn(sample.status, is_trainer=node.plan.role is Role.TRAINER)
+            for arrival in sample.status.arrivals:
+                if arrival.arrived_at is not None:
+                    self.arrived.setdefault(arrival.version, {}).setdefault(name, arrival)
 
     def note_memory(self, what: str, peak_rss_bytes: int) -> None:
         """Take in the memory of a process that is not a node."""

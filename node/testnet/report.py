@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from node.testnet.record import SwarmRecord
+from node.testnet.spread import spread
 from protocol.types import Role
 
 REWARD_WINDOW_STEPS = 5
@@ -41,6 +42,7 @@ def build_report(
         "cheaters": _cheaters(record),
         "policy_lag_max": record.policy_lag_max,
         "weights_bytes_sent": record.weights_sent,
+        "versions": _versions(record),
         "peak_rss_mb": _peak_memory(record),
         "nodes": dict(Counter(str(node.plan.role) for node in record.nodes.values())),
     }
@@ -65,6 +67,27 @@ def _cheaters(record: SwarmRecord) -> list[dict[str, Any]]:
     return [
         {"kind": plan.behaviour, "committed": count.committed, "certified": count.certified}
         for plan, count in zip(plans, counts, strict=True)
+    ]
+
+
+def _versions(record: SwarmRecord) -> list[dict[str, Any]]:
+    """Return how each version came to the nodes; bytes are those that receivers counted."""
+    known = (spread(record, point.version) for point in record.checkpoints)
+    return [
+        {
+            "version": one.version,
+            "nodes": len(one.receivers),
+            "nodes_reached": len(one.arrivals),
+            "forms": dict(one.forms),
+            "seconds_to_half": _rounded(one.seconds_to_half, 3),
+            "seconds_to_all": _rounded(one.seconds_to_all, 3),
+            "bytes_from_publisher": one.root_bytes,
+            "bytes_from_peers": one.peer_bytes,
+            "bytes_by_http": one.http_bytes,
+            "bytes_by_stream": one.stream_bytes,
+        }
+        for one in known
+        if one is not None
     ]
 
 

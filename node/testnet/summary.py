@@ -7,10 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from node.local.units import bytes_text
+from node.testnet.colours import BAD, DIM, GOOD
 from node.testnet.plan import Layout
 from node.testnet.record import SwarmRecord
 from node.testnet.report import honest_rejected
-from node.testnet.view import BAD, DIM, GOOD
 
 
 def draw_summary(

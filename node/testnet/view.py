@@ -1,8 +1,9 @@
 """The live view: one calm screen of about 100 by 32 characters, drawn from the record alone."""
 
+import io
 from itertools import groupby
 
-from rich.console import Group, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -10,17 +11,12 @@ from rich.table import Table
 from rich.text import Text
 
 from node.local.units import bytes_text
+from node.testnet.arrivals_view import draw_arrivals
+from node.testnet.colours import ACCENT, BAD, DIM, FRAME, GOOD, WARN
 from node.testnet.curve import draw_curve
 from node.testnet.record import Condition, Observation, SwarmRecord
 from node.testnet.screen import STAGE_TEXT, Screen, clock_text, eta_seconds
 from protocol.types import Role
-
-ACCENT = "#56b6c2"
-GOOD = "#98c379"
-WARN = "#e5c07b"
-BAD = "#e06c75"
-DIM = "grey50"
-FRAME = "grey30"
 
 CURVE_GRADIENT = ("#98c379", "#87c08c", "#77bd9f", "#66b9b1", "#56b6c2", "#55a6c8", "#5596ce")
 """From a reward of 1 down to 0."""
@@ -41,22 +37,30 @@ _CONDITION_MARKS: dict[Condition, tuple[str, str]] = {
 }
 
 
-def draw(record: SwarmRecord, screen: Screen, *, now: float, width: int) -> RenderableType:
-    """Return the whole view for a terminal of ``width`` columns at unix time ``now``."""
+def draw(
+    record: SwarmRecord, screen: Screen, *, now: float, width: int, height: int
+) -> RenderableType:
+    """Return the whole view for a terminal of ``width`` columns at unix time ``now``.
+
+    Weights on their way take what is left of ``height`` lines, and one line where nothing is.
+    """
     side = min(36, max(28, width // 3))
     top = Table.grid(expand=True, padding=0)
     top.add_column(ratio=1)
     top.add_column(width=side)
     top.add_row(_reward(record, screen, width - side), _rollouts(record))
     notice = [Text(f" {screen.notice}", style=WARN)] if screen.notice else []
-    return Group(
-        _title(record, screen, now),
-        _progress(record, screen, width),
-        top,
-        _nodes(record, wide=width >= MEMORY_WIDTH_MIN),
-        *notice,
-        _footer(screen),
-    )
+    above = [_title(record, screen, now), _progress(record, screen, width), top]
+    nodes = _nodes(record, wide=width >= MEMORY_WIDTH_MIN)
+    below = [nodes, *notice, _footer(screen)]
+    left = height - _lines([*above, *below], width)
+    return Group(*above, *draw_arrivals(record, width=width, lines_max=left), *below)
+
+
+def _lines(parts: list[RenderableType], width: int) -> int:
+    """Return how many lines something takes."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    return len(console.render_lines(Group(*parts), pad=False))
 
 
 def _title(record: SwarmRecord, screen: Screen, now: float) -> RenderableType:

@@ -1,7 +1,10 @@
 """A status and an explanation as a worker in a living swarm would give them."""
 
+from dataclasses import replace
+
 from pydantic import TypeAdapter
 
+from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus, StripeStatus
 from node.api.status import (
     CheckpointStatus,
     MemberStatus,
@@ -14,6 +17,44 @@ from protocol.crypto import Identity
 
 PEERS = [Identity(bytes([number]) * 32).peer_id for number in range(8)]
 ROLES = ["relay", "trainer", "validator", "validator", "validator", "inference", "inference"]
+
+ARRIVING = ArrivalStatus(
+    name="version 42",
+    version=42,
+    form="patch",
+    bytes_here=370_000_000,
+    total_bytes=988_000_000,
+    spared_bytes=61_000_000_000,
+    seconds=31.2,
+    bytes_per_second=12_300_000,
+    seconds_to_go=50.2,
+    arrived_at=None,
+    root=PEERS[1],
+    root_bytes=90_000_000,
+    http_bytes=280_000_000,
+    stream_bytes=91_000_000,
+    stripes=(
+        StripeStatus(0, PEERS[1], 240, 240, "f" * 60),
+        StripeStatus(1, PEERS[2], 240, 60, "f" * 15 + "0" * 45),
+        StripeStatus(2, PEERS[1], 236, 59, "0" * 30 + "7" * 19 + "30" + "0" * 8),
+        StripeStatus(3, "", 236, 0, "0" * 59),
+    ),
+    sources=(
+        PartyStatus(PEERS[1], 280_000_000, 0, 8_100_000),
+        PartyStatus(PEERS[2], 0, 60_000_000, 4_200_000),
+        PartyStatus(PEERS[4], 1, 31_000_000, 0),
+    ),
+)
+
+ARRIVED = replace(
+    ARRIVING,
+    name="version 41",
+    version=41,
+    bytes_here=988_000_000,
+    seconds_to_go=0.0,
+    arrived_at=1_700_000_050.0,
+    stripes=(),
+)
 
 STATUS = NodeStatus(
     peer_id=PEERS[6],
@@ -54,12 +95,20 @@ STATUS = NodeStatus(
         blobs_received=1_250_000_000,
         weights_sent=2_400_000_000,
         weights_received=1_200_000_000,
+        weights_sent_http=2_000_000_000,
+        weights_received_http=1_100_000_000,
         weights_spared=60_000_000_000,
         gossip_sent=12_000_000,
         gossip_received=11_000_000,
         gossip_dropped=0,
     ),
     p2pd_pid=4711,
+    arrivals=(ARRIVING, ARRIVED),
+    durations={"patch": DurationsStatus((9, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0, 1), 2345.5)},
+    receivers=(
+        PartyStatus(PEERS[3], 0, 700_000_000, 9_000_000),
+        PartyStatus("203.0.113.7", 1_000_000, 0, 400_000),
+    ),
 )
 
 WHY = {

@@ -1,12 +1,14 @@
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 from node.api.observer import Observer
+from node.blobs.tally import Tally
+from node.blobs.ways import Way
 from node.blobs.wire import Kind
 from node.context import NodeContext
 from node.replication.inbox import Source
+from node.weights.arrivals import Arrivals, Form, Label
 from protocol.replica import Received
 from protocol.types import Role, ValidationResult
 from roles.flow import ChangeSignal, Conditions
@@ -15,6 +17,7 @@ from tests.worlds.messages import World, run_manifest
 WORLD = World(run_manifest())
 WORKER, OTHER = WORLD.workers[:2]
 NOW = WORLD.at(1)
+LOOP_NOW = 5000.0
 
 
 def peers(*connected, unreachable_since=None):
@@ -27,16 +30,23 @@ def observer(peer=OTHER, **changes) -> Observer:
     counters = SimpleNamespace(received=5, duplicates=2)
     gossip = SimpleNamespace(sizes=dict, counters=counters)
     gossip.link_counters = SimpleNamespace(bytes_in=1, bytes_out=2, frames_dropped=3)
-    exchange = SimpleNamespace(
-        sent=Counter({Kind.BODY: 4, Kind.WEIGHTS: 6}),
-        received=Counter({Kind.BODY: 5, Kind.WEIGHTS: 7}),
-    )
+    exchange = SimpleNamespace(sent=Tally(), received=Tally())
+    for tally, kind, way, count in (
+        (exchange.sent, Kind.BODY, Way.STREAM, 4),
+        (exchange.sent, Kind.WEIGHTS, Way.STREAM, 6),
+        (exchange.received, Kind.BODY, Way.STREAM, 5),
+        (exchange.received, Kind.WEIGHTS, Way.STREAM, 4),
+        (exchange.received, Kind.WEIGHTS, Way.HTTP, 3),
+    ):
+        tally.note(WORKER.peer_id, kind, way, count, LOOP_NOW)
     ports = SimpleNamespace(clock=SimpleNamespace(now=lambda: NOW))
     conditions = changes.pop("conditions", Conditions())
     fields = {
         "context": NodeContext(peer, replica, ports, None, ChangeSignal(), conditions),
         "roles": (Role.INFERENCE,),
         "peers": peers("somebody"),
+        "arrivals": Arrivals(),
+        "monotonic": lambda: LOOP_NOW,
         "inbox": SimpleNamespace(other_versions={"somebody": 1, "stranger": 99}),
         "gossip": gossip,
         "exchange": exchange,
@@ -138,6 +148,7 @@ def test_the_numbers_are_those_of_the_ledger():
     assert status.peers_banned == 3
     assert (status.traffic.weights_received, status.traffic.blobs_received) == (7, 12)
     assert status.traffic.weights_spared == 8
+    assert (status.traffic.weights_sent_http, status.traffic.weights_received_http) == (0, 3)
     snapshot = node.snapshot()
     assert (snapshot.committed, snapshot.certified, snapshot.version) == (3, 1, 1)
     assert snapshot.members == len(status.members) == 6

@@ -20,6 +20,7 @@ KEYS = [
     "cheaters",
     "policy_lag_max",
     "weights_bytes_sent",
+    "versions",
     "peak_rss_mb",
     "nodes",
 ]

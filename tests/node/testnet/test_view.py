@@ -25,9 +25,9 @@ def screen(**changes) -> Screen:
     return Screen("arithmetic", 0, 60, 300.0, **values)
 
 
-def drawn(record: SwarmRecord, given: Screen, width: int) -> list[str]:
+def drawn(record: SwarmRecord, given: Screen, width: int, height: int = 32) -> list[str]:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    console.print(draw(record, given, now=STARTED_AT + 175, width=width))
+    console.print(draw(record, given, now=STARTED_AT + 175, width=width, height=height))
     return console.file.getvalue().splitlines()
 
 

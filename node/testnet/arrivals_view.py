@@ -1,0 +1,195 @@
+"""A version on its way in the live view: a map of its pieces for each node, or for all together."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from node.api.arrivals import ArrivalStatus
+from node.api.piece_map import PieceBar, piece_shares
+from node.api.render_arrivals import share_text, to_go_text
+from node.local.units import bytes_text, duration_text
+from node.testnet.colours import ACCENT, DIM, FRAME, GOOD, WARN
+from node.testnet.record import SwarmRecord
+from node.testnet.spread import receivers_of, spread
+
+SHOWN_AFTER_SECONDS = 1.0
+"""What comes faster is over before anybody has looked, and would only make the view jump."""
+
+SOURCES_WIDTH_MIN = 76
+"""From this width on a row has room for who a node gets its pieces from."""
+
+SOURCES_SHOWN = 2
+
+FRAME_LINES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _Node:
+    """How far one node is; ``arrival`` None: it has not begun."""
+
+    name: str
+    arrival: ArrivalStatus | None
+
+    @property
+    def has_it(self) -> bool:
+        return self.arrival is not None and self.arrival.arrived_at is not None
+
+
+def draw_arrivals(record: SwarmRecord, *, width: int, lines_max: int) -> list[RenderableType]:
+    """Return what is to see of the newest version on its way, in at most ``lines_max`` lines.
+
+    One line at least, as soon as a version has come to anybody.
+    """
+    version, nodes = _on_their_way(record)
+    if not nodes:
+        return _last(record)
+    wide = width >= SOURCES_WIDTH_MIN
+    rows = [_row(record, node, wide=wide) for node in nodes]
+    if len(rows) + FRAME_LINES > lines_max:
+        rows = [_all_together(nodes, wide=wide)]
+    if len(rows) + FRAME_LINES > lines_max:
+        return [Padding(_table(rows), (0, 1))]
+    title = Text.assemble((f"version {version}", "bold"), (f" {_what(nodes)}", ACCENT))
+    return [Panel(_table(rows), title=title, title_align="left", border_style=FRAME)]
+
+
+def _on_their_way(record: SwarmRecord) -> tuple[int, list[_Node]]:
+    """Return the newest version that is on its way, and how far each node is with it."""
+    coming = {
+        (arrival.version, node.plan.name): arrival
+        for node in record.running
+        for arrival in (node.status.arrivals if node.status is not None else ())
+        if arrival.arrived_at is None
+    }
+    version = max(
+        (version for (version, _), one in coming.items() if one.seconds >= SHOWN_AFTER_SECONDS),
+        default=-1,
+    )
+    if version < 0:
+        return version, []
+    came = record.arrived.get(version, {})
+    found = came | {name: one for (number, name), one in coming.items() if number == version}
+    names = receivers_of(record, [one.root for one in found.values()], found)
+    return version, [_Node(name, found.get(name)) for name in names]
+
+
+def _what(nodes: Sequence[_Node]) -> str:
+    found = next(node.arrival for node in nodes if node.arrival is not None)
+    have = sum(node.has_it for node in nodes)
+    size = f"{found.form}, {bytes_text(found.total_bytes)}"
+    return f"is on its way: {size}; {have} of {len(nodes)} nodes have it"
+
+
+def _table(rows: Sequence[Sequence[RenderableType]]) -> Table:
+    table = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(ratio=1)
+    for _ in rows[0][2:]:
+        table.add_column(justify="right", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _row(record: SwarmRecord, node: _Node, *, wide: bool) -> list[RenderableType]:
+    arrival = node.arrival
+    if arrival is None:
+        return [node.name, PieceBar([[0.0]], DIM), "", "", *[""] * wide, Text("waits", DIM)]
+    if node.has_it:
+        took = Text(f"took {duration_text(arrival.seconds)}", DIM)
+        sources = [Text(_sources(record, arrival), DIM)] * wide
+        return [node.name, PieceBar([[1.0]], GOOD), "100 %", "", *sources, took]
+    return [
+        node.name,
+        PieceBar([piece_shares(stripe) for stripe in arrival.stripes], ACCENT),
+        share_text(arrival),
+        f"{bytes_text(arrival.bytes_per_second)}/s",
+        *[Text(_sources(record, arrival), DIM)] * wide,
+        Text(to_go_text(arrival), WARN if arrival.seconds_to_go is None else ""),
+    ]
+
+
+def _sources(record: SwarmRecord, arrival: ArrivalStatus) -> str:
+    """Return from whom most comes: the parents of the stripes, and who helps."""
+    names = {str(node.plan.peer_id): node.plan.name for node in record.nodes.values()}
+    shown = [names.get(one.name, f"…{one.name[-6:]}") for one in arrival.sources[:SOURCES_SHOWN]]
+    hidden = len(arrival.sources) - len(shown)
+    return ", ".join(shown) + (f" +{hidden}" if hidden else "")
+
+
+def _all_together(nodes: Sequence[_Node], *, wide: bool) -> list[RenderableType]:
+    """Return one row for all: each piece as full as many nodes have it, and the last one's time."""
+    arrivals = [node.arrival for node in nodes if node.arrival is not None]
+    coming = [one for one in arrivals if one.arrived_at is None]
+    rate = sum(one.bytes_per_second for one in coming)
+    share = sum(_share(node) for node in nodes) / len(nodes)
+    slowest = max(coming, key=lambda one: (one.seconds_to_go is None, one.seconds_to_go or 0.0))
+    have = [f"{sum(node.has_it for node in nodes)} have it"] * wide
+    return [
+        f"{len(nodes)} nodes",
+        PieceBar(_shares(nodes), ACCENT),
+        f"{int(100 * share)} %",
+        f"{bytes_text(rate)}/s",
+        *have,
+        Text(to_go_text(slowest), WARN if slowest.seconds_to_go is None else ""),
+    ]
+
+
+def _share(node: _Node) -> float:
+    if node.arrival is None:
+        return 0.0
+    return 1.0 if node.has_it else node.arrival.bytes_here / max(1, node.arrival.total_bytes)
+
+
+def _shares(nodes: Sequence[_Node]) -> list[list[float]]:
+    """Return, of each stripe, which share of the nodes has each piece.
+
+    A node may take another form of the version, which has more pieces or fewer.
+    """
+    maps = [
+        {stripe.number: piece_shares(stripe) for stripe in node.arrival.stripes}
+        for node in nodes
+        if node.arrival is not None and node.arrival.stripes
+    ]
+    lengths: dict[int, int] = {}
+    for one in maps:
+        for number, pieces in one.items():
+            lengths[number] = max(lengths.get(number, 0), len(pieces))
+    complete = sum(node.has_it for node in nodes)
+    return [
+        [
+            (complete + sum(_at(one.get(number, []), piece, length) for one in maps)) / len(nodes)
+            for piece in range(length)
+        ]
+        for number, length in sorted(lengths.items())
+    ]
+
+
+def _at(pieces: Sequence[int], piece: int, length: int) -> int:
+    return pieces[piece * len(pieces) // length] if pieces else 0
+
+
+def _last(record: SwarmRecord) -> list[RenderableType]:
+    """Return a line about the newest version that has come to anybody."""
+    last = spread(record, max(record.arrived, default=-1))
+    if last is None:
+        return []
+    half, whole = last.seconds_to_half, last.seconds_to_all
+    times = "" if half is None else f", half of them after {half:.1f} s"
+    times += "" if whole is None else f", all after {whole:.1f} s"
+    by_root, by_peers = bytes_text(last.root_bytes), bytes_text(last.peer_bytes)
+    count = f"{len(last.arrivals)} of {len(last.receivers)} nodes"
+    return [
+        Text(
+            f" version {last.version} came to {count}{times}; {by_root} from its root, "
+            f"{by_peers} from peers",
+            DIM,
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+    ]
