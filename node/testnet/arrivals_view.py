@@ -47,7 +47,7 @@ def draw_arrivals(record: SwarmRecord, *, width: int, lines_max: int) -> list[Re
     """
     version, nodes = _on_their_way(record)
     if not nodes:
-        return _last(record)
+        return draw_spread(record)
     wide = width >= SOURCES_WIDTH_MIN
     rows = [_row(record, node, wide=wide) for node in nodes]
     if len(rows) + FRAME_LINES > lines_max:
@@ -79,9 +79,10 @@ def _on_their_way(record: SwarmRecord) -> tuple[int, list[_Node]]:
 
 
 def _what(nodes: Sequence[_Node]) -> str:
-    found = next(node.arrival for node in nodes if node.arrival is not None)
+    arrivals = [node.arrival for node in nodes if node.arrival is not None]
+    known = max(arrivals, key=lambda one: one.total_bytes)
     have = sum(node.has_it for node in nodes)
-    size = f"{found.form}, {bytes_text(found.total_bytes)}"
+    size = f"{known.form}, {bytes_text(known.total_bytes)}"
     return f"is on its way: {size}; {have} of {len(nodes)} nodes have it"
 
 
@@ -100,16 +101,16 @@ def _row(record: SwarmRecord, node: _Node, *, wide: bool) -> list[RenderableType
     arrival = node.arrival
     if arrival is None:
         return [node.name, PieceBar([[0.0]], DIM), "", "", *[""] * wide, Text("waits", DIM)]
+    sources = [Text(_sources(record, arrival), DIM, justify="left")] * wide
     if node.has_it:
         took = Text(f"took {duration_text(arrival.seconds)}", DIM)
-        sources = [Text(_sources(record, arrival), DIM)] * wide
         return [node.name, PieceBar([[1.0]], GOOD), "100 %", "", *sources, took]
     return [
         node.name,
         PieceBar([piece_shares(stripe) for stripe in arrival.stripes], ACCENT),
         share_text(arrival),
         f"{bytes_text(arrival.bytes_per_second)}/s",
-        *[Text(_sources(record, arrival), DIM)] * wide,
+        *sources,
         Text(to_go_text(arrival), WARN if arrival.seconds_to_go is None else ""),
     ]
 
@@ -174,7 +175,7 @@ def _at(pieces: Sequence[int], piece: int, length: int) -> int:
     return pieces[piece * len(pieces) // length] if pieces else 0
 
 
-def _last(record: SwarmRecord) -> list[RenderableType]:
+def draw_spread(record: SwarmRecord) -> list[RenderableType]:
     """Return a line about the newest version that has come to anybody."""
     last = spread(record, max(record.arrived, default=-1))
     if last is None:

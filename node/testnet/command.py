@@ -9,6 +9,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from node.local.units import parse_rate
 from node.testnet import launcher
 from node.testnet.plan import MINUTES_DEFAULT, RECIPE_DEFAULT, Layout, Options
 from roles.engines.factory import EngineName
@@ -53,6 +54,9 @@ def run_testnet(
     engine_python: Annotated[
         Path | None, typer.Option(help="Interpreter of their engine processes; default our own.")
     ] = None,
+    upload_limit: Annotated[
+        str | None, typer.Option(help="Of each node, for example 2MB/s: lets weights be watched.")
+    ] = None,
     svg: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a whole swarm on this machine and watch it learn."""
@@ -74,6 +78,7 @@ def run_testnet(
         seed=seed,
         engine=_engine(engine),
         engine_python=engine_python,
+        upload_bytes_per_second=_rate(upload_limit),
     )
     failed = asyncio.run(_run(options, as_json=as_json, view=view, svg=svg))
     if not (keep or failed or data_dir is not None):
@@ -96,6 +101,13 @@ def _engine(name: str) -> EngineName:
         if known == name:
             return known  # type: ignore[no-any-return]
     raise typer.BadParameter(f"{name!r} is not one", param_hint="--engine")
+
+
+def _rate(text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_rate(text)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--upload-limit") from None
 
 
 def _environment(name: str) -> str:

@@ -102,6 +102,7 @@ class Fleet:
             "run": None if initial_peers else str(self._layout.manifest),
             "host": LOOPBACK,
             "port": port,
+            "upload_limit": self._options.upload_bytes_per_second,
             "engine": engine,
             "engine_server": str(self._engine_servers[engine].socket),
             "log_format": "json",

@@ -48,6 +48,8 @@ class Options:
     """What the honest inference nodes generate with."""
     engine_python: Path | None = None
     """Interpreter of their engine processes; None for our own."""
+    upload_bytes_per_second: int | None = None
+    """What each node sends at most; None for no bound."""
 
     def members(self) -> Iterator[tuple[str, Role, str]]:
         """Yield (name, role, behaviour) of every node, relays first."""

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from node.local.units import bytes_text
-from node.testnet.arrivals_view import draw_arrivals
+from node.testnet.arrivals_view import draw_arrivals, draw_spread
 from node.testnet.colours import ACCENT, BAD, DIM, FRAME, GOOD, WARN
 from node.testnet.curve import draw_curve
 from node.testnet.record import Condition, Observation, SwarmRecord
@@ -25,8 +25,9 @@ CURVE_HEIGHT = 8
 REASONS_SHOWN = 4
 OUTSIDERS_SHOWN = 4
 
+WEIGHTS_WIDTH_MIN = 72
 MEMORY_WIDTH_MIN = 96
-"""From this width on the table has room for peers and memory."""
+"""From these widths on the table has room for weights, and for peers and memory."""
 
 _CONDITION_MARKS: dict[Condition, tuple[str, str]] = {
     "waiting": ("·", DIM),
@@ -51,8 +52,10 @@ def draw(
     top.add_row(_reward(record, screen, width - side), _rollouts(record))
     notice = [Text(f" {screen.notice}", style=WARN)] if screen.notice else []
     above = [_title(record, screen, now), _progress(record, screen, width), top]
-    nodes = _nodes(record, wide=width >= MEMORY_WIDTH_MIN)
+    nodes = _nodes(record, width)
     below = [nodes, *notice, _footer(screen)]
+    if screen.stage in {"draining", "done", "failed"}:  # nobody is looked at any more
+        return Group(*above, *draw_spread(record), *below)
     left = height - _lines([*above, *below], width)
     return Group(*above, *draw_arrivals(record, width=width, lines_max=left), *below)
 
@@ -167,12 +170,14 @@ def _rollouts(record: SwarmRecord) -> RenderableType:
     )
 
 
-def _nodes(record: SwarmRecord, *, wide: bool) -> RenderableType:
+def _nodes(record: SwarmRecord, width: int) -> RenderableType:
     table = Table(box=None, expand=True, header_style=DIM, padding=(0, 1), pad_edge=True)
     table.add_column("node", no_wrap=True)
     table.add_column("state", no_wrap=True, overflow="ellipsis", ratio=1)
-    numbers = ("policy", "lag", "certified", "weights ↑", "weights ↓")
-    for column in (*numbers, "peers", "memory") if wide else numbers:
+    columns = ["policy", "lag", "certified"]
+    columns += ["weights ↑", "weights ↓"] if width >= WEIGHTS_WIDTH_MIN else []
+    columns += ["peers", "memory"] if width >= MEMORY_WIDTH_MIN else []
+    for column in columns:
         table.add_column(column, justify="right", no_wrap=True)
     for node in record.nodes.values():
         table.add_row(*_node_row(record, node)[: len(table.columns)])

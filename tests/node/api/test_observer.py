@@ -8,7 +8,7 @@ from node.blobs.ways import Way
 from node.blobs.wire import Kind
 from node.context import NodeContext
 from node.replication.inbox import Source
-from node.weights.arrivals import Arrivals, Form, Label
+from node.weights.arrivals import Arrivals
 from protocol.replica import Received
 from protocol.types import Role, ValidationResult
 from roles.flow import ChangeSignal, Conditions

@@ -1,11 +1,13 @@
 import json
+from dataclasses import replace
 
 import pytest
 
 from node.testnet.plan import CHEATER_KINDS
+from node.testnet.poll import Sample
 from node.testnet.record import SwarmRecord
 from node.testnet.report import build_report, honest_rejected, write_report
-from tests.node.testnet.testnet_swarms import STARTED_AT, learned_swarm
+from tests.node.testnet.testnet_swarms import STARTED_AT, arrived, give, learned_swarm
 
 KEYS = [
     "run_id",
@@ -54,6 +56,46 @@ def test_the_report_says_what_was_recorded(tmp_path):
     }
     write_report(report, tmp_path / "report.json")
     assert json.loads((tmp_path / "report.json").read_text()) == report
+
+
+def test_the_report_says_how_each_version_spread():
+    record = learned_swarm()
+    assert report_of(record)["versions"] == []
+    names = [name for name in record.nodes if name != "trainer-1"]
+    for number, name in enumerate(names, start=1):
+        given = arrived(36, number / 4)
+        give(record, name, replace(given, form="file") if number == 1 else given)
+    give(record, names[0], arrived(37, 1.0))
+    give(record, names[0], replace(arrived(36, 99.0), root_bytes=0), arrived(37, 99.0))
+    before, last = report_of(record)["versions"]
+    assert before == {
+        "version": 36,
+        "nodes": 12,
+        "nodes_reached": 12,
+        "forms": {"file": 1, "patch": 11},
+        "seconds_to_half": 1.5,
+        "seconds_to_all": 3.0,
+        "bytes_from_publisher": 12 * 4_000_000,
+        "bytes_from_peers": 12 * 4_000_000,
+        "bytes_by_http": 12 * 2_000_000,
+        "bytes_by_stream": 12 * 6_000_000,
+    }
+    assert (last["version"], last["nodes"], last["nodes_reached"]) == (37, 12, 1)
+    assert last["seconds_to_half"] is last["seconds_to_all"] is None
+    json.dumps(last)
+
+
+def test_the_dead_are_not_waited_for():
+    record = learned_swarm()
+    names = [name for name in record.nodes if name != "trainer-1"]
+    for name in names[:-1]:
+        give(record, name, arrived(37, 2.0))
+    record.observe(names[-1], Sample(100, False, None))
+    (last,) = report_of(record)["versions"]
+    assert (last["nodes"], last["nodes_reached"], last["seconds_to_all"]) == (11, 11, 2.0)
+    record.observe(names[0], Sample(100, False, None))
+    (last,) = report_of(record)["versions"]
+    assert (last["nodes"], last["nodes_reached"]) == (11, 11), "it had it before"
 
 
 def test_every_liar_is_listed_with_its_own_counts():

@@ -1,4 +1,5 @@
 import io
+import re
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,14 @@ from node.testnet.report import build_report
 from node.testnet.screen import STAGE_TEXT, Screen, clock_text, eta_seconds, progress_line
 from node.testnet.summary import draw_summary
 from node.testnet.view import draw
-from tests.node.testnet.testnet_swarms import STARTED_AT, learned_swarm
+from tests.node.testnet.testnet_swarms import (
+    STARTED_AT,
+    arrival,
+    arrived,
+    give,
+    learned_swarm,
+    spreading_swarm,
+)
 
 JOIN = join_command(
     ("/ip4/127.0.0.1/tcp/40001/p2p/12D3KooWGyS1CnRUhcT4ZSBYu4aZJCV1wWEyuViGFLDGUcE",)
@@ -31,10 +39,10 @@ def drawn(record: SwarmRecord, given: Screen, width: int, height: int = 32) -> l
     return console.file.getvalue().splitlines()
 
 
-@pytest.mark.parametrize("width", [80, 100, 140])
+@pytest.mark.parametrize("width", [60, 80, 100, 140])
 @pytest.mark.parametrize("stage", STAGE_TEXT)
 def test_it_draws_at_every_width_in_every_stage(width, stage):
-    for record in (learned_swarm(), SwarmRecord(STARTED_AT)):
+    for record in (learned_swarm(), spreading_swarm(), SwarmRecord(STARTED_AT)):
         lines = drawn(record, screen(stage=stage), width)
         assert all(len(line) <= width for line in lines)
 
@@ -52,6 +60,69 @@ def test_it_shows_what_a_person_looks_for():
 
 def test_thirteen_nodes_and_a_guest_fit_a_terminal_of_32_lines():
     assert len(drawn(learned_swarm(), screen(), 100)) <= 32
+
+
+def rows_of(lines, name):
+    return [line.strip("│ ") for line in lines if line.strip("│ ").startswith(f"{name} ")]
+
+
+def test_each_node_has_a_map_of_what_is_on_its_way():
+    lines = drawn(spreading_swarm(), screen(), 100, height=60)
+    (title,) = (line for line in lines if "on its way" in line)
+    assert "version 37 is on its way: patch, 8 MB; 2 of 12 nodes have it" in title
+    one = rows_of(lines, "inference-2")[0]  # the row of the table of nodes has a mark before it
+    full, half_full, empty = (one.count(character) for character in "█▒·")
+    assert one.count("│") == 1
+    assert full == 2 * (full // 2)
+    assert (full + half_full) / (full + half_full + empty) == pytest.approx(9 / 40, abs=0.05)
+    for part in ("22 %", "400 kB/s", "trainer-1, relay-1", "15 s left"):
+        assert part in one
+    assert "100 %" in rows_of(lines, "relay-1")[0]
+    assert rows_of(lines, "relay-1")[0].endswith("took 3 s")
+    assert rows_of(lines, "validator-2")[0].endswith("waits")
+    assert rows_of(lines, "forged-proofs")[0].endswith("no index yet")
+    assert not rows_of(lines, "trainer-1"), "it published the version"
+
+
+def test_what_does_not_fit_is_drawn_together():
+    record = spreading_swarm()
+    without = len(drawn(learned_swarm(), screen(), 100))
+    for width in (60, 80, 120):
+        rest = len(drawn(learned_swarm(), screen(), width))
+        for height in range(10, 70):
+            lines = drawn(record, screen(), width, height)
+            assert all(len(line) <= width for line in lines)
+            assert len(lines) <= max(height, rest + 1)
+            several = len(rows_of(lines, "validator-3"))
+            assert several == (height >= rest + 14)
+            assert len(rows_of(lines, "12 nodes")) == 1 - several
+    (together,) = rows_of(drawn(record, screen(), 100, without + 3), "12 nodes")
+    assert together.endswith("39 %  3.6 MB/s  2 have it  no index yet")
+    bar = re.search("[█▓▒░·│]+", together)[0]
+    first, second = bar.split("│")
+    # Two of twelve have all of it, the others the first parts of each stripe.
+    assert first == second == "".join(sorted(first, key="▓▒░".index))
+    assert set(first) == set("▓▒░")
+
+
+def test_a_version_that_has_come_leaves_one_line():
+    record = learned_swarm()
+    names = [name for name in record.nodes if name != "trainer-1"]
+    for number, name in enumerate(names[:-1], start=1):
+        give(record, name, arrived(37, number / 2))
+    text = "\n".join(drawn(record, screen(), 120, 60))
+    assert "version 37 came to 11 of 12 nodes, half of them after 3.0 s; " in text
+    assert "44 MB from its root, 44 MB from peers" in text
+    give(record, names[-1], arrived(37, 7.5))
+    assert ", half of them after 3.0 s, all after 7.5 s" in "\n".join(
+        drawn(record, screen(), 120, 60)
+    )
+    quick = arrival(38, 20, seconds=0.4)
+    give(record, names[0], quick, arrived(37, 0.5))
+    assert "on its way" not in "\n".join(drawn(record, screen(), 120, 60))
+    give(record, names[0], arrival(38, 20))
+    assert "version 38 is on its way" in "\n".join(drawn(record, screen(), 120, 60))
+    assert "on its way" not in "\n".join(drawn(record, screen(stage="done"), 120))
 
 
 def test_the_line_for_logs_says_the_same():

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+from node.api.arrivals import ArrivalStatus, PartyStatus, StripeStatus
 from node.api.status import (
     CheckpointStatus,
     MemberStatus,
@@ -101,4 +102,59 @@ def learned_swarm(*, cheaters: int = 5, versions: int = 37, outsiders: int = 1) 
         )
         record.observe(plan.name, sample(given, peak=300 + index))
     record.note_memory("testnet", 90 * MEGABYTE)
+    return record
+
+
+def arrival(version: int, here: int, pieces: int = 40, **changes) -> ArrivalStatus:
+    """A version of two stripes whose first pieces are here, in each stripe as many."""
+    bits = f"{(1 << here) - 1 << (pieces - here):0{pieces}b}".ljust(-(-pieces // 4) * 4, "0")
+    stripe = StripeStatus(
+        0, peer_id("trainer-1"), pieces, here, f"{int(bits, 2):0{len(bits) // 4}x}"
+    )
+    base = ArrivalStatus(
+        name=f"version {version}",
+        version=version,
+        form="patch",
+        bytes_here=2 * here * 100_000,
+        total_bytes=2 * pieces * 100_000,
+        spared_bytes=0,
+        seconds=2.5,
+        bytes_per_second=400_000,
+        seconds_to_go=(pieces - here) / 2,
+        arrived_at=None,
+        root=peer_id("trainer-1"),
+        root_bytes=here * 100_000,
+        http_bytes=here * 50_000,
+        stream_bytes=here * 150_000,
+        stripes=(stripe, replace(stripe, number=1, parent=peer_id("relay-1"))),
+        sources=(
+            PartyStatus(peer_id("trainer-1"), here * 50_000, here * 50_000, 300_000),
+            PartyStatus(peer_id("relay-1"), 0, here * 100_000, 100_000),
+        ),
+    )
+    return replace(base, **changes)
+
+
+def arrived(version: int, seconds: float) -> ArrivalStatus:
+    """A version that came so many seconds after it was published."""
+    at = checkpoint(version, 0.0).created_at + seconds
+    return arrival(version, 40, seconds=seconds, seconds_to_go=0.0, arrived_at=at, stripes=())
+
+
+def give(record: SwarmRecord, name: str, *arrivals: ArrivalStatus) -> None:
+    """Let a node be seen with these downloads."""
+    status = record.nodes[name].status
+    assert status is not None
+    record.observe(name, sample(replace(status, arrivals=arrivals)))
+
+
+def spreading_swarm(**options) -> SwarmRecord:
+    """A swarm with a version on its way: some have it, one has no index, one has not begun."""
+    record = learned_swarm(**options)
+    names = [name for name in record.nodes if name != "trainer-1"]
+    give(record, names[0], arrived(37, 3.0))
+    give(record, names[1], arrived(37, 1.5), arrived(36, 0.5))
+    for number, name in enumerate(names[3:], start=1):
+        give(record, name, arrival(37, 3 * number))
+    give(record, names[-1], arrival(37, 0, stripes=(), total_bytes=0, seconds_to_go=None))
     return record
