@@ -8,7 +8,7 @@ from node.blobs.ways import Way
 from node.blobs.wire import Kind
 from node.context import NodeContext
 from node.replication.inbox import Source
-from node.weights.arrivals import Arrivals
+from node.weights.arrivals import Arrivals, Form, Label
 from protocol.replica import Received
 from protocol.types import Role, ValidationResult
 from roles.flow import ChangeSignal, Conditions
@@ -152,6 +152,27 @@ def test_the_numbers_are_those_of_the_ledger():
     snapshot = node.snapshot()
     assert (snapshot.committed, snapshot.certified, snapshot.version) == (3, 1, 1)
     assert snapshot.members == len(status.members) == 6
+
+
+def test_what_is_on_its_way_and_who_is_fed_is_told():
+    arrivals = Arrivals()
+    arrivals.begin(Label("version 3", 3, Form.PATCH, 9), OTHER.peer_id, 2, LOOP_NOW - 4)
+    done = arrivals.begin(Label("version 2", 2), OTHER.peer_id, 2, LOOP_NOW - 9)
+    arrivals.complete(done, LOOP_NOW - 6)
+    arrivals.end(done)
+    node = observer(arrivals=arrivals)
+    coming, came = node.status().arrivals
+    assert (coming.name, coming.seconds, coming.root) == ("version 3", 4.0, OTHER.peer_id)
+    assert (came.version, came.seconds, came.arrived_at) == (2, 3.0, NOW - 6)
+    assert node.status().durations["file"].seconds == 3.0
+    (receiver,) = node.status().receivers
+    assert (receiver.name, receiver.stream_bytes, receiver.bytes_per_second) == (
+        WORKER.peer_id,
+        10,
+        10,
+    )
+    node.monotonic = lambda: LOOP_NOW + 60
+    assert node.status().receivers == ()
 
 
 def test_a_member_is_never_younger_than_now():

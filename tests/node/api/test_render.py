@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 
 import pytest
@@ -6,7 +7,7 @@ from rich.console import Console
 from node.api.render import peers_view, plain, short_peer, status_view, why_view
 from node.api.status import LoopStatus, RolloutCounts
 from node.api.why import Why
-from tests.node.api.status_examples import EXPLAINED, PEERS, STATUS
+from tests.node.api.status_examples import ARRIVING, EXPLAINED, PEERS, STATUS
 
 
 def drawn(view, width=100):
@@ -31,6 +32,66 @@ def test_status_at_a_glance():
     assert any(line.split()[:6] == ["swarm", "860", "812", "12", "4", "790"] for line in lines)
     assert any(line.split()[:4] == ["this", "node", "120", "118"] for line in lines)
     assert lines[-1] == "prime-node why tells what became of this node's rollouts."
+
+
+def arriving_lines(lines):
+    """Return the line with the map, and what is told below it."""
+    (at,) = (number for number, line in enumerate(lines) if line.startswith("  version 42 "))
+    below = []
+    while lines[at + 1 + len(below)].startswith("    "):
+        below.append(lines[at + 1 + len(below)].strip())
+    return lines[at], " ".join(below)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 120])
+def test_a_version_on_its_way_is_seen(width):
+    lines = drawn(status_view(STATUS, STATUS.started_at + 4000), width)
+    assert max(map(len, lines)) <= width
+    line, below = arriving_lines(lines)
+    assert line.endswith("  37 %  12.3 MB/s  50 s left")
+    bar = line.split()[2]
+    told = ("version 42", "37 %  12.3 MB/s  50 s left")
+    assert len(bar) == width - 2 - sum(map(len, told)) - 4
+    stripes = bar.split("│")
+    assert len(stripes) == (4 if width > 60 else 1)
+    if width > 60:
+        full, quarter, middle, none = stripes
+        assert set(full) == {"█"} and set(none) == {"·"}
+        assert quarter.startswith("█") and quarter.endswith("·")
+        assert middle[0] == middle[-1] == "·" and set(middle) > {"·"}
+    assert below.startswith("patch, spares 61 GB: 370 MB of 988 MB from 12D3KooW…SUKPH5 8.1 MB/s ")
+    assert "(280 MB by HTTP, stripes 0 2), 12D3KooW…2NASuq 4.2 MB/s (60 MB by stream" in below
+    assert below.endswith("stripe 1), 12D3KooW…8L8BQw 0 B/s (31 MB by HTTP and stream)")
+    text = " ".join(" ".join(lines).split())
+    assert "sending 9.4 MB/s to 2 peers: 12D3KooW…3ANaba 9 MB/s (700 MB by stream)," in text
+    assert "203.0.113.7 400 kB/s (1 MB by HTTP)" in text
+    assert not any(line.startswith("  version 41") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"stripes": (), "total_bytes": 0, "bytes_here": 0, "sources": ()}, "0 %.*no index yet"),
+        ({"seconds_to_go": None}, "37 %.*nothing comes"),
+        ({"bytes_here": 988_000_000, "seconds_to_go": 0.0}, "100 %.*all here"),
+        ({"bytes_here": 987_999_999, "seconds_to_go": 0.1}, "99 %.*0 s left"),
+    ],
+)
+def test_what_is_waited_for_is_told(changes, told):
+    lines = drawn(status_view(replace(STATUS, arrivals=(replace(ARRIVING, **changes),)), 2e9))
+    assert re.search(told, arriving_lines(lines)[0])
+
+
+def test_nothing_on_its_way_takes_no_line():
+    quiet = replace(STATUS, arrivals=STATUS.arrivals[1:], receivers=())
+    text = "\n".join(drawn(status_view(quiet, 2e9)))
+    assert "%" not in text and "sending" not in text
+
+
+def test_many_sources_are_counted():
+    many = ARRIVING.sources[:1] * 9
+    lines = drawn(status_view(replace(STATUS, arrivals=(replace(ARRIVING, sources=many),)), 2e9))
+    assert arriving_lines(lines)[1].endswith(" and 5 more")
 
 
 def test_status_tells_when_the_loop_was_held_up():

@@ -15,7 +15,7 @@ from node.api.server import ControlServer, application
 from node.api.status import LoopStatus
 from node.local.datadir import load_api_endpoint, open_data_dir, store_api_endpoint
 from node.local.errors import ExitCode, NodeError
-from tests.node.api.status_examples import EXPLAINED, STATUS
+from tests.node.api.status_examples import ARRIVED, ARRIVING, EXPLAINED, STATUS
 
 
 def client(status=STATUS, why=EXPLAINED):
@@ -92,6 +92,42 @@ async def test_metrics_tell_how_late_the_loop_was():
     assert "prime_node_loop_delay_seconds_sum 4.5" in lines
     assert "prime_node_loop_delay_max_seconds 3.25" in lines
     assert "prime_node_loop_own_delay_max_seconds 0.75" in lines
+
+
+async def test_metrics_tell_what_is_on_its_way():
+    lines = (await get("/metrics")).text.splitlines()
+    for line in (
+        "prime_node_arriving_version 42.0",
+        "prime_node_arriving_pieces 952.0",
+        "prime_node_arriving_pieces_here 359.0",
+        "prime_node_arriving_bytes_per_second 1.23e+07",
+        "prime_node_arriving_to_go_seconds 50.2",
+        'prime_node_version_arrival_seconds_bucket{form="patch",le="0.5"} 9.0',
+        'prime_node_version_arrival_seconds_bucket{form="patch",le="10.0"} 12.0',
+        'prime_node_version_arrival_seconds_bucket{form="patch",le="+Inf"} 13.0',
+        'prime_node_version_arrival_seconds_count{form="patch"} 13.0',
+        'prime_node_version_arrival_seconds_sum{form="patch"} 2345.5',
+        'prime_node_blob_bytes_total{direction="sent",kind="body",way="stream"} 7e+08',
+        'prime_node_blob_bytes_total{direction="sent",kind="weights",way="stream"} 4e+08',
+        'prime_node_blob_bytes_total{direction="sent",kind="weights",way="http"} 2e+09',
+        'prime_node_blob_bytes_total{direction="received",kind="body",way="stream"} 5e+07',
+        'prime_node_blob_bytes_total{direction="received",kind="weights",way="stream"} 1e+08',
+        'prime_node_blob_bytes_total{direction="received",kind="weights",way="http"} 1.1e+09',
+    ):
+        assert line in lines, line
+
+
+async def test_metrics_while_nothing_comes():
+    older = replace(ARRIVING, version=7)
+    stuck = replace(ARRIVING, stripes=(), seconds_to_go=None)
+    file = replace(ARRIVING, name="bundle", version=-1, seconds_to_go=5.0)
+    lines = (await get("/metrics", replace(STATUS, arrivals=(stuck, older)))).text.splitlines()
+    assert "prime_node_arriving_version 42.0" in lines
+    assert "prime_node_arriving_pieces 0.0" in lines
+    assert "prime_node_arriving_to_go_seconds +Inf" in lines
+    lines = (await get("/metrics", replace(STATUS, arrivals=(file, ARRIVED)))).text.splitlines()
+    assert "prime_node_arriving_version -1.0" in lines
+    assert "prime_node_arriving_to_go_seconds 0.0" in lines
 
 
 async def test_reasons_of_others_cannot_blow_up_the_metrics():
