@@ -334,6 +334,23 @@ async def test_weights_come_by_http_and_bodies_by_streams(tmp_path):
         assert (both.by_stream, served.sent.total()) == (len(DATA), len(DATA))
 
 
+async def test_each_piece_tells_by_which_way_it_came(tmp_path):
+    async with pair(tmp_path) as (both, _served):
+        heard = []
+        for kind in (Kind.WEIGHTS, Kind.BODY):
+            await both.pull(kind=kind, on_piece=lambda *piece: heard.append(piece))
+        lengths = [min(100_000, len(DATA) - at) for at in range(0, len(DATA), 100_000)]
+        assert heard == [(way, length) for way in (Way.HTTP, Way.STREAM) for length in lengths]
+        received = both.one.received
+        assert (
+            received.by(Kind.WEIGHTS, Way.HTTP) == received.by(Kind.BODY, Way.STREAM) == len(DATA)
+        )
+        assert received.total() == 2 * len(DATA)
+        assert {name: party.ways for name, party in received.parties.items()} == {
+            PEER: {Way.HTTP: len(DATA), Way.STREAM: len(DATA)}
+        }
+
+
 async def test_what_http_refuses_comes_over_a_stream_and_http_is_left_alone(tmp_path):
     async with pair(tmp_path) as (both, served):
         await served.blobs.put(DATA, BODY)
