@@ -73,9 +73,10 @@ def nodes():
         node.stop()
 
 
-def founded(tmp_path):
+def founded(tmp_path, **config):
     """Found a run of a tiny model with a chat, and rows; return its directory."""
-    model = write_directory(tmp_path / "model", vocab_size=300, eos_token_id=[256, 1])
+    config = {"vocab_size": 300, "eos_token_id": [256, 1]} | config
+    model = write_directory(tmp_path / "model", **config)
     byte_tokenizer(model)
     values = load_recipe(RECIPE.read_text()).model_dump()
     values["environment"] = {"name": "math/sums", "pass_rates": [0.2, 0.8]}

@@ -59,6 +59,16 @@ def test_the_first_bytes_are_no_flood():
     assert rate.at(9.0) == 500
 
 
+def test_a_stranger_for_each_byte_costs_a_bounded_table():
+    tally = Tally()
+    for number in range(1000):
+        tally.note(f"{number}", Kind.BODY, Way.STREAM, 1, 0.0)
+        tally.note("regular", Kind.BODY, Way.STREAM, 1, 0.0)
+    assert len(tally.parties) == PARTIES_MAX
+    assert tally.parties["regular"].ways[Way.STREAM] == 1000
+    assert tally.total() == 2000
+
+
 @given(MOVES)
 def test_a_tally_adds_up_and_remembers_the_last_ones(moves):
     tally, now = Tally(), 0.0

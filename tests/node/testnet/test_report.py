@@ -88,11 +88,12 @@ def test_the_report_says_how_each_version_spread():
 def test_the_dead_are_not_waited_for():
     record = learned_swarm()
     names = [name for name in record.nodes if name != "trainer-1"]
-    for name in names[:-1]:
-        give(record, name, arrived(37, 2.0))
+    for number, name in enumerate(names[:-1], start=1):
+        give(record, name, arrived(37, float(number)))
     record.observe(names[-1], Sample(100, False, None))
     (last,) = report_of(record)["versions"]
-    assert (last["nodes"], last["nodes_reached"], last["seconds_to_all"]) == (11, 11, 2.0)
+    assert (last["nodes"], last["nodes_reached"], last["seconds_to_all"]) == (11, 11, 11.0)
+    assert last["seconds_to_half"] == 6.0
     record.observe(names[0], Sample(100, False, None))
     (last,) = report_of(record)["versions"]
     assert (last["nodes"], last["nodes_reached"]) == (11, 11), "it had it before"
