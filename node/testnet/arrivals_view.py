@@ -20,10 +20,8 @@ from node.testnet.spread import receivers_of, spread
 SHOWN_AFTER_SECONDS = 1.0
 """What comes faster is over before anybody has looked, and would only make the view jump."""
 
-SOURCES_WIDTH_MIN = 76
-"""From this width on a row has room for who a node gets its pieces from."""
-
-SOURCES_SHOWN = 2
+SOURCES_WIDTHS = (76, 100)
+"""From these widths on a row names one who a node gets its pieces from, and two."""
 
 FRAME_LINES = 2
 
@@ -48,10 +46,10 @@ def draw_arrivals(record: SwarmRecord, *, width: int, lines_max: int) -> list[Re
     version, nodes = _on_their_way(record)
     if not nodes:
         return draw_spread(record)
-    wide = width >= SOURCES_WIDTH_MIN
-    rows = [_row(record, node, wide=wide) for node in nodes]
+    named = sum(width >= enough for enough in SOURCES_WIDTHS)
+    rows = [_row(record, node, named) for node in nodes]
     if len(rows) + FRAME_LINES > lines_max:
-        rows = [_all_together(nodes, wide=wide)]
+        rows = [_all_together(nodes, wide=named > 0)]
     if len(rows) + FRAME_LINES > lines_max:
         return [Padding(_table(rows), (0, 1))]
     title = Text.assemble((f"version {version}", "bold"), (f" {_what(nodes)}", ACCENT))
@@ -97,11 +95,13 @@ def _table(rows: Sequence[Sequence[RenderableType]]) -> Table:
     return table
 
 
-def _row(record: SwarmRecord, node: _Node, *, wide: bool) -> list[RenderableType]:
+def _row(record: SwarmRecord, node: _Node, named: int) -> list[RenderableType]:
+    """Return the cells of a node, its ``named`` first sources among them."""
     arrival = node.arrival
     if arrival is None:
-        return [node.name, PieceBar([[0.0]], DIM), "", "", *[""] * wide, Text("waits", DIM)]
-    sources = [Text(_sources(record, arrival), DIM, justify="left")] * wide
+        return [node.name, PieceBar([[0.0]], DIM), "", "", *[""] * (named > 0), Text("waits", DIM)]
+    text = Text(_sources(record, arrival, named), DIM, justify="left")
+    sources = [text] * (named > 0)
     if node.has_it:
         took = Text(f"took {duration_text(arrival.seconds)}", DIM)
         return [node.name, PieceBar([[1.0]], GOOD), "100 %", "", *sources, took]
@@ -115,10 +115,10 @@ def _row(record: SwarmRecord, node: _Node, *, wide: bool) -> list[RenderableType
     ]
 
 
-def _sources(record: SwarmRecord, arrival: ArrivalStatus) -> str:
+def _sources(record: SwarmRecord, arrival: ArrivalStatus, named: int) -> str:
     """Return from whom most comes: the parents of the stripes, and who helps."""
     names = {str(node.plan.peer_id): node.plan.name for node in record.nodes.values()}
-    shown = [names.get(one.name, f"…{one.name[-6:]}") for one in arrival.sources[:SOURCES_SHOWN]]
+    shown = [names.get(one.name, f"…{one.name[-6:]}") for one in arrival.sources[:named]]
     hidden = len(arrival.sources) - len(shown)
     return ", ".join(shown) + (f" +{hidden}" if hidden else "")
 
@@ -181,16 +181,9 @@ def draw_spread(record: SwarmRecord) -> list[RenderableType]:
     if last is None:
         return []
     half, whole = last.seconds_to_half, last.seconds_to_all
-    times = "" if half is None else f", half of them after {half:.1f} s"
-    times += "" if whole is None else f", all after {whole:.1f} s"
+    times = "" if half is None else f", half in {half:.1f} s"
+    times += "" if whole is None else f", all in {whole:.1f} s"
     by_root, by_peers = bytes_text(last.root_bytes), bytes_text(last.peer_bytes)
-    count = f"{len(last.arrivals)} of {len(last.receivers)} nodes"
-    return [
-        Text(
-            f" version {last.version} came to {count}{times}; {by_root} from its root, "
-            f"{by_peers} from peers",
-            DIM,
-            no_wrap=True,
-            overflow="ellipsis",
-        )
-    ]
+    reached = f"version {last.version} reached {len(last.arrivals)}/{len(last.receivers)} nodes"
+    line = f" {reached}{times}; root {by_root}, peers {by_peers}"
+    return [Text(line, DIM, no_wrap=True, overflow="ellipsis")]

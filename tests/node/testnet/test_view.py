@@ -111,12 +111,9 @@ def test_a_version_that_has_come_leaves_one_line():
     for number, name in enumerate(names[:-1], start=1):
         give(record, name, arrived(37, number / 2))
     text = "\n".join(drawn(record, screen(), 120, 60))
-    assert "version 37 came to 11 of 12 nodes, half of them after 3.0 s; " in text
-    assert "44 MB from its root, 44 MB from peers" in text
+    assert "version 37 reached 11/12 nodes, half in 3.0 s; root 44 MB, peers 44 MB" in text
     give(record, names[-1], arrived(37, 7.5))
-    assert ", half of them after 3.0 s, all after 7.5 s" in "\n".join(
-        drawn(record, screen(), 120, 60)
-    )
+    assert ", half in 3.0 s, all in 7.5 s" in "\n".join(drawn(record, screen(), 120, 60))
     quick = arrival(38, 20, seconds=0.4)
     give(record, names[0], quick, arrived(37, 0.5))
     assert "on its way" not in "\n".join(drawn(record, screen(), 120, 60))
