@@ -71,7 +71,6 @@ async def test_blobs_tell_that_the_disk_is_full(disk, left_bytes):
     assert await again.get(kept) == b"kept"
 
 
-@pytest.mark.usefixtures("unasked")
 async def test_a_file_that_is_here_can_be_stored_where_little_room_is_left(disk):
     blobs = FileBlobs(disk.path / "blobs")
     (disk.path / "file").write_bytes(DATA)
