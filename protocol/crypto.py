@@ -34,7 +34,7 @@ Verifier = Callable[[PeerId, bytes, bytes], bool]
 """``(signer, message, signature) -> valid``; the simulator may pass a cheaper one."""
 
 
-def digest(data: bytes) -> Digest:
+def digest(data: bytes | bytearray) -> Digest:
     """Return the 32-byte BLAKE3 digest of ``data``."""
     return Digest(blake3(data).digest())
 

@@ -220,7 +220,7 @@ class BlobExchange:
         wait: bool = True,
         kind: Kind = Kind.BODY,
         on_piece: Callable[[Way, int], None] = lambda _way, _count: None,
-    ) -> AsyncGenerator[bytes, None]:
+    ) -> AsyncGenerator[bytes | bytearray, None]:
         """Yield ``length`` bytes from ``offset`` on, in pieces of ``piece_bytes``; unchecked.
 
         ``on_piece`` hears by which way each came, and its length.

@@ -32,7 +32,7 @@ class Plan:
         """Return the length in bytes of one chunk."""
         return min(self.chunk_bytes, self.length - index * self.chunk_bytes)
 
-    def fits(self, index: int, data: bytes) -> bool:
+    def fits(self, index: int, data: bytes | bytearray) -> bool:
         """Tell whether ``data`` is chunk ``index``."""
         right_length = len(data) == self.chunk_length(index)
         return right_length and crypto.digest(data) == self.chunks[index]
@@ -73,7 +73,7 @@ class Arrival(PartialBlob):
         return Holding(self.plan.chunk_bytes, mask)
 
     @override
-    async def write_chunk(self, index: int, data: bytes) -> bool:
+    async def write_chunk(self, index: int, data: bytes | bytearray) -> bool:
         return await files.uninterrupted(self._write_chunk(index, data))
 
     async def wait_for(self, index: int) -> None:
@@ -107,7 +107,7 @@ class Arrival(PartialBlob):
         if self._abandoned:
             raise LookupError("the arrival was abandoned")
 
-    async def _write_chunk(self, index: int, data: bytes) -> bool:
+    async def _write_chunk(self, index: int, data: bytes | bytearray) -> bool:
         try:
             fits = await files.in_thread(self._write_if_fits, index, data)
         except FileNotFoundError as error:
@@ -133,7 +133,7 @@ class Arrival(PartialBlob):
             self._finishing = None
             raise
 
-    def _write_if_fits(self, index: int, data: bytes) -> bool:
+    def _write_if_fits(self, index: int, data: bytes | bytearray) -> bool:
         if not self.plan.fits(index, data):
             return False
         if not self._here[index]:

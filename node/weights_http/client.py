@@ -122,7 +122,7 @@ class _Body(RangeBody):
     closed: bool = False
 
     @override
-    async def read_exactly(self, count: int) -> bytes:
+    async def read_exactly(self, count: int) -> bytes | bytearray:
         try:
             data = await self.link.read_exactly(count)
         except OSError as error:

@@ -69,7 +69,7 @@ class PartialBlob(Protocol):
     def missing(self) -> list[int]:
         """Return the indices of the chunks that are not here yet, ascending."""
 
-    async def write_chunk(self, index: int, data: bytes) -> bool:
+    async def write_chunk(self, index: int, data: bytes | bytearray) -> bool:
         """Store a chunk if its digest fits; False means that the sender sent bad bytes.
 
         Raises ``StorageFullError``; ``LookupError`` when the last owner has released the blob;

@@ -82,7 +82,7 @@ class Transport(Streams, Protocol):
 class RangeBody(Protocol):
     """The bytes of a range, on their way from one peer."""
 
-    async def read_exactly(self, count: int) -> bytes:
+    async def read_exactly(self, count: int) -> bytes | bytearray:
         """Return the next ``count`` bytes; raises ``TransportError`` when they do not come."""
 
     async def close(self) -> None:

@@ -155,7 +155,8 @@ class Arrival(PartialBlob):
         return Holding(self.chunk_bytes, mask)
 
     @override
-    async def write_chunk(self, index: int, data: bytes) -> bool:
+    async def write_chunk(self, index: int, data: bytes | bytearray) -> bool:
+        data = data if isinstance(data, bytes) else bytes(data)
         if not self.fits(index, data):
             return False
         if self.abandoned:
