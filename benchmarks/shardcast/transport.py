@@ -23,6 +23,7 @@ import os
 import platform
 import random
 import shutil
+import socket
 import subprocess
 import sys
 import tempfile
@@ -45,7 +46,7 @@ from node.weights.download import Weights, WeightsDownload
 from node.weights_http.application import Application
 from node.weights_http.catalogue import Catalogue
 from node.weights_http.client import HttpClient
-from node.weights_http.server import WeightsServer, listen
+from node.weights_http.server import WeightsServer
 from protocol.crypto import Identity
 from protocol.recipe import load_recipe
 from protocol.shardcast.forest import ForestMember
@@ -253,7 +254,7 @@ async def be_origin(directory: str, source: str) -> None:
     await exchange.start()
     policy = Policy(Version(1), stored.digest, Path(source))
     catalogue = Catalogue(blobs, lambda: {policy.version: policy})
-    listener = listen(HOST, 0)
+    listener = socket.create_server((HOST, 0))
     server = WeightsServer(listener, Application(catalogue, exchange.upload_cap, exchange.sent))
     await server.start()
     said = {

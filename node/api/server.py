@@ -4,8 +4,7 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict
 
 import uvicorn
@@ -21,15 +20,13 @@ from node.api.metrics import NodeMetrics
 from node.api.status import NodeStatus
 from node.api.why import Why
 from node.local.datadir import API_HOST, DataDir, store_api_endpoint
-from node.local.errors import ExitCode, NodeError
+from node.local.http_server import EmbeddedServer, listen
 
 log = logging.getLogger(__name__)
 
 HOST_NAMES = [API_HOST, "localhost"]
 """Accepted in the Host header: a web page that rebinds its name to 127.0.0.1 sends its own."""
 
-START_SECONDS = 10.0
-STOP_SECONDS = 3.0
 REQUESTS_MAX = 64
 """At once; more are answered 503."""
 
@@ -51,7 +48,7 @@ class ControlServer:
     ) -> None:
         self._port = port
         self._datadir = datadir
-        self._server = _Server(
+        self._server = EmbeddedServer(
             uvicorn.Config(
                 application(status, why),
                 log_config=None,
@@ -64,33 +61,28 @@ class ControlServer:
                 timeout_graceful_shutdown=1,
             )
         )
-        self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> int:
         """Begin to serve and return the port; raises ``NodeError`` when it is taken."""
-        listener = _listen(self._port)
+        listener = listen(
+            API_HOST,
+            self._port,
+            failure="cannot open the control API",
+            remedy="choose another --api-port, or 0 for a free one",
+        )
         port: int = listener.getsockname()[1]
-        self._task = asyncio.create_task(self._server.serve([listener]), name="control-api")
-        async with asyncio.timeout(START_SECONDS):
-            await self._server.listening.wait()
+        await self._server.begin(listener, "control-api")
         if self._datadir is not None:
             await asyncio.to_thread(store_api_endpoint, self._datadir, port)
         log.info("control API on http://%s:%d", API_HOST, port)
         return port
 
     async def stop(self) -> None:
-        """Answer what was asked, then close, within ``STOP_SECONDS``; idempotent."""
-        task, self._task = self._task, None
-        if task is None:
-            return
-        if self._datadir is not None:
+        """Answer what was asked, then close, within a few seconds; idempotent."""
+        if self._server.serves and self._datadir is not None:
             with contextlib.suppress(OSError):
                 self._datadir.api.unlink(missing_ok=True)
-        self._server.should_exit = True
-        _, pending = await asyncio.wait([task], timeout=STOP_SECONDS)
-        if pending:
-            task.cancel()
-            await asyncio.wait([task], timeout=STOP_SECONDS)
+        await self._server.end()
 
 
 def application(status: Callable[[], NodeStatus], why: Callable[[], Why]) -> Starlette:
@@ -134,36 +126,3 @@ def application(status: Callable[[], NodeStatus], why: Callable[[], Why]) -> Sta
             Middleware(TrustedHostMiddleware, allowed_hosts=HOST_NAMES, www_redirect=False)
         ],
     )
-
-
-class _Server(uvicorn.Server):
-    """uvicorn inside somebody else's process: no signal handlers, and it says when it listens."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = asyncio.Event()
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to the daemon."""
-        yield
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """Listen, and tell."""
-        await super().startup(sockets)
-        self.listening.set()
-
-
-def _listen(port: int) -> socket.socket:
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((API_HOST, port))
-    except OSError as error:
-        listener.close()
-        raise NodeError(
-            f"cannot open the control API on {API_HOST}:{port}: {error.strerror}; "
-            "choose another --api-port, or 0 for a free one",
-            ExitCode.CONFIG,
-        ) from None
-    return listener

@@ -3,11 +3,12 @@
 from collections.abc import Callable
 
 from node.daemon import Daemon
+from node.local.http_server import listen
 from node.storage.blobs import FileBlobs
 from node.weights_http.application import Application
 from node.weights_http.catalogue import Catalogue
 from node.weights_http.client import HttpClient
-from node.weights_http.server import WeightsServer, listen
+from node.weights_http.server import WeightsServer
 from protocol.types import PeerId, Version
 from roles.ports.engines import Policy
 
@@ -22,7 +23,8 @@ class HttpFace:
         self, host: str, port: int | None, host_of: Callable[[PeerId], str | None]
     ) -> None:
         self.client = HttpClient(host_of)
-        self._listener = None if port is None else listen(host, port)
+        texts = {"failure": "cannot serve weights", "remedy": "choose another --http-port"}
+        self._listener = None if port is None else listen(host, port, **texts)
         self._server: WeightsServer | None = None
 
     @property

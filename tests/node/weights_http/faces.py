@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import socket
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ from node.storage.blobs import FileBlobs
 from node.weights_http.application import Application, ResponseLimits
 from node.weights_http.catalogue import Catalogue
 from node.weights_http.connection import ConnectionLimits
-from node.weights_http.server import WeightsServer, listen
+from node.weights_http.server import WeightsServer
 from protocol import crypto
 from protocol.types import Version
 from roles.ports.engines import Policy
@@ -47,7 +48,7 @@ async def face(
     blobs, policies, sent = FileBlobs(directory / "blobs"), {}, Tally()
     catalogue = Catalogue(blobs, lambda: policies)
     application = Application(catalogue, cap or UploadCap(None), sent, responses)
-    listener = listen(HOST, 0)
+    listener = socket.create_server((HOST, 0))
     server = WeightsServer(listener, application, connections)
     await server.start()
     try:

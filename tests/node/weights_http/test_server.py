@@ -13,11 +13,11 @@ from node.blobs.upload_cap import UploadCap
 from node.blobs.ways import Way
 from node.blobs.wire import Kind
 from node.local.errors import NodeError
+from node.local.http_server import listen
 from node.weights_http import catalogue
 from node.weights_http.application import ResponseLimits
 from node.weights_http.catalogue import PROBE_BYTES, SHARD_BYTES
 from node.weights_http.connection import ConnectionLimits, Doorkeeper
-from node.weights_http.server import listen
 from protocol import crypto
 from protocol.types import Digest, Version
 from roles.ports.engines import Policy
@@ -367,10 +367,11 @@ async def test_thousands_of_connections_take_little_memory(tmp_path):
 
 
 def test_a_port_that_is_taken_is_said():
-    with listen(HOST, 0) as one:
+    texts = {"failure": "cannot serve weights", "remedy": "choose another --http-port"}
+    with listen(HOST, 0, **texts) as one:
         one.listen()
         with pytest.raises(NodeError, match="--http-port"):
-            listen(HOST, one.getsockname()[1])
+            listen(HOST, one.getsockname()[1], **texts)
 
 
 # The layout of shardcast 0.3.2

@@ -1,0 +1,69 @@
+"""uvicorn inside the daemon: on a socket of ours, without signal handlers, stopped in time."""
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Iterator
+
+import uvicorn
+from typing_extensions import override
+
+from node.local.errors import ExitCode, NodeError
+
+START_SECONDS = 10.0
+STOP_SECONDS = 3.0
+
+
+class EmbeddedServer(uvicorn.Server):
+    """Serves from the running loop until ``end``."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._listening = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def begin(self, listener: socket.socket, name: str) -> None:
+        """Return when it serves, in a task of this name."""
+        self._task = asyncio.create_task(self.serve([listener]), name=name)
+        async with asyncio.timeout(START_SECONDS):
+            await self._listening.wait()
+
+    @property
+    def serves(self) -> bool:
+        """Whether it has begun and not ended."""
+        return self._task is not None
+
+    async def end(self, *, at_once: bool = False) -> None:
+        """Close within ``STOP_SECONDS``, after what was asked or at once; idempotent."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        self.should_exit = True
+        self.force_exit = at_once
+        _, pending = await asyncio.wait([task], timeout=STOP_SECONDS)
+        if pending:
+            task.cancel()
+            await asyncio.wait([task], timeout=STOP_SECONDS)
+
+    @override
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield  # they are the daemon's
+
+    @override
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listening.set()
+
+
+def listen(host: str, port: int, *, failure: str, remedy: str) -> socket.socket:
+    """Return a socket on a port, 0 for a free one; raises ``NodeError`` when it is taken."""
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        reason = f"{failure} on {host}:{port}: {error.strerror}; {remedy}"
+        raise NodeError(reason, ExitCode.CONFIG) from None
+    return listener
