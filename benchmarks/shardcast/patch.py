@@ -35,7 +35,7 @@ import zstandard
 
 from node.storage import encodings
 from protocol.crypto import digest
-from protocol.shardcast.encodings import block, stream
+from protocol.shardcast.encodings import block, framing, stream
 from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.positions import Positions
 from protocol.types import Version
@@ -143,7 +143,7 @@ def pairs(base: Path, new: Path) -> Iterator[Tensor]:
     """Yield shape and words of each tensor of two files."""
     old, fresh = base.read_bytes(), new.read_bytes()
     layout = stream.source_of(lambda at, length: old[at : at + length], len(old)).layout
-    for piece in stream.pieces(layout, 1 << 40):
+    for piece in framing.pieces(layout, 1 << 40):
         end = piece.offset + piece.length
         before, after = (piece.words(data[piece.offset : end]) for data in (old, fresh))
         yield piece.tensor.shape, before, after

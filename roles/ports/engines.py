@@ -44,12 +44,28 @@ class EngineError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Patch:
+    """What made a policy's file of that of policy ``base``: a file whose BLAKE3 is ``digest``.
+
+    Somebody here has decoded it, and what came out were the policy's tensors.
+    """
+
+    base: Digest
+    path: Path
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
 class Policy:
-    """A complete policy here: a safetensors file whose decoded tensors have ``digest``."""
+    """A complete policy here: a safetensors file whose decoded tensors have ``digest``.
+
+    Who holds the base of ``patch`` already may apply that and leave the file alone.
+    """
 
     version: Version
     digest: Digest
     path: Path
+    patch: Patch | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +93,8 @@ class GenerationEngine(Protocol):
     as memory holds, in the order of the calls, and the others wait. What breaks may fail all calls
     that run. A sequence is of one policy: ``load`` waits until the calls before it have ended, and
     calls after it wait for it. A cancelled call gives up its place as soon as that can be done.
+
+    ``stage`` runs beside all of them, so that the ``load`` after it takes no time.
     """
 
     @property
@@ -84,6 +102,12 @@ class GenerationEngine(Protocol):
         """How many tokens it has sampled, those of running calls too, as far as is known here.
 
         The number may be some seconds old, and begins anew when the engine does.
+        """
+
+    async def stage(self, policy: Policy) -> None:
+        """Get ready to swap to ``policy``, if it is a patch of what is loaded or staged.
+
+        Does nothing where that is not so, or where it would not pay.
         """
 
     async def load(self, policy: Policy) -> None:

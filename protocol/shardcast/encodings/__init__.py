@@ -6,6 +6,7 @@ planes*. Every block stands for itself, so a node decodes while the bytes arrive
 in memory; what comes out is named by the digest of its tensors, whichever way it came.
 
 ``tensor_file`` says where the tensors of a file are; ``planes`` and ``positions`` are the two
-codes; ``block`` puts them together; ``stream`` writes and reads the whole. Everything that is
-decoded here was made by someone else: counts, positions and sizes are bounded before they are used.
+codes; ``block`` puts them together; ``framing`` tells blocks apart as they arrive; ``stream``
+writes and reads the whole. Everything that is decoded here was made by someone else: counts,
+positions and sizes are bounded before they are used.
 """

@@ -7,6 +7,7 @@ more than one; which of those by more than two; and so on, while that leaves ele
 remains of the sizes are byte planes.
 """
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
@@ -60,11 +61,33 @@ def decode(
         return planes.unpack(body, count, element_bytes)
     if base is None:
         raise EncodingError("a block that needs a base, of a version that names none")
-    if kind == SAME and not len(body):
+    changed, values = changes(kind, body, base.__getitem__, count, element_bytes)
+    if not len(changed):
         return base
+    words = base.copy()
+    words[changed] = values
+    return words
+
+
+def changes(
+    kind: int,
+    body: memoryview,
+    base: Callable[[Positions], Words],
+    count: int,
+    element_bytes: int,
+) -> tuple[Positions, Words]:
+    """Return which elements of a block a patch sets, ascending, and to what.
+
+    ``base`` returns those of the base at given positions. Raises ``EncodingError``.
+    """
+    if kind == FULL:
+        return np.arange(count), planes.unpack(body, count, element_bytes)
+    if kind == SAME and not len(body):
+        return np.empty(0, np.int64), np.empty(0, f"<u{element_bytes}")
     if kind != PATCH:
         raise EncodingError("a block of an unknown kind")
-    return _patched(body, base)
+    changed, difference = _differences(body, count, element_bytes)
+    return changed, _unordered(ordered(base(changed)) + difference)
 
 
 def _patch(words: Words, base: Words, changed: Positions) -> bytes:
@@ -82,8 +105,9 @@ def _patch(words: Words, base: Words, changed: Positions) -> bytes:
     return b"".join([*head, bytes([len(layers)]), *layers, planes.pack(rest)])
 
 
-def _patched(body: memoryview, base: Words) -> Words:
-    changed, body = positions.unpack(body, len(base))
+def _differences(body: memoryview, count: int, element_bytes: int) -> tuple[Positions, Words]:
+    """Return which elements differ from the base, and by how much, as integers that wrap round."""
+    changed, body = positions.unpack(body, count)
     sign_bytes = -(-len(changed) // 8)
     if len(body) <= sign_bytes or body[sign_bytes] > _LAYERS_MAX:
         raise EncodingError("signs that end early, or more layers than there are")
@@ -93,15 +117,13 @@ def _patched(body: memoryview, base: Words) -> Words:
     for _ in range(layers):
         larger, body = positions.unpack(body, len(meant[-1]))
         meant.append(larger)
-    difference = planes.unpack(body, len(meant[-1]), base.itemsize) + 1
+    difference = planes.unpack(body, len(meant[-1]), element_bytes) + 1
     for among, larger in reversed(list(pairwise(meant))):
-        layer = np.ones(len(among), base.dtype)
+        layer = np.ones(len(among), difference.dtype)
         layer[larger] += difference
         difference = layer
     np.negative(difference, out=difference, where=negative > 0)
-    words = base.copy()
-    words[changed] = _unordered(ordered(base[changed]) + difference)
-    return words
+    return changed, difference
 
 
 def ordered(words: Words) -> Words:

@@ -1,8 +1,7 @@
-"""The whole encoding of a policy: a preamble, then the blocks of its tensors in file order.
+"""The whole encoding of a policy, written block by block, and read in one of two ways.
 
-The preamble says which version the blocks are against, how many elements a block has at most, and,
-where there is no base, the header of the file; a patch takes that of its base. Blocks end with
-their tensor.
+``Decoder`` makes the file. ``PatchReader`` says what a patch changes, to who holds the base in
+another form than that of its file.
 """
 
 from collections.abc import Callable, Iterator
@@ -11,40 +10,19 @@ from dataclasses import dataclass
 import numpy as np
 from blake3 import blake3
 
-from protocol import codec
-from protocol.faults import Fault
 from protocol.policy import policy_digest
-from protocol.shardcast.encodings import block, tensor_file
+from protocol.shardcast.encodings import block, framing, tensor_file
+from protocol.shardcast.encodings.framing import BlockReader, Piece
 from protocol.shardcast.encodings.planes import Words
+from protocol.shardcast.encodings.positions import Positions
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
 from protocol.types import Digest
 
 BLOCK_ELEMENTS = 1 << 19
 """Of one block: what is worked on stays in the cache, and an unchanged block costs five bytes."""
 
-BLOCK_ELEMENTS_MAX = 1 << 22
-"""A guess: some 60 MB while a block of float32 is decoded."""
-
-_LENGTH_BYTES = 4
-_KEYS = ("base", "block_elements", "header")
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """The part of a tensor that one block holds: ``offset`` in the file, ``count`` elements."""
-
-    tensor: TensorPlace
-    offset: int
-    count: int
-
-    @property
-    def length(self) -> int:
-        """Bytes in the file."""
-        return self.count * self.tensor.element_bytes
-
-    def words(self, data: bytes) -> Words:
-        """Return the bit patterns of its elements."""
-        return np.frombuffer(data, f"<u{self.tensor.element_bytes}")
+ReadWords = Callable[[TensorPlace, Positions], Words]
+"""Returns the base's bit patterns at flat positions of a tensor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,20 +41,21 @@ class Base:
     source: Source
 
 
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What becomes different within a tensor: at flat ``positions[n]``, ascending, ``words[n]``."""
+
+    tensor: TensorPlace
+    positions: Positions
+    words: Words
+
+
 def source_of(read: Callable[[int, int], bytes], total_bytes: int) -> Source:
     """Read what is in a file; raises ``EncodingError`` when it is not a whole one."""
     layout = tensor_file.parse(read(0, tensor_file.header_bytes(read(0, 8))))
     if layout.total_bytes != total_bytes:
         raise EncodingError("a file of another length than its header says")
     return Source(layout, read)
-
-
-def pieces(layout: TensorFile, block_elements: int) -> Iterator[Piece]:
-    """Yield what the blocks of a file hold, in order."""
-    for tensor in layout.places:
-        for first in range(0, tensor.count, block_elements):
-            count = min(block_elements, tensor.count - first)
-            yield Piece(tensor, tensor.offset + first * tensor.element_bytes, count)
 
 
 def encode(
@@ -88,15 +67,9 @@ def encode(
     """
     if base is not None and base.source.layout.header != source.layout.header:
         raise EncodingError("the base holds other tensors")
-    data = codec.encode(
-        {
-            "base": b"" if base is None else base.policy,
-            "block_elements": block_elements,
-            "header": source.layout.header if base is None else b"",
-        }
-    )
-    yield len(data).to_bytes(_LENGTH_BYTES, "little") + data
-    for piece in pieces(source.layout, block_elements):
+    against = None if base is None else base.policy
+    yield framing.preamble(against, block_elements, source.layout.header)
+    for piece in framing.pieces(source.layout, block_elements):
         words = piece.words(source.read(piece.offset, piece.length))
         yield block.encode(words, None if base is None else _base_words(base, piece))
 
@@ -113,83 +86,67 @@ class Decoder:
 
     def __init__(self, base: Base | None, file_bytes_max: int) -> None:
         self._base = base
-        self._file_bytes_max = file_bytes_max
-        self._buffer = bytearray()
-        self._pieces: Iterator[Piece] | None = None
-        self._piece: Piece | None = None
-        self._hashers: dict[TensorPlace, blake3] = {}
+        against = None if base is None else (base.policy, base.source.layout)
+        self._blocks = BlockReader(against, file_bytes_max)
+        self._hashers: dict[TensorPlace, blake3] | None = None
 
     def feed(self, data: bytes) -> Iterator[memoryview]:
         """Take the next bytes of the encoding; yield the next of the file.
 
         Raises ``EncodingError``: the publisher has signed what cannot be decoded.
         """
-        self._buffer += data
-        if self._pieces is None:
-            layout = self._begin()
-            if layout is None:
-                return
+        self._blocks.take(data)
+        layout = self._blocks.layout
+        if layout is None:
+            return
+        if self._hashers is None:
+            self._hashers = {place: blake3() for place in layout.places}
             yield memoryview(layout.header)
-        while self._piece is not None and (decoded := self._next(self._piece)) is not None:
-            elements = decoded.view(np.uint8).data
-            self._hashers[self._piece.tensor].update(elements)
+        for piece, kind, body in self._blocks.blocks():
+            base = None if self._base is None else _base_words(self._base, piece)
+            words = block.decode(kind, body, base, piece.count, piece.tensor.element_bytes)
+            elements = words.view(np.uint8).data
+            self._hashers[piece.tensor].update(elements)
             yield elements
-            self._advance()
 
     @property
     def policy(self) -> Digest:
         """The digest of what was decoded; ``EncodingError`` before its end, or with bytes over."""
-        if self._pieces is None or self._piece is not None:
-            raise EncodingError("an encoding that ends early")
-        if self._buffer:
-            raise EncodingError("bytes after the last block")
+        self._blocks.finish()
         return policy_digest(
             (place.name, place.dtype, place.shape, Digest(hasher.digest()))
-            for place, hasher in self._hashers.items()
+            for place, hasher in (self._hashers or {}).items()
         )
 
-    def _begin(self) -> TensorFile | None:
-        """Read the preamble when it is here."""
-        end = _LENGTH_BYTES + int.from_bytes(self._buffer[:_LENGTH_BYTES], "little")
-        if end > tensor_file.HEADER_BYTES_MAX:
-            raise EncodingError("a preamble that is too long")
-        if len(self._buffer) < max(end, _LENGTH_BYTES):
-            return None
-        data = bytes(self._buffer[_LENGTH_BYTES:end])
-        del self._buffer[:end]
-        value = codec.decode(data, bytes_max=tensor_file.HEADER_BYTES_MAX)
-        if isinstance(value, Fault) or not isinstance(value, dict) or tuple(value) != _KEYS:
-            raise EncodingError("a preamble of other fields")
-        base, elements, header = value["base"], value["block_elements"], value["header"]
-        if type(elements) is not int or not 0 < elements <= BLOCK_ELEMENTS_MAX:
-            raise EncodingError("blocks of impossible size")
-        if type(base) is not bytes or type(header) is not bytes:
-            raise EncodingError("a preamble of other fields")
-        if base != (b"" if self._base is None else self._base.policy):
-            raise EncodingError("an encoding against another base")
-        if bool(base) == bool(header):
-            raise EncodingError("an encoding with a header and a base, or without both")
-        layout = tensor_file.parse(header) if self._base is None else self._base.source.layout
-        if layout.total_bytes > self._file_bytes_max:
-            raise EncodingError(f"a file of {layout.total_bytes} bytes")
-        self._hashers = {place: blake3() for place in layout.places}
-        self._pieces = pieces(layout, elements)
-        self._advance()
-        return layout
 
-    def _advance(self) -> None:
-        assert self._pieces is not None
-        self._piece = next(self._pieces, None)
+class PatchReader:
+    """Reads a patch of the policy ``base``, whose file has ``layout``, while it arrives.
 
-    def _next(self, piece: Piece) -> Words | None:
-        """Return the elements of the next block when it is here."""
-        if len(self._buffer) < block.HEAD_BYTES:
-            return None
-        width = piece.tensor.element_bytes
-        end = block.HEAD_BYTES + block.body_bytes(self._buffer, piece.count, width)
-        if len(self._buffer) < end:
-            return None
-        base = None if self._base is None else _base_words(self._base, piece)
-        kind, body = self._buffer[0], bytes(self._buffer[block.HEAD_BYTES : end])
-        del self._buffer[:end]
-        return block.decode(kind, memoryview(body), base, piece.count, width)
+    It holds what it says of one block and what has come of the next; what it makes is not digested.
+    """
+
+    def __init__(self, base: Digest, layout: TensorFile, read: ReadWords) -> None:
+        self._blocks = BlockReader((base, layout), layout.total_bytes)
+        self._read = read
+
+    def feed(self, data: bytes) -> Iterator[Change]:
+        """Take the next bytes of the patch; yield what they change, in the order of the file.
+
+        Raises ``EncodingError``.
+        """
+        self._blocks.take(data)
+        for piece, kind, body in self._blocks.blocks():
+            tensor, first = piece.tensor, piece.first
+            changed, words = block.changes(
+                kind,
+                body,
+                lambda places, tensor=tensor, first=first: self._read(tensor, places + first),
+                piece.count,
+                tensor.element_bytes,
+            )
+            if len(changed):
+                yield Change(tensor, changed + first, words)
+
+    def finish(self) -> None:
+        """Raise ``EncodingError`` before the end of the patch, or with bytes after it."""
+        self._blocks.finish()

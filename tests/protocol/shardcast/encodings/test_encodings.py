@@ -13,8 +13,15 @@ from hypothesis.extra import numpy as arrays
 
 from protocol import codec
 from protocol.crypto import digest
-from protocol.shardcast.encodings import block, planes, positions, stream, tensor_file
-from protocol.shardcast.encodings.stream import Base, Decoder, Source
+from protocol.shardcast.encodings import (
+    block,
+    framing,
+    planes,
+    positions,
+    stream,
+    tensor_file,
+)
+from protocol.shardcast.encodings.stream import Base, Decoder, PatchReader, Source
 from protocol.shardcast.encodings.tensor_file import EncodingError
 from protocol.types import Digest
 from tests.worlds.tensor_files import file_of, policy_of
@@ -85,6 +92,80 @@ def test_a_version_comes_back_however_it_is_cut(pair, block_elements, step, patc
     base = base_of(old) if patched else None
     data = encoding_of(new, base, block_elements)
     assert decoded(data, base, step) == (new, policy_of(pair[1]))
+
+
+def read_of(file: bytes, asked: list[int] | None = None):
+    """Return what gives a reader the words of a file at positions."""
+
+    def read(tensor, places):
+        if asked is not None:
+            asked.extend(places.tolist())
+        end = tensor.offset + tensor.count * tensor.element_bytes
+        return np.frombuffer(file[tensor.offset : end], f"<u{tensor.element_bytes}")[places]
+
+    return read
+
+
+def changes_of(data: bytes, old: bytes, step: int = 1000, asked: list[int] | None = None):
+    reader = PatchReader(BASE_POLICY, source_of(old).layout, read_of(old, asked))
+    found = [
+        change
+        for start in range(0, len(data), step)
+        for change in reader.feed(data[start : start + step])
+    ]
+    reader.finish()
+    return found
+
+
+def applied(changes, file: bytes) -> bytes:
+    out = bytearray(file)
+    for change in changes:
+        width = change.tensor.element_bytes
+        assert (np.diff(change.positions) > 0).all()
+        for place, word in zip(change.positions.tolist(), change.words.tolist(), strict=True):
+            assert 0 <= place < change.tensor.count
+            offset = change.tensor.offset + place * width
+            out[offset : offset + width] = word.to_bytes(width, "little")
+    return bytes(out)
+
+
+@settings(max_examples=200, deadline=None)
+@given(versions(), st.integers(1, 200), st.integers(1, 500))
+def test_a_patch_says_what_it_changes_in_its_base(pair, block_elements, step):
+    old, new = map(file_of, pair)
+    data = encoding_of(new, base_of(old), block_elements)
+    assert applied(changes_of(data, old, step), old) == new
+
+
+def test_a_patch_asks_for_no_more_of_its_base_than_it_changes():
+    """The block that is whole asks for nothing; positions are those of the tensor."""
+    old = np.zeros(300, "<u4")
+    new = old.copy()
+    new[[7, 130, 299]] = 1, 2, 3
+    new[64:128] = np.random.default_rng(3).integers(0, 2**32, 64, dtype=np.uint32)
+    asked: list[int] = []
+    data = encoding_of(file_of({"w": new}), base_of(file_of({"w": old})))
+    found = changes_of(data, file_of({"w": old}), asked=asked)
+    assert asked == [7, 130, 299]
+    assert [change.positions.tolist() for change in found] == [[7], [*range(64, 128)], [130], [299]]
+
+
+def test_a_patch_is_read_against_its_base_alone():
+    file, base, encoding = sample()
+    layout = base.source.layout
+    with pytest.raises(EncodingError, match="another base"):
+        list(PatchReader(digest(b"other"), layout, read_of(file)).feed(encoding))
+    with pytest.raises(EncodingError, match="another base"):
+        list(PatchReader(BASE_POLICY, layout, read_of(file)).feed(encoding_of(file, None)))
+
+
+def test_a_patch_that_ends_early_or_late_is_no_patch():
+    file, _, encoding = sample()
+    for end in (0, 3, 20, len(encoding) - 1):
+        with pytest.raises(EncodingError, match="early"):
+            changes_of(encoding[:end], file)
+    with pytest.raises(EncodingError, match="after the last"):
+        changes_of(encoding + b"x", file)
 
 
 def test_the_order_of_floats_is_that_of_their_integers():
@@ -175,6 +256,22 @@ def test_changed_bytes_are_refused_or_decode_to_something(data):
     assert len(out) == len(file)
 
 
+@settings(max_examples=400, deadline=None)
+@given(st.data())
+def test_changed_bytes_of_a_patch_are_refused_or_lie_within_its_tensors(data):
+    _, base, encoding = sample()
+    old = base.source.layout.header + base.source.read(len(base.source.layout.header), 600)
+    mutated = bytearray(encoding)
+    for _ in range(data.draw(st.integers(1, 4))):
+        place = data.draw(st.integers(0, len(mutated) - 1))
+        mutated[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
+    try:
+        found = changes_of(bytes(mutated), old)
+    except EncodingError:
+        return
+    assert len(applied(found, old)) == len(old)
+
+
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=300))
 def test_random_bytes_are_refused(data):
@@ -259,7 +356,7 @@ def test_preambles_with_something_off_are_refused():
         {"base": 1},
         {"base": b"x"},
         {"block_elements": 0},
-        {"block_elements": stream.BLOCK_ELEMENTS_MAX + 1},
+        {"block_elements": framing.BLOCK_ELEMENTS_MAX + 1},
         {"block_elements": True},
         {"header": b""},
         {"header": "text"},

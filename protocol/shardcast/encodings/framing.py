@@ -1,0 +1,146 @@
+"""How an encoding is put together: a preamble, then one block after another.
+
+The preamble says which version the blocks are against, how many elements a block has at most, and,
+where there is no base, the header of the file; a patch takes that of its base. Blocks end with
+their tensor.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from protocol import codec
+from protocol.faults import Fault
+from protocol.shardcast.encodings import block, tensor_file
+from protocol.shardcast.encodings.planes import Words
+from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
+from protocol.types import Digest
+
+BLOCK_ELEMENTS_MAX = 1 << 22
+"""A guess: some 60 MB while a block of float32 is decoded."""
+
+_LENGTH_BYTES = 4
+_KEYS = ("base", "block_elements", "header")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """The part of a tensor that one block holds: ``count`` elements from ``first`` on."""
+
+    tensor: TensorPlace
+    first: int
+    count: int
+
+    @property
+    def offset(self) -> int:
+        """In the file, in bytes."""
+        return self.tensor.offset + self.first * self.tensor.element_bytes
+
+    @property
+    def length(self) -> int:
+        """Bytes in the file."""
+        return self.count * self.tensor.element_bytes
+
+    def words(self, data: bytes) -> Words:
+        """Return the bit patterns of its elements."""
+        return np.frombuffer(data, f"<u{self.tensor.element_bytes}")
+
+
+class Block(NamedTuple):
+    """A block as it came, without its head."""
+
+    piece: Piece
+    kind: int
+    body: memoryview
+
+
+def pieces(layout: TensorFile, block_elements: int) -> Iterator[Piece]:
+    """Yield what the blocks of a file hold, in order."""
+    for tensor in layout.places:
+        for first in range(0, tensor.count, block_elements):
+            yield Piece(tensor, first, min(block_elements, tensor.count - first))
+
+
+def preamble(base: Digest | None, block_elements: int, header: bytes) -> bytes:
+    """Return what an encoding of a file with ``header`` begins with."""
+    data = codec.encode(
+        {
+            "base": b"" if base is None else base,
+            "block_elements": block_elements,
+            "header": header if base is None else b"",
+        }
+    )
+    return len(data).to_bytes(_LENGTH_BYTES, "little") + data
+
+
+class BlockReader:
+    """Reads the blocks of one encoding while it arrives; holds what has come of the next.
+
+    ``base`` is what it has to be against: a policy, and how the file of that is laid out. What is
+    not so, or of more than ``file_bytes_max``, is an ``EncodingError``.
+    """
+
+    def __init__(self, base: tuple[Digest, TensorFile] | None, file_bytes_max: int) -> None:
+        self._base = base
+        self._file_bytes_max = file_bytes_max
+        self._buffer = bytearray()
+        self._pieces: Iterator[Piece] = iter(())
+        self._piece: Piece | None = None
+        self.layout: TensorFile | None = None
+        """Of the file that it makes, once the preamble is here."""
+
+    def take(self, data: bytes) -> None:
+        """Take the next bytes of the encoding; raises ``EncodingError``."""
+        self._buffer += data
+        if self.layout is None:
+            self._begin()
+
+    def blocks(self) -> Iterator[Block]:
+        """Yield the blocks that are here now; raises ``EncodingError``."""
+        while (piece := self._piece) is not None and len(self._buffer) >= block.HEAD_BYTES:
+            width = piece.tensor.element_bytes
+            end = block.HEAD_BYTES + block.body_bytes(self._buffer, piece.count, width)
+            if len(self._buffer) < end:
+                return
+            kind, body = self._buffer[0], bytes(self._buffer[block.HEAD_BYTES : end])
+            del self._buffer[:end]
+            self._piece = next(self._pieces, None)
+            yield Block(piece, kind, memoryview(body))
+
+    def finish(self) -> None:
+        """Raise ``EncodingError`` before the end of the encoding, or with bytes after it."""
+        if self.layout is None or self._piece is not None:
+            raise EncodingError("an encoding that ends early")
+        if self._buffer:
+            raise EncodingError("bytes after the last block")
+
+    def _begin(self) -> None:
+        """Read the preamble when it is here."""
+        end = _LENGTH_BYTES + int.from_bytes(self._buffer[:_LENGTH_BYTES], "little")
+        if end > tensor_file.HEADER_BYTES_MAX:
+            raise EncodingError("a preamble that is too long")
+        if len(self._buffer) < max(end, _LENGTH_BYTES):
+            return
+        data = bytes(self._buffer[_LENGTH_BYTES:end])
+        del self._buffer[:end]
+        value = codec.decode(data, bytes_max=tensor_file.HEADER_BYTES_MAX)
+        if isinstance(value, Fault) or not isinstance(value, dict) or tuple(value) != _KEYS:
+            raise EncodingError("a preamble of other fields")
+        base, elements, header = value["base"], value["block_elements"], value["header"]
+        if type(elements) is not int or not 0 < elements <= BLOCK_ELEMENTS_MAX:
+            raise EncodingError("blocks of impossible size")
+        if type(base) is not bytes or type(header) is not bytes:
+            raise EncodingError("a preamble of other fields")
+        policy, layout = self._base or (b"", None)
+        if base != policy:
+            raise EncodingError("an encoding against another base")
+        if bool(base) == bool(header):
+            raise EncodingError("an encoding with a header and a base, or without both")
+        layout = layout or tensor_file.parse(header)
+        if layout.total_bytes > self._file_bytes_max:
+            raise EncodingError(f"a file of {layout.total_bytes} bytes")
+        self.layout = layout
+        self._pieces = pieces(layout, elements)
+        self._piece = next(self._pieces, None)
