@@ -16,6 +16,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from protocol.policy import TensorEntry
+from protocol.shardcast.encodings import tensor_file
+from protocol.shardcast.encodings.tensor_file import TensorFile
 from protocol.types import Digest
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -24,7 +26,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 _ELEMENT_BYTES_MAX = 4
 """Weights and moments are float32 or shorter."""
 
-_LENGTH_BYTES = 8
+_LENGTH_BYTES = tensor_file.LENGTH_BYTES
 """What a file begins with; its header is padded to as many."""
 
 _HEADER_BYTES = 4096
@@ -32,6 +34,8 @@ _HEADER_BYTES_PER_TENSOR = 512
 """Name, dtype, shape and place of a tensor take about 150 in a header."""
 
 _DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+DTYPES = {name: dtype for dtype, name in _DTYPE_NAMES.items()}
+"""Of weights, by their names in files."""
 
 
 def file_bytes_max(shapes: Shapes) -> int:
@@ -57,6 +61,13 @@ def read_tensors(path: Path, shapes: Shapes) -> tuple[dict[str, Tensor], dict[st
             return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
     except (SafetensorError, OSError) as error:
         raise ValueError(f"{path} is not a readable file of tensors: {error}") from error
+
+
+def read_layout(path: Path) -> TensorFile:
+    """Return where the tensors of a file are; raises ``EncodingError`` and ``OSError``."""
+    with path.open("rb") as file:
+        start = file.read(_LENGTH_BYTES)
+        return tensor_file.parse(start + file.read(tensor_file.header_bytes(start) - len(start)))
 
 
 def write_tensors(

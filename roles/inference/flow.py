@@ -19,6 +19,7 @@ from protocol.types import Digest, Role, Topic, Version
 from roles.failures import Failures, pause_epochs
 from roles.flow import RoleContext
 from roles.inference.making import Making, SlotsInTheMaking
+from roles.inference.staging import Staging
 from roles.ports.engines import (
     EngineError,
     Environment,
@@ -50,6 +51,7 @@ class InferenceFlow:
         self._context = context
         self._engine = engine
         self._making = SlotsInTheMaking(context, engine, Task(context.manifest, environment))
+        self._staging = Staging(context.policies, engine)
         self._failures = Failures(context, "inference")
         self._rest_until = -math.inf
         self._loaded: Digest | None = None
@@ -71,6 +73,7 @@ class InferenceFlow:
                 await context.tick(seen)
         finally:
             await self._making.close()
+            await self._staging.close()
 
     async def _work(self) -> None:
         """Commit to what is made and begin more; what goes wrong is told, and rested from."""
@@ -89,6 +92,7 @@ class InferenceFlow:
             rest_seconds = epoch_seconds / 2  # the same again would end the same way
         except EngineError as error:
             self._loaded = None  # an engine that starts anew has nothing
+            self._staging.forget()
             self._failures.note(error)
             self._making.broke()
             rest_seconds = pause_epochs(self._failures.count) * epoch_seconds
@@ -214,6 +218,8 @@ class InferenceFlow:
 
     async def _begin_more(self) -> None:
         """Begin as many slots as may be; with a new policy when those of the old one have ended."""
+        if (newest := self._context.policies.newest()) is not None:
+            self._staging.begin(newest)
         while self._making.generating < self._making.concurrency.limit:
             policy = self._policy_to_use()
             checkpoint = policy and self._context.replica.ledger.checkpoint(policy.version)
@@ -230,6 +236,8 @@ class InferenceFlow:
     async def _load(self, policy: Policy) -> bool:
         """Swap the engine to ``policy``; False when its weights are not what they should be."""
         began_at = _now()
+        await self._staging.finish(policy)
+        staged_at = _now()
         try:
             await self._engine.load(policy)
         except ValueError as error:
@@ -237,7 +245,13 @@ class InferenceFlow:
             await self._context.policies.discard(policy)
             return False
         self._loaded = policy.digest
-        log.info("policy loaded", version=policy.version, seconds=round(_now() - began_at, 3))
+        self._staging.loaded(policy)
+        log.info(
+            "policy loaded",
+            version=policy.version,
+            staging_seconds=round(staged_at - began_at, 3),
+            seconds=round(_now() - staged_at, 3),
+        )
         return True
 
     # What becomes of it

@@ -105,13 +105,16 @@ class GenerationEngine(Protocol):
         """
 
     async def stage(self, policy: Policy) -> None:
-        """Get ready to swap to ``policy``, if it is a patch of what is loaded or staged.
+        """Read the patch of ``policy``, if it is one of what is loaded or staged.
 
-        Does nothing where that is not so, or where it would not pay.
+        Does nothing where that is not so, where the patch cannot be used, or would not pay.
         """
 
     async def load(self, policy: Policy) -> None:
-        """Swap to ``policy``; raises ``ValueError`` when its tensors do not have its digest."""
+        """Swap to ``policy``: at once if it is staged, else its file is read.
+
+        Raises ``ValueError`` when its tensors do not have its digest.
+        """
 
     async def generate(
         self, requests: Sequence[GenerationRequest], temperature: float

@@ -112,6 +112,10 @@ class PassingGeneration(GenerationEngine):
         return self._honest.tokens_sampled
 
     @override
+    async def stage(self, policy: Policy) -> None:
+        """Stage nothing: what a dishonest worker loads is another policy."""
+
+    @override
     async def load(self, policy: Policy) -> None:
         await self._honest.load(policy)
 

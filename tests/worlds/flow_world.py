@@ -86,6 +86,7 @@ class Engine:
         self.tried: list[float] = []
         """When it was asked for something, of the loop's time."""
         self.loads: list[int] = []
+        self.staged: list[int] = []
         self.refused: dict[bytes, None] = {}
         self.measured: list[int] = []
         self.prompts: list[tuple[int, ...]] = []
@@ -94,6 +95,10 @@ class Engine:
         self.forgetful = 0
         self.on_load = lambda: None
         self.honest = True
+
+    async def stage(self, policy: Policy) -> None:
+        await asyncio.sleep(0.1)
+        self.staged.append(policy.version)
 
     async def load(self, policy: Policy) -> None:
         await asyncio.sleep(0.1)

@@ -6,6 +6,7 @@ another form than that of its file.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from blake3 import blake3
@@ -136,17 +137,14 @@ class PatchReader:
         """
         self._blocks.take(data)
         for piece, kind, body in self._blocks.blocks():
-            tensor, first = piece.tensor, piece.first
-            changed, words = block.changes(
-                kind,
-                body,
-                lambda places, tensor=tensor, first=first: self._read(tensor, places + first),
-                piece.count,
-                tensor.element_bytes,
-            )
+            base, width = partial(self._base_words, piece), piece.tensor.element_bytes
+            changed, words = block.changes(kind, body, base, piece.count, width)
             if len(changed):
-                yield Change(tensor, changed + first, words)
+                yield Change(piece.tensor, changed + piece.first, words)
 
     def finish(self) -> None:
         """Raise ``EncodingError`` before the end of the patch, or with bytes after it."""
         self._blocks.finish()
+
+    def _base_words(self, piece: Piece, positions: Positions) -> Words:
+        return self._read(piece.tensor, positions + piece.first)

@@ -44,6 +44,8 @@ class Layer:
     """The weights of a layer, packed to few products.
 
     ``query_key_norm[heads + key heads, 1, head]`` is there if queries and keys are normed.
+    ``places`` are views of these by the names of the tensors that are there now; one that is there
+    several times has more dimensions than its tensor.
     """
 
     input_norm: Tensor
@@ -53,6 +55,7 @@ class Layer:
     post_norm: Tensor
     gate_up: Linear
     down: Linear
+    places: Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,29 +79,39 @@ def key_heads(config: Config) -> int:
     return config.num_key_value_heads or config.num_attention_heads
 
 
-def pack_layer(weights: Weights, query_key_norm: Tensor | None = None) -> Layer:
-    """Return a layer with the biases that there are."""
+def pack_layer(weights: Weights, query_key_norms: Weights | None = None) -> Layer:
+    """Return a layer with the biases that there are, in memory of its own."""
+    places: dict[str, Tensor] = {}
+
+    def joined(parts: Weights) -> Tensor:
+        whole = torch.cat([*parts.values()])
+        own = torch.split(whole, [*map(len, parts.values())])
+        places.update(zip(parts, own, strict=True))
+        return whole
+
+    def product(*names: str) -> Linear:
+        """Return several products of the same states as one; all have a bias, or none."""
+        weight, bias = [
+            {key: weights[key] for name in names if (key := f"{name}.{kind}") in weights}
+            for kind in ("weight", "bias")
+        ]
+        return Linear(joined(weight), joined(bias) if bias else None)
+
+    def norm(name: str) -> Tensor:
+        return joined({name: weights[name]})
+
     return Layer(
-        input_norm=weights["input_layernorm.weight"],
-        qkv=_joined(weights, *(f"self_attn.{part}_proj" for part in "qkv")),
-        query_key_norm=query_key_norm,
-        output=_joined(weights, "self_attn.o_proj"),
-        post_norm=weights["post_attention_layernorm.weight"],
-        gate_up=_joined(weights, "mlp.gate_proj", "mlp.up_proj"),
-        down=_joined(weights, "mlp.down_proj"),
+        input_norm=norm("input_layernorm.weight"),
+        qkv=product(*(f"self_attn.{part}_proj" for part in "qkv")),
+        query_key_norm=None if query_key_norms is None else joined(query_key_norms),
+        output=product("self_attn.o_proj"),
+        post_norm=norm("post_attention_layernorm.weight"),
+        gate_up=product("mlp.gate_proj", "mlp.up_proj"),
+        down=product("mlp.down_proj"),
+        places=places,
     )
 
 
 def pack_plain(weights: Weights, _config: Config) -> Layer:
     """Return a layer whose queries and keys are not normed."""
     return pack_layer(weights)
-
-
-def _joined(weights: Weights, *names: str) -> Linear:
-    """Return several products of the same states as one; all have a bias, or none."""
-    biased = f"{names[0]}.bias" in weights
-    weight = [weights[f"{name}.weight"] for name in names]
-    bias = [weights[f"{name}.bias"] for name in names] if biased else []
-    if len(names) == 1:
-        return Linear(weight[0], bias[0] if biased else None)
-    return Linear(torch.cat(weight), torch.cat(bias) if biased else None)

@@ -1,6 +1,5 @@
 """Qwen3, dense: queries and keys are normed head by head before they are rotated."""
 
-import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
 
@@ -17,11 +16,11 @@ from roles.engines.architectures.qwen2 import QWEN2
 
 def _pack(weights: Weights, config: Config) -> Layer:
     counts = {"q": config.num_attention_heads, "k": key_heads(config)}
-    norms = [
-        weights[f"self_attn.{part}_norm.weight"].expand(count, 1, -1)
+    norms = {
+        (name := f"self_attn.{part}_norm.weight"): weights[name].expand(count, 1, -1)
         for part, count in counts.items()
-    ]
-    return pack_layer(weights, torch.cat(norms))
+    }
+    return pack_layer(weights, norms)
 
 
 QWEN3 = Architecture(

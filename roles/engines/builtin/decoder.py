@@ -18,15 +18,17 @@ from roles.engines.architectures.registry import architecture_of
 from roles.engines.builtin.cache import Cache
 from roles.engines.builtin.head import Head, HeadPrecision
 
-_OUTER = ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight")
+_EMBEDDING, _NORM, _HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 """What is in no layer; a tied output layer is the embedding, and not there."""
+
+_PREFIX = "model.layers.{}."
 
 
 class Decoder:
-    """A model's weights packed for decoding.
+    """A model's weights packed for decoding, in memory of their own.
 
     One that is ``streamed`` computes once: each layer is packed when it is reached, so that one is
-    held at a time.
+    held at a time, and the other tensors are those given.
     """
 
     def __init__(
@@ -46,9 +48,14 @@ class Decoder:
         self._key_heads = key_heads(config)
         self._head_size = head_size(config)
         self._rotary = rotary(config, device)
-        outer = {name: tensors[name].to(device, dtype) for name in _OUTER if name in tensors}
+        outer = {
+            name: tensors[name].to(device, dtype, copy=not streamed)
+            for name in (_EMBEDDING, _NORM, _HEAD)
+            if name in tensors
+        }
         self._embedding, self._norm, *_ = outer.values()
-        self.head = Head(outer.get("lm_head.weight", self._embedding), head)
+        self._is_tied = _HEAD not in outer
+        self.head = Head(outer.get(_HEAD, self._embedding), head)
         # One after another: what is packed is no longer held beside its parts.
         layers = (
             architecture_of(config.model_type).pack(
@@ -57,6 +64,20 @@ class Decoder:
             for index in range(config.num_hidden_layers)
         )
         self._layers: Iterable[Layer] = layers if streamed else list(layers)
+
+    def places(self) -> dict[str, list[Tensor]]:
+        """Return where each tensor is that it was made of; once only, if it is ``streamed``.
+
+        A place has the dimensions of its tensor, and more before them if it repeats it.
+        """
+        places = {_EMBEDDING: [self._embedding], _NORM: [self._norm]}
+        if not self._is_tied:
+            places[_HEAD] = [self.head.weight]
+        elif self.head.weight.data_ptr() != self._embedding.data_ptr():
+            places[_EMBEDDING].append(self.head.weight)
+        for index, layer in enumerate(self._layers):
+            places |= {_PREFIX.format(index) + name: [at] for name, at in layer.places.items()}
+        return places
 
     @property
     def end_tokens(self) -> frozenset[int]:
@@ -177,7 +198,7 @@ class Decoder:
 
 def _within(tensors: Mapping[str, Tensor], index: int) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of a layer with their names within it."""
-    prefix = f"model.layers.{index}."
+    prefix = _PREFIX.format(index)
     for name, tensor in tensors.items():
         if name.startswith(prefix):
             yield name.removeprefix(prefix), tensor

@@ -39,7 +39,7 @@ class BuiltinEngine:
         self._executor = ThreadPoolExecutor(
             max_workers=1,
             thread_name_prefix=type(self).__name__,
-            initializer=_prepare,
+            initializer=prepare_thread,
         )
 
     async def _compute(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -58,7 +58,7 @@ class BuiltinEngine:
         return model_of(self._config, tensors, dtype, self._device, self._attention)
 
 
-def _prepare() -> None:
+def prepare_thread() -> None:
     """Set what torch would choose otherwise; all but the threads holds for the whole process.
 
     On Hopper it prefers cuDNN's attention, which builds a plan of some 30 ms for every length of

@@ -1,21 +1,31 @@
 """The built-in generation engine: Hugging Face weights, our decode loop, replayable sampling."""
 
 import asyncio
+import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import torch
 from typing_extensions import override
 
 from protocol.recipe import ModelSection, ToplocSection
+from protocol.shardcast.encodings.tensor_file import EncodingError
 from protocol.toploc.proof import States, build_proofs_batch
+from protocol.types import Digest
 from roles.engines.builtin.batching import Batch, Continuation, Lengths
 from roles.engines.builtin.decoder import Decoder
-from roles.engines.builtin.engine import BuiltinEngine, computed_telling, guarded
+from roles.engines.builtin.engine import (
+    BuiltinEngine,
+    computed_telling,
+    guarded,
+    prepare_thread,
+)
 from roles.engines.builtin.memory import cache_bytes
+from roles.engines.builtin.patching import PatchedWeights
 from roles.engines.noise import NoiseSource
+from roles.engines.tensors import read_layout
 from roles.ports.engines import (
     EngineError,
     Generation,
@@ -84,6 +94,10 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         self._cache_bytes_max = cache_bytes_max
         self._cache_bytes = 0
         self._decoder: Decoder | None = None
+        self._weights: PatchedWeights | None = None
+        """Those of the decoder, unless their file is laid out as nobody's patch could be of."""
+        self._weights_lock = threading.Lock()
+        self._stager = ThreadPoolExecutor(1, "stage", prepare_thread)
         self._lengths = Lengths()
         self._turns = Turns()
         self._arrived: deque[_Call] = deque()
@@ -97,14 +111,41 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         return self._tokens_sampled
 
     @override
+    def close(self) -> None:
+        super().close()
+        self._stager.shutdown(wait=False, cancel_futures=True)
+
+    @override
+    async def stage(self, policy: Policy) -> None:
+        await asyncio.wrap_future(self._stager.submit(self._stage, policy))
+
+    @guarded
+    def _stage(self, policy: Policy) -> None:
+        with self._weights_lock:
+            if self._weights is not None:
+                self._weights.stage(policy)
+
+    @override
     async def load(self, policy: Policy) -> None:
         async with self._turns.alone():
             await self._load(policy)
 
     @computed_telling(ValueError)
     def _load(self, policy: Policy) -> None:
-        self._decoder = self._made(policy)
-        self._cache_bytes = self._cache_bytes_max or cache_bytes(self._device)
+        with self._weights_lock:
+            if self._weights is not None and self._weights.has_staged(policy.digest):
+                self._swap(self._weights, policy.digest)
+            else:
+                decoder = self._made(policy)
+                self._weights = weights_of(decoder, policy)
+                self._decoder = decoder
+                self._cache_bytes = self._cache_bytes_max or cache_bytes(self._device)
+
+    def _swap(self, weights: PatchedWeights, policy: Digest) -> None:
+        decoder = self._decoder
+        self._decoder = self._weights = None  # until all is written
+        weights.swap(policy)
+        self._decoder, self._weights = decoder, weights
 
     def _made(self, policy: Policy) -> Decoder:
         """Return a decoder with a policy; raises ``ValueError`` as ``load``."""
@@ -202,6 +243,18 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         proofs = build_proofs_batch(states, chunk_tokens=chunk_tokens, top_k=self._toploc.top_k)
         for one, made in zip(own, proofs, strict=True):
             one.proofs += made
+
+
+def weights_of(decoder: Decoder, policy: Policy) -> PatchedWeights | None:
+    """Return the weights of a decoder that was made of a policy; None when no patch can be of it.
+
+    Files of the same policy may differ in the order of their tensors, so this is to be read while
+    the file is the one that was loaded.
+    """
+    try:
+        return PatchedWeights(policy.digest, read_layout(policy.path), decoder.places())
+    except (OSError, EncodingError):
+        return None
 
 
 def check_requests(requests: Sequence[GenerationRequest], temperature: float) -> None:

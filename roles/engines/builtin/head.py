@@ -25,18 +25,18 @@ class Head:
 
     def __init__(self, unembedding: Tensor, precision: HeadPrecision) -> None:
         weight = unembedding.detach()
-        self._weight = weight.float() if precision == "fp32" else weight
+        self.weight = weight.float() if precision == "fp32" else weight
 
     def sample(
         self, states: Tensor, temperature: float, draws: Draws | None, claimed: Tensor | None = None
     ) -> Sampled:
         """Draw the tokens that follow ``states[n, hidden]``; judge the claimed ones."""
-        states = states.to(self._weight.dtype)
+        states = states.to(self.weight.dtype)
 
         def logits(block: slice) -> Tensor:
-            return _product(states, self._weight[block]).float().div_(temperature)
+            return _product(states, self.weight[block]).float().div_(temperature)
 
-        vocabulary = len(self._weight)
+        vocabulary = len(self.weight)
         if states.device.type == "cpu":
             return sample_blocks(logits, len(states), vocabulary, draws, claimed)
         return sample_whole(logits(slice(0, vocabulary)), draws, claimed)

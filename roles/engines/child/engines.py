@@ -51,6 +51,10 @@ class ChildGeneration(GenerationEngine):
         return self.supervisor.tokens
 
     @override
+    async def stage(self, policy: Policy) -> None:
+        await self.supervisor.call("stage", policy)
+
+    @override
     async def load(self, policy: Policy) -> None:
         async with self._turns.alone():
             self._policy = None

@@ -40,6 +40,7 @@ class Method(NamedTuple):
 
 METHODS: Mapping[Kind, Mapping[str, Method]] = {
     "generation": {
+        "stage": Method(TypeAdapter(tuple[Policy])),
         "load": Method(TypeAdapter(tuple[Policy])),
         "generate": Method(
             TypeAdapter(tuple[Annotated[tuple[GenerationRequest, ...], _Many], float]),

@@ -75,6 +75,10 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
         return self._tokens_sampled
 
     @override
+    async def stage(self, policy: Policy) -> None:
+        """Stage nothing: vLLM's weights are loaded from files."""
+
+    @override
     async def load(self, policy: Policy) -> None:
         async with self._order:
             if self._stepping is not None:  # a sequence is of one policy

@@ -90,4 +90,4 @@ def test_a_validator_judges_claimed_tokens_of_the_same_states(tiny_config):
 
 def test_weights_in_float32_are_not_copied():
     weight = torch.randn(32, 8)
-    assert Head(weight, "fp32")._weight.data_ptr() == weight.data_ptr()
+    assert Head(weight, "fp32").weight.data_ptr() == weight.data_ptr()

@@ -28,6 +28,7 @@ from tests.roles.engines.child.engine_processes import (
     tiny_manifest,
     wait_until,
 )
+from tests.roles.engines.patches import chain, only_header
 from tests.roles.engines.training.batches import batch_of
 from tests.worlds.small_disk import small_disk
 
@@ -175,6 +176,18 @@ async def test_a_policy_is_swapped_between_the_calls_before_it_and_those_after_i
     assert [await call for call in before] == [expected[1]] * 2
     await swap
     assert [await call for call in after] == [expected[0]] * 2
+
+
+async def test_patches_are_staged_in_the_process_and_swapped(made, ours, tmp_path):
+    policies = chain(tmp_path, count=3, share=0.03)
+    here, there = ours("generation"), made("generation", MANIFEST)
+    await here.load(policies[2])
+    await there.load(policies[0])
+    for policy in policies[1:]:
+        only_header(policy.path)
+        await there.stage(policy)
+    await there.load(policies[2])
+    assert await there.generate(REQUESTS, 1.0) == await here.generate(REQUESTS, 1.0)
 
 
 async def test_calls_that_break_together_are_one_failure(made, policies):

@@ -1,0 +1,73 @@
+"""Versions of a tiny policy, each with the patch that makes it of the one before."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from node.storage import encodings
+from protocol.crypto import digest
+from protocol.shardcast.encodings import tensor_file
+from protocol.types import Version
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.builtin.policy import write_policy
+from roles.ports.engines import Patch, Policy
+from tests.roles.engines.tiny import CONFIG
+
+BITS = {torch.float32: torch.int32, torch.bfloat16: torch.int16}
+
+OWN = {
+    "qwen2": {},
+    "qwen3": {"head_dim": 24, "attention_bias": True},
+    "llama": {"attention_bias": True, "mlp_bias": True},
+}
+"""What each architecture has that the others lack."""
+
+
+def stepped(tensors, seed, share=0.02):
+    """Return tensors of which a share of the elements, one at least, has other low bits."""
+    rng = np.random.default_rng(seed)
+    out = {}
+    for name, tensor in tensors.items():
+        bits = tensor.clone().view(BITS[tensor.dtype]).view(-1)
+        hit = rng.random(len(bits)) < share
+        hit[rng.integers(len(bits))] = True
+        top = 6 if tensor.dtype == torch.bfloat16 else 22  # of the mantissa
+        flipped = 1 << rng.choice([0, 3, top], hit.sum())
+        bits[torch.from_numpy(hit)] ^= torch.from_numpy(flipped).to(bits.dtype)
+        out[name] = bits.view(tensor.dtype).view(tensor.shape)
+    return out
+
+
+def patched(base: Policy, tensors, version: int) -> Policy:
+    """Write tensors as the next version, with the patch that makes it of ``base``."""
+    path = base.path.with_name(f"{version}.safetensors")
+    policy = Policy(Version(version), write_policy(tensors, path), path)
+    patch = base.path.with_name(f"{version}.patch")
+    assert encodings.encode(path, base, patch) is not None
+    made = Patch(base.digest, patch, digest(patch.read_bytes()))
+    return replace(policy, patch=made)
+
+
+def chain(tmp_path, dtype=torch.float32, architecture="qwen2", count=4, share=0.02, **config):
+    """Return versions of which each patches the one before."""
+    torch.manual_seed(5)
+    section = configuration(architecture, CONFIG | OWN[architecture] | config)
+    tensors = {
+        name: tensor.to(dtype)
+        for name, tensor in tensors_of(build_model(section, torch.float32, "cpu")).items()
+    }
+    path = tmp_path / "0.safetensors"
+    made = [Policy(Version(0), write_policy(tensors, path), path)]
+    for version in range(1, count):
+        tensors = stepped(tensors, version, share)
+        made.append(patched(made[-1], tensors, version))
+    return made
+
+
+def only_header(path: Path) -> None:
+    """Leave of a file what says where its tensors would be."""
+    data = path.read_bytes()
+    path.write_bytes(data[: tensor_file.header_bytes(data)])

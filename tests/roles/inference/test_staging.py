@@ -1,0 +1,149 @@
+"""Newer policies are read beside what is generated, each as a patch of the one before."""
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from protocol.crypto import digest
+from protocol.types import Version
+from roles.inference.staging import Staging
+from roles.ports.engines import EngineError, Patch, Policy
+from tests.roles.inference.test_many_at_once import PLENTY, Busy, started
+from tests.worlds.network import run_virtual
+
+
+def policy(version: int, patch_of: bytes | None = None) -> Policy:
+    made = Policy(Version(version), digest(b"%d" % version), Path(f"v{version}"))
+    if patch_of is None:
+        return made
+    return replace(made, patch=Patch(digest(patch_of), Path(f"p{version}"), digest(b"patch")))
+
+
+class Held(dict):
+    """Policies by version."""
+
+    def get(self, version):
+        return super().get(version)
+
+
+class Engine:
+    def __init__(self):
+        self.staged = []
+        self.error = None
+
+    async def stage(self, policy):
+        await asyncio.sleep(0.1)
+        if self.error is not None:
+            raise self.error
+        self.staged.append(policy.version)
+
+
+@pytest.fixture
+def engine():
+    return Engine()
+
+
+def staging_of(engine, *policies):
+    made = Staging(Held({one.version: one for one in policies}), engine)
+    made.loaded(policies[0])
+    return made
+
+
+async def done(staging):
+    await asyncio.wait([staging._work])
+
+
+CHAIN = [policy(0), policy(1, b"0"), policy(2, b"1"), policy(3, b"2")]
+
+
+async def test_patches_are_staged_in_their_order_and_once(engine):
+    staging = staging_of(engine, *CHAIN)
+    staging.begin(CHAIN[2])
+    staging.begin(CHAIN[3])  # while that goes on
+    await done(staging)
+    assert engine.staged == [1, 2]
+    staging.begin(CHAIN[3])
+    await done(staging)
+    staging.begin(CHAIN[3])
+    await staging.finish(CHAIN[3])
+    assert engine.staged == [1, 2, 3]
+
+
+async def test_what_is_left_is_staged_before_a_load(engine):
+    staging = staging_of(engine, *CHAIN)
+    staging.begin(CHAIN[1])
+    await staging.finish(CHAIN[3])
+    assert engine.staged == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    "chain",
+    [
+        [policy(0), policy(1), policy(2, b"1")],
+        [policy(0), policy(1, b"0"), policy(2, b"another 1")],
+        [policy(0), policy(2, b"1")],
+        [policy(0), policy(1, b"another 0"), policy(2, b"1")],
+    ],
+    ids=["a file alone", "of another one", "one is not here", "of another base"],
+)
+async def test_where_no_patches_lead_nothing_is_staged(engine, chain):
+    staging = staging_of(engine, *chain)
+    staging.begin(chain[-1])
+    await staging.finish(chain[-1])
+    assert engine.staged == []
+
+
+async def test_an_engine_that_has_forgotten_stages_nothing(engine):
+    staging = staging_of(engine, *CHAIN)
+    staging.forget()
+    await staging.finish(CHAIN[3])
+    assert engine.staged == []
+
+
+async def test_what_breaks_is_no_failure_and_not_tried_again(engine):
+    staging = staging_of(engine, *CHAIN)
+    engine.error = EngineError("no memory")
+    staging.begin(CHAIN[2])
+    await staging.finish(CHAIN[2])
+    engine.error = None
+    await staging.finish(CHAIN[3])
+    assert engine.staged == []
+    staging.loaded(CHAIN[2])
+    await staging.finish(CHAIN[3])
+    assert engine.staged == [3]
+
+
+async def test_a_defect_is_raised(engine):
+    staging = staging_of(engine, *CHAIN)
+    engine.error = KeyError("a defect")
+    staging.begin(CHAIN[1])
+    await done(staging)
+    with pytest.raises(KeyError, match="a defect"):
+        staging.begin(CHAIN[1])
+
+
+def test_a_worker_stages_what_comes_while_it_generates_and_swaps_once(tmp_path):
+    engine = Busy(30.0)
+
+    async def scenario():
+        world, flow = started(tmp_path, engine, at_once=1, grpo={**PLENTY, "async_level": 2})
+        world.run(flow)
+        await world.rest(5.0)
+        before = world.policies.held[0]
+        for version in (1, 2):
+            content = b"policy %d" % version
+            world.version(policy=digest(content))
+            made = world.hold(version, content)
+            patch = Patch(before.digest, Path("patch"), digest(b"patch"))
+            before = world.policies.held[version] = replace(made, patch=patch)
+            world.changes.notify()
+        await world.rest(5.0)
+        assert engine.running
+        assert (engine.staged, engine.loads) == ([1, 2], [0])
+        await world.rest(60.0)
+        assert (engine.staged, engine.loads) == ([1, 2], [0, 2])
+        await world.stop()
+
+    run_virtual(scenario())
