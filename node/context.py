@@ -1,7 +1,7 @@
 """What a daemon is made of: the outside of a node behind ports, and what its services share."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from protocol.crypto import Signer
@@ -14,6 +14,7 @@ from roles.ports.background import Background
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
 from roles.ports.transport import Directory, HttpRanges, Streams, Transport
+from roles.uptake import Uptakes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +65,5 @@ class NodeContext:
     """Something about the run has changed: roles look again."""
     conditions: Conditions
     """Why the node is not doing its work at the moment."""
+    uptakes: Uptakes = field(default_factory=Uptakes)
+    """How soon new versions are in use here."""

@@ -332,6 +332,7 @@ class Daemon:
             policies=self._policies,
             changes=context.changes,
             conditions=context.conditions,
+            uptakes=context.uptakes,
         )
 
     async def _leave(self) -> None:

@@ -1,7 +1,7 @@
 """What every role shares: a role is a coroutine over a ``RoleContext``."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.crypto import Signer
 from protocol.manifest import RunManifest
@@ -11,6 +11,7 @@ from roles.ports.background import Background
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
 from roles.ports.swarm import Network, Policies
+from roles.uptake import Uptakes
 
 
 class ChangeSignal:
@@ -98,6 +99,7 @@ class RoleContext:
     policies: Policies
     changes: ChangeSignal
     conditions: Conditions
+    uptakes: Uptakes = field(default_factory=Uptakes)
 
     @property
     def peer_id(self) -> PeerId:

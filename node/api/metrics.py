@@ -6,7 +6,7 @@ handful of values each: never a peer id, never a commit; reasons come from other
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import get_args
 
@@ -28,8 +28,10 @@ from node.api.status import (
     RolloutCounts,
     State,
     TrafficStatus,
+    UptakeStatus,
 )
 from node.weights.arrivals import SECONDS_BOUNDS
+from roles.uptake import UPTAKE_BOUNDS
 
 PREFIX = "prime_node"
 
@@ -63,6 +65,7 @@ class NodeMetrics(Collector):
         yield from _traffic(status)
         yield from _arrivals(status)
         yield from _loop(status.loop)
+        yield _uptake(status.uptake)
 
     def _rejections(self, counts: RolloutCounts) -> Metric:
         family = CounterMetricFamily(
@@ -206,19 +209,29 @@ def _durations(by_form: dict[str, DurationsStatus]) -> Metric:
         "How long versions took to come, by the form in which they travelled.",
         labels=["form"],
     )
-    bounds = [*map(str, SECONDS_BOUNDS), "+Inf"]
     for form, durations in by_form.items():
-        buckets = list(zip(bounds, accumulate(durations.counts), strict=True))
-        family.add_metric([form], buckets, durations.seconds)
+        family.add_metric([form], _buckets(SECONDS_BOUNDS, durations.counts), durations.seconds)
     return family
 
 
+def _uptake(uptake: UptakeStatus) -> Metric:
+    return HistogramMetricFamily(
+        f"{PREFIX}_policy_uptake_seconds",
+        "From the manifest of a version to the first token of its policy here.",
+        buckets=_buckets(UPTAKE_BOUNDS, uptake.counts),
+        sum_value=uptake.seconds,
+    )
+
+
+def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    return list(zip([*map(str, bounds), "+Inf"], accumulate(counts), strict=True))
+
+
 def _loop(loop: LoopStatus) -> Iterator[Metric]:
-    bounds = [*map(str, LOOP_DELAY_BOUNDS), "+Inf"]
     yield HistogramMetricFamily(
         f"{PREFIX}_loop_delay_seconds",
         "How late the event loop came to what was due.",
-        buckets=list(zip(bounds, accumulate(loop.delays), strict=True)),
+        buckets=_buckets(LOOP_DELAY_BOUNDS, loop.delays),
         sum_value=loop.delay_seconds,
     )
     for name, text, value in (

@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from node.api.arrivals_observer import arrival_statuses, durations_statuses, receiver_statuses
 from node.api.status import (
@@ -13,6 +13,7 @@ from node.api.status import (
     Snapshot,
     State,
     TrafficStatus,
+    UptakeStatus,
 )
 from node.api.why import FailedRollout, MeasuredValue, TrainedOnRejected, VerdictFinding, Why
 from node.blobs.exchange import BlobExchange
@@ -97,6 +98,7 @@ class Observer:
             arrivals=arrival_statuses(self.arrivals, monotonic_now, now),
             durations=durations_statuses(self.arrivals),
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),
+            uptake=self._uptake(),
         )
 
     def snapshot(self) -> Snapshot:
@@ -203,6 +205,16 @@ class Observer:
             gossip_sent=gossip.bytes_out,
             gossip_received=gossip.bytes_in,
             gossip_dropped=gossip.frames_dropped,
+        )
+
+    def _uptake(self) -> UptakeStatus:
+        uptakes = self.context.uptakes
+        newest = {} if uptakes.newest is None else asdict(uptakes.newest)
+        return UptakeStatus(
+            **newest,
+            first_token_seconds_median=uptakes.median_seconds,
+            counts=tuple(uptakes.counts),
+            seconds=uptakes.seconds,
         )
 
     def why(self) -> Why:

@@ -44,6 +44,7 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         ("reward", _reward(status.checkpoints)),
         ("traffic", _traffic(status)),
         *_sending(status),
+        *_uptake(status),
         *_loop(status),
     ):
         facts.add_row(name, Text(value))
@@ -163,6 +164,22 @@ def _sending(status: NodeStatus) -> list[tuple[str, str]]:
 def _arriving(status: NodeStatus) -> list[RenderableType]:
     view = arrivals_view(status.arrivals)
     return [] if view is None else [Padding(view, (0, 0, 1, 2))]
+
+
+def _uptake(status: NodeStatus) -> list[tuple[str, str]]:
+    """Return a row for a node that goes over to new versions."""
+    uptake = status.uptake
+    stages = {
+        "weights": uptake.weights_seconds,
+        "swapped": uptake.swapped_seconds,
+        "first token": uptake.first_token_seconds,
+    }
+    told = [f"{name} {seconds:.1f} s" for name, seconds in stages.items() if seconds is not None]
+    if not told:
+        return []
+    usual = uptake.first_token_seconds_median
+    median = "" if usual is None else f" (median {usual:.1f} s)"
+    return [("uptake", f"version {uptake.version}: {', '.join(told)}{median}")]
 
 
 def _loop(status: NodeStatus) -> list[tuple[str, str]]:

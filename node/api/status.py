@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus
+from roles.uptake import UPTAKE_BOUNDS
 
 State = Literal["joining", "syncing", "ready", "paused", "draining"]
 
@@ -62,6 +63,24 @@ class TrafficStatus:
     gossip_sent: int = 0
     gossip_received: int = 0
     gossip_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class UptakeStatus:
+    """How soon an inference node uses new versions: seconds since it knew of a manifest.
+
+    Of the newest ``version`` (-1 before the first): weights here, swapped in, first token; of the
+    last ones the median until the first token. ``counts`` are first tokens up to each of
+    ``UPTAKE_BOUNDS`` (and above the one before), and the later ones last; ``seconds`` their sum.
+    """
+
+    version: int = -1
+    weights_seconds: float | None = None
+    swapped_seconds: float | None = None
+    first_token_seconds: float | None = None
+    first_token_seconds_median: float | None = None
+    counts: tuple[int, ...] = (0,) * (len(UPTAKE_BOUNDS) + 1)
+    seconds: float = 0.0
 
 
 LOOP_DELAY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
@@ -142,6 +161,7 @@ class NodeStatus:
     """Of the versions that came since the start, by their form."""
     receivers: tuple[PartyStatus, ...] = ()
     """Who was sent blobs in the last seconds, the one that is sent most first."""
+    uptake: UptakeStatus = UptakeStatus()
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -5,6 +5,7 @@ carried over, and a point of the reward curve stays known when the node that tol
 """
 
 from dataclasses import dataclass, field
+from statistics import median
 from typing import Literal
 
 from node.api.arrivals import ArrivalStatus
@@ -159,6 +160,13 @@ class SwarmRecord:
             if status.first_certificate_at is not None
         ]
         return min(times) - self.started_at if times else None
+
+    @property
+    def uptake_seconds(self) -> float | None:
+        """From a version's manifest to its first token: the median of the workers' medians."""
+        medians = [status.uptake.first_token_seconds_median for status in self.statuses]
+        known = [seconds for seconds in medians if seconds is not None]
+        return median(known) if known else None
 
     @property
     def policy_lag_max(self) -> int:

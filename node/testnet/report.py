@@ -41,6 +41,7 @@ def build_report(
         "trained_without_certificate": record.trained_without_certificate,
         "cheaters": _cheaters(record),
         "policy_lag_max": record.policy_lag_max,
+        "uptake_seconds_median": _rounded(record.uptake_seconds, 2),
         "weights_bytes_sent": record.weights_sent,
         "versions": _versions(record),
         "peak_rss_mb": _peak_memory(record),

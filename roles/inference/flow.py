@@ -67,6 +67,7 @@ class InferenceFlow:
                 seen = context.changes.count
                 await self._repeat_unsettled()
                 self._making.observe(self._seconds_max())
+                self._observe_uptake()
                 self._drop_useless()
                 if _now() >= self._rest_until:
                     await self._work()
@@ -235,7 +236,8 @@ class InferenceFlow:
 
     async def _load(self, policy: Policy) -> bool:
         """Swap the engine to ``policy``; False when its weights are not what they should be."""
-        began_at = _now()
+        began_at, replaces = _now(), self._loaded is not None
+        self._observe_uptake()
         await self._staging.finish(policy)
         staged_at = _now()
         try:
@@ -246,6 +248,8 @@ class InferenceFlow:
             return False
         self._loaded = policy.digest
         self._staging.loaded(policy)
+        if replaces:
+            self._note_swap(policy.version)
         log.info(
             "policy loaded",
             version=policy.version,
@@ -253,6 +257,20 @@ class InferenceFlow:
             seconds=round(_now() - staged_at, 3),
         )
         return True
+
+    def _observe_uptake(self) -> None:
+        """Note the newest weights that are here, and the first token of what was loaded."""
+        context = self._context
+        if (newest := context.policies.newest()) is not None:
+            context.uptakes.arrived(newest.version, context.clock.now())
+        if (first := self._engine.first_token) is not None:
+            context.uptakes.sampled(first.version, first.seconds)
+
+    def _note_swap(self, version: Version) -> None:
+        checkpoints = self._context.replica.ledger.checkpoints
+        known_at = checkpoints[version].taken_at if version < len(checkpoints) else -math.inf
+        if known_at > -math.inf:
+            self._context.uptakes.swapped(version, known_at, self._context.clock.now())
 
     # What becomes of it
 

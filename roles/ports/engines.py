@@ -86,6 +86,14 @@ class Generation:
     proofs: tuple[bytes, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FirstToken:
+    """The first token of a policy, and how many seconds after the end of its ``load`` it came."""
+
+    version: Version
+    seconds: float
+
+
 class GenerationEngine(Protocol):
     """Samples sequences and proves the computation (``protocol.toploc``).
 
@@ -103,6 +111,10 @@ class GenerationEngine(Protocol):
 
         The number may be some seconds old, and begins anew when the engine does.
         """
+
+    @property
+    def first_token(self) -> FirstToken | None:
+        """The first token of a policy that was loaded last, or lately, once it is known here."""
 
     async def stage(self, policy: Policy) -> None:
         """Read the patch of ``policy``, if it is one of what is loaded or staged.

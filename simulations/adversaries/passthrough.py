@@ -10,6 +10,7 @@ from roles.ports.engines import (
     Answer,
     Engines,
     Environment,
+    FirstToken,
     Generation,
     GenerationEngine,
     GenerationRequest,
@@ -110,6 +111,11 @@ class PassingGeneration(GenerationEngine):
     @override
     def tokens_sampled(self) -> int:
         return self._honest.tokens_sampled
+
+    @property
+    @override
+    def first_token(self) -> FirstToken | None:
+        return self._honest.first_token
 
     @override
     async def stage(self, policy: Policy) -> None:

@@ -24,6 +24,7 @@ from roles.environments.blocking import BlockingTask, InBackground
 from roles.ports.engines import (
     Engines,
     Environment,
+    FirstToken,
     Generation,
     GenerationEngine,
     GenerationRequest,
@@ -126,6 +127,12 @@ class SimGeneration(GenerationEngine):
     @override
     def tokens_sampled(self) -> int:
         return int(self._throughput.done)
+
+    @property
+    @override
+    def first_token(self) -> FirstToken | None:
+        """Nobody knows: sequences are modelled as a whole."""
+        return None
 
     @override
     async def stage(self, policy: Policy) -> None:

@@ -139,6 +139,13 @@ class Bounded:
     def tokens_sampled(self):
         return self._engine.tokens_sampled
 
+    @property
+    def first_token(self):
+        return self._engine.first_token
+
+    async def stage(self, policy):
+        await self._engine.stage(policy)
+
     async def load(self, policy):
         await self._engine.load(policy)
 

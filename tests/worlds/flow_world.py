@@ -92,6 +92,7 @@ class Engine:
         self.prompts: list[tuple[int, ...]] = []
         """Those of the last call."""
         self.tokens_sampled = 0
+        self.first_token = None
         self.forgetful = 0
         self.on_load = lambda: None
         self.honest = True

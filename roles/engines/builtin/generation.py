@@ -24,10 +24,12 @@ from roles.engines.builtin.engine import (
 )
 from roles.engines.builtin.memory import cache_bytes
 from roles.engines.builtin.patching import PatchedWeights
+from roles.engines.first_token import FirstTokenWatch
 from roles.engines.noise import NoiseSource
 from roles.engines.tensors import read_layout
 from roles.ports.engines import (
     EngineError,
+    FirstToken,
     Generation,
     GenerationEngine,
     GenerationRequest,
@@ -104,11 +106,17 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         self._calls: list[_Call] = []
         """Those that are computed, in their order; of the engine's thread alone."""
         self._tokens_sampled = 0
+        self._first_token = FirstTokenWatch()
 
     @property
     @override
     def tokens_sampled(self) -> int:
         return self._tokens_sampled
+
+    @property
+    @override
+    def first_token(self) -> FirstToken | None:
+        return self._first_token.found
 
     @override
     def close(self) -> None:
@@ -129,6 +137,7 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
     async def load(self, policy: Policy) -> None:
         async with self._turns.alone():
             await self._load(policy)
+            self._first_token.loaded(policy.version, asyncio.get_running_loop().time)
 
     @computed_telling(ValueError)
     def _load(self, policy: Policy) -> None:
@@ -193,6 +202,7 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
                 self._calls.remove(call)
             if len(batch):
                 self._tokens_sampled += batch.advance(self._calls[0].temperature)
+                self._first_token.sampled()
             self._deliver(batch)
 
     def _arrivals(self) -> list[_Call]:

@@ -24,8 +24,8 @@ from protocol.types import Digest
 from roles.engines.tensors import DTYPES, read_layout
 from roles.ports.engines import Patch, Policy
 
-CHANGED_SHARE_MAX = 0.1
-"""Of all elements, in the patches that are staged: more take longer than the file."""
+CHANGED_SHARE_MAX = 0.05
+"""Of all elements, in the patches that are staged: more take longer to read than the file does, and a\nquarter of its memory (docs/shardcast.md)."""
 
 _READ_BYTES = 1 << 20
 

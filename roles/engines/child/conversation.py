@@ -12,10 +12,11 @@ from typing import Any
 
 import structlog
 
+from protocol.types import Version
 from roles.engines.child import wire
 from roles.engines.child.methods import Method
 from roles.engines.child.process import EngineProcess
-from roles.ports.engines import EngineError
+from roles.ports.engines import EngineError, FirstToken
 
 log = structlog.get_logger()
 
@@ -70,6 +71,8 @@ class Conversation:
         """Of the process, as it said last."""
         self.tokens = 0
         """That it had computed by then."""
+        self.first_token: FirstToken | None = None
+        """Of a policy that it loaded."""
         self.reason = ""
         """Why it has ended; empty while it goes on."""
         self._listening: asyncio.Task[None] | None = None
@@ -183,6 +186,8 @@ class Conversation:
                     memory_bytes=message.memory_bytes,
                     tokens_per_second=round(computed / self._patience.heartbeat_seconds),
                 )
+            case wire.FirstToken():
+                self.first_token = FirstToken(Version(message.version), message.seconds)
             case wire.Item(id=id_) if id_ in self._pending:
                 self._take_item(self._pending[id_], message.value)
             case wire.Done(id=id_) if id_ in self._pending:

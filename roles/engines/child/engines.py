@@ -23,6 +23,7 @@ from roles.ports.engines import (
     EngineError,
     Engines,
     Environment,
+    FirstToken,
     Generation,
     GenerationEngine,
     GenerationRequest,
@@ -49,6 +50,11 @@ class ChildGeneration(GenerationEngine):
     @override
     def tokens_sampled(self) -> int:
         return self.supervisor.tokens
+
+    @property
+    @override
+    def first_token(self) -> FirstToken | None:
+        return self.supervisor.first_token
 
     @override
     async def stage(self, policy: Policy) -> None:

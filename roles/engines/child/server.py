@@ -18,7 +18,7 @@ from protocol.manifest import decode_manifest
 from roles.engines.child import wire
 from roles.engines.child.methods import METHODS, Method
 from roles.engines.factory import engines_of
-from roles.ports.engines import EngineError, TrainingSequence, VerificationRequest
+from roles.ports.engines import EngineError, FirstToken, TrainingSequence, VerificationRequest
 
 
 def serve(channel: socket.socket) -> None:
@@ -41,6 +41,8 @@ class _Server:
         self._writer = writer
         self._process = psutil.Process()
         self._tokens = 0
+        self._first_token: FirstToken | None = None
+        """Of which the daemon was told last."""
         self._engine: Any = None
         self._calls: dict[int, asyncio.Task[None]] = {}
 
@@ -82,7 +84,14 @@ class _Server:
             # Calls that generate may take long, and are counted while they run.
             tokens = getattr(self._engine, "tokens_sampled", self._tokens)
             await self._say(wire.Beat(memory_bytes=memory_bytes, tokens=tokens))
+            await self._tell_first_token()
             await asyncio.sleep(seconds)
+
+    async def _tell_first_token(self) -> None:
+        found: FirstToken | None = getattr(self._engine, "first_token", None)
+        if found is not None and found != self._first_token:
+            self._first_token = found
+            await self._say(wire.FirstToken(version=found.version, seconds=found.seconds))
 
     async def _answer(self, engine: Any, method: Method, call: wire.Call) -> None:
         try:
@@ -93,6 +102,7 @@ class _Server:
             if method.item is not None:
                 for item in items:
                     await self._say(wire.Item(id=call.id, value=item))
+            await self._tell_first_token()  # before who waits may load another policy
             await self._say(wire.Done(id=call.id))
         except asyncio.CancelledError:
             await self._fail(call.id, EngineError("cancelled"))

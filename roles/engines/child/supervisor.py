@@ -15,7 +15,7 @@ from roles.engines.child import wire
 from roles.engines.child.conversation import Conversation, Patience
 from roles.engines.child.methods import METHODS
 from roles.engines.child.process import EngineProcesses
-from roles.ports.engines import EngineError
+from roles.ports.engines import EngineError, FirstToken
 
 log = structlog.get_logger()
 
@@ -79,6 +79,11 @@ class Supervisor:
     def tokens(self) -> int:
         """What the present process had computed when it said so last."""
         return 0 if self._conversation is None else self._conversation.tokens
+
+    @property
+    def first_token(self) -> FirstToken | None:
+        """What the present process has said of the policy that it loaded last."""
+        return None if self._conversation is None else self._conversation.first_token
 
     async def close(self) -> None:
         """End the process; idempotent."""

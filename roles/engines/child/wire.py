@@ -126,6 +126,13 @@ class Beat(Message):
     tokens: Annotated[int, Field(ge=0)]
 
 
+class FirstToken(Message):
+    """A policy that was loaded had its first token so many seconds after its load."""
+
+    version: Annotated[int, Field(ge=0, le=_ANSWERING_MAX)]
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
 M = TypeVar("M", bound=Message)
 
 
@@ -136,7 +143,7 @@ def _named(*messages: type[M]) -> Mapping[str, type[M]]:
 QUESTIONS: Mapping[str, type[Message]] = _named(Make, Call, Cancel)
 """What the daemon says."""
 
-ANSWERS: Mapping[str, type[Message]] = _named(Hello, Made, Item, Done, Failed, Beat)
+ANSWERS: Mapping[str, type[Message]] = _named(Hello, Made, Item, Done, Failed, Beat, FirstToken)
 """What the engine process says."""
 
 

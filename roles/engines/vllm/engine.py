@@ -18,12 +18,14 @@ from protocol.toploc.layout import Variant
 from protocol.toploc.proof import build_covered_proofs
 from roles.engines.builtin.engine import BuiltinEngine, computed, computed_telling
 from roles.engines.builtin.generation import check_requests
+from roles.engines.first_token import FirstTokenWatch
 from roles.engines.vllm.launch import launch
 from roles.engines.vllm.probe import TEMPERATURE, Probe
 from roles.engines.vllm.records import Record
 from roles.engines.vllm.sampling import parameters
 from roles.ports.engines import (
     EngineError,
+    FirstToken,
     Generation,
     GenerationEngine,
     GenerationRequest,
@@ -61,6 +63,7 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
         ).result()
         self._is_loaded = False
         self._tokens_sampled = 0
+        self._first_token = FirstTokenWatch()
         self._numbers = 0
         self._under_way: dict[int, tuple[_Call, int]] = {}
         """Sequences that vLLM computes, by number: their call, and which of it they are."""
@@ -74,6 +77,11 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
     def tokens_sampled(self) -> int:
         return self._tokens_sampled
 
+    @property
+    @override
+    def first_token(self) -> FirstToken | None:
+        return self._first_token.found
+
     @override
     async def stage(self, policy: Policy) -> None:
         """Stage nothing: vLLM's weights are loaded from files."""
@@ -84,6 +92,7 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
             if self._stepping is not None:  # a sequence is of one policy
                 await asyncio.wait([self._stepping])
             await self._load(policy)
+            self._first_token.loaded(policy.version, asyncio.get_running_loop().time)
 
     @override
     async def generate(
@@ -152,7 +161,9 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
         if not self._llm.has_unfinished_requests():
             return {}
         stepped = self._llm.step()
-        self._tokens_sampled += len(stepped) * self._is_loaded  # without the probe's
+        if self._is_loaded:  # what the probe asks for is not counted
+            self._tokens_sampled += len(stepped)
+            self._first_token.sampled()
         outputs = {int(one.request_id): one for one in stepped if one.finished}
         records: list[Record] = self._ask("take_records", list(outputs))
         for record, output in zip(records, outputs.values(), strict=True):

@@ -11,6 +11,7 @@ from node.api.status import (
     NodeStatus,
     RolloutCounts,
     TrafficStatus,
+    UptakeStatus,
 )
 from node.api.why import Why
 from protocol.crypto import Identity
@@ -109,6 +110,7 @@ STATUS = NodeStatus(
         PartyStatus(PEERS[3], 0, 700_000_000, 9_000_000),
         PartyStatus("203.0.113.7", 1_000_000, 0, 400_000),
     ),
+    uptake=UptakeStatus(41, 2.25, 7.5, 7.75, 6.0, (0, 0, 0, 3, 30, 8, 0, 0, 0, 0), 290.5),
 )
 
 WHY = {

@@ -5,7 +5,7 @@ import pytest
 from rich.console import Console
 
 from node.api.render import peers_view, plain, short_peer, status_view, why_view
-from node.api.status import LoopStatus, RolloutCounts
+from node.api.status import LoopStatus, RolloutCounts, UptakeStatus
 from node.api.why import Why
 from tests.node.api.status_examples import ARRIVING, EXPLAINED, PEERS, STATUS
 
@@ -204,3 +204,12 @@ def test_other_nodes_cannot_steer_the_terminal():
 def test_short_names_keep_the_random_end():
     assert short_peer("12D3KooWK98A5qKRAA9qZccvoJLvcLu68PCFZLNfdd81iQLvHj6W") == "12D3KooW…LvHj6W"
     assert short_peer("me") == "me"
+
+
+def test_status_tells_how_soon_a_version_was_in_use():
+    lines = drawn(status_view(STATUS, 2e9))
+    assert row(lines, "uptake").split(maxsplit=1)[1] == (
+        "version 41: weights 2.2 s, swapped 7.5 s, first token 7.8 s (median 6.0 s)"
+    )
+    lines = drawn(status_view(replace(STATUS, uptake=UptakeStatus()), 2e9))
+    assert not any(line.split()[:1] == ["uptake"] for line in lines)

@@ -275,3 +275,10 @@ async def test_a_daemon_that_hangs(datadir, monkeypatch):
             await asyncio.to_thread(fetch_status, datadir)
     assert caught.value.exit_code is ExitCode.RETRY
     assert "did not answer within" in caught.value.message
+
+
+async def test_metrics_tell_how_soon_versions_are_in_use():
+    lines = (await get("/metrics")).text.splitlines()
+    assert 'prime_node_policy_uptake_seconds_bucket{le="5.0"} 3.0' in lines
+    assert 'prime_node_policy_uptake_seconds_bucket{le="+Inf"} 41.0' in lines
+    assert "prime_node_policy_uptake_seconds_sum 290.5" in lines

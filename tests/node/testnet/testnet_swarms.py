@@ -10,6 +10,7 @@ from node.api.status import (
     NodeStatus,
     RolloutCounts,
     TrafficStatus,
+    UptakeStatus,
 )
 from node.testnet.plan import NodePlan, Options
 from node.testnet.poll import Sample
@@ -57,6 +58,7 @@ def status(plan: NodePlan, **changes) -> NodeStatus:
         checkpoints=(),
         traffic=TrafficStatus(),
         p2pd_pid=None,
+        uptake=UptakeStatus(first_token_seconds_median=1.5 if plan.role == "inference" else None),
     )
     return replace(base, **changes)
 

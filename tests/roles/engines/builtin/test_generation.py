@@ -218,3 +218,17 @@ def test_the_memory_for_caches_is_a_share_of_what_there_is(monkeypatch):
     assert memory.cache_bytes("cpu") < 10_000_000
     monkeypatch.setattr(resource, "getrlimit", lambda _: (used // 2, -1))
     assert memory.cache_bytes("cpu") == 1
+
+
+async def test_the_first_token_of_a_policy_is_timed_from_its_load(engine, policies):
+    assert engine.first_token is None
+    for policy in policies:
+        await engine.load(policy)
+        assert engine.first_token is None
+        await asyncio.sleep(0.2)
+        await engine.generate(requests(2), 1.0)
+        found = engine.first_token
+        assert found.version == policy.version
+        assert 0.2 <= found.seconds < 10
+        await engine.generate(requests(2), 1.0)
+        assert engine.first_token == found

@@ -188,6 +188,7 @@ async def test_patches_are_staged_in_the_process_and_swapped(made, ours, tmp_pat
         await there.stage(policy)
     await there.load(policies[2])
     assert await there.generate(REQUESTS, 1.0) == await here.generate(REQUESTS, 1.0)
+    assert there.first_token.version == 2  # known when the first call has ended
 
 
 async def test_calls_that_break_together_are_one_failure(made, policies):

@@ -1,0 +1,74 @@
+"""How soon a new version is in use here: from its manifest to the first token of its policy.
+
+Where the time goes: weights on their way, sequences of the old policy that end first, the swap, and
+the first step of the new one. The first policy of an engine is not counted: that is its start.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from dataclasses import dataclass, replace
+from statistics import median
+
+UPTAKES_KEPT = 32
+
+UPTAKE_BOUNDS = (0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0)
+"""Seconds by which uptakes are told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uptake:
+    """One version, in seconds since its manifest was known: weights here, swapped in, first token.
+
+    The last is None until it is known.
+    """
+
+    version: int
+    weights_seconds: float
+    swapped_seconds: float
+    first_token_seconds: float | None = None
+
+
+class Uptakes:
+    """The last versions that this node went over to; times are those of the node's clock."""
+
+    def __init__(self) -> None:
+        self._here_at: tuple[int, float] = (-1, 0.0)
+        self._last: deque[Uptake] = deque(maxlen=UPTAKES_KEPT)
+        self.counts = [0] * (len(UPTAKE_BOUNDS) + 1)
+        """First tokens up to each bound and above the one before; the later ones last."""
+        self.seconds = 0.0
+        """Until first tokens, all together."""
+
+    @property
+    def newest(self) -> Uptake | None:
+        """The newest version that was swapped in."""
+        return self._last[-1] if self._last else None
+
+    @property
+    def median_seconds(self) -> float | None:
+        """Until the first token, over those that are kept."""
+        known = [
+            one.first_token_seconds for one in self._last if one.first_token_seconds is not None
+        ]
+        return median(known) if known else None
+
+    def arrived(self, version: int, now: float) -> None:
+        """Note the newest version whose weights are here."""
+        if version > self._here_at[0]:
+            self._here_at = version, now
+
+    def swapped(self, version: int, known_at: float, now: float) -> None:
+        """Note that the engine has gone over to a version whose manifest was known at a time."""
+        here_version, here_at = self._here_at
+        weights_at = here_at if here_version == version else now
+        self._last.append(Uptake(version, weights_at - known_at, now - known_at))
+
+    def sampled(self, version: int, seconds: float) -> None:
+        """Note for how long a version had been swapped in at its first token; idempotent."""
+        newest = self.newest
+        if newest is None or newest.version != version or newest.first_token_seconds is not None:
+            return
+        total = newest.swapped_seconds + seconds
+        self._last[-1] = replace(newest, first_token_seconds=total)
+        self.counts[bisect_left(UPTAKE_BOUNDS, total)] += 1
+        self.seconds += total
