@@ -25,7 +25,8 @@ from roles.engines.tensors import DTYPES, read_layout
 from roles.ports.engines import Patch, Policy
 
 CHANGED_SHARE_MAX = 0.05
-"""Of all elements, in the patches that are staged: more take longer to read than the file does, and a\nquarter of its memory (docs/shardcast.md)."""
+"""Of all elements, in the patches that are staged: reading more takes longer than reading the file
+(docs/shardcast.md)."""
 
 _READ_BYTES = 1 << 20
 
