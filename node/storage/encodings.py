@@ -9,6 +9,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from blake3 import blake3
+
 from protocol.shardcast.encodings import stream
 from protocol.shardcast.encodings.stream import Base, Decoder, Source
 from protocol.shardcast.encodings.tensor_file import EncodingError
@@ -41,15 +43,18 @@ def opened_base(base: Policy | None) -> Iterator[Base | None]:
         yield Base(base.digest, source)
 
 
-def encode(path: Path, base: Policy | None, target: Path) -> int | None:
-    """Write the encoding of a file; return its length, None when the base does not fit it."""
+def encode(path: Path, base: Policy | None, target: Path) -> Digest | None:
+    """Write the encoding of a file; return its BLAKE3, None when the base does not fit it."""
     with opened(path) as source, opened_base(base) as against:
         if against is not None and against.source.layout.header != source.layout.header:
             return None
+        hasher = blake3()
+        target.unlink(missing_ok=True)  # it may be published by now: nobody writes into that
         with target.open("wb") as file:
             for block in stream.encode(source, against):
+                hasher.update(block)
                 file.write(block)
-            return file.tell()
+        return Digest(hasher.digest())
 
 
 class DecodingFile:
@@ -61,10 +66,12 @@ class DecodingFile:
         self._file_bytes_max = file_bytes_max
         self._open = ExitStack()
         self._begun: tuple[Decoder, BinaryIO] | None = None
+        self._hasher = blake3()
 
     def feed(self, data: bytes) -> None:
         """Write what the next bytes of the encoding make."""
         decoder, file = self._begun or self._begin()
+        self._hasher.update(data)
         for part in decoder.feed(data):
             file.write(part)
 
@@ -75,6 +82,11 @@ class DecodingFile:
         file.flush()
         os.fsync(file.fileno())
         return policy
+
+    @property
+    def encoding(self) -> Digest:
+        """The BLAKE3 of what came."""
+        return Digest(self._hasher.digest())
 
     def close(self) -> None:
         """Close the files; idempotent."""

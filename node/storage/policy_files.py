@@ -22,7 +22,7 @@ class PolicyDirectory(PolicyFiles):
         super().__init__(directory, genesis, task)
         self._blobs = blobs
         files.make_directory(directory)
-        for suffix in (_PARTIAL, ENCODING):  # of a process that was killed
+        for suffix in (_PARTIAL, ENCODING):  # of a process that has ended
             for path in directory.glob(f"*{suffix}"):
                 path.unlink()
         files.make_directory(task)
@@ -39,7 +39,7 @@ class PolicyDirectory(PolicyFiles):
         await files.in_thread(path.unlink, True)  # 0.4 s for 2 GB in the page cache (measured)
 
     @override
-    async def encode(self, path: Path, base: Policy | None, target: Path) -> int | None:
+    async def encode(self, path: Path, base: Policy | None, target: Path) -> Digest | None:
         return await files.uninterrupted(files.in_thread(encodings.encode, path, base, target))
 
     @override
@@ -50,7 +50,7 @@ class PolicyDirectory(PolicyFiles):
         target: Path,
         policy: Digest,
         file_bytes_max: int,
-    ) -> None:
+    ) -> Digest:
         partial = _partial(target)
         decoding = encodings.DecodingFile(base, partial, file_bytes_max)
         try:
@@ -59,6 +59,7 @@ class PolicyDirectory(PolicyFiles):
             if await files.uninterrupted(files.in_thread(decoding.finish)) != policy:
                 raise EncodingError("the encoding makes another policy than it was signed for")
             await files.uninterrupted(files.in_thread(files.promote, partial, target))
+            return decoding.encoding
         finally:
             decoding.close()
             partial.unlink(missing_ok=True)

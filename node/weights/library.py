@@ -7,7 +7,7 @@ checked by the engine that loads it, and what an engine refuses is fetched once 
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from protocol.replica import Replica
 from protocol.shardcast.forest import ForestMember
 from protocol.types import Digest, PeerId, Version
 from roles.flow import ChangeSignal, Conditions
-from roles.ports.engines import Policy
+from roles.ports.engines import Patch, Policy
 from roles.ports.storage import Delete, Purpose, Put, StorageFullError
 from roles.ports.swarm import Policies, Release
 
@@ -141,12 +141,12 @@ class PolicyLibrary(Policies):
         sizes = rules.shard_bytes, rules.chunk_bytes
         stored = await blobs.put_file(policy.path, *sizes, Purpose.WEIGHTS)
         base = self.get(policy.version - 1)
-        encoding = await publish_encoding(self._ports, rules, policy, base)
+        encoding, patch = await publish_encoding(self._ports, rules, policy, base)
         state, path = None, files.state(policy.version)
         heirs = len(self._replica.manifest.genesis.trainers) > 1
         if heirs and not policy.version % rules.state_every and files.size(path):
             state = await blobs.put_file(path, *sizes, Purpose.OPTIMISER_STATE)
-        await self._hold(policy)
+        await self._hold(replace(policy, patch=patch))
         return Release(stored, () if encoding is None else (encoding,), state)
 
     @override
@@ -261,15 +261,18 @@ class PolicyLibrary(Policies):
     async def _fetch(self, leg: Leg, weights: WeightsDownload) -> None:
         message = leg.checkpoint.message
         started_at = self._ports.clock.now()
+        decoded: list[Digest] = []
         try:
             path = await weights.run(
                 self._ports.files.weights(message.version),
-                None if leg.encoding is None else partial(self._decode, leg),
+                None if leg.encoding is None else partial(self._decode, leg, decoded),
             )
             if isinstance(path, Fault):
                 self._give_up(leg, str(path))
                 return
             policy = Policy(Version(message.version), Digest(message.policy), path)
+            if decoded:
+                policy = replace(policy, patch=await self._patch_of(leg, decoded[0]))
             await self._hold(policy)
         except ValueError as error:  # of the decoder
             self._give_up(leg, str(error))
@@ -293,11 +296,29 @@ class PolicyLibrary(Policies):
         if leg.encoding is not None and not message.version % rules.full_every:
             await offer_file(self._ports, rules, policy, Digest(message.index))
 
-    async def _decode(self, leg: Leg, encoding: AsyncIterator[bytes], path: Path) -> None:
+    async def _decode(
+        self, leg: Leg, decoded: list[Digest], encoding: AsyncIterator[bytes], path: Path
+    ) -> None:
+        """Make the file of an encoding; add to ``decoded`` what was decoded."""
         message = leg.checkpoint.message
-        await self._ports.files.decode(
-            encoding, leg.base, path, Digest(message.policy), message.total_bytes
+        decoded.append(
+            await self._ports.files.decode(
+                encoding, leg.base, path, Digest(message.policy), message.total_bytes
+            )
         )
+
+    async def _patch_of(self, leg: Leg, decoded: Digest) -> Patch | None:
+        """Keep the patch that was decoded for engines, if it is one and there is room."""
+        if leg.encoding is None or leg.base is None:
+            return None
+        files = self._ports.files
+        path = files.encoding(leg.version)
+        try:
+            await files.link(Digest(leg.encoding.index), path)
+        except (LookupError, StorageFullError) as error:  # they load the file
+            log.warning("no patch for engines", version=leg.version, error=str(error))
+            return None
+        return Patch(leg.base.digest, path, decoded)
 
     def _give_up(self, leg: Leg, reason: str) -> None:
         """Note what its trainer has signed and cannot be used: an encoding, or a version."""
@@ -321,6 +342,7 @@ class PolicyLibrary(Policies):
         old = [version for version in self._held if version <= kept_from]
         for version in [version for version in old if version not in self._bases]:
             await self._ports.files.delete(self._held.pop(version).path)
+            await self._ports.files.delete(self._ports.files.encoding(version))
         for version in range(self._states_from, newest - STATES_KEPT + 1):
             await self._ports.files.delete(self._ports.files.state(version))
         self._states_from = max(self._states_from, newest - STATES_KEPT + 1)

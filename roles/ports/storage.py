@@ -162,7 +162,7 @@ class PolicyFiles(ABC):
         return self._directory / weights_name(version)
 
     def encoding(self, version: int) -> Path:
-        """Return where an encoding of a version's weights is while it is made."""
+        """Return where an encoding of a version's weights is: its patch, as long as it is here."""
         return self._directory / f"v{version}{ENCODING}"
 
     def state(self, version: int) -> Path:
@@ -178,8 +178,8 @@ class PolicyFiles(ABC):
         """Delete a file; idempotent."""
 
     @abstractmethod
-    async def encode(self, path: Path, base: Policy | None, target: Path) -> int | None:
-        """Write the encoding of a policy's file to ``target``; return its length in bytes.
+    async def encode(self, path: Path, base: Policy | None, target: Path) -> Digest | None:
+        """Write the encoding of a policy's file to ``target``; return its BLAKE3.
 
         None when the base holds other tensors. Raises ``ValueError`` when one of them is no whole
         file of tensors, ``StorageFullError``.
@@ -193,8 +193,8 @@ class PolicyFiles(ABC):
         target: Path,
         policy: Digest,
         file_bytes_max: int,
-    ) -> None:
-        """Write the file that an encoding makes, atomically, while the encoding comes.
+    ) -> Digest:
+        """Write the file that an encoding makes, atomically, while it comes; return its BLAKE3.
 
         Raises ``ValueError`` when it cannot be decoded, makes another policy than ``policy`` or a
         longer file than allowed; ``StorageFullError``.

@@ -11,6 +11,7 @@ from roles.ports.storage import PolicyFiles
 from simulations.ports.storage import Disk, Session
 from simulations.runtime.content import (
     Extent,
+    digest_of,
     joined,
     patch_of,
     patched,
@@ -47,7 +48,7 @@ class SimPolicyFiles(PolicyFiles):
             self._disk.files.pop(path, None)
 
     @override
-    async def encode(self, path: Path, base: Policy | None, target: Path) -> int | None:
+    async def encode(self, path: Path, base: Policy | None, target: Path) -> Digest | None:
         content = self._disk.files.get(path, b"")
         if base is None or not self._patch_share or not isinstance(content, Extent):
             return None
@@ -56,7 +57,7 @@ class SimPolicyFiles(PolicyFiles):
             self._disk.require_room()
             if self._session.alive:
                 self._disk.files[target] = patch
-        return len(patch)
+        return digest_of(patch)
 
     @override
     async def decode(
@@ -66,7 +67,7 @@ class SimPolicyFiles(PolicyFiles):
         target: Path,
         policy: Digest,
         file_bytes_max: int,
-    ) -> None:
+    ) -> Digest:
         patch = joined([piece async for piece in encoding])
         content = None if base is None else patched(patch, base.digest, file_bytes_max)
         if base is None or policy_digest(self._disk.files.get(base.path, b"")) != base.digest:
@@ -77,6 +78,7 @@ class SimPolicyFiles(PolicyFiles):
             self._disk.require_room()
             if self._session.alive:
                 self._disk.files[target] = content
+        return digest_of(patch)
 
     @override
     async def link(self, index: Digest, path: Path) -> None:

@@ -5,9 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
+from node.storage.encodings import DecodingFile, encode
 from node.weights import publishing
 from protocol.crypto import digest
 from protocol.messages import Encoding
+from protocol.types import Version
+from roles.ports.engines import Policy
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from tests.node.weights import test_library as world
 from tests.worlds.network import eventually, run_virtual
@@ -94,10 +97,72 @@ def test_a_new_version_costs_its_patch(tmp_path):
         for node, count in zip(swarm.followers, before, strict=True):
             assert received(node) - count < len(weights(0)) / 10
             assert 3.5 * len(weights(0)) > node.library.spared_bytes > 2.9 * len(weights(0))
-        assert not list(tmp_path.rglob("*.encoding"))
         await swarm.stop()
 
     run_virtual(scenario())
+
+
+def encodings(node):
+    return sorted(file.name for file in node.directory.rglob("*.encoding"))
+
+
+def test_the_patch_that_made_a_version_is_kept_for_engines_as_long_as_it(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 3)
+        for node in swarm.nodes:
+            assert node.library.get(0).patch is None
+            for version in (1, 2):
+                patch = node.library.get(version).patch
+                assert patch.base == policy_of(tensors(version - 1))
+                assert patch.digest == digest(patch.path.read_bytes())
+                base, target = node.library.get(version - 1), tmp_path / "decoded"
+                decoding = DecodingFile(base, target, 1 << 20)
+                decoding.feed(patch.path.read_bytes())
+                assert decoding.finish() == policy_of(tensors(version))
+                decoding.close()
+            assert encodings(node) == ["v1.encoding", "v2.encoding"]
+        for _ in range(6):
+            await swarm.step()
+        kept = swarm.world.manifest.shardcast.versions_kept
+        for node in swarm.nodes:
+            await eventually(lambda node=node: len(encodings(node)) == kept, 60)
+            assert encodings(node)[-1] == "v8.encoding"
+        one = swarm.followers[0]
+        await one.restart()
+        assert one.library.newest().patch is None  # engines have nothing then
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_version_is_here_without_its_patch_when_that_has_no_room(tmp_path):
+    async def scenario():
+        swarm = await begun(tmp_path, 1)
+        one = swarm.followers[0]
+
+        async def refuse(*_):
+            raise StorageFullError("no room")
+
+        one.ports.files.link = refuse
+        await swarm.step()
+        assert one.library.get(1).patch is None
+        assert str(one.conditions) == ""
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_version_that_is_released_again_leaves_its_published_patch_as_it_was(tmp_path):
+    """The file has a second name in the store: who wrote into it would change what is served."""
+    base, new, other = (tmp_path / name for name in ("base", "new", "other"))
+    for path, version in ((base, 0), (new, 1), (other, 5)):
+        path.write_bytes(weights(version))
+    target, published = tmp_path / "v1.encoding", tmp_path / "published"
+    policy = Policy(Version(0), policy_of(tensors(0)), base)
+    made = encode(new, policy, target)
+    published.hardlink_to(target)
+    assert encode(other, policy, target) != made
+    assert digest(published.read_bytes()) == made
 
 
 def test_the_first_version_travels_as_byte_planes(tmp_path):
@@ -258,7 +323,7 @@ def test_a_full_disk_while_decoding_is_waited_out(tmp_path, monkeypatch):
             if full:
                 await anext(encoding)
                 raise StorageFullError("no room")
-            await decode(encoding, *arguments)
+            return await decode(encoding, *arguments)
 
         one.ports.files.decode = refuse
         signed = await swarm.publish()

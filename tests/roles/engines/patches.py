@@ -46,9 +46,9 @@ def patched(base: Policy, tensors, version: int) -> Policy:
     path = base.path.with_name(f"{version}.safetensors")
     policy = Policy(Version(version), write_policy(tensors, path), path)
     patch = base.path.with_name(f"{version}.patch")
-    assert encodings.encode(path, base, patch) is not None
-    made = Patch(base.digest, patch, digest(patch.read_bytes()))
-    return replace(policy, patch=made)
+    made = encodings.encode(path, base, patch)
+    assert made == digest(patch.read_bytes())
+    return replace(policy, patch=Patch(base.digest, patch, made))
 
 
 def chain(tmp_path, dtype=torch.float32, architecture="qwen2", count=4, share=0.02, **config):

@@ -179,7 +179,7 @@ async def test_a_policy_is_swapped_between_the_calls_before_it_and_those_after_i
 
 
 async def test_patches_are_staged_in_the_process_and_swapped(made, ours, tmp_path):
-    policies = chain(tmp_path, count=3, share=0.03)
+    policies = chain(tmp_path, count=3, share=0.01)
     here, there = ours("generation"), made("generation", MANIFEST)
     await here.load(policies[2])
     await there.load(policies[0])
