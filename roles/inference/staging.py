@@ -56,10 +56,17 @@ class Staging:
             await asyncio.gather(self._work, return_exceptions=True)
 
     async def _stage(self, way: Sequence[Policy]) -> None:
+        now = asyncio.get_running_loop().time
         try:
             for policy in way:
-                await self._engine.stage(policy)
+                began_at = now()
+                if not await self._engine.stage(policy):
+                    log.info("policy not staged", version=policy.version)
+                    self._ahead = None
+                    return
                 self._ahead = policy.digest
+                seconds = round(now() - began_at, 3)
+                log.info("policy staged", version=policy.version, seconds=seconds)
         except EngineError as error:
             log.warning("policy not staged", version=policy.version, reason=str(error))
             self._ahead = None

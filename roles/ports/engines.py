@@ -116,10 +116,10 @@ class GenerationEngine(Protocol):
     def first_token(self) -> FirstToken | None:
         """The first token of a policy that was loaded last, or lately, once it is known here."""
 
-    async def stage(self, policy: Policy) -> None:
-        """Read the patch of ``policy``, if it is one of what is loaded or staged.
+    async def stage(self, policy: Policy) -> bool:
+        """Read the patch of ``policy``; tell whether ``load`` can swap to it at once now.
 
-        Does nothing where that is not so, where the patch cannot be used, or would not pay.
+        Not so where it is no patch of what is loaded or staged, cannot be used, or would not pay.
         """
 
     async def load(self, policy: Policy) -> None:

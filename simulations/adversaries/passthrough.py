@@ -118,8 +118,9 @@ class PassingGeneration(GenerationEngine):
         return self._honest.first_token
 
     @override
-    async def stage(self, policy: Policy) -> None:
+    async def stage(self, policy: Policy) -> bool:
         """Stage nothing: what a dishonest worker loads is another policy."""
+        return False
 
     @override
     async def load(self, policy: Policy) -> None:

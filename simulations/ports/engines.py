@@ -135,8 +135,9 @@ class SimGeneration(GenerationEngine):
         return None
 
     @override
-    async def stage(self, policy: Policy) -> None:
+    async def stage(self, policy: Policy) -> bool:
         """Stage nothing: a file of modelled weights is loaded as fast in any case."""
+        return False
 
     @override
     async def load(self, policy: Policy) -> None:

@@ -144,7 +144,7 @@ class Bounded:
         return self._engine.first_token
 
     async def stage(self, policy):
-        await self._engine.stage(policy)
+        return await self._engine.stage(policy)
 
     async def load(self, policy):
         await self._engine.load(policy)

@@ -97,9 +97,10 @@ class Engine:
         self.on_load = lambda: None
         self.honest = True
 
-    async def stage(self, policy: Policy) -> None:
+    async def stage(self, policy: Policy) -> bool:
         await asyncio.sleep(0.1)
         self.staged.append(policy.version)
+        return True
 
     async def load(self, policy: Policy) -> None:
         await asyncio.sleep(0.1)

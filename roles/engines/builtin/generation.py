@@ -124,14 +124,16 @@ class TransformersGenerationEngine(BuiltinEngine, GenerationEngine):
         self._stager.shutdown(wait=False, cancel_futures=True)
 
     @override
-    async def stage(self, policy: Policy) -> None:
-        await asyncio.wrap_future(self._stager.submit(self._stage, policy))
+    async def stage(self, policy: Policy) -> bool:
+        return await asyncio.wrap_future(self._stager.submit(self._stage, policy))
 
     @guarded
-    def _stage(self, policy: Policy) -> None:
+    def _stage(self, policy: Policy) -> bool:
         with self._weights_lock:
-            if self._weights is not None:
-                self._weights.stage(policy)
+            if self._weights is None:
+                return False
+            self._weights.stage(policy)
+            return self._weights.has_staged(policy.digest)
 
     @override
     async def load(self, policy: Policy) -> None:

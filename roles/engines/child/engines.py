@@ -57,8 +57,9 @@ class ChildGeneration(GenerationEngine):
         return self.supervisor.first_token
 
     @override
-    async def stage(self, policy: Policy) -> None:
-        await self.supervisor.call("stage", policy)
+    async def stage(self, policy: Policy) -> bool:
+        (staged,) = await self.supervisor.call("stage", policy, items=1)
+        return bool(staged)
 
     @override
     async def load(self, policy: Policy) -> None:

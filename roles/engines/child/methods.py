@@ -40,7 +40,7 @@ class Method(NamedTuple):
 
 METHODS: Mapping[Kind, Mapping[str, Method]] = {
     "generation": {
-        "stage": Method(TypeAdapter(tuple[Policy])),
+        "stage": Method(TypeAdapter(tuple[Policy]), TypeAdapter(bool)),
         "load": Method(TypeAdapter(tuple[Policy])),
         "generate": Method(
             TypeAdapter(tuple[Annotated[tuple[GenerationRequest, ...], _Many], float]),

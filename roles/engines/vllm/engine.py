@@ -83,8 +83,9 @@ class VllmGenerationEngine(BuiltinEngine, GenerationEngine):
         return self._first_token.found
 
     @override
-    async def stage(self, policy: Policy) -> None:
+    async def stage(self, policy: Policy) -> bool:
         """Stage nothing: vLLM's weights are loaded from files."""
+        return False
 
     @override
     async def load(self, policy: Policy) -> None:

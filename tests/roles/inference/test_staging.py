@@ -32,12 +32,17 @@ class Engine:
     def __init__(self):
         self.staged = []
         self.error = None
+        self.unfit = None
+        """A version whose patch it cannot use."""
 
     async def stage(self, policy):
         await asyncio.sleep(0.1)
         if self.error is not None:
             raise self.error
+        if policy.version == self.unfit:
+            return False
         self.staged.append(policy.version)
+        return True
 
 
 @pytest.fixture
@@ -113,6 +118,14 @@ async def test_what_breaks_is_no_failure_and_not_tried_again(engine):
     staging.loaded(CHAIN[2])
     await staging.finish(CHAIN[3])
     assert engine.staged == [3]
+
+
+async def test_behind_a_patch_that_cannot_be_used_nothing_is_staged(engine):
+    staging = staging_of(engine, *CHAIN)
+    engine.unfit = 2
+    await staging.finish(CHAIN[3])
+    await staging.finish(CHAIN[3])
+    assert engine.staged == [1]
 
 
 async def test_a_defect_is_raised(engine):

@@ -63,10 +63,10 @@ async def test_a_chain_of_patches_gives_what_whole_files_give(
     only_header(policies[1].path)
     only_header(policies[2].path)
     only_header(policies[3].path)
-    await made.stage(policies[1])
+    assert await made.stage(policies[1])
     await made.load(policies[1])
-    await made.stage(policies[2])
-    await made.stage(policies[3])
+    assert await made.stage(policies[2])
+    assert await made.stage(policies[3])
     await made.load(policies[3])  # two at once
     assert_same(bits_of(made), bits_of(whole))
     assert await made.generate(REQUESTS, 1.0) == await whole.generate(REQUESTS, 1.0)
@@ -111,8 +111,7 @@ async def refused(tmp_path, policy, **options) -> None:
     """Assert that ``policy`` is not patched and that its file is loaded."""
     engine, whole = engine_of(**options), engine_of(**options)
     await engine.load(Policy(Version(0), *base_of(tmp_path)))
-    await engine.stage(policy)
-    assert not engine._weights.has_staged(policy.digest)
+    assert not await engine.stage(policy)
     await engine.load(policy)
     await whole.load(replace(policy, patch=None))
     assert_same(bits_of(engine), bits_of(whole))
@@ -169,13 +168,9 @@ async def test_what_is_staged_is_bounded_over_all_patches(tmp_path):
     policies = chain(tmp_path, count=4, share=0.4 * patching.CHANGED_SHARE_MAX)
     engine = engine_of()
     await engine.load(policies[0])
-    for policy in policies[1:]:
-        await engine.stage(policy)
-    staged = [engine._weights.has_staged(policy.digest) for policy in policies[1:]]
-    assert staged == [True, True, False]
+    assert [await engine.stage(policy) for policy in policies[1:]] == [True, True, False]
     await engine.load(policies[2])
-    await engine.stage(policies[3])
-    assert engine._weights.has_staged(policies[3].digest)
+    assert await engine.stage(policies[3])
     engine.close()
 
 
@@ -212,8 +207,7 @@ async def test_another_branch_takes_the_place_of_what_is_staged(tmp_path):
     engine, whole = engine_of(), engine_of()
     await engine.load(policies[0])
     for policy in (policies[1], policies[2], other):
-        await engine.stage(policy)
-        assert engine._weights.has_staged(policy.digest)
+        assert await engine.stage(policy)
     await engine.load(other)
     await whole.load(replace(other, patch=None))
     assert_same(bits_of(engine), bits_of(whole))

@@ -185,7 +185,7 @@ async def test_patches_are_staged_in_the_process_and_swapped(made, ours, tmp_pat
     await there.load(policies[0])
     for policy in policies[1:]:
         only_header(policy.path)
-        await there.stage(policy)
+        assert await there.stage(policy)
     await there.load(policies[2])
     assert await there.generate(REQUESTS, 1.0) == await here.generate(REQUESTS, 1.0)
     assert there.first_token.version == 2  # known when the first call has ended
