@@ -24,7 +24,6 @@ from roles.environments.blocking import BlockingTask, InBackground
 from roles.ports.engines import (
     Engines,
     Environment,
-    FirstToken,
     Generation,
     GenerationEngine,
     GenerationRequest,
@@ -130,14 +129,12 @@ class SimGeneration(GenerationEngine):
 
     @property
     @override
-    def first_token(self) -> FirstToken | None:
-        """Nobody knows: sequences are modelled as a whole."""
-        return None
+    def first_token(self) -> None:
+        return None  # sequences are modelled as a whole
 
     @override
     async def stage(self, policy: Policy) -> bool:
-        """Stage nothing: a file of modelled weights is loaded as fast in any case."""
-        return False
+        return False  # a modelled file is loaded as fast in any case
 
     @override
     async def load(self, policy: Policy) -> None:
