@@ -139,15 +139,24 @@ class PolicyLibrary(Policies):
     async def release(self, policy: Policy) -> Release:
         rules, blobs, files = self._replica.manifest.shardcast, self._ports.blobs, self._ports.files
         sizes = rules.shard_bytes, rules.chunk_bytes
-        stored = await blobs.put_file(policy.path, *sizes, Purpose.WEIGHTS)
         base = self.get(policy.version - 1)
-        encoding, patch = await publish_encoding(self._ports, rules, policy, base)
-        state, path = None, files.state(policy.version)
-        heirs = len(self._replica.manifest.genesis.trainers) > 1
-        if heirs and not policy.version % rules.state_every and files.size(path):
-            state = await blobs.put_file(path, *sizes, Purpose.OPTIMISER_STATE)
-        await self._hold(replace(policy, patch=patch))
-        return Release(stored, () if encoding is None else (encoding,), state)
+        # Each reads a whole file or two: nobody gets anything before the slowest has ended.
+        encoding = asyncio.create_task(publish_encoding(self._ports, rules, policy, base))
+        try:
+            stored = await blobs.put_file(policy.path, *sizes, Purpose.WEIGHTS)
+            state, path = None, files.state(policy.version)
+            heirs = len(self._replica.manifest.genesis.trainers) > 1
+            if heirs and not policy.version % rules.state_every and files.size(path):
+                state = await blobs.put_file(path, *sizes, Purpose.OPTIMISER_STATE)
+        except BaseException:
+            encoding.cancel()
+            raise
+        finally:  # what is tried again begins when this has ended
+            await asyncio.gather(encoding, return_exceptions=True)
+        published = await encoding
+        await self._hold(replace(policy, patch=published.patch))
+        encodings = () if published.encoding is None else (published.encoding,)
+        return Release(stored, encodings, state)
 
     @override
     def published_state(self, version: int) -> Signed[CheckpointManifest] | None:
