@@ -175,9 +175,15 @@ class Broadcast:
         self._at(self._now + self._plan.tick_seconds, self._tick, node)
 
     def _die(self, node: _Node) -> None:
-        if node.finished_at is None:
-            node.dead = True
-            self._running -= 1
+        if node.finished_at is not None:
+            return
+        node.dead = True
+        self._running -= 1
+        for other in self._others:
+            for stream in other.streams.values():
+                if stream.server is node:
+                    after = self._now + KEEPALIVE_SECONDS
+                    self._at(after, self._failed, stream, Refusal.BROKEN)
 
     def _handle(self, node: _Node, event: Event) -> None:
         if node.dead:
@@ -257,7 +263,6 @@ class Broadcast:
         """Send what the window allows and the server holds."""
         ask, server = stream.ask, stream.server
         if server.dead:
-            self._at(self._now + KEEPALIVE_SECONDS, self._failed, stream, Refusal.BROKEN)
             return
         end = ask.first + ask.count
         while stream.open and stream.next_chunk < end and stream.on_the_way < WINDOW_CHUNKS:

@@ -1,5 +1,6 @@
 """Ways to bring a version to everybody: the forest, a single tree, and a few fixed relays."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,6 @@ from protocol.rng import Rng
 from protocol.shardcast import forest, fosters
 from protocol.shardcast.events import (
     Ask,
-    Cancel,
     ChunkGood,
     Done,
     Effect,
@@ -26,18 +26,24 @@ from protocol.types import PeerId
 REQUESTS = 8
 """At once, of one node: the streams that fill a wide-area link."""
 
+NEVER = math.inf
+PATIENT = TransferLimits(late_seconds_initial=NEVER, late_seconds_min=NEVER, late_seconds_max=NEVER)
+"""Of a single tree: a node stays with a parent that lives. A quarter of its line is no defect, and
+where all look for others that are faster, the last one has the file twice as late."""
+
 RELAYS = 10
 POOL = 10
-TIMEOUT_SECONDS = 30.0
 GAIN, HEALING = 0.3, 0.01
-"""SHARDCAST 0.3.2: shards that a client fetches at once, when it gives one up, how fast it learns
-the success and the speed of a relay, and what trust each relay regains with every shard."""
+"""SHARDCAST 0.3.2: shards that a client fetches at once, how fast it learns the success and the
+speed of a relay, and what trust each relay regains with every shard."""
 
 
-def by_forest(plan: Plan, index: ShardIndex, stripes: int, fanout: int) -> MakeMachine:
+def by_forest(
+    plan: Plan, index: ShardIndex, stripes: int, fanout: int, limits: TransferLimits | None = None
+) -> MakeMachine:
     """Return what makes the project's own machine of a node."""
     version = crypto.digest(plan.seed.to_bytes(8, "big"))
-    limits = replace(TransferLimits(), requests_per_stripe=max(2, REQUESTS // stripes))
+    limits = replace(limits or TransferLimits(), requests_per_stripe=max(2, REQUESTS // stripes))
     missing = [range(len(shard.chunks)) for shard in index.shards]
     rate = int(plan.upload_bytes_per_second)
     members: list[ForestMembers] = []
@@ -78,14 +84,15 @@ class _Fetch:
     ask: Ask
     asked_at: float
     left: int
-    touched: float
 
 
 class RelayClient:
     """Fetches shards, each from a relay drawn by success times speed.
 
     Kinder than the original: a shard that a relay has not got yet is waited for, nothing is polled,
-    and a shard that broke off does not start the file anew.
+    and a shard that broke off does not start the file anew. The original gives up who is silent for
+    30 s, which is when a dead relay is known here too (``KEEPALIVE_SECONDS``). One that lives is
+    never silent, however many share its line; chunks of a model would make it seem so.
     """
 
     def __init__(self, index: ShardIndex, sources: Sequence[PeerId], rng: Rng) -> None:
@@ -103,10 +110,6 @@ class RelayClient:
             self._chunk_good(event, now)
         elif isinstance(event, RequestFailed) and event.request in self._fetches:
             self._fail(event.request)
-        for number, fetch in list(self._fetches.items()):
-            if now - fetch.touched > TIMEOUT_SECONDS:
-                self._fail(number)
-                effects.append(Cancel(number))
         while self._todo and len(self._fetches) < POOL:
             effects.append(self._ask(self._todo.pop(0), now))
         return effects if self._fetches else [*effects, Done()]
@@ -120,13 +123,13 @@ class RelayClient:
             drawn -= relay.success * relay.speed
         count = len(self._index.shards[shard].chunks)
         ask = Ask(self._asked, 0, chosen, shard, 0, count, wait=True)
-        self._fetches[self._asked] = _Fetch(ask, now, count, now)
+        self._fetches[self._asked] = _Fetch(ask, now, count)
         self._asked += 1
         return ask
 
     def _chunk_good(self, event: ChunkGood, now: float) -> None:
         fetch = self._fetches[event.request]
-        fetch.left, fetch.touched = fetch.left - 1, now
+        fetch.left -= 1
         if fetch.left:
             return
         del self._fetches[event.request]

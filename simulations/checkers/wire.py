@@ -45,6 +45,7 @@ class Rules:
     expire_epochs: int
     async_level: int
     steps: int
+    fanout: int
 
     @classmethod
     def read(cls, manifest: bytes) -> "Rules":
@@ -66,6 +67,7 @@ class Rules:
             expire_epochs=committee["expire_after_epochs"],
             async_level=values["grpo"]["async_level"],
             steps=values["grpo"]["steps"],
+            fanout=values["shardcast"]["fanout"],
         )
 
     def epoch_at(self, at: float) -> int:

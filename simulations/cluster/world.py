@@ -250,7 +250,7 @@ class World:
                 rng=rng.child("daemon"),
                 transport=transport,
                 directory=self._directory.directory(machine.signer.peer_id, rng.child("directory")),
-                blobs=SimBlobs(machine.disk, session, emit),
+                blobs=SimBlobs(machine.disk, session, emit, machine.compute),
                 store=SimStore(machine.disk, session, self._recorder.on_put(emit)),
                 files=SimPolicyFiles(
                     machine.disk,
@@ -259,6 +259,7 @@ class World:
                     machine.genesis,
                     machine.run_files,
                     patch_share=self.scenario.workload.patch_share,
+                    compute=machine.compute,
                 ),
                 background=SimBackground(),
             ),

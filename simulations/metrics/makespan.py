@@ -8,6 +8,9 @@ from simulations.checkers.swarm import TracedNode
 from simulations.checkers.wire import Opened
 from simulations.runtime.trace import Event
 
+FIRST_CHUNK_ROUND_TRIPS = 8
+"""Four for a connection (``simulations.network``), two for the index, two for the first chunk."""
+
 STUCK_SECONDS = 60.0
 """A version that is not everywhere counts as never arriving once it had this long."""
 
@@ -100,6 +103,18 @@ class Makespans:
         seconds = item.last_at - item.spread.published_at
         if seconds > 0:  # else everybody went away before anybody had it
             self._finished[version] = replace(item.spread, seconds=seconds)
+
+
+def round_trips_least(nodes: int, fanout: int) -> int:
+    """Return how many round trips the smallest file takes to so many: one more for each level.
+
+    In each tree the root feeds one node and every inner one ``fanout`` others.
+    """
+    levels, width, reached = 1, 1, 1
+    while reached < nodes:
+        levels, width = levels + 1, width * fanout
+        reached += width
+    return FIRST_CHUNK_ROUND_TRIPS + levels
 
 
 def ideal_seconds(total_bytes: int, root: TracedNode, audience: list[TracedNode]) -> float:

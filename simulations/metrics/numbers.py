@@ -9,7 +9,7 @@ from simulations.checkers import Violation, Watch
 from simulations.checkers.certificates import Certificates
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.wire import Opened
-from simulations.metrics.makespan import Makespans
+from simulations.metrics.makespan import Makespans, round_trips_least
 from simulations.metrics.series import Series
 from simulations.metrics.spread import Spread
 from simulations.runtime.trace import Event
@@ -45,6 +45,8 @@ class WeightsNumbers:
     makespan_seconds_p50: float | None
     round_trips_p50: float | None
     """What the makespan takes beyond the bound, in mean round trips of the network."""
+    round_trips_least: int | None
+    """The fewest that a file can take, however small."""
     bytes_per_node: int
 
 
@@ -206,6 +208,7 @@ class Meter:
         spreads = self.series.makespans
         ratios = sorted(spread.ratio for spread in spreads)
         round_trips = sorted(spread.round_trips(self._round_trip_seconds) for spread in spreads)
+        least = [round_trips_least(it.nodes, self._watch.rules.fanout) for it in spreads]
         self.series.delays = self._spread.delays
         return WeightsNumbers(
             versions=len(ratios),
@@ -213,6 +216,7 @@ class Meter:
             makespan_ratio_p99=rounded(quantile(ratios, 0.99)),
             makespan_seconds_p50=rounded(quantile(sorted(it.seconds for it in spreads), 0.5)),
             round_trips_p50=rounded(quantile(round_trips, 0.5)),
+            round_trips_least=max(least, default=None),
             bytes_per_node=round(self._weights_bytes / max(1, len(self._watch.swarm.members))),
         )
 

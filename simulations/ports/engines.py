@@ -299,18 +299,18 @@ class SimTraining(TrainingEngine):
     @override
     async def write_policy(self, path: Path) -> Digest:
         content = Extent.of(self._seed, 0, self._machine.workload.weights_bytes)
-        await self._write(path, content)
+        await self._write(path, content, len(content))
         made = policy_digest(content)
         self._machine.emit("policy-made", digest=made.hex(), skill=skill_of(self._seed))
         return made
 
     @override
     async def save_state(self, path: Path) -> None:
-        await self._write(path, self._seed)
+        await self._write(path, self._seed, self._machine.workload.state_bytes)
 
-    async def _write(self, path: Path, content: bytes) -> None:
+    async def _write(self, path: Path, content: bytes, written_bytes: int) -> None:
         machine = self._machine
-        async with machine.session.writing(seconds=0):  # is in the time of a step
+        async with machine.session.writing(machine.compute.weights_seconds(written_bytes)):
             machine.disk.require_room()
             machine.disk.files[path] = content
 

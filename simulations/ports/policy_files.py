@@ -1,5 +1,6 @@
 """The files of one machine's policies, on its simulated disk (``PolicyFiles``)."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -8,7 +9,7 @@ from typing_extensions import override
 from protocol.types import Digest
 from roles.ports.engines import Policy
 from roles.ports.storage import PolicyFiles
-from simulations.ports.storage import Disk, Session
+from simulations.ports.storage import COMMIT_SECONDS, Disk, Session
 from simulations.runtime.content import (
     Extent,
     digest_of,
@@ -17,6 +18,7 @@ from simulations.runtime.content import (
     patched,
     policy_digest,
 )
+from simulations.scenario.scenario import Compute
 
 
 class SimPolicyFiles(PolicyFiles):
@@ -31,11 +33,13 @@ class SimPolicyFiles(PolicyFiles):
         task: Path,
         *,
         patch_share: float = 0.0,
+        compute: Compute | None = None,
     ) -> None:
         super().__init__(directory, genesis, task)
         self._disk = disk
         self._session = session
         self._patch_share = patch_share
+        self._compute = compute or Compute()
 
     @override
     def size(self, path: Path) -> int | None:
@@ -53,7 +57,8 @@ class SimPolicyFiles(PolicyFiles):
         if base is None or not self._patch_share or not isinstance(content, Extent):
             return None
         patch = patch_of(content, base.digest, self._patch_share)
-        async with self._session.writing():
+        seconds = COMMIT_SECONDS + self._compute.weights_seconds(len(content))
+        async with self._session.writing(seconds):
             self._disk.require_room()
             if self._session.alive:
                 self._disk.files[target] = patch
@@ -68,7 +73,7 @@ class SimPolicyFiles(PolicyFiles):
         policy: Digest,
         file_bytes_max: int,
     ) -> Digest:
-        patch = joined([piece async for piece in encoding])
+        patch = joined([piece async for piece in self._decoded(encoding)])
         content = None if base is None else patched(patch, base.digest, file_bytes_max)
         if base is None or policy_digest(self._disk.files.get(base.path, b"")) != base.digest:
             raise ValueError("the base is not here")
@@ -79,6 +84,14 @@ class SimPolicyFiles(PolicyFiles):
             if self._session.alive:
                 self._disk.files[target] = content
         return digest_of(patch)
+
+    async def _decoded(self, encoding: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Yield the pieces of a patch, each when what it makes of the file is made."""
+        async for piece in encoding:
+            made_bytes = len(piece) / self._patch_share if self._patch_share else 0.0
+            if seconds := self._compute.weights_seconds(made_bytes):
+                await asyncio.sleep(seconds)
+            yield piece
 
     @override
     async def link(self, index: Digest, path: Path) -> None:

@@ -30,6 +30,7 @@ from roles.ports.storage import (
 )
 from simulations.runtime.content import Extent, digest_of, joined
 from simulations.runtime.trace import Emit
+from simulations.scenario.scenario import Compute
 
 COMMIT_SECONDS = 0.004
 """A synced SQLite transaction on an SSD; a guess."""
@@ -213,11 +214,16 @@ class SimBlobs(Blobs):
     """Blobs on a disk; ``emit`` hears what each is stored for, and what goes."""
 
     def __init__(
-        self, disk: Disk, session: Session, emit: Emit = lambda _kind, **_facts: None
+        self,
+        disk: Disk,
+        session: Session,
+        emit: Emit = lambda _kind, **_facts: None,
+        compute: Compute | None = None,
     ) -> None:
         self._disk = disk
         self._session = session
         self._emit = emit
+        self._compute = compute or Compute()
 
     @override
     async def put(self, data: bytes, owner: Owner) -> Digest:
@@ -234,7 +240,8 @@ class SimBlobs(Blobs):
         index = _index_of(content, shard_bytes, chunk_bytes)
         data = shard_index.encode(index)
         owner = Owner(purpose, digest_of(data))
-        async with self._session.writing():
+        seconds = COMMIT_SECONDS + self._compute.weights_seconds(len(content))
+        async with self._session.writing(seconds):
             for number in range(len(index.shards)):
                 self._keep(content[number * shard_bytes : (number + 1) * shard_bytes], owner)
             self._keep(data, owner)

@@ -163,6 +163,7 @@ def _rows(result: Result) -> Iterable[tuple[str, str]]:
         ("makespan, multiple of the bound, 99 %", _number(weights.makespan_ratio_p99, "")),
         ("makespan, median", _number(weights.makespan_seconds_p50, " s")),
         ("makespan beyond the bound, median, in round trips", _number(weights.round_trips_p50, "")),
+        ("round trips that any file takes", _number(weights.round_trips_least, "")),
         ("weights received per node", f"{weights.bytes_per_node / 1e6:,.1f} MB"),
         ("trainer idle", _percent(result.trainer_idle_share)),
         ("versions published", f"{result.versions_published:,}"),

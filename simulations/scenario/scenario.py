@@ -83,6 +83,13 @@ class Compute(Section):
     check_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
     train_tokens_per_second: Annotated[float, Field(gt=0)] = 1.0
     load_seconds: Seconds = 1.0
+    weights_bytes_per_second: Annotated[float, Field(gt=0)] | None = None
+    """Of weights that are written, hashed, encoded or decoded; without it that takes no time."""
+
+    def weights_seconds(self, weights_bytes: float) -> float:
+        """Return how long the machine is about to go once through so much of weights."""
+        rate = self.weights_bytes_per_second
+        return 0.0 if rate is None else weights_bytes / rate
 
     def generation_rate(self, rollouts: int) -> float:
         """Return tokens per second with so many rollouts at once: its square root times one's.
@@ -160,6 +167,8 @@ class Workload(Section):
     weights_bytes: Annotated[int, Field(ge=4096)] = 8_000_000
     patch_share: Share = 0.0
     """Of the weights' bytes: what a patch of the version before takes; 0: there are no patches."""
+    state_bytes: Annotated[int, Field(ge=0)] = 0
+    """Of a trainer's state that it writes with every version: it takes time and no room."""
     tokens_mean: Annotated[int, Field(ge=1)] = 12
     """Of a sequence; lengths are uniform up to twice that, within the recipe's limit."""
     rounding: Literal["", "rounding-bf16"] = ""

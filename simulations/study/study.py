@@ -88,11 +88,12 @@ def run_plan(
     clock: Callable[[], float],
     on_progress: Progress = lambda _now, _end: None,
     actors: Sequence[Actor] = (),
+    patience: Patience = PATIENCE,
 ) -> RunOutcome:
     """Run a plan to its end or first violation, timed by ``clock``; raises ``ScenarioError``."""
     scenario = plan.load()
     trace, watch = Trace(), Watch(_end_simulation)
-    meter = Meter(watch, attach_checkers(watch, PATIENCE), scenario.network.mean_round_trip_seconds)
+    meter = Meter(watch, attach_checkers(watch, patience), scenario.network.mean_round_trip_seconds)
     trace.listen(watch.see)
 
     def report(event: Event) -> None:

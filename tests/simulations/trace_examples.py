@@ -65,6 +65,7 @@ class TraceExample:
                     "validators": self._of("validator"),
                 },
                 "grpo": {"async_level": 2, "steps": steps},
+                "shardcast": {"fanout": 4},
             }
         )
         self.run_id = blake3(self.manifest).digest()

@@ -34,7 +34,7 @@ def result(**changes) -> Result:
         "contradictory_certificates": 0,
         "committee_agreement": 1.0,
         "gossip": GossipNumbers(0.2, 0.5, 3.0),
-        "weights": WeightsNumbers(10, 1.2, 1.5, 2.0, 9.0, 10_000),
+        "weights": WeightsNumbers(10, 1.2, 1.5, 2.0, 9.0, 11, 10_000),
         "trainer_idle_share": 0.05,
         "versions_published": 10,
         "peak_rss_mb": 100,

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from simulations.checkers.swarm import TracedNode
-from simulations.metrics.makespan import ideal_seconds
+from simulations.metrics.makespan import ideal_seconds, round_trips_least
 from simulations.metrics.numbers import Meter, quantile, rounded
 from simulations.metrics.series import POINTS_MAX
 from simulations.metrics.spread import CLOSE_SECONDS, Histogram
@@ -66,6 +66,7 @@ def test_the_result_of_a_run_has_the_agreed_keys_and_is_json():
         "makespan_ratio_p99",
         "makespan_seconds_p50",
         "round_trips_p50",
+        "round_trips_least",
         "bytes_per_node",
     }
     assert values["virtual_s"] == 4.0
@@ -180,7 +181,16 @@ def test_the_makespan_of_a_version_ends_with_the_last_node_that_was_there():
     assert weights.versions == 1
     assert weights.makespan_ratio_p50 == pytest.approx(4.0 / 4.0)
     assert (weights.makespan_seconds_p50, weights.round_trips_p50) == (4.0, 0.0)
+    assert weights.round_trips_least == round_trips_least(5, 4) == 10
     assert weights.bytes_per_node == 2_000_000
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fanout", "levels"),
+    [(1, 4, 1), (2, 4, 2), (5, 4, 2), (6, 4, 3), (21, 4, 3), (8, 2, 4)],
+)
+def test_each_level_of_a_tree_takes_a_round_trip(nodes, fanout, levels):
+    assert round_trips_least(nodes, fanout) == 8 + levels
 
 
 def test_the_bound_of_a_version_is_that_of_the_lines_at_its_publication():

@@ -1,0 +1,21 @@
+"""Large weights spread at nearly the pace of the lines in the whole daemon, too."""
+
+import time
+
+from simulations.study.study import Plan, run_plan
+
+RATIO_MAX = 2.0
+"""A forest of equal lines comes to 1.1; here strong ones give a fifth of theirs to other things
+(``upload_limit_share``) and whoever feeds has a whole number of children."""
+
+ONE_VERSION_MINUTES = 8
+
+
+def test_a_file_of_a_minute_is_everywhere_in_less_than_two():
+    plan = Plan("bulk-20", seed=1, minutes=ONE_VERSION_MINUTES)
+    outcome = run_plan(plan, clock=time.perf_counter)
+    weights = outcome.result.weights
+    assert outcome.violation is None
+    assert weights.versions >= 1
+    assert outcome.series.makespans[0].ideal_seconds == 60.0
+    assert 1.0 < weights.makespan_ratio_p50 <= RATIO_MAX
