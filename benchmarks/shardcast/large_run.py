@@ -258,7 +258,7 @@ def row(
     halves = [
         sorted(history.arrivals[it.version])[it.nodes // 2] - it.published_at for it in spreads
     ]
-    span = history.steps[-1][0] - history.steps[0][0] + history.steps[0][1]
+    span = history.steps[-1][0] - history.steps[0][0]  # as many steps as pauses
     writing_seconds = len(history.pauses) * written_gigabytes(options) / speed
     return Row(
         lines=lines,
