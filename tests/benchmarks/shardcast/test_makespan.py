@@ -49,7 +49,7 @@ def test_the_forest_is_near_the_bound_and_others_are_not():
 
 
 def test_others_get_over_dead_parents_and_relays_too(modules):
-    """Some of the ten relays die here: nobody would have the file whose clients stayed with them."""
+    """Some of the ten relays die here, and their clients would wait for ever."""
     makespan, _ = modules
     options = Namespace(**SMALL, dying=0.3, only="baselines")
     for name, way in makespan.measure(options)["baselines"].items():
