@@ -14,7 +14,7 @@ Going once through the weights (writing, hashing, encoding, decoding) has one sp
 answers are some tokens each that stand for thousands, so bodies of rollouts take nearly nothing.
 
 Usage: ``python benchmarks/shardcast/large_run.py [--lines NAME ...] [--speed GB_PER_SECOND ...]
-[--state-gigabytes N] [--fanout N] [--versions N] [--seed S] [--json]``
+[--state-gigabytes N] [--versions N] [--seed S] [--json]``
 """
 
 import argparse
@@ -139,7 +139,6 @@ def main() -> None:
     parser.add_argument("--lines", nargs="+", choices=LINES, default=list(LINES))
     parser.add_argument("--speed", nargs="+", type=float, default=SPEEDS, help="GB/s of weights")
     parser.add_argument("--state-gigabytes", type=float, default=STATE_GIGABYTES)
-    parser.add_argument("--fanout", type=int, help="of the forest; else the recipe's")
     parser.add_argument("--versions", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true")
@@ -149,8 +148,7 @@ def main() -> None:
         for lines in options.lines:
             rows.append(measured(lines, speed, options))
             print(rows[-1], file=sys.stderr)
-    chosen = {name: getattr(options, name) for name in ("state_gigabytes", "fanout", "seed")}
-    assumed = ASSUMED | {name: value for name, value in chosen.items() if value is not None}
+    assumed = ASSUMED | {"state_gigabytes": options.state_gigabytes, "seed": options.seed}
     if options.json:
         print(json.dumps({"assumed": assumed, "rows": [asdict(row) for row in rows]}, indent=2))
         return
@@ -192,8 +190,6 @@ def scenario(lines: str, speed: float, options: argparse.Namespace) -> dict[str,
         "load_seconds": ASSUMED["load_seconds"],
         "weights_bytes_per_second": speed * 1e9,
     }
-    protocol = sections(recipe)
-    protocol["shardcast"]["fanout"] = options.fanout or recipe.shardcast.fanout
     version_seconds = step_seconds + written_gigabytes(options) / speed
     worker = {"generate_tokens_per_second": worker_rate, "rollouts_at_once": 1}
     return {
@@ -223,7 +219,7 @@ def scenario(lines: str, speed: float, options: argparse.Namespace) -> dict[str,
             "state_bytes": int(options.state_gigabytes * 1e9),
             "tokens_mean": SEQUENCE_TOKENS,
         },
-        "protocol": protocol,
+        "protocol": sections(recipe),
     }
 
 

@@ -10,7 +10,7 @@ from protocol.recipe import load_recipe
 from simulations.runtime.trace import Event
 from simulations.scenario.scenario import parse_scenario
 
-OPTIONS = Namespace(versions=4, state_gigabytes=372.0, fanout=None, seed=1)
+OPTIONS = Namespace(versions=4, state_gigabytes=372.0, seed=1)
 
 
 @pytest.mark.parametrize("lines", large_run.LINES)
