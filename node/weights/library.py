@@ -352,9 +352,11 @@ class PolicyLibrary(Policies):
         for version in [version for version in old if version not in self._bases]:
             await self._ports.files.delete(self._held.pop(version).path)
             await self._ports.files.delete(self._ports.files.encoding(version))
-        for version in range(self._states_from, newest - STATES_KEPT + 1):
+        every = self._replica.manifest.shardcast.state_every
+        states_from = newest - newest % every - (STATES_KEPT - 1) * every
+        for version in range(self._states_from, states_from):
             await self._ports.files.delete(self._ports.files.state(version))
-        self._states_from = max(self._states_from, newest - STATES_KEPT + 1)
+        self._states_from = max(self._states_from, states_from)
         kept = self._replica.manifest.shardcast.forms_kept(newest)
         await self._retention.sweep({*self._held, *self._wanted(), *kept})
         names = [key for key, _ in self._ports.store.scan(_TABLE)]

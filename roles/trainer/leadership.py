@@ -85,12 +85,7 @@ class Leadership:
         head = context.replica.ledger.head
         if head is None:
             return await self._begin()
-        own_state = context.files.state(head.message.version)
-        ours = (
-            head.signer == context.peer_id
-            and context.files.size(own_state) is not None
-            and await self._load_state(own_state, head)
-        )
+        ours = head.signer == context.peer_id and await self._load_own_state(head)
         found: Signed[CheckpointManifest] | None = head
         if not ours and not await self._take_over(head):
             found = await self._go_back(head)
@@ -104,6 +99,20 @@ class Leadership:
             term = context.manifest.term_of(context.peer_id, term + 1)
         log.info("training resumed", version=found.message.version, term=term)
         return Position(found.message.version, term, found.digest, found.message.policy)
+
+    async def _load_own_state(self, head: Signed[CheckpointManifest]) -> bool:
+        """Load our newest state, with the weights of ``head`` if it is of an earlier version."""
+        context, newest = self._context, head.message.version
+        policy = context.policies.get(newest)
+        oldest = max(-1, newest - context.manifest.shardcast.state_every)
+        for version in range(newest, oldest, -1):
+            path, made = context.files.state(version), context.replica.ledger.checkpoint(version)
+            if made is None or made.signer != context.peer_id or context.files.size(path) is None:
+                continue
+            if version == newest:
+                return await self._load_state(path, made)
+            return policy is not None and await self._load_state(path, made, policy)
+        return False
 
     async def _begin(self) -> Position | None:
         """Load the genesis weights, if version 0 is ours to publish."""

@@ -51,7 +51,7 @@ class Publication:
         return self._publishing is not None and self._publishing.done()
 
     async def begin(self, batch: Sequence[Digest], reward_mean: int) -> None:
-        """Write weights and state of the next version, and publish it in the background.
+        """Write weights of the next version, and its state if it is due; publish in the background.
 
         ``reward_mean`` is in millionths. The one before must have been settled.
         """
@@ -59,7 +59,8 @@ class Publication:
         version = self.version + 1
         path, state_path = context.files.weights(version), context.files.state(version)
         digest = await self._stored(lambda: self._engine.write_policy(path))
-        await self._stored(lambda: self._engine.save_state(state_path))
+        if not version % context.manifest.shardcast.state_every:
+            await self._stored(lambda: self._engine.save_state(state_path))
         self.version, self.policy = version, digest
         policy = Policy(Version(version), digest, path)
         self._publishing = asyncio.create_task(self._publish(policy, batch, reward_mean))

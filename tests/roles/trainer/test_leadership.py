@@ -160,6 +160,27 @@ def test_a_state_of_an_earlier_version_goes_with_the_weights_of_the_newest(tmp_p
     run_virtual(scenario())
 
 
+@pytest.mark.parametrize("files", [("v1.state", "v3.state"), ("v3.state",), ("v2.state",), ()])
+def test_it_goes_on_from_its_newest_state_with_the_newest_weights(tmp_path, files):
+    async def scenario():
+        world = World(tmp_path, shardcast={"state_every": 3})
+        for version in range(1, 6):
+            own_head(world) if version == 1 else world.version()
+        world.files.state(1).unlink(missing_ok=True)
+        for name in files:
+            (world.files.state(1).parent / name).write_text("state")
+            made = world.replica.ledger.checkpoint(int(name[1]))
+            world.engine.states[name] = made.message.policy
+        world.hold(5, b"policy 5")
+        world.start()
+        await world.rest(5)
+        expected = ["v3.state", "v5.safetensors"] if "v3.state" in files else ["v5.safetensors"]
+        assert world.engine.loaded == expected
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 def test_weights_that_are_refused_are_handed_back(tmp_path):
     async def scenario():
         world = World(tmp_path)
