@@ -1,10 +1,12 @@
-"""Encodings of weights, from file to file: blocks are read, coded and written one at a time.
+"""Encodings of weights, from file to file: blocks are read, coded and written, a few at a time.
 
 What the machine keeps of the files in memory is its page cache, which it gives back when it must.
 """
 
 import os
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -12,10 +14,36 @@ from typing import BinaryIO
 from blake3 import blake3
 
 from protocol.shardcast.encodings import stream
-from protocol.shardcast.encodings.stream import Base, Decoder, Source
+from protocol.shardcast.encodings.stream import Base, Decoder, InOrder, ItemT, ResultT, Source
 from protocol.shardcast.encodings.tensor_file import EncodingError
 from protocol.types import Digest
 from roles.ports.engines import Policy
+
+THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))
+"""Half of the cores, for something computes beside; not more than eight, for each holds a block: 16
+MB of ours, at most 60. Two are 1.5 times as fast as one (``benchmarks/shardcast/threads.py``)."""
+
+
+@contextmanager
+def in_threads() -> Iterator[InOrder]:
+    """Work on ``THREADS`` blocks at once; NumPy, zstd and reading let other threads run."""
+    if THREADS == 1:
+        yield map
+        return
+    with ThreadPoolExecutor(THREADS, "encodings") as pool:
+
+        def in_order(
+            function: Callable[[ItemT], ResultT], items: Iterable[ItemT], /
+        ) -> Iterator[ResultT]:
+            waiting: deque[Future[ResultT]] = deque()
+            for item in items:
+                waiting.append(pool.submit(function, item))
+                if len(waiting) > THREADS:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+
+        yield in_order
 
 
 @contextmanager
@@ -45,13 +73,13 @@ def opened_base(base: Policy | None) -> Iterator[Base | None]:
 
 def encode(path: Path, base: Policy | None, target: Path) -> Digest | None:
     """Write the encoding of a file; return its BLAKE3, None when the base does not fit it."""
-    with opened(path) as source, opened_base(base) as against:
+    with opened(path) as source, opened_base(base) as against, in_threads() as in_order:
         if against is not None and against.source.layout.header != source.layout.header:
             return None
         hasher = blake3()
         target.unlink(missing_ok=True)  # it may be published by now: nobody writes into that
         with target.open("wb") as file:
-            for block in stream.encode(source, against):
+            for block in stream.encode(source, against, in_order=in_order):
                 hasher.update(block)
                 file.write(block)
         return Digest(hasher.digest())
@@ -95,5 +123,6 @@ class DecodingFile:
     def _begin(self) -> tuple[Decoder, BinaryIO]:
         against = self._open.enter_context(opened_base(self._base))
         file = self._open.enter_context(self._path.open("wb"))
-        self._begun = Decoder(against, self._file_bytes_max), file
+        in_order = self._open.enter_context(in_threads())
+        self._begun = Decoder(against, self._file_bytes_max, in_order), file
         return self._begun

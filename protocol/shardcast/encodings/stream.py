@@ -4,16 +4,17 @@
 another form than that of its file.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol, TypeVar
 
 import numpy as np
 from blake3 import blake3
 
 from protocol.policy import policy_digest
 from protocol.shardcast.encodings import block, framing, tensor_file
-from protocol.shardcast.encodings.framing import BlockReader, Piece
+from protocol.shardcast.encodings.framing import Block, BlockReader, Piece
 from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.positions import Positions
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
@@ -21,6 +22,19 @@ from protocol.types import Digest
 
 BLOCK_ELEMENTS = 1 << 19
 """Of one block: what is worked on stays in the cache, and an unchanged block costs five bytes."""
+
+ItemT = TypeVar("ItemT")
+ResultT = TypeVar("ResultT")
+
+
+class InOrder(Protocol):
+    """As ``map``, but may work on several items at once: blocks do not depend on each other."""
+
+    def __call__(
+        self, function: Callable[[ItemT], ResultT], items: Iterable[ItemT], /
+    ) -> Iterator[ResultT]:
+        """Yield the results in the order of the items."""
+
 
 ReadWords = Callable[[TensorPlace, Positions], Words]
 """Returns the base's bit patterns at flat positions of a tensor."""
@@ -60,7 +74,10 @@ def source_of(read: Callable[[int, int], bytes], total_bytes: int) -> Source:
 
 
 def encode(
-    source: Source, base: Base | None, block_elements: int = BLOCK_ELEMENTS
+    source: Source,
+    base: Base | None,
+    block_elements: int = BLOCK_ELEMENTS,
+    in_order: InOrder = map,
 ) -> Iterator[bytes]:
     """Yield the encoding of a file, block by block.
 
@@ -70,9 +87,12 @@ def encode(
         raise EncodingError("the base holds other tensors")
     against = None if base is None else base.policy
     yield framing.preamble(against, block_elements, source.layout.header)
-    for piece in framing.pieces(source.layout, block_elements):
+
+    def encoded(piece: Piece) -> bytes:
         words = piece.words(source.read(piece.offset, piece.length))
-        yield block.encode(words, None if base is None else _base_words(base, piece))
+        return block.encode(words, None if base is None else _base_words(base, piece))
+
+    yield from in_order(encoded, framing.pieces(source.layout, block_elements))
 
 
 def _base_words(base: Base, piece: Piece) -> Words:
@@ -80,13 +100,15 @@ def _base_words(base: Base, piece: Piece) -> Words:
 
 
 class Decoder:
-    """Decodes one encoding while it arrives; holds one block and what has come of the next.
+    """Decodes one encoding while it arrives; holds a block and what has come of the next.
 
-    ``policy`` is the digest of the decoded tensors, once everything is here.
+    ``in_order`` may hold several. ``policy`` is the digest of the decoded tensors, once everything
+    is here.
     """
 
-    def __init__(self, base: Base | None, file_bytes_max: int) -> None:
+    def __init__(self, base: Base | None, file_bytes_max: int, in_order: InOrder = map) -> None:
         self._base = base
+        self._in_order = in_order
         against = None if base is None else (base.policy, base.source.layout)
         self._blocks = BlockReader(against, file_bytes_max)
         self._hashers: dict[TensorPlace, blake3] | None = None
@@ -103,12 +125,15 @@ class Decoder:
         if self._hashers is None:
             self._hashers = {place: blake3() for place in layout.places}
             yield memoryview(layout.header)
-        for piece, kind, body in self._blocks.blocks():
-            base = None if self._base is None else _base_words(self._base, piece)
-            words = block.decode(kind, body, base, piece.count, piece.tensor.element_bytes)
-            elements = words.view(np.uint8).data
-            self._hashers[piece.tensor].update(elements)
+        for tensor, elements in self._in_order(self._decoded, self._blocks.blocks()):
+            self._hashers[tensor].update(elements)
             yield elements
+
+    def _decoded(self, one: Block) -> tuple[TensorPlace, memoryview]:
+        piece, kind, body = one
+        base = None if self._base is None else _base_words(self._base, piece)
+        words = block.decode(kind, body, base, piece.count, piece.tensor.element_bytes)
+        return piece.tensor, words.view(np.uint8).data
 
     @property
     def policy(self) -> Digest:
