@@ -237,11 +237,11 @@ def keep_key(directory: Path, identity: Identity) -> Path:
     return path
 
 
-async def transport(directory: Path, seed: int) -> HivemindTransport:
+async def transport(directory: Path, seed: int, host: str = HOST) -> HivemindTransport:
     """Return a real transport with a key of its own."""
     identity = Identity(bytes([seed]) * 32)
     path = keep_key(directory, identity)
-    return await HivemindTransport.create(identity, path, P2pdOptions(HOST))
+    return await HivemindTransport.create(identity, path, P2pdOptions(host))
 
 
 async def be_origin(directory: str, source: str) -> None:

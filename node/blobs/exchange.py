@@ -324,13 +324,14 @@ class BlobExchange:
     async def _send_range(self, stream: Stream, request: Request, length: int) -> None:
         stall_seconds = self._limits.stall_seconds
         pieces = self._blobs.stream(request.digest, request.offset, length)
+        part_bytes = min(self._limits.piece_bytes, self.upload_cap.piece_bytes_max)
         while length:
             piece = await within(stall_seconds, anext(pieces, b""))
             if not piece:
                 raise LookupError("the blob ended early")
             length -= len(piece)
-            for start in range(0, len(piece), self._limits.piece_bytes):
-                part = piece[start : start + self._limits.piece_bytes]
+            for start in range(0, len(piece), part_bytes):
+                part = piece[start : start + part_bytes]
                 await self.upload_cap.take(len(part))
                 if not stream.offer(part):  # a deadline costs more than most writes
                     await within(stall_seconds, stream.write(part))

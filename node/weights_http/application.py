@@ -101,15 +101,18 @@ class Application:
         self, resource: Resource, offset: int, length: int, address: str, send: Send
     ) -> None:
         now = asyncio.get_running_loop().time
+        part_bytes = self._cap.piece_bytes_max
         async with aclosing(resource.read(offset, length)) as pieces:
             while length:
                 piece = await within(self._limits.stall_seconds, anext(pieces, b""))
                 if not piece:
                     raise LookupError("the file ended early")
-                await self._cap.take(len(piece))
-                length -= len(piece)
-                await send(_body(piece, more=length > 0))
-                self._sent.note(address, Kind.WEIGHTS, Way.HTTP, len(piece), now())
+                for start in range(0, len(piece), part_bytes):
+                    part = piece[start : start + part_bytes]
+                    await self._cap.take(len(part))
+                    length -= len(part)
+                    await send(_body(part, more=length > 0))
+                    self._sent.note(address, Kind.WEIGHTS, Way.HTTP, len(part), now())
 
 
 async def _until_disconnected(serving: Any, receive: Receive) -> None:

@@ -217,8 +217,9 @@ class Scenario(Section):
     sample_seconds: Annotated[float, Field(gt=0)] = 5.0
     skew_seconds_max: Annotated[float, Field(ge=0, le=3600)] = 0.0
     """Clocks are off by up to this much either way."""
-    upload_limit_share: Share = 0.8
-    """Of its line that a daemon gives to others, as an operator would set it."""
+    upload_limit_share: Share = 8 / 9
+    """Of its line that a daemon may use, as an operator would set it; with the room that it leaves
+    for headers (``PAYLOAD_SHARE``) four fifths go to others."""
     nodes: Nodes = Nodes()
     lines: tuple[LineClass, ...] = LINES
     compute: tuple[ComputeClass, ...] = COMPUTE

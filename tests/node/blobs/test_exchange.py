@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from node.blobs.exchange import BlobExchange, ExchangeLimits
-from node.blobs.upload_cap import BURST_SECONDS, UploadCap
+from node.blobs.upload_cap import BURST_SECONDS, PAYLOAD_SHARE, UploadCap
 from node.blobs.wire import HELD_BYTES_MAX, BlobRefusedError, Kind, Status
 from node.storage.blobs import FileBlobs
 from node.streams.protocols import BLOBS
@@ -431,10 +431,39 @@ async def seconds_to_take(cap: UploadCap, count: int) -> float:
 
 
 async def test_an_idle_uplink_saves_up_for_a_moment_only() -> None:
-    cap = UploadCap(1000)
-    await cap.take(1000)
+    cap = UploadCap(10_000)
+    rate = round(PAYLOAD_SHARE * 10_000)
+    await cap.take(rate)
     await asyncio.sleep(3600)
-    allowed = round(1000 * BURST_SECONDS)
+    allowed = round(rate * BURST_SECONDS)
     assert await seconds_to_take(cap, allowed) == 0
     for _ in range(3):
-        assert await seconds_to_take(cap, 1000) == pytest.approx(1.0)
+        assert await seconds_to_take(cap, rate) == pytest.approx(1.0)
+
+
+async def test_the_headers_of_full_packets_fit_into_the_line_beside_what_the_cap_lets_go() -> None:
+    cap = UploadCap(1_000_000)
+    await cap.take(1_000_000)  # what was saved up is gone
+    ten_seconds = await seconds_to_take(cap, 10_000_000)
+    assert ten_seconds > 10.0 * 1514 / 1448
+
+
+@pytest.mark.parametrize("rate", [100_000, 5_000_000, None])
+async def test_what_else_leaves_gets_in_between_small_pieces(
+    tmp_path: Path, rate: int | None
+) -> None:
+    """A whole one would occupy the line of 5 MB/s for 50 ms."""
+    limits = ExchangeLimits(upload_bytes_per_second=rate)
+    _, (one, two) = await network(tmp_path, "one", "two", limits=limits)
+    await two.blobs.put(DATA, OWNER)
+    taken: list[int] = []
+    take = two.exchange.upload_cap.take
+
+    async def note(count: int) -> None:
+        taken.append(count)
+        await take(count)
+
+    two.exchange.upload_cap.take = note  # type: ignore[method-assign]
+    assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer], 60.0) == DATA
+    assert sum(taken) == len(DATA)
+    assert max(taken) <= max(4096, 0.005 * rate) if rate else max(taken) > 100_000

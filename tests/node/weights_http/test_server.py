@@ -335,6 +335,21 @@ async def test_uploads_stay_under_the_cap_that_streams_share(tmp_path):
         assert asyncio.get_running_loop().time() - started > 2 * len(DATA) / 1e6 - 0.8
 
 
+async def test_a_capped_answer_leaves_in_small_pieces(tmp_path):
+    taken = []
+
+    class Noting(UploadCap):
+        async def take(self, count):
+            taken.append(count)
+            await super().take(count)
+
+    async with face(tmp_path, cap=Noting(5_000_000)) as served:
+        await served.blobs.put(DATA, WEIGHTS)
+        assert (await get(served.port, BLOB)).body == DATA
+    assert sum(taken) == len(DATA)
+    assert max(taken) <= 0.005 * 5_000_000
+
+
 async def test_thousands_of_connections_take_little_memory(tmp_path):
     """The bound: what is admitted, each with a piece and a buffer; the rest is turned away."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
