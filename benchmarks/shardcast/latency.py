@@ -128,7 +128,7 @@ def measure(directory: Path, options: argparse.Namespace) -> dict[str, Any]:
 def compared(rounds: list[dict[str, dict[str, float]]]) -> dict[str, Any]:
     """Return medians of all rounds, idle and busy, and how many times as long busy ones are."""
     found = {
-        name: {key: median(one[name][key] for one in rounds) for key in rounds[0][name]}
+        name: {key: round(median(one[name][key] for one in rounds), 2) for key in rounds[0][name]}
         for name in ("idle", "busy")
     }
     ratios = {

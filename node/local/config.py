@@ -145,7 +145,7 @@ class NodeConfig(LocalPaths):
     engine_server: LocalPath | None = None
     """Socket of a fork server that several nodes of a machine share; None starts an own one."""
     upload_limit: Annotated[int, Field(ge=1), _number(parse_rate)] | None = None
-    """Bytes per second of blobs sent; None sends as fast as the line takes."""
+    """Bytes per second of the line that blobs may take, with headers; None sets no limit."""
     blob_quota: Annotated[int, Field(ge=1), _number(parse_bytes)] | None = None
     """Bytes of blobs kept; None keeps what the run's retention asks for."""
     log_format: Literal["auto", "console", "json"] = "auto"
