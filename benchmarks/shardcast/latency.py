@@ -33,7 +33,7 @@ from typing import Any
 import uvloop
 from children import Child, heard, itself, say
 from lines import Host, alone, make_host
-from transport import PROTOCOL, commit, transport, write_random
+from transport import PROTOCOL, commit, reach, transport, write_random
 
 from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.gossip.driver import Gossip
@@ -250,7 +250,7 @@ class Node:
 
     async def _join(self, streams: HivemindTransport, nodes: list[dict[str, Any]]) -> Gossip:
         for other in nodes[: self._number - 1]:
-            await streams.connect(other["address"])
+            await reach(streams, other["address"])
         rng = Rng(bytes([self._number]))
         peers = PeerTable(streams, SystemClock(), rng, [])
         identity = Identity(bytes([self._number]) * 32)

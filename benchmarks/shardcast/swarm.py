@@ -39,6 +39,7 @@ from transport import (
     PROTOCOL,
     SHARDCAST,
     commit,
+    reach,
     transport,
     write_random,
 )
@@ -199,7 +200,7 @@ async def be_node(directory: str, host: str, number: int, rate: int) -> None:
     say({"address": address, "peer": streams.peer_id, "port": port})
     nodes = await heard()
     for other in nodes[: number - 1]:
-        await streams.connect(other["address"])
+        await reach(streams, other["address"])
     ports.update({node["peer"]: node["port"] for node in nodes})
     say(number)
     members = [ForestMember(PeerId(node["peer"]), rate, reachable=True) for node in nodes]

@@ -53,6 +53,7 @@ from protocol.shardcast.forest import ForestMember
 from protocol.types import Digest, PeerId, RunId, Version
 from roles.ports.engines import Policy
 from roles.ports.storage import Purpose
+from roles.ports.transport import TransportError
 
 ROOT = Path(__file__).parents[2]
 SHARDCAST = Path(os.environ.get("SHARDCAST_PYTHON", ROOT / ".venv-shardcast" / "bin" / "python"))
@@ -242,6 +243,18 @@ async def transport(directory: Path, seed: int, host: str = HOST) -> HivemindTra
     identity = Identity(bytes([seed]) * 32)
     path = keep_key(directory, identity)
     return await HivemindTransport.create(identity, path, P2pdOptions(host))
+
+
+async def reach(streams: HivemindTransport, address: str) -> None:
+    """Connect; p2pd dials nobody for some seconds after a dial that failed."""
+    async with asyncio.timeout(START_SECONDS):
+        while True:
+            try:
+                await streams.connect(address)
+            except TransportError:
+                await asyncio.sleep(1.0)
+            else:
+                return
 
 
 async def be_origin(directory: str, source: str) -> None:
