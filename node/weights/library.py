@@ -101,11 +101,20 @@ class PolicyLibrary(Policies):
         return -1 if policy is None else policy.version
 
     async def restore(self) -> None:
-        """Find the policies that were here before a restart."""
+        """Find the policies that were here before a restart.
+
+        A file of another length than was signed is deleted: relays, whose engines load nothing,
+        would offer it for ever.
+        """
         for key, digest in self._ports.store.scan(_TABLE):
             version = _version(key)
             path = self._ports.files.weights(version)
-            if self._ports.files.size(path) is not None:
+            here_bytes = self._ports.files.size(path)
+            checkpoint = self._replica.ledger.checkpoint(version)
+            signed = checkpoint is not None and checkpoint.message.policy == digest
+            if checkpoint is not None and signed and here_bytes != checkpoint.message.total_bytes:
+                await self._ports.files.delete(path)
+            elif here_bytes is not None:
                 self._held[version] = Policy(Version(version), Digest(digest), path)
         self._states_from = min(self._held, default=0)
 

@@ -61,7 +61,8 @@ class Route:
 class Routes:
     """Finds what to download next.
 
-    ``held`` returns a policy that is here. Encodings whose index is in ``useless`` have failed.
+    ``held`` returns a policy that is here. Encodings whose index is in ``useless`` have failed;
+    those that are no shorter than their file are never taken.
     """
 
     def __init__(
@@ -88,10 +89,11 @@ class Routes:
     ) -> Iterator[Route]:
         message = checkpoint.message
         one_source = message.version % self._rules.full_every
-        cost_bytes = message.total_bytes * (ONE_SOURCE_COST if one_source else 1)
+        file_bytes = message.total_bytes
+        cost_bytes = file_bytes * (ONE_SOURCE_COST if one_source else 1)
         yield Route(cost_bytes, (Leg(checkpoint),))
         for encoding in message.encodings:
-            if Digest(encoding.index) in self.useless:
+            if Digest(encoding.index) in self.useless or encoding.total_bytes >= file_bytes:
                 continue
             if not encoding.base:
                 yield Route(encoding.total_bytes, (Leg(checkpoint, encoding),))

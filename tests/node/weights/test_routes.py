@@ -80,7 +80,7 @@ def every_cost(manifests, held, version, oldest, useless):
     yield FILE_BYTES * (ONE_SOURCE_COST if version % RULES.full_every else 1)
     for encoding in message.encodings:
         base = encoding.base_version
-        if encoding.index == useless:
+        if encoding.index == useless or encoding.total_bytes >= FILE_BYTES:
             continue
         if base < 0:
             yield encoding.total_bytes
