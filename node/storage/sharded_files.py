@@ -161,15 +161,15 @@ def prepare(path: Path, plans: Sequence[Plan]) -> list[bytearray]:
     """
     here = [bytearray(len(plan.chunks)) for plan in plans]
     total_bytes = sum(plan.length for plan in plans)
-    if path.exists() and path.stat().st_size == total_bytes:
-        with path.open("rb") as file:
-            for plan, chunks in zip(plans, here, strict=True):
+    left_bytes = path.stat().st_size if path.exists() else 0
+    try:
+        with path.open("r+b" if left_bytes else "w+b") as file:
+            if left_bytes != total_bytes:  # it is new, or the disk lost its end
+                os.posix_fallocate(file.fileno(), 0, total_bytes)
+                file.truncate(total_bytes)
+            for plan, chunks in zip(plans, here, strict=True) if left_bytes else ():
                 for chunk in range(len(chunks)):
                     chunks[chunk] = plan.fits(chunk, file.read(plan.chunk_length(chunk)))
-        return here
-    try:
-        with path.open("wb") as file:
-            os.posix_fallocate(file.fileno(), 0, total_bytes)
     except OSError:
         path.unlink(missing_ok=True)
         raise

@@ -24,7 +24,7 @@ from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.source_history import SourceHistory
 from protocol.types import Digest, PeerId
 from roles.ports.storage import Owner, Purpose, StorageFullError
-from tests.worlds.network import Hub, run_virtual
+from tests.worlds.network import Hub
 
 SHARD_BYTES, CHUNK_BYTES = 262_144, 65_536
 ROOT = PeerId("root")
@@ -333,31 +333,28 @@ async def test_dead_members_are_replaced_and_a_late_root_is_waited_for(tmp_path:
     assert node.path.read_bytes() == world.content
 
 
-def test_a_publisher_that_dies_when_each_byte_has_left_it_once_stops_nobody(
+async def test_a_publisher_that_dies_when_each_byte_has_left_it_once_stops_nobody(
     tmp_path: Path,
 ) -> None:
-    async def scenario() -> None:
-        world = await swarm(tmp_path, 20 * SHARD_BYTES)
-        nodes = [await world.add(f"n{number}") for number in range(8)]
-        capped = ExchangeLimits(upload_bytes_per_second=4_000_000)
-        root = world.nodes[ROOT]
-        root.exchange = BlobExchange(world.hub.transports[ROOT], root.blobs, limits=capped)
-        await root.exchange.start()
-        weights, index = await world.publish()
+    world = await swarm(tmp_path, 20 * SHARD_BYTES)
+    nodes = [await world.add(f"n{number}") for number in range(8)]
+    capped = ExchangeLimits(upload_bytes_per_second=4_000_000)
+    root = world.nodes[ROOT]
+    root.exchange = BlobExchange(world.hub.transports[ROOT], root.blobs, limits=capped)
+    await root.exchange.start()
+    weights, index = await world.publish()
 
-        async def die() -> int:
-            sent = root.exchange.sent
-            while sent.total() < index.total_bytes or not _together(nodes, index):  # noqa: ASYNC110
-                await asyncio.sleep(0.0005)
-            world.hub.remove(ROOT)
-            return sum(node.progress[-1][0] < index.total_bytes for node in nodes)
+    async def die() -> int:
+        sent = root.exchange.sent
+        while sent.total() < index.total_bytes or not _together(nodes, index):  # noqa: ASYNC110
+            await asyncio.sleep(0.0005)
+        world.hub.remove(ROOT)
+        return sum(node.progress[-1][0] < index.total_bytes for node in nodes)
 
-        dying = asyncio.create_task(die())
-        await world.run(nodes, weights)
-        assert dying.result() >= 4, "so many had parts of it only"
-        assert not [node for node in nodes if node.blamed]
-
-    run_virtual(scenario())
+    dying = asyncio.create_task(die())
+    await world.run(nodes, weights)
+    assert dying.result() >= 4, "so many had parts of it only"
+    assert not [node for node in nodes if node.blamed]
 
 
 def _together(nodes: Sequence[Node], index: ShardIndex) -> bool:

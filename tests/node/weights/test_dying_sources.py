@@ -15,7 +15,7 @@ from tests.node.weights.test_download import (
     Swarm,
     feeder_of,
 )
-from tests.worlds.network import LINE_BYTES_PER_SECOND, run_virtual
+from tests.worlds.network import LINE_BYTES_PER_SECOND
 
 SIZE = 8 * SHARD_BYTES + 1000
 ROOT_SECONDS = SIZE / LINE_BYTES_PER_SECOND
@@ -73,9 +73,9 @@ async def story(directory, seed):
     return sum(len(node.blamed) for node in honest)
 
 
-def test_whoever_dies_lies_or_stalls_the_others_get_the_file_and_name_the_liars(tmp_path):
+async def test_whoever_dies_lies_or_stalls_the_others_get_the_file_and_name_the_liars(tmp_path):
     named = 0
     for seed in range(3):
         (tmp_path / str(seed)).mkdir()
-        named += run_virtual(story(tmp_path / str(seed), seed))
+        named += await story(tmp_path / str(seed), seed)
     assert named > 3, "somebody was lied to"

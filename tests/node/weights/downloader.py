@@ -1,0 +1,44 @@
+"""A node that downloads one file from a port, serves what it has, and says how far it is."""
+
+import asyncio
+from pathlib import Path
+
+from node.blobs.exchange import BlobExchange
+from node.storage.blobs import FileBlobs
+from node.storage.policy_files import PolicyDirectory
+from node.weights.download import Weights, WeightsDownload
+from protocol import crypto
+from protocol.shardcast.forest import ForestMember
+from protocol.types import Digest, PeerId
+from tests.worlds.mortal import say
+from tests.worlds.tcp_streams import TcpStreams
+
+ROOT, CHILD = PeerId("root"), PeerId("child")
+
+
+async def download(directory: Path, port: int, index: Digest, index_bytes: int, total: int) -> None:
+    blobs = FileBlobs(directory / "blobs")
+    files = PolicyDirectory(directory / "weights", directory / "genesis", directory / "task", blobs)
+    streams = TcpStreams(CHILD, {ROOT: port})
+    exchange = BlobExchange(streams, blobs)
+    await exchange.start()
+    say("port", streams.port)
+    weights = Weights(crypto.digest(b"version"), index, index_bytes, total, ROOT)
+    members = [ForestMember(CHILD, 10**6, reachable=True)]
+    await WeightsDownload(
+        exchange,
+        blobs,
+        files,
+        weights,
+        members,
+        stripes=4,
+        fanout=4,
+        on_progress=lambda here, _total: say("here", here),
+    ).run(files.weights(1))
+    say("done", exchange.received.total())
+    await asyncio.sleep(3600)
+
+
+def main(directory: str, port: str, index: str, index_bytes: str, total: str) -> None:
+    name = Digest(bytes.fromhex(index))
+    asyncio.run(download(Path(directory), int(port), name, int(index_bytes), int(total)))

@@ -1,0 +1,86 @@
+"""A process that is killed with signal 9, and begins again.
+
+It is started once and forked for each of its lives, so that imports cost their second once.
+"""
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Self
+
+ROOT = Path(__file__).parents[2]
+
+LIVES = """
+import importlib, os, sys
+main = importlib.import_module(sys.argv[1]).main
+while line := sys.stdin.readline():
+    life = os.fork()
+    if not life:
+        main(*line.split())
+        os._exit(0)
+    os.write(1, b"born %d\\n" % life)
+    os.waitpid(life, 0)
+    os.write(1, b"dead\\n")
+"""
+
+
+def say(*words: object) -> None:
+    """Say a line; called in a life."""
+    os.write(1, " ".join(map(str, words)).encode() + b"\n")
+
+
+class Mortal:
+    """Lives of ``module``'s function ``main``; use it as an asynchronous context."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._life = 0
+
+    async def __aenter__(self) -> Self:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            LIVES,
+            self._module,
+            cwd=ROOT,
+            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        if self._life:
+            await self.kill()
+        self._process.kill()
+        await self._process.wait()
+
+    async def begin(self, *arguments: object) -> None:
+        """Begin a life with these arguments."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(" ".join(map(str, arguments)).encode() + b"\n")
+        self._life = int((await self._until("born"))[-1].split()[1])
+
+    async def line(self) -> str:
+        """Return the next line that it says; empty when it is dead."""
+        assert self._process.stdout is not None
+        line = (await asyncio.wait_for(self._process.stdout.readline(), 60)).decode().strip()
+        if line == "dead":
+            self._life = 0
+        return "" if line == "dead" else line
+
+    async def kill(self) -> list[str]:
+        """Kill it; return the lines that it had said since the last one that was asked for."""
+        os.kill(self._life, signal.SIGKILL)
+        said = []
+        while line := await self.line():
+            said.append(line)
+        return said
+
+    async def _until(self, word: str) -> list[str]:
+        said = [await self.line()]
+        while not said[-1].startswith(word):
+            said.append(await self.line())
+        return said
