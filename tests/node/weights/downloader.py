@@ -1,4 +1,4 @@
-"""A node that downloads one file from a port, serves what it has, and says how far it is."""
+"""A node that downloads one file from another one, serves what it has, and says how far it is."""
 
 import asyncio
 from pathlib import Path
@@ -11,18 +11,19 @@ from protocol import crypto
 from protocol.shardcast.forest import ForestMember
 from protocol.types import Digest, PeerId
 from tests.worlds.mortal import say
-from tests.worlds.tcp_streams import TcpStreams
+from tests.worlds.socket_streams import SocketStreams
 
 ROOT, CHILD = PeerId("root"), PeerId("child")
 
 
-async def download(directory: Path, port: int, index: Digest, index_bytes: int, total: int) -> None:
+async def download(
+    directory: Path, sockets: Path, index: Digest, index_bytes: int, total: int
+) -> None:
     blobs = FileBlobs(directory / "blobs")
     files = PolicyDirectory(directory / "weights", directory / "genesis", directory / "task", blobs)
-    streams = TcpStreams(CHILD, {ROOT: port})
-    exchange = BlobExchange(streams, blobs)
+    exchange = BlobExchange(SocketStreams(sockets, CHILD), blobs)
     await exchange.start()
-    say("port", streams.port)
+    say("serves")
     weights = Weights(crypto.digest(b"version"), index, index_bytes, total, ROOT)
     members = [ForestMember(CHILD, 10**6, reachable=True)]
     await WeightsDownload(
@@ -39,6 +40,6 @@ async def download(directory: Path, port: int, index: Digest, index_bytes: int, 
     await asyncio.sleep(3600)
 
 
-def main(directory: str, port: str, index: str, index_bytes: str, total: str) -> None:
+def main(directory: str, sockets: str, index: str, index_bytes: str, total: str) -> None:
     name = Digest(bytes.fromhex(index))
-    asyncio.run(download(Path(directory), int(port), name, int(index_bytes), int(total)))
+    asyncio.run(download(Path(directory), Path(sockets), name, int(index_bytes), int(total)))

@@ -21,7 +21,7 @@ from tests.node.weights import publisher
 from tests.node.weights.downloader import CHILD, ROOT
 from tests.node.weights.test_patches import weights
 from tests.worlds.mortal import Mortal
-from tests.worlds.tcp_streams import TcpStreams
+from tests.worlds.socket_streams import SocketStreams
 
 SHARD_BYTES, CHUNK_BYTES = 262_144, 65_536
 CONTENT = random.Random(9).randbytes(16 * SHARD_BYTES + 777)
@@ -46,9 +46,9 @@ def here_bytes(directory: Path, index) -> int:
     return sum(length for length, good in zip(lengths, right, strict=True) if good)
 
 
-async def read_along(port: int, index, read: list[int], rng: random.Random) -> None:
+async def read_along(sockets: Path, index, read: list[int], rng: random.Random) -> None:
     """Ask a process for ranges at random as long as it lives; what comes is right."""
-    exchange = BlobExchange(TcpStreams(PeerId("reader"), {CHILD: port}), blobs=None)
+    exchange = BlobExchange(SocketStreams(sockets, PeerId("reader")), blobs=None)
     while True:
         number = rng.randrange(len(index.shards))
         shard = index.shards[number]
@@ -81,7 +81,9 @@ async def killed_downloads(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(CONTENT)
     stored = await blobs.put_file(tmp_path / "file", SHARD_BYTES, CHUNK_BYTES, Purpose.WEIGHTS)
     index, directory = stored.index, tmp_path / "child"
-    streams = TcpStreams(ROOT)
+    sockets = tmp_path / "sockets"
+    sockets.mkdir()
+    streams = SocketStreams(sockets, ROOT)
     await BlobExchange(streams, blobs, limits=RATE).start()
     named = stored.digest.hex(), stored.index_bytes, stored.total_bytes
     said_bytes = 0
@@ -92,9 +94,9 @@ async def killed_downloads(tmp_path: Path) -> None:
             if life == LIVES // 2:
                 cut_off(directory, rng)
                 left_bytes = here_bytes(directory, index)
-            await child.begin(directory, streams.port, *named)
-            port = int((await child.line()).split()[1])
-            reading = asyncio.create_task(read_along(port, index, read, rng))
+            await child.begin(directory, sockets, *named)
+            assert await child.line() == "serves"
+            reading = asyncio.create_task(read_along(sockets, index, read, rng))
             said = [await child.line()]
             assert said == [f"here {left_bytes}"], "what is on the disk is not fetched again"
             lines = rng.randrange(8) if life < LIVES else len(CONTENT)
@@ -109,7 +111,8 @@ async def killed_downloads(tmp_path: Path) -> None:
             done = [int(line.split()[1]) for line in said if line.startswith("done")]
             assert bool(done) == (life == LIVES)
     assert done[0] <= len(CONTENT) - left_bytes + IN_FLIGHT_BYTES
-    await streams.stop()
+    streams.stop()
+    await asyncio.sleep(0.05)
     assert (directory / "weights" / "v1.safetensors").read_bytes() == CONTENT
     assert len(read) > 10, "somebody read along"
 

@@ -11,7 +11,6 @@ from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.blobs.upload_cap import UploadCap
 from node.blobs.ways import OTHER_WAY_REQUESTS, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Way, Ways
 from node.blobs.wire import BlobRefusedError, Kind, Status
-from node.live.control import P2pStream, close_writer
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.streams.protocols import BLOBS
@@ -25,6 +24,7 @@ from protocol.types import PeerId, RunId
 from roles.ports.storage import Purpose
 from roles.ports.transport import TransportError
 from tests.node.weights_http.faces import BODY, DATA, DIGEST, HOST, WEIGHTS, face
+from tests.worlds.socket_streams import SocketStreams
 
 PEER = PeerId("two")
 OK = b"HTTP/1.1 206 Partial Content\r\ncontent-length: 1000\r\ncontent-range: bytes 100-1099/700001"
@@ -253,33 +253,6 @@ def test_few_peers_are_remembered():
 # Through the exchange: what HTTP does not bring comes over a stream
 
 
-class SocketStreams:
-    """Streams over Unix sockets, with the stream of the live transport."""
-
-    def __init__(self, directory, peer):
-        self._directory = directory
-        self.peer_id = peer
-        self.server = None
-
-    async def handle(self, _protocol, handler):
-        async def serve(reader, writer):
-            peer = PeerId((await reader.readline()).decode().strip())
-            try:
-                await handler(P2pStream(peer, reader, writer))
-            finally:
-                await close_writer(writer)
-
-        self.server = await asyncio.start_unix_server(serve, self._directory / self.peer_id)
-
-    async def open_stream(self, peer, _protocol):
-        try:
-            reader, writer = await asyncio.open_unix_connection(self._directory / peer)
-        except OSError as error:
-            raise TransportError(str(error)) from error
-        writer.write(f"{self.peer_id}\n".encode())
-        return P2pStream(peer, reader, writer)
-
-
 class Pair:
     """One node that fetches, and one with a blob store behind streams and at an HTTP port."""
 
@@ -321,7 +294,7 @@ async def pair(directory, port=None, **options):
             yield both, served
         finally:
             both.http.close()
-            both.two._transport.server.close()
+            both.two._transport.stop()
             await asyncio.sleep(0.05)
 
 

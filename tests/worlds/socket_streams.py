@@ -1,0 +1,43 @@
+"""Streams over Unix sockets, with the stream of the live transport: between real processes, too.
+
+Whoever connects says who it is.
+"""
+
+import asyncio
+from pathlib import Path
+
+from node.live.control import P2pStream, close_writer
+from protocol.types import PeerId
+from roles.ports.transport import StreamHandler, TransportError
+
+
+class SocketStreams:
+    """A node; those of one ``directory`` find each other there."""
+
+    def __init__(self, directory: Path, peer: PeerId) -> None:
+        self._directory = directory
+        self.peer_id = peer
+        self._server: asyncio.Server | None = None
+
+    async def handle(self, _protocol: str, handler: StreamHandler) -> None:
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            peer = PeerId((await reader.readline()).decode().strip())
+            try:
+                await handler(P2pStream(peer, reader, writer))
+            finally:
+                await close_writer(writer)
+
+        self._server = await asyncio.start_unix_server(serve, self._directory / self.peer_id)
+
+    async def open_stream(self, peer: PeerId, _protocol: str) -> P2pStream:
+        try:
+            reader, writer = await asyncio.open_unix_connection(self._directory / peer)
+        except OSError as error:
+            raise TransportError(str(error)) from error
+        writer.write(f"{self.peer_id}\n".encode())
+        return P2pStream(peer, reader, writer)
+
+    def stop(self) -> None:
+        """Take no more streams."""
+        if self._server is not None:
+            self._server.close()
