@@ -28,6 +28,9 @@ TOO_MANY = _REFUSAL % b"429 Too Many Requests"
 ADDRESSES_MAX = 4096
 """Whose requests are counted; who asked longest ago is forgotten first, and so is welcome again."""
 
+_MEASURED_BYTES = 1024
+"""h11 measures heads that have not ended: one that comes at once, whatever its length, it takes."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectionLimits:
@@ -113,12 +116,13 @@ class Connection(H11Protocol):
 
     @override
     def data_received(self, data: bytes) -> None:
-        if self.transport.is_closing():
-            return
-        if self._between:
-            self._between = False
-            self._expire_in(self._limits.head_seconds)
-        super().data_received(data)
+        for start in range(0, len(data), _MEASURED_BYTES):
+            if self.transport.is_closing():
+                return
+            if self._between:
+                self._between = False
+                self._expire_in(self._limits.head_seconds)
+            super().data_received(data[start : start + _MEASURED_BYTES])
 
     @override
     def handle_events(self) -> None:

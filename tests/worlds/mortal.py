@@ -36,7 +36,8 @@ class Mortal:
 
     def __init__(self, module: str) -> None:
         self._module = module
-        self._life = 0
+        self.pid = 0
+        """Of the present life, 0 when it is dead."""
 
     async def __aenter__(self) -> Self:
         self._process = await asyncio.create_subprocess_exec(
@@ -52,7 +53,7 @@ class Mortal:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        if self._life:
+        if self.pid:
             await self.kill()
         self._process.kill()
         await self._process.wait()
@@ -61,19 +62,20 @@ class Mortal:
         """Begin a life with these arguments."""
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(map(str, arguments)).encode() + b"\n")
-        self._life = int((await self._until("born"))[-1].split()[1])
+        self.pid = int((await self._until("born"))[-1].split()[1])
 
     async def line(self) -> str:
         """Return the next line that it says; empty when it is dead."""
         assert self._process.stdout is not None
         line = (await asyncio.wait_for(self._process.stdout.readline(), 60)).decode().strip()
+        assert line, "the process that forks has ended"
         if line == "dead":
-            self._life = 0
+            self.pid = 0
         return "" if line == "dead" else line
 
     async def kill(self) -> list[str]:
         """Kill it; return the lines that it had said since the last one that was asked for."""
-        os.kill(self._life, signal.SIGKILL)
+        os.kill(self.pid, signal.SIGKILL)
         said = []
         while line := await self.line():
             said.append(line)
