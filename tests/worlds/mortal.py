@@ -13,12 +13,15 @@ from typing import Self
 ROOT = Path(__file__).parents[2]
 
 LIVES = """
-import importlib, os, sys
+import importlib, os, sys, traceback
 main = importlib.import_module(sys.argv[1]).main
 while line := sys.stdin.readline():
     life = os.fork()
     if not life:
-        main(*line.split())
+        try:
+            main(*line.split())
+        except BaseException:
+            traceback.print_exc()
         os._exit(0)
     os.write(1, b"born %d\\n" % life)
     os.waitpid(life, 0)
@@ -75,6 +78,7 @@ class Mortal:
 
     async def kill(self) -> list[str]:
         """Kill it; return the lines that it had said since the last one that was asked for."""
+        assert self.pid > 0, "it died by itself; 0 would mean this process and its group"
         os.kill(self.pid, signal.SIGKILL)
         said = []
         while line := await self.line():

@@ -59,7 +59,7 @@ async def publish(ports: Ports, version: int) -> None:
     if version:
         before = Policy(Version(version - 1), policy_of(tensors(version - 1)), base)
     stored = await ports.blobs.put_file(path, SHARD_BYTES, CHUNK_BYTES, Purpose.WEIGHTS)
-    encoding = await publish_encoding(ports, RULES, policy, before)
+    encoding, _ = await publish_encoding(ports, RULES, policy, before)
     assert encoding is not None
     named = stored.digest + encoding.index
     await ports.store.commit([Put(TABLE, b"%06d" % version, named)])
@@ -70,6 +70,7 @@ async def forget(ports: Ports, version: int) -> None:
     for index in announced(ports).get(version, ()):
         await ports.blobs.release(Owner(Purpose.WEIGHTS, index))
     await ports.files.delete(ports.files.weights(version))
+    await ports.files.delete(ports.files.encoding(version))
     await ports.store.commit([Delete(TABLE, b"%06d" % version)])
 
 

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import zstandard
 
+from protocol import codec
 from protocol.messages import Encoding
-from protocol.shardcast.encodings import block, planes, stream
+from protocol.shardcast.encodings import block, planes
 from protocol.types import Version
 from roles.ports.engines import Policy
 from tests.node.weights import test_library as world
@@ -43,7 +44,7 @@ def bomb(count):
 
 
 def preamble(policy, header=b"", elements=5000):
-    data = stream.codec.encode({"base": policy, "block_elements": elements, "header": header})
+    data = codec.encode({"base": policy, "block_elements": elements, "header": header})
     return len(data).to_bytes(4, "little") + data
 
 
