@@ -25,6 +25,7 @@ from protocol.shardcast.source_history import SourceHistory
 from protocol.types import Digest, PeerId
 from roles.ports.storage import Owner, Purpose, StorageFullError
 from tests.worlds.network import Hub
+from tests.worlds.small_disk import small_disk
 
 SHARD_BYTES, CHUNK_BYTES = 262_144, 65_536
 ROOT = PeerId("root")
@@ -403,6 +404,21 @@ async def test_a_full_disk_stops_the_download_which_resumes_when_there_is_room(
     assert not node.path.exists()
     node.blobs._quota_bytes = 2_000_000
     await world.run([node], weights)
+
+
+async def test_a_disk_that_is_really_full_for_a_while_holds_nobody_else_up(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "full", 3_000_000) as disk:
+        world = await swarm(tmp_path, 1_000_000)
+        full, *others = [await world.add(name) for name in ("full", "n1", "n2", "n3")]
+        weights, _ = await world.publish()
+        disk.fill(500_000)
+        waiting = asyncio.create_task(world.download(full, weights).run(full.path))
+        await world.run(others, weights)
+        with pytest.raises(StorageFullError):
+            await waiting
+        assert not [node for node in others if node.blamed], "it is not bad, it has nothing"
+        disk.empty()
+        await world.run([full], weights)
 
 
 async def test_a_disk_that_fills_in_the_middle_raises_and_resumes(
