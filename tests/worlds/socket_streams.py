@@ -18,14 +18,17 @@ class SocketStreams:
         self._directory = directory
         self.peer_id = peer
         self._server: asyncio.Server | None = None
+        self._serving: dict[asyncio.Task[None] | None, None] = {}
 
     async def handle(self, _protocol: str, handler: StreamHandler) -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            peer = PeerId((await reader.readline()).decode().strip())
+            self._serving[asyncio.current_task()] = None
             try:
+                peer = PeerId((await reader.readline()).decode().strip())
                 await handler(P2pStream(peer, reader, writer))
             finally:
                 await close_writer(writer)
+                del self._serving[asyncio.current_task()]
 
         self._server = await asyncio.start_unix_server(serve, self._directory / self.peer_id)
 
@@ -37,7 +40,11 @@ class SocketStreams:
         writer.write(f"{self.peer_id}\n".encode())
         return P2pStream(peer, reader, writer)
 
-    def stop(self) -> None:
-        """Take no more streams."""
+    async def stop(self) -> None:
+        """Take no more streams, and break off what is served."""
         if self._server is not None:
             self._server.close()
+        serving = [task for task in self._serving if task is not None]
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)

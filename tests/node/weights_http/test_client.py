@@ -294,7 +294,7 @@ async def pair(directory, port=None, **options):
             yield both, served
         finally:
             both.http.close()
-            both.two._transport.stop()
+            await both.two._transport.stop()
             await asyncio.sleep(0.05)
 
 
