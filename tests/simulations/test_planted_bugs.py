@@ -7,7 +7,6 @@ shows the same again.
 
 import shlex
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -156,32 +155,6 @@ def test_a_transfer_that_does_not_check_digests_is_seen(monkeypatch, simulate, r
     assert outcome.violation.rule == "right-weights"
     assert not outcome.violation.node.startswith("relay")
     repeat(outcome)
-
-
-class Same:
-    """Equal to everything."""
-
-    def __eq__(self, other):
-        return True
-
-    __hash__ = None
-
-
-def test_a_fetch_that_does_not_check_digests_is_seen(monkeypatch, simulate, repeat):
-    """An index comes as one blob; the one of another version is well-formed.
-
-    A relay can give it only to a node that asks for a version when the relay has two, and no better
-    source: not every seed has that.
-    """
-    text = BAD_RELAYS.replace("count = 2", "count = 3")
-    with monkeypatch.context() as patch:
-        patch.setattr("node.blobs.exchange.crypto", SimpleNamespace(digest=lambda _: Same()))
-        runs = (simulate(text, seed) for seed in range(1, 9))
-        outcome = next(run for run in runs if run.violation is not None)
-        repeat(outcome)
-    assert outcome.violation.rule == "right-weights"
-    assert not outcome.violation.node.startswith("relay")
-    assert simulate(text, outcome.plan.seed).violation is None
 
 
 # Storage
