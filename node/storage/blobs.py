@@ -197,8 +197,8 @@ class FileBlobs(Blobs):
 
     async def _put_index(self, index: ShardIndex, purpose: Purpose) -> tuple[Digest, int]:
         """Store an index for itself; return its digest and its length in bytes."""
-        data = shard_index.encode(index)
-        return await self._put(data, Owner(purpose, crypto.digest(data))), len(data)
+        data, name = await files.in_thread(_encode, index)
+        return await self._put(data, Owner(purpose, name)), len(data)
 
     async def _keep(self, name: Digest, index: ShardIndex, temporary: Path) -> None:
         """Make a synced file the one of an index."""
@@ -220,20 +220,20 @@ class FileBlobs(Blobs):
         if known is None:
             self._files.add(ShardedFile(name, path, index, ()))
         else:
-            _complete(known, path)
+            known.complete(path)
 
     async def _open(self, index: ShardIndex, purpose: Purpose) -> Sequence[Arrival]:
         name, _ = await self._put_index(index, purpose)
         async with self._changing:
             file = self._files.get(name) or await self._begin(name, index)
+        if file.whole:
+            everything = [bytearray(b"\1" * len(plan.chunks)) for plan in _plans(index)]
+            return self._arrivals(file, everything)
         arrivals = file.arrivals
         for arrival in arrivals:
             if not arrival.missing() and not arrival.complete:
                 await arrival.finish()  # the end came after the last chunk and before the rename
-        return arrivals or [
-            Arrival(plan, file.path, 0, bytearray(b"\1" * len(plan.chunks)), _ended)
-            for plan in _plans(index)
-        ]
+        return arrivals
 
     async def _begin(self, name: Digest, index: ShardIndex) -> ShardedFile:
         """Start the arrival of a file, or resume one from before a restart."""
@@ -248,12 +248,17 @@ class FileBlobs(Blobs):
             path.unlink(missing_ok=True)
             raise
         file = ShardedFile(name, path, index, ())
-        file.arrivals = tuple(
-            Arrival(plan, path, file.offset(shard), here[shard], partial(self._arrived, file))
-            for shard, plan in enumerate(plans)
-        )
+        file.arrivals = self._arrivals(file, here)
         self._files.add(file)
         return file
+
+    def _arrivals(self, file: ShardedFile, here: Sequence[bytearray]) -> tuple[Arrival, ...]:
+        """Return the arrival of each shard, of which the chunks ``here`` have come."""
+        arrived = partial(self._arrived, file)
+        return tuple(
+            Arrival(plan, file.path, file.offset(shard), here[shard], arrived)
+            for shard, plan in enumerate(_plans(file.index))
+        )
 
     async def _arrived(self, file: ShardedFile, arrival: Arrival, fits: bool) -> None:
         """Note that a shard is here, or drop the file because chunks of it make another shard."""
@@ -272,7 +277,7 @@ class FileBlobs(Blobs):
                 except BaseException:
                     arrival.complete = False
                     raise
-                _complete(file, path)
+                file.complete(path)
 
     # Forgetting
 
@@ -333,13 +338,6 @@ def _plans(index: ShardIndex) -> list[Plan]:
     ]
 
 
-def _complete(file: ShardedFile, path: Path) -> None:
-    """Note that a file is whole, at ``path``."""
-    arrivals, file.path, file.arrivals = file.arrivals, path, ()
-    for arrival in arrivals:
-        arrival.fill()
-
-
 def _take(path: Path, target: Path, shard_bytes: int, chunk_bytes: int) -> ShardIndex:
     """Give a file another name, which lasts when the first one is given to another file."""
     try:
@@ -349,5 +347,6 @@ def _take(path: Path, target: Path, shard_bytes: int, chunk_bytes: int) -> Shard
     return index_of(target, shard_bytes, chunk_bytes)
 
 
-async def _ended(_arrival: Arrival, _fits: bool) -> None:
-    """Do nothing: it was here already."""
+def _encode(index: ShardIndex) -> tuple[bytes, Digest]:
+    data = shard_index.encode(index)
+    return data, crypto.digest(data)

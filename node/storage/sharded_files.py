@@ -39,6 +39,12 @@ class ShardedFile:
         """Return where a shard begins."""
         return shard * self.index.shard_bytes
 
+    def complete(self, path: Path) -> None:
+        """Note that it is whole, at ``path``."""
+        arrivals, self.path, self.arrivals = self.arrivals, path, ()
+        for arrival in arrivals:
+            arrival.fill()
+
 
 @dataclass(frozen=True, slots=True)
 class Slice:

@@ -15,6 +15,7 @@ from typing import Any
 from node.blobs.exchange import BlobExchange
 from node.blobs.wire import BlobRefusedError, Kind, Status
 from node.weights.arrivals import Arrivals, Label
+from node.weights.beside import beside
 from protocol.faults import Fault, FaultCode
 from protocol.shardcast import forest, fosters
 from protocol.shardcast import index as shard_index
@@ -167,13 +168,9 @@ class WeightsDownload:
         decoding: Coroutine[Any, Any, None],
     ) -> None:
         """Transfer, and decode what has come; what cannot be decoded shows at the end."""
-        task = asyncio.create_task(decoding)
-        try:
+        async with beside(decoding) as decoded:
             await self._transfer(index, partials)
-            await task
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            await decoded
 
     async def _bytes_of(self, index: ShardIndex) -> AsyncIterator[bytes]:
         """Yield the shards one after another, as far as they are here."""

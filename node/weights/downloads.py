@@ -1,6 +1,7 @@
 """Downloads over the forest that the roster gives now."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from node.blobs.exchange import BlobExchange
@@ -11,6 +12,19 @@ from protocol.capacity import forest_members, has_standing
 from protocol.replica import Replica
 from protocol.shardcast.forest import ForestMember, ForestMembers
 from protocol.shardcast.source_history import SourceHistory
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a download has brought, and when it last brought anything."""
+
+    brought_at: float
+    here_bytes: int = -1
+
+    def note(self, here_bytes: int, now: float) -> None:
+        """Note what is here."""
+        if here_bytes != self.here_bytes:
+            self.here_bytes, self.brought_at = here_bytes, now
 
 
 class Downloads:

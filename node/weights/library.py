@@ -16,6 +16,7 @@ from typing_extensions import override
 
 from node.blobs.exchange import BlobExchange
 from node.context import Ports
+from node.weights.beside import beside
 from node.weights.download import Weights, WeightsDownload
 from node.weights.downloads import Downloads
 from node.weights.publishing import offer_file, publish_encoding
@@ -179,18 +180,18 @@ class PolicyLibrary(Policies):
 
     async def run(self) -> None:
         """Keep what the swarm uses until cancelled."""
-        states = asyncio.create_task(self._states.run())
-        try:
-            while True:
-                seen = self.news.count
-                await self._end_downloads()
-                self._start_download()
-                await self._forget_old()
-                await self.news.wait(self._replica.manifest.epochs.seconds, since=seen)
-        finally:
-            states.cancel()
-            await asyncio.gather(states, return_exceptions=True)
-            await self._cancel(list(self._arriving.values()))
+        async with beside(self._states.run()) as states:
+            try:
+                while True:
+                    if states.done():
+                        states.result()  # raises what is a defect
+                    seen = self.news.count
+                    await self._end_downloads()
+                    self._start_download()
+                    await self._forget_old()
+                    await self.news.wait(self._replica.manifest.epochs.seconds, since=seen)
+            finally:
+                await self._cancel(list(self._arriving.values()))
 
     def _wanted(self) -> range:
         """Return the versions that rollouts may still be of."""

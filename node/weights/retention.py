@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from node.weights.states import published_states
 from protocol.messages import CheckpointManifest
 from protocol.replica import Replica
 from protocol.types import Digest
@@ -29,7 +30,9 @@ class WeightsRetention:
         its manifest comes again after a restart: it goes when the next version comes without it.
         """
         await self._release_all_but(Purpose.WEIGHTS, self._indexes(weights_kept))
-        await self._release_all_but(Purpose.OPTIMISER_STATE, self._states())
+        states = published_states(self._replica, self._replica.ledger.version, STATES_KEPT)
+        needed = [Digest(checkpoint.message.state) for checkpoint in states]
+        await self._release_all_but(Purpose.OPTIMISER_STATE, needed)
 
     async def drop(self, checkpoint: CheckpointManifest, others: Iterable[int]) -> None:
         """Release the weights of a version, but for what one of the ``others`` has too."""
@@ -48,16 +51,6 @@ class WeightsRetention:
                 del since[owner]
         others = {key: at for key, at in self._unnamed_since.items() if key.purpose is not purpose}
         self._unnamed_since = others | since
-
-    def _states(self) -> list[Digest]:
-        """Return the newest states that are published."""
-        newest, found = self._replica.ledger.version, []
-        span = STATES_KEPT * self._replica.manifest.shardcast.state_every
-        for version in range(newest, max(-1, newest - span), -1):
-            checkpoint = self._replica.ledger.checkpoint(version)
-            if checkpoint is not None and checkpoint.message.state:
-                found.append(Digest(checkpoint.message.state))
-        return found[:STATES_KEPT]
 
     def _indexes(self, versions: Iterable[int]) -> dict[Digest, None]:
         checkpoints = map(self._replica.ledger.checkpoint, versions)

@@ -5,15 +5,15 @@ fetches them over the forest; all serve them from then on.
 """
 
 import asyncio
-from dataclasses import dataclass
 from pathlib import Path
 
 import structlog
 
 from node.context import Ports
 from node.weights.arrivals import Label
+from node.weights.beside import beside
 from node.weights.download import Weights, WeightsDownload
-from node.weights.downloads import Downloads
+from node.weights.downloads import Downloads, Progress
 from protocol.faults import Fault
 from protocol.manifest import RunFile, RunFileName
 from protocol.replica import Replica
@@ -86,10 +86,11 @@ class RunFiles:
         digest = Digest(bytes.fromhex(file.index))
         sizes = file.index_bytes, file.total_bytes
         weights = Weights(digest, digest, *sizes, root, Purpose.RUN_FILE, Label(name))
-        progress = _Progress()
+        now = asyncio.get_running_loop().time
+        progress = Progress(now())
 
         def show(here_bytes: int, total_bytes: int) -> None:
-            progress.here_bytes = here_bytes
+            progress.note(here_bytes, now())
             share = f"{here_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB"
             self._conditions.set(_CONDITION, f"fetching the run's {name}, {share}")
 
@@ -103,27 +104,21 @@ class RunFiles:
         return isinstance(arrived, Path)
 
     async def _carry_out(
-        self, download: WeightsDownload, path: Path, root: PeerId, progress: "_Progress"
+        self, download: WeightsDownload, path: Path, root: PeerId, progress: Progress
     ) -> Path | Fault | None:
         """Download to ``path``, following the roster; None when another root should feed it."""
         epoch_seconds = self._replica.manifest.epochs.seconds
-        task = asyncio.create_task(download.run(path))
-        before, since = -1, 0.0
+        patience_seconds = max(PATIENCE_SECONDS, 2 * epoch_seconds)
         now = asyncio.get_running_loop().time
-        try:
+        async with beside(download.run(path)) as task:
             while not task.done():
-                if progress.here_bytes != before:
-                    before, since = progress.here_bytes, now()
                 await asyncio.wait([task], timeout=epoch_seconds)
-                if not task.done() and now() - since > max(PATIENCE_SECONDS, 2 * epoch_seconds):
+                if not task.done() and now() - progress.brought_at > patience_seconds:
                     self._passed_over[root] = None
                 if not task.done() and root != self._root():
                     return None
                 download.change_members(self._downloads.members())
             return task.result()
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
 
     def _root(self) -> PeerId | None:
         """Return who feeds the forest: the first node of the genesis that is there, or anybody.
@@ -140,8 +135,3 @@ class RunFiles:
         if all(peer in self._passed_over for peer in line):
             self._passed_over.clear()
         return next((peer for peer in line if peer not in self._passed_over), None)
-
-
-@dataclass(slots=True)
-class _Progress:
-    here_bytes: int = 0

@@ -13,8 +13,9 @@ import structlog
 
 from node.context import Ports
 from node.weights.arrivals import Label
+from node.weights.beside import beside
 from node.weights.download import Weights
-from node.weights.downloads import Downloads
+from node.weights.downloads import Downloads, Progress
 from protocol.messages import CheckpointManifest, Signed
 from protocol.replica import Replica
 from protocol.types import Digest, PeerId, Role
@@ -30,6 +31,13 @@ YIELD_SECONDS = 1.0
 
 STATE_PER_WEIGHTS = 8
 """Three float32 for a weight of at least two bytes make 6; what is longer is no state."""
+
+
+def published_states(replica: Replica, newest: int, count: int) -> list[Signed[CheckpointManifest]]:
+    """Return the last versions up to ``newest`` that have a state, the newest first."""
+    oldest = max(-1, newest - count * replica.manifest.shardcast.state_every)
+    found = map(replica.ledger.checkpoint, range(newest, oldest, -1))
+    return [one for one in found if one is not None and one.message.state][:count]
 
 
 class TrainerStates:
@@ -55,9 +63,7 @@ class TrainerStates:
 
     def newest(self, version: int) -> Signed[CheckpointManifest] | None:
         """Return the newest version up to ``version`` whose state is published."""
-        oldest = max(-1, version - self._replica.manifest.shardcast.state_every)
-        found = map(self._replica.ledger.checkpoint, range(version, oldest, -1))
-        return next((one for one in found if one is not None and one.message.state), None)
+        return next(iter(published_states(self._replica, version, 1)), None)
 
     async def fetch(self, checkpoint: Signed[CheckpointManifest]) -> Path | None:
         """Return the state of a version, None when it cannot be had; raises ``StorageFullError``.
@@ -80,22 +86,18 @@ class TrainerStates:
         is_trainer = self._replica.manifest.is_trainer
         members = [one for one in self._downloads.members() if is_trainer(one.peer)]
         now = asyncio.get_running_loop().time
-        brought_bytes, brought_at = -1, now()
-
-        def brought(here_bytes: int, _total_bytes: int) -> None:
-            nonlocal brought_bytes, brought_at
-            if here_bytes > brought_bytes:
-                brought_bytes, brought_at = here_bytes, now()
-
         async with self._fetching:
-            task = asyncio.create_task(self._downloads.make(weights, members, brought).run(path))
-            try:
-                while not task.done() and now() < brought_at + PATIENCE_SECONDS:
+            progress = Progress(now())
+            download = self._downloads.make(
+                weights, members, lambda here_bytes, _: progress.note(here_bytes, now())
+            )
+            async with beside(download.run(path)) as task:
+                while not task.done() and now() < progress.brought_at + PATIENCE_SECONDS:
                     await asyncio.wait([task], timeout=YIELD_SECONDS)
-                found = task.result() if task.done() else None
-            finally:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+                try:
+                    found = task.result() if task.done() else None
+                except LookupError:  # released meanwhile
+                    return None
         return found if isinstance(found, Path) else None
 
     async def _fetch_in_advance(self, checkpoint: Signed[CheckpointManifest]) -> None:
@@ -105,17 +107,14 @@ class TrainerStates:
             or message.state_bytes > STATE_PER_WEIGHTS * message.total_bytes
         ):
             return
-        task = asyncio.create_task(self.fetch(checkpoint))
-        try:
+        async with beside(self.fetch(checkpoint)) as task:
             while not task.done() and self._line_is_free():
                 await asyncio.wait([task], timeout=YIELD_SECONDS)
-            if task.done() and task.result() is not None:
-                log.info("state arrived", version=message.version, bytes=message.state_bytes)
-        except StorageFullError as error:
-            log.warning("a state is not stored", version=message.version, error=str(error))
-        finally:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+            try:
+                if task.done() and task.result() is not None:
+                    log.info("state arrived", version=message.version, bytes=message.state_bytes)
+            except StorageFullError as error:
+                log.warning("a state is not stored", version=message.version, error=str(error))
 
     def _root(self, publisher: PeerId) -> PeerId | None:
         """Return who feeds the forest: the publisher, or when it is gone another trainer."""
