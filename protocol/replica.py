@@ -60,14 +60,15 @@ _OPENS_VERSIONS = (Certificate.kind, CheckpointManifest.kind)
 class Received:
     """What became of a message: whether to relay it, the fault if any, and the opened message.
 
-    ``settled`` are versions that waited for it and are accepted with it. What is not ``lasting``
+    ``settled`` is what is accepted with it: versions that waited for it, and the verdicts of a
+    certificate that itself is not. What is not ``lasting``
     must not survive a restart: nobody would know then that it had come too late.
     """
 
     result: ValidationResult
     signed: Signed[Any] | None = None
     fault: Fault | None = None
-    settled: tuple[Signed[CheckpointManifest], ...] = ()
+    settled: tuple[Signed[Any], ...] = ()
     lasting: bool = True
 
 
@@ -157,8 +158,10 @@ class Replica:
             _, take, _ = self._kinds[kind.kind]
             waiting.expire(now - waits_seconds)
             for signed, arrived_at in waiting.take():
-                if take(signed, arrived_at).result is ValidationResult.ACCEPT:
+                received = take(signed, arrived_at)
+                if received.result is ValidationResult.ACCEPT:
                     settled.append(signed)
+                settled += received.settled
         self.ledger.branches.expire(now - waits_seconds)
         return [*settled, *self._settle_versions(now), *self._follow_validators(now)]
 
@@ -320,13 +323,14 @@ class Replica:
             if committee is None
             else check_certificate(certificate.message, verdicts, committee)
         )
-        if fault is not None and fault.code is FaultCode.OTHER_COMMITTEE:
-            # Our roster may lag behind its author's: nobody is blamed, and it is tried again.
-            self._early_certificates.add(certificate, now)
-        if fault is not None:
+        if fault is not None and fault.code is not FaultCode.OTHER_COMMITTEE:
             return _received(certificate, fault)
-        for verdict in verdicts:
-            self._count(verdict)
+        news = tuple(verdict for verdict in verdicts if self._count(verdict) is True)
+        if fault is not None:
+            # Our roster may lag behind its author's: nobody is blamed, and it is tried again. But
+            # where it is ours that is complete, its verdicts and those of others decide here.
+            self._early_certificates.add(certificate, now)
+            return replace(_received(certificate, fault), settled=news)
         messages = [verdict.message for verdict in verdicts]
         return _received(certificate, self.ledger.offer_certificate(certificate, messages))
 

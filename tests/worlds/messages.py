@@ -231,7 +231,7 @@ def all_certified(ledger) -> bool:
 
 
 def fingerprint(replica) -> tuple:
-    """Return all that a replica has concluded, as a value to compare."""
+    """Return all that a replica has concluded, as a value to compare; its verdicts come last."""
     ledger = replica.ledger
     return (
         tuple(record.envelope for record in replica.roster.records()),
@@ -242,8 +242,8 @@ def fingerprint(replica) -> tuple:
         tuple(entry.manifest.digest for entry in ledger.checkpoints),
         repr(ledger.totals),
         tuple(sorted((peer, repr(counts)) for peer, counts in ledger.workers.items())),
+        tuple(evidence.digest for evidence in replica.evidence),
         tuple(
             (key, tuple(sorted(tally.verdicts))) for key, tally in sorted(replica._tallies.items())
         ),
-        tuple(evidence.digest for evidence in replica.evidence),
     )
