@@ -4,14 +4,17 @@ The whole daemon in virtual time, with the recipe of INTELLECT-2 (``configs/runs
 on lines of 590 Mbit/s both ways, as its file of 62 GB took 14 minutes, and with workers at home,
 100 Mbit/s down and 40 up, half of them behind NAT. Of the versions of a run:
 
-* *publish*: from the end of a step until its version is announced. The trainer writes weights and
-  state and learns on; beside that it hashes the file and encodes the patch;
+* *publish*: from the end of a step until its version is announced: the digest of the weights, by
+  which the next batch is drawn, and beside the next step the writing of weights and, every
+  ``state_every`` versions, of the state, the digests of the file and the patch;
 * *half*, *last*: from there until so many nodes hold the decoded weights;
-* *idle*: the share of the trainer's time outside of steps, and which part of that it was writing.
+* *idle*: the share of the trainer's time in which it does not compute a step: it makes the digest,
+  waits for rollouts, or waits in a step because the weights before it are not written yet.
 
-Going once through the weights (writing, hashing, encoding, decoding) has one speed, ``--speed``:
-1 GB/s is what one thread does. Everybody holds the first version when the run begins. Prompts and
-answers are some tokens each that stand for thousands, so bodies of rollouts take nearly nothing.
+Going once through the weights (their digest, writing, encoding, decoding) has one speed,
+``--speed``: 1 GB/s is what one thread does, and eight are used where there are cores. Everybody
+holds the first version when the run begins. Prompts and answers are some tokens each that stand for
+thousands, so bodies of rollouts take nearly nothing.
 
 Usage: ``python benchmarks/shardcast/large_run.py [--lines NAME ...] [--speed GB_PER_SECOND ...]
 [--state-gigabytes N] [--versions N] [--seed S] [--json]``
@@ -106,7 +109,6 @@ class Row:
     whole_file_seconds_min: float
     """In which the lines could bring the whole file to everybody at best."""
     idle_share: float
-    writing_share: float
     violations: int
     wall_seconds: float
 
@@ -128,7 +130,7 @@ class History:
 
     @property
     def pauses(self) -> list[float]:
-        """Between the end of each step and the begin of the next."""
+        """From the end of each step to that of the next, without what that computed."""
         pairs = zip(self.steps, self.steps[1:], strict=False)
         return [ended - seconds - before for (before, _), (ended, seconds) in pairs]
 
@@ -175,7 +177,7 @@ def measured(lines: str, speed: float, options: argparse.Namespace) -> Row:
             actors=[prepare],
             patience=PATIENCE,
         )
-    return row(lines, speed, options, history, outcome)
+    return row(lines, speed, history, outcome)
 
 
 def scenario(lines: str, speed: float, options: argparse.Namespace) -> dict[str, Any]:
@@ -190,7 +192,7 @@ def scenario(lines: str, speed: float, options: argparse.Namespace) -> dict[str,
         "load_seconds": ASSUMED["load_seconds"],
         "weights_bytes_per_second": speed * 1e9,
     }
-    version_seconds = step_seconds + written_gigabytes(options) / speed
+    version_seconds = step_seconds + ASSUMED["weights_gigabytes"] / speed  # their digest
     worker = {"generate_tokens_per_second": worker_rate, "rollouts_at_once": 1}
     return {
         "name": "large-run",
@@ -232,11 +234,6 @@ def sections(recipe: Recipe) -> dict[str, dict[str, Any]]:
     }
 
 
-def written_gigabytes(options: argparse.Namespace) -> float:
-    """Return what the trainer writes before it goes on: weights and state."""
-    return ASSUMED["weights_gigabytes"] + float(options.state_gigabytes)
-
-
 def give_first_version(world: World) -> None:
     """Put the model that the run begins with on all disks: nobody fetches that at 590 Mbit/s."""
     trainer = world.machines["trainer-0"]
@@ -247,9 +244,7 @@ def give_first_version(world: World) -> None:
             machine.disk.tables["policies"] = {bytes(8): policy_digest(first)}
 
 
-def row(
-    lines: str, speed: float, options: argparse.Namespace, history: History, outcome: RunOutcome
-) -> Row:
+def row(lines: str, speed: float, history: History, outcome: RunOutcome) -> Row:
     """Return the figures of a run; version ``n`` comes from step ``n``."""
     assert outcome.series is not None
     end = START + outcome.result.virtual_s - SETTLED_SECONDS
@@ -259,7 +254,6 @@ def row(
         sorted(history.arrivals[it.version])[it.nodes // 2] - it.published_at for it in spreads
     ]
     span = history.steps[-1][0] - history.steps[0][0]  # as many steps as pauses
-    writing_seconds = len(history.pauses) * written_gigabytes(options) / speed
     return Row(
         lines=lines,
         gb_per_second=speed,
@@ -270,7 +264,6 @@ def row(
         last_max_seconds=round(max(it.seconds for it in spreads), 1),
         whole_file_seconds_min=round(max(it.ideal_seconds for it in spreads), 1),
         idle_share=round(sum(history.pauses) / span, 4),
-        writing_share=round(writing_seconds / span, 4),
         violations=len(outcome.result.violations),
         wall_seconds=round(outcome.result.wall_s, 1),
     )

@@ -1,14 +1,18 @@
 """Safetensors files: what others made is read with care, what we make is written piece by piece.
 
 The library writes from tensors that are all there at once. A policy in bf16 made from float32
-weights would need its own size once more, and a trainer's first state twice that.
+weights would need its own size once more, and a trainer's first state twice that. Here several
+threads write tensors, or hash them, and each holds one piece of one of them.
 """
 
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import torch
 from blake3 import blake3
@@ -28,6 +32,12 @@ _ELEMENT_BYTES_MAX = 4
 
 _LENGTH_BYTES = tensor_file.LENGTH_BYTES
 """What a file begins with; its header is padded to as many."""
+
+_PIECE_ELEMENTS = 4 * 2**20
+"""Rounded, copied from the device, hashed and written at once: 16 MB of float32. A guess."""
+
+THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))
+"""BLAKE3, copies and writes let other threads run; the other half of the cores computes."""
 
 _HEADER_BYTES = 4096
 _HEADER_BYTES_PER_TENSOR = 512
@@ -78,38 +88,64 @@ def write_tensors(
 ) -> list[TensorEntry]:
     """Write tensors of any device to a file, rounded to ``dtype`` if given; return what is in it.
 
-    One of them at a time is copied, if it has to be. Raises ``ValueError`` for a dtype without a
-    name, and ``OSError``.
+    Raises ``ValueError`` for a dtype without a name, and ``OSError``.
     """
     # The longest elements first, so that all begin at multiples of their length.
     names = sorted(tensors, key=lambda name: (-(dtype or tensors[name].dtype).itemsize, name))
-    header = _header({name: tensors[name] for name in names}, dtype, metadata)
-    with path.open("wb") as file:
-        file.write(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
-        return [_write(file, name, plain(tensors[name], dtype)) for name in names]
+    table = _table({name: tensors[name] for name in names}, dtype)
+    header = _header(table, metadata)
+    path.write_bytes(len(header).to_bytes(_LENGTH_BYTES, "little") + header)
+
+    def write(name: str) -> TensorEntry:
+        with path.open("r+b") as file:
+            file.seek(_LENGTH_BYTES + len(header) + table[name]["data_offsets"][0])
+            return _entry(name, tensors[name], dtype, file.write)
+
+    return _in_threads(write, names)
 
 
-def entry_of(name: str, tensor: Tensor) -> TensorEntry:
-    """Return what names a tensor in a policy; raises ``ValueError`` for a dtype without a name."""
-    content = Digest(blake3(_bytes_of(plain(tensor))).digest())
-    return name, _dtype_name(tensor.dtype), tuple(tensor.shape), content
+def entries_of(
+    tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None
+) -> list[TensorEntry]:
+    """Return what names tensors in a policy, rounded to ``dtype`` if given.
+
+    Raises ``ValueError`` for a dtype without a name.
+    """
+    return _in_threads(lambda name: _entry(name, tensors[name], dtype), tensors)
 
 
-def plain(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """Return a tensor on the CPU, its elements one after another; a copy if it has to be."""
-    return tensor.to(dtype or tensor.dtype).cpu().contiguous()
+def pieces(tensor: Tensor, dtype: torch.dtype | None = None) -> Iterator[memoryview]:
+    """Yield the bytes of a tensor of any device, rounded to ``dtype`` if given, in its order."""
+    flat = tensor.reshape(-1)
+    for begin in range(0, flat.numel(), _PIECE_ELEMENTS):
+        piece = flat[begin : begin + _PIECE_ELEMENTS]
+        yield piece.to(dtype or tensor.dtype).cpu().contiguous().view(torch.uint8).numpy().data
 
 
-def _write(file: BinaryIO, name: str, tensor: Tensor) -> TensorEntry:
-    file.write(_bytes_of(tensor))
-    return entry_of(name, tensor)
+def _in_threads(work: Callable[[str], TensorEntry], names: Iterable[str]) -> list[TensorEntry]:
+    one_thread_each = partial(torch.set_num_threads, 1)
+    with ThreadPoolExecutor(THREADS, "tensors", one_thread_each) as executor:
+        return list(executor.map(work, names))
 
 
-def _header(
-    tensors: Mapping[str, Tensor], dtype: torch.dtype | None, metadata: Mapping[str, str] | None
-) -> bytes:
-    """Return the table of contents, padded with blanks as the format asks."""
-    table: dict[str, object] = {} if metadata is None else {"__metadata__": dict(metadata)}
+def _entry(
+    name: str,
+    tensor: Tensor,
+    dtype: torch.dtype | None,
+    each: Callable[[memoryview], object] = len,
+) -> TensorEntry:
+    """Return what names a tensor, and call ``each`` with its pieces."""
+    hasher = blake3()
+    for piece in pieces(tensor, dtype):
+        each(piece)
+        hasher.update(piece)
+    kind, shape = _dtype_name(dtype or tensor.dtype), tuple(tensor.shape)
+    return name, kind, shape, Digest(hasher.digest())
+
+
+def _table(tensors: Mapping[str, Tensor], dtype: torch.dtype | None) -> dict[str, dict[str, Any]]:
+    """Return the table of contents of tensors that follow each other."""
+    table: dict[str, dict[str, Any]] = {}
     end = 0
     for name, tensor in tensors.items():
         kind = dtype or tensor.dtype
@@ -119,13 +155,14 @@ def _header(
             "shape": list(tensor.shape),
             "data_offsets": [begin, end],
         }
-    text = json.dumps(table).encode()
+    return table
+
+
+def _header(table: Mapping[str, Any], metadata: Mapping[str, str] | None) -> bytes:
+    """Return a table of contents as it is written, padded with blanks as the format asks."""
+    told = {} if metadata is None else {"__metadata__": dict(metadata)}
+    text = json.dumps({**told, **table}).encode()
     return text + b" " * (-len(text) % _LENGTH_BYTES)
-
-
-def _bytes_of(tensor: Tensor) -> memoryview:
-    data: memoryview = tensor.reshape(-1).view(torch.uint8).numpy().data
-    return data
 
 
 def _dtype_name(dtype: torch.dtype) -> str:

@@ -220,17 +220,34 @@ class TrainingEngine(Protocol):
         Sequences that teach nothing keep theirs. Raises ``ValueError`` as others do.
         """
 
-    async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        """Learn from ``batch`` in the run's number of updates, leaving out what is not finite.
+    async def begin_step(self, batch: Sequence[TrainingSequence]) -> None:
+        """Compute the gradient of the first update of a step; the weights stay as they are.
 
-        After an ``EngineError`` nothing is loaded: weights may have been half updated.
+        After an ``EngineError`` of either half of a step nothing is loaded.
         """
 
+    async def end_step(self) -> StepMetrics:
+        """Learn from the batch in the run's number of updates, leaving out what is not finite."""
+
+    async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
+        """Begin and end a step."""
+        await self.begin_step(batch)
+        return await self.end_step()
+
+    async def policy_digest(self) -> Digest:
+        """Return the digest of the weights as ``write_policy`` writes them."""
+
     async def write_policy(self, path: Path) -> Digest:
-        """Write the weights atomically, return their digest; raises ``StorageFullError``."""
+        """Write the weights atomically, return their digest; raises ``StorageFullError``.
+
+        A step may begin meanwhile, and must not end.
+        """
 
     async def save_state(self, path: Path) -> None:
-        """Write model, optimiser and progress atomically; raises ``StorageFullError``."""
+        """Write model, optimiser and progress atomically; raises ``StorageFullError``.
+
+        A step may begin meanwhile, and must not end.
+        """
 
     async def load_state(self, path: Path, policy: Digest, newer: Policy | None = None) -> None:
         """Restore what a ``save_state`` wrote, perhaps another trainer's, whose word is not taken.

@@ -1,5 +1,7 @@
 """Training: while it is our turn, learn from certified rollouts and publish each version."""
 
+from contextlib import suppress
+
 import structlog
 
 from protocol.rollout import REWARD_SCALE
@@ -54,7 +56,8 @@ class TrainerFlow:
 
         What was written before is published first: it is whole, and training goes on from it.
         """
-        await self._publication.settle()
+        with suppress(EngineError):  # perhaps the same one
+            await self._publication.settle()
         if self._failures.count + 1 < FAILURES_TO_RESIGN or not self._leadership.has_heirs():
             await self._failures.pause(error)
             return
@@ -88,8 +91,11 @@ class TrainerFlow:
         await self._publication.settle()
 
     async def _learn(self, batch: Batch) -> bool:
-        """Make the next version; False when the one before it was refused."""
-        metrics = await self._engine.step(batch.sequences)
+        """Make the next version, beside the publication of the one before; False if that failed."""
+        await self._engine.begin_step(batch.sequences)
+        if not await self._publication.written():
+            return False
+        metrics = await self._engine.end_step()
         self._failures.end()
         log.info(
             "step",

@@ -1,7 +1,8 @@
 """Publication: make a trained version durable, then known, beside the training of the next one.
 
 Weights and state are written before the manifest is signed, stored and announced, so a crash at any
-moment resumes from the last stored version with the next number.
+moment resumes from the last stored version with the next number. The next step begins at once: it
+draws its batch by the digest of the weights, and does not change them before they are written.
 """
 
 import asyncio
@@ -13,7 +14,7 @@ import structlog
 from protocol.messages import CheckpointManifest
 from protocol.types import Digest, Topic, Version
 from roles.flow import RoleContext
-from roles.ports.engines import Policy, TrainingEngine
+from roles.ports.engines import EngineError, Policy, TrainingEngine
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.trainer.leadership import Position
@@ -34,9 +35,10 @@ class Publication:
         self._engine = engine
         self._term = 0
         self._parent = b""
+        self._writing: asyncio.Task[None] | None = None
         self._publishing: asyncio.Task[None] | None = None
         self.version = -1
-        """The newest version that was written."""
+        """The newest version that was made."""
         self.policy = b""
         """Digest of its weights."""
 
@@ -51,24 +53,37 @@ class Publication:
         return self._publishing is not None and self._publishing.done()
 
     async def begin(self, batch: Sequence[Digest], reward_mean: int) -> None:
-        """Write weights of the next version, and its state if it is due; publish in the background.
+        """Write and publish the next version in the background.
 
         ``reward_mean`` is in millionths. The one before must have been settled.
         """
-        context = self._context
-        version = self.version + 1
-        path, state_path = context.files.weights(version), context.files.state(version)
-        digest = await self._stored(lambda: self._engine.write_policy(path))
-        if not version % context.manifest.shardcast.state_every:
-            await self._stored(lambda: self._engine.save_state(state_path))
+        version, digest = self.version + 1, await self._engine.policy_digest()
+        policy = Policy(Version(version), digest, self._context.files.weights(version))
+        self._writing = asyncio.create_task(self._write(policy))
+        publishing = self._publish(self._writing, policy, batch, reward_mean)
+        self._publishing = asyncio.create_task(publishing)
+        self._publishing.add_done_callback(self._wake_on_failure)
         self.version, self.policy = version, digest
-        policy = Policy(Version(version), digest, path)
-        self._publishing = asyncio.create_task(self._publish(policy, batch, reward_mean))
+
+    async def written(self) -> bool:
+        """Wait until the weights may change; False when the version under way was refused.
+
+        Raises ``EngineError`` when it cannot be written.
+        """
+        if self._writing is not None:
+            await asyncio.shield(self._writing)
+        return not self.ended or await self.settle()
+
+    def _wake_on_failure(self, publishing: asyncio.Task[None]) -> None:
+        """Have it seen at once that the engine failed; what was refused is tried again on news."""
+        if not publishing.cancelled() and isinstance(publishing.exception(), EngineError):
+            self._context.changes.notify()
 
     async def settle(self) -> bool:
         """Wait for the publication under way: versions are published one after another.
 
         False when it was refused: another trainer has taken over, and training goes on from there.
+        Raises ``EngineError`` when it could not be written.
         """
         if self._publishing is None:
             return True
@@ -77,9 +92,10 @@ class Publication:
         except RefusedError as error:
             log.warning("publication refused", error=str(error))
             self._context.conditions.set("trainer", f"publication refused: {error}")
-            self._publishing = None
             return False
-        self._publishing = None
+        finally:
+            if self.ended:
+                self._writing = self._publishing = None
         return True
 
     async def drain(self) -> None:
@@ -88,7 +104,23 @@ class Publication:
             await asyncio.wait((self._publishing,), timeout=DRAIN_SECONDS)
             self._publishing.cancel()
 
-    async def _publish(self, policy: Policy, batch: Sequence[Digest], reward_mean: int) -> None:
+    async def _write(self, policy: Policy) -> None:
+        """Write weights, and the state if it is due."""
+        context, version = self._context, policy.version
+        written = await self._stored(lambda: self._engine.write_policy(policy.path))
+        if written != policy.digest:
+            raise EngineError(f"the weights of version {version} changed while they were written")
+        if not version % context.manifest.shardcast.state_every:
+            await self._stored(lambda: self._engine.save_state(context.files.state(version)))
+
+    async def _publish(
+        self,
+        writing: asyncio.Task[None],
+        policy: Policy,
+        batch: Sequence[Digest],
+        reward_mean: int,
+    ) -> None:
+        await writing
         context = self._context
         release = await self._stored(lambda: context.policies.release(policy))
         state = release.state

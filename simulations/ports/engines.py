@@ -1,26 +1,23 @@
 """Modelled compute: what engines would give, and how long they would take, without any model.
 
-A policy is a file of declared length whose seed says how skilled it is and what it descends from.
-What it samples is a hash of prompt and noise seed, so who has the policy knows the truth; a proof
-is the digest of the policy that was really used. Training makes a new seed, more skilled the more
-its groups disagreed.
+A policy is a file of declared length whose seed says what it samples (``simulations.ports.sums``).
+A proof is the digest of the policy that was really used. Training makes a new seed, more skilled
+the more its groups disagreed.
 """
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from blake3 import blake3
 from typing_extensions import override
 
-from protocol.crypto import digest
 from protocol.manifest import RunManifest
 from protocol.rng import Rng
 from protocol.statistics import Measurement, Recomputed, measured
 from protocol.toploc.proof import ChunkResult
-from protocol.types import DIGEST_BYTES, Digest, Version
-from roles.environments.base import END
-from roles.environments.blocking import BlockingTask, InBackground
+from protocol.types import Digest, Version
+from roles.environments.blocking import InBackground
 from roles.ports.engines import (
     Engines,
     Environment,
@@ -38,18 +35,20 @@ from roles.turns import Turns
 from simulations.ports.background import SimBackground
 from simulations.ports.rounding import Rounding, recorded
 from simulations.ports.storage import Disk, Session
+from simulations.ports.sums import (
+    SEED_BYTES,
+    SKILL_MAX,
+    SumTask,
+    policy_seed,
+    rollout_mark,
+    sample,
+    skill_of,
+)
 from simulations.ports.throughput import SharedThroughput
 from simulations.runtime.content import Extent, policy_digest
 from simulations.runtime.trace import Emit
 from simulations.scenario.scenario import Compute, Workload
 
-_FIRST = 2
-"""Tokens 0 and 1 are padding and end."""
-
-_SYMBOLS = 8
-_FILLER = bytes(_FIRST + value % _SYMBOLS for value in range(256))
-_SKILL_BYTES = 4
-_SKILL_MAX = 0.97
 _LOGPROB = -0.5
 _FAR = 120
 """Exponent mismatches of a proof about another policy, and nats by which a token that was not
@@ -57,58 +56,6 @@ sampled loses; any number over the limits would do."""
 
 _SPREAD = 0.2
 """Durations vary by up to this share either way."""
-
-
-class SumTask(BlockingTask):
-    """Two symbols are given, the first token of the answer is right when it is their sum.
-
-    A length target follows them, its digits to the base 8.
-    """
-
-    name = "simulated-sum"
-    vocabulary_size = _FIRST + _SYMBOLS
-
-    @override
-    def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
-        digits = "" if length_target is None else f"{length_target:o}"
-        target = (_FIRST + int(digit) for digit in digits)
-        return (_FIRST + seed % _SYMBOLS, _FIRST + (seed >> 8) % _SYMBOLS, *target)
-
-    @override
-    def score(self, seed: int, completion: Sequence[int]) -> float:
-        return float(bool(completion) and completion[0] == _answer(self.prompt(seed, None)))
-
-
-def _answer(prompt: Sequence[int]) -> int:
-    return _FIRST + sum(token - _FIRST for token in prompt[:2]) % _SYMBOLS
-
-
-def policy_seed(skill: float, lineage: bytes) -> bytes:
-    """Return the seed of the policy with this skill that came to be in this way."""
-    return round(skill * 1e6).to_bytes(_SKILL_BYTES, "big") + digest(lineage)
-
-
-def skill_of(seed: bytes) -> float:
-    """Return a policy's probability of a right answer."""
-    return min(1.0, int.from_bytes(seed[:_SKILL_BYTES], "big") / 1e6)
-
-
-def sample(seed: bytes, prompt: Sequence[int], noise_seed: int, length_max: int) -> tuple[int, ...]:
-    """Return what the policy of ``seed`` samples; the truth that everyone can recompute."""
-    stream = blake3(seed + bytes(prompt) + noise_seed.to_bytes(8, "big")).digest(8 + length_max)
-    right = _answer(prompt)
-    correct = int.from_bytes(stream[:4], "big") < skill_of(seed) * 2**32
-    first = right if correct else _FIRST + (right - _FIRST + 1 + stream[4] % 7) % _SYMBOLS
-    length = 1 + int.from_bytes(stream[5:7], "big") % max(1, length_max - 1)
-    return (first, *stream[8 : 7 + length].translate(_FILLER), END)
-
-
-def rollout_mark(sequences: Iterable[tuple[Sequence[int], Sequence[int]]]) -> str:
-    """Return what names a rollout in the trace: a hash of its (prompt, tokens) pairs in order."""
-    hasher = blake3()
-    for prompt, tokens in sequences:
-        hasher.update(bytes(prompt) + b"/" + bytes(tokens) + b"/")
-    return hasher.hexdigest()[:16]
 
 
 class SimGeneration(GenerationEngine):
@@ -234,12 +181,15 @@ class SimTraining(TrainingEngine):
         self._machine = machine
         self._rng = rng
         self._prompts_per_rollout = manifest.sampling.prompts_per_rollout
+        self._updates = manifest.grpo.updates_per_version
         self._seed = b""
         self._steps = 0
+        self._begun: tuple[Sequence[TrainingSequence], float] | None = None
+        """A batch before its first update, and the seconds that the step takes in all."""
 
     @override
     async def state_bytes_max(self) -> int:
-        return _SKILL_BYTES + DIGEST_BYTES
+        return SEED_BYTES
 
     @override
     async def load_policy(self, policy: Policy) -> None:
@@ -253,18 +203,25 @@ class SimTraining(TrainingEngine):
         return list(sequences)  # what it takes is part of ``train_tokens_per_second``
 
     @override
-    async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        machine = self._machine
+    async def begin_step(self, batch: Sequence[TrainingSequence]) -> None:
         tokens = sum(len(item.tokens) for item in batch)
-        seconds = tokens / machine.compute.train_tokens_per_second * _spread(self._rng)
-        await asyncio.sleep(seconds)
+        seconds = tokens / self._machine.compute.train_tokens_per_second * _spread(self._rng)
+        await asyncio.sleep(seconds / self._updates)
+        self._begun = batch, seconds
+
+    @override
+    async def end_step(self) -> StepMetrics:
+        if self._begun is None:
+            raise RuntimeError("no step has begun")
+        machine, (batch, seconds), self._begun = self._machine, self._begun, None
+        await asyncio.sleep(seconds - seconds / self._updates)
         groups: dict[int, list[float]] = {}
         for item in batch:
             groups.setdefault(item.group, []).append(item.reward)
         informative = [rewards for rewards in groups.values() if min(rewards) < max(rewards)]
         share = len(informative) / max(1, len(groups))
         skill = skill_of(self._seed)
-        skill += machine.workload.learning_rate * share * max(0.0, _SKILL_MAX - skill)
+        skill += machine.workload.learning_rate * share * max(0.0, SKILL_MAX - skill)
         lineage = blake3(self._seed)
         for item in batch:
             lineage.update(bytes(item.tokens) + item.group.to_bytes(4, "big"))
@@ -295,6 +252,12 @@ class SimTraining(TrainingEngine):
             rollout_mark((item.prompt, item.tokens) for item in items)
             for items in rollouts.values()
         ]
+
+    @override
+    async def policy_digest(self) -> Digest:
+        content = Extent.of(self._seed, 0, self._machine.workload.weights_bytes)
+        await asyncio.sleep(self._machine.compute.weights_seconds(len(content)))
+        return policy_digest(content)
 
     @override
     async def write_policy(self, path: Path) -> Digest:

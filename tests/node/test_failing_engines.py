@@ -68,12 +68,12 @@ def test_training_goes_on_while_a_worker_and_a_validator_are_broken(monkeypatch)
     run_virtual(scenario())
 
 
-@pytest.mark.parametrize("method", ["step", "write_policy", "load_state"])
+@pytest.mark.parametrize("method", ["end_step", "write_policy", "load_state"])
 def test_a_trainer_that_stays_broken_leaves_the_lead_and_can_have_it_again(monkeypatch, method):
     async def scenario():
         world = Swarm(**SMALL, trainer=2, grpo__steps=300)
         breaker = Breaker(monkeypatch, world)
-        for one in {"step", method}:
+        for one in {"end_step", method}:
             breaker.arm(engines.SimTraining, one)
         world.start_all()
         await world.reach(3, "relay-0")
@@ -108,7 +108,7 @@ def test_a_lone_trainer_goes_on_where_it_was_when_its_device_is_back(monkeypatch
     async def scenario():
         world = Swarm(**SMALL, grpo__steps=300)
         breaker = Breaker(monkeypatch, world)
-        breaker.arm(engines.SimTraining, "step")
+        breaker.arm(engines.SimTraining, "end_step")
         world.start_all()
         await world.reach(3, "relay-0")
         breaker.broken["trainer-0"] = None

@@ -148,7 +148,10 @@ class Trainer:
         self.full = 0
         self.batches: list[list] = []
         self.recomputed: list[int] = []
+        self.begun: list = []
         self.learned = 0
+        self.writing = 0
+        self.write_seconds = 0.0
 
     async def load_policy(self, policy: Policy) -> None:
         self._load(policy.path)
@@ -184,27 +187,43 @@ class Trainer:
         own = (-float(policy.version + 1),)
         return [replace(one, logprobs=own * len(one.tokens)) for one in sequences]
 
-    async def step(self, batch):
-        await asyncio.sleep(0.1)
+    async def begin_step(self, batch):
+        await asyncio.sleep(0.09)
         self._break("step")
-        self.batches.append(list(batch))
+        self.begun = list(batch)
+
+    async def end_step(self):
+        assert not self.writing, "the weights must not change"
+        self.batches.append(self.begun)
+        await asyncio.sleep(0.01)
+        self._break("end_step")
         self.learned += 1
-        return StepMetrics(1, 0.0, 1.0, 0.0, 1.0, len(batch))
+        return StepMetrics(1, 0.0, 1.0, 0.0, 1.0, len(self.begun))
+
+    def _policy(self) -> bytes:
+        return f"policy {self.learned}".encode()
+
+    async def policy_digest(self):
+        return digest(self._policy())
 
     async def write_policy(self, path: Path):
-        self._break("write_policy")
-        self._write(path, f"policy {self.learned}")
+        await self._write(path, "write_policy", self._policy())
         return digest(path.read_bytes())
 
     async def save_state(self, path: Path) -> None:
-        self._break("save_state")
-        self._write(path, "state")
+        await self._write(path, "save_state", b"state")
 
-    def _write(self, path: Path, text: str) -> None:
-        if self.full:
-            self.full -= 1
-            raise StorageFullError("no room")
-        path.write_text(text)
+    async def _write(self, path: Path, method: str, content: bytes) -> None:
+        self.writing += 1
+        try:
+            await asyncio.sleep(self.write_seconds)
+            self._break(method)
+            if self.full:
+                self.full -= 1
+                raise StorageFullError("no room")
+            path.write_bytes(content)
+        finally:
+            self.writing -= 1
 
 
 class Network:

@@ -13,16 +13,19 @@ from torch import Tensor
 from protocol.policy import policy_digest
 from protocol.types import Digest
 from roles.engines.files import replacing
-from roles.engines.tensors import entry_of, read_tensors, write_tensors
+from roles.engines.tensors import entries_of, read_tensors, write_tensors
 
 Precision = Literal["fp32", "bf16"]
 
 DTYPES: Mapping[Precision, torch.dtype] = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
-def digest_of(tensors: Mapping[str, Tensor]) -> Digest:
-    """Return the policy digest of tensors; raises ``ValueError`` for a dtype without a name."""
-    return policy_digest(entry_of(name, tensor) for name, tensor in tensors.items())
+def digest_of(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Digest:
+    """Return the policy digest of tensors, rounded to ``dtype`` if given.
+
+    Raises ``ValueError`` for a dtype without a name.
+    """
+    return policy_digest(entries_of(tensors, dtype))
 
 
 def read_policy(

@@ -128,6 +128,8 @@ class ChildTraining(TrainingEngine):
     """Learns in another process; one that is replaced has nothing loaded, and says so."""
 
     def __init__(self, processes: EngineProcesses, make: wire.Make, patience: Patience) -> None:
+        self._step_tokens = 0
+        """What the step that has begun is to learn from."""
         self.supervisor = Supervisor(processes, make, patience, self._restore)
 
     @override
@@ -148,11 +150,20 @@ class ChildTraining(TrainingEngine):
         )
 
     @override
-    async def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
-        tokens = _tokens(batch)
-        (metrics,) = await self.supervisor.call("step", tuple(batch), items=1, tokens=tokens)
+    async def begin_step(self, batch: Sequence[TrainingSequence]) -> None:
+        self._step_tokens = _tokens(batch)
+        await self.supervisor.call("begin_step", tuple(batch), tokens=self._step_tokens)
+
+    @override
+    async def end_step(self) -> StepMetrics:
+        (metrics,) = await self.supervisor.call("end_step", items=1, tokens=self._step_tokens)
         assert isinstance(metrics, StepMetrics)
         return metrics
+
+    @override
+    async def policy_digest(self) -> Digest:
+        (digest,) = await self.supervisor.call("policy_digest", items=1)
+        return Digest(digest)
 
     @override
     async def write_policy(self, path: Path) -> Digest:

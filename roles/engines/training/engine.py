@@ -1,11 +1,15 @@
 """The training engine: one model, one AdamW, batches of verified sequences."""
 
+import asyncio
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -19,7 +23,13 @@ from roles.engines.architectures.architecture import CausalLM, Config, head_size
 from roles.engines.architectures.model import tensors_of
 from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
-from roles.engines.builtin.engine import BuiltinEngine, computed, computed_telling
+from roles.engines.builtin.engine import (
+    BuiltinEngine,
+    computed,
+    computed_telling,
+    guarded,
+    prepare_thread,
+)
 from roles.engines.builtin.policy import digest_of, write_policy
 from roles.engines.training.attention import PACKED
 from roles.engines.training.batch import Pass, Sample, collate, minibatches, pack, select
@@ -42,6 +52,8 @@ _KEPT_BYTES_MAX = 2**30
 """What a pass may keep for its backward pass before recomputing it pays: a third more computing
 frees what further tokens need, and on a tiny model nothing does. The bound is a guess."""
 
+T = TypeVar("T")
+
 
 @dataclass(slots=True)
 class _Sums:
@@ -56,6 +68,15 @@ class _Sums:
     updated: bool = False
 
 
+@dataclass(slots=True)
+class _Step:
+    """A step whose first gradient is there: what it did so far, and the parts that wait."""
+
+    first: _Sums | None
+    """None when there is nothing to learn from."""
+    parts: list[list[Sample]]
+
+
 class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
     """Trains on a CPU or one GPU; the loss of an update is the mean over its tokens.
 
@@ -63,7 +84,8 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
     it writes and of the decoder's forward pass. Sequences are packed to forward passes of
     ``pass_tokens``, and with ``checkpointing`` a decoder layer keeps its input alone and is
     computed again in the backward pass (None: where all of it would take too much); neither
-    changes the result beyond rounding.
+    changes the result beyond rounding. What is written is written in another thread, beside the
+    first gradient of a step.
     """
 
     def __init__(
@@ -87,6 +109,17 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         self._steps = 0
         self._model: CausalLM | None = None
         self._optimizer: torch.optim.AdamW | None = None
+        self._step: _Step | None = None
+        self._writer = ThreadPoolExecutor(1, "writer", prepare_thread)
+
+    @override
+    def close(self) -> None:
+        super().close()
+        self._writer.shutdown(wait=False, cancel_futures=True)
+
+    async def _written(self, method: "Callable[[TorchTrainingEngine, Path], T]", path: Path) -> T:
+        within = guarded(method, StorageFullError)
+        return await asyncio.wrap_future(self._writer.submit(within, self, path))
 
     @override
     async def state_bytes_max(self) -> int:
@@ -119,15 +152,14 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
     @computed_telling(ValueError)
     def load_policy(self, policy: Policy) -> None:
         self._model, self._optimizer = self._adopt(self._read(policy))
-        self._steps = 0
+        self._steps, self._step = 0, None
 
     @override
     @computed_telling(ValueError)
     def recompute(
         self, policy: Policy, sequences: Sequence[TrainingSequence]
     ) -> list[TrainingSequence]:
-        _, optimizer = self._loaded()
-        optimizer.zero_grad(set_to_none=True)  # these weights take the place of the gradients
+        self._forget_gradients()  # these weights take their place
         model = self._packing_model(self._read(policy))
         found = list(sequences)
         for packed in pack(select(sequences), self._pass_tokens):
@@ -141,14 +173,26 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
 
     @override
     @computed
-    def step(self, batch: Sequence[TrainingSequence]) -> StepMetrics:
+    def begin_step(self, batch: Sequence[TrainingSequence]) -> None:
         parts = minibatches(select(batch), self._grpo.updates_per_version)
-        try:
-            done = [self._learn(part) for part in parts]
-        except BaseException:
-            # Some weights may be updated and others not, and what is loaded next needs the memory.
-            self._model = self._optimizer = None
-            raise
+        with self._whole_or_unloaded():
+            self._step = _Step(self._gradient(parts[0]) if parts else None, parts)
+
+    @override
+    @computed
+    def end_step(self) -> StepMetrics:
+        step, self._step = self._step, None
+        if step is None:
+            raise RuntimeError("no step has begun")
+        done: list[_Sums] = []
+        with self._whole_or_unloaded():
+            if step.first is not None:
+                self._update(step.first)
+                done.append(step.first)
+            for part in step.parts[1:]:
+                sums = self._gradient(part)
+                self._update(sums)
+                done.append(sums)
         tokens = max(1, sum(sums.tokens for sums in done))
         return StepMetrics(
             updates=sum(sums.updated for sums in done),
@@ -156,17 +200,30 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
             gradient_norm=max((sums.norm for sums in done), default=0.0),
             clip_fraction=sum(sums.clipped for sums in done) / tokens,
             entropy=sum(sums.entropy for sums in done) / tokens,
-            sequences_used=sum(map(len, parts)),
+            sequences_used=sum(map(len, step.parts)),
         )
 
-    def _learn(self, samples: Sequence[Sample]) -> _Sums:
-        """Do one optimiser update."""
-        model, optimizer = self._loaded()
+    @contextmanager
+    def _whole_or_unloaded(self) -> Iterator[None]:
+        """Unload on an error: what is loaded next needs the memory, and weights may be half new."""
+        try:
+            yield
+        except BaseException:
+            self._model = self._optimizer = None
+            raise
+
+    def _forget_gradients(self) -> None:
+        _, optimizer = self._loaded()
         optimizer.zero_grad(set_to_none=True)
+        self._step = None
+
+    def _gradient(self, samples: Sequence[Sample]) -> _Sums:
+        """Leave the gradient of one update."""
+        self._forget_gradients()
+        model, _ = self._loaded()
         sums = _Sums(tokens=sum(len(sample.tokens) for sample in samples))
         for packed in pack(samples, self._pass_tokens):
             self._accumulate(model, collate(packed, self._device), sums)
-        self._update(model, optimizer, sums)
         return sums
 
     def _accumulate(self, model: CausalLM, packed: Pass, sums: _Sums) -> None:
@@ -203,8 +260,9 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
             ).last_hidden_state
         return states[0, packed.predictors]
 
-    def _update(self, model: CausalLM, optimizer: torch.optim.AdamW, sums: _Sums) -> None:
+    def _update(self, sums: _Sums) -> None:
         """Step the optimizer if everything is finite; note the gradient norm before clipping."""
+        model, optimizer = self._loaded()
         parameters = list(model.parameters())
         total = get_total_norm([p.grad for p in parameters if p.grad is not None])
         sums.norm = float(total)
@@ -221,13 +279,22 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         return {name: tensor.to(self._dtype) for name, tensor in tensors.items()}
 
     @override
-    @computed_telling(StorageFullError)
-    def write_policy(self, path: Path) -> Digest:
+    @computed
+    def policy_digest(self) -> Digest:
+        return digest_of(tensors_of(self._loaded()[0]), self._dtype)
+
+    @override
+    async def write_policy(self, path: Path) -> Digest:
+        return await self._written(TorchTrainingEngine._write_policy, path)
+
+    def _write_policy(self, path: Path) -> Digest:
         return write_policy(tensors_of(self._loaded()[0]), path, self._dtype)
 
     @override
-    @computed_telling(StorageFullError)
-    def save_state(self, path: Path) -> None:
+    async def save_state(self, path: Path) -> None:
+        await self._written(TorchTrainingEngine._save_state, path)
+
+    def _save_state(self, path: Path) -> None:
         model, optimizer = self._loaded()
         state = TrainingState(
             weights=tensors_of(model),
@@ -243,7 +310,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         state = load_checkpoint(path, self._shapes)
         if not 0 <= state.steps <= self._grpo.steps * self._grpo.updates_per_version:
             raise ValueError(f"{path} claims {state.steps} steps, more than the run has")
-        if digest_of(self._rounded(state.weights)) != policy:
+        if digest_of(state.weights, self._dtype) != policy:
             raise ValueError(f"{path} does not hold the weights of policy {policy.hex()}")
         check_moments(state, self._grpo.adam_betas)
         model, optimizer = self._adopt(state.weights if newer is None else self._read(newer))
@@ -254,6 +321,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
                 "exp_avg_sq": state.second_moments[name].to(self._device),
             }
         self._model, self._optimizer, self._steps = model, optimizer, state.steps
+        self._step = None
 
     @override
     @computed

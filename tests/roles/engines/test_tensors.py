@@ -61,21 +61,36 @@ def test_tensors_that_take_no_memory_are_written_out(tmp_path):
     assert digest_of({"x": zero}) == digest_of({"x": torch.zeros(7, 5)})
 
 
-def test_one_rounded_copy_is_there_at_a_time(tmp_path, monkeypatch):
-    copies = []
-    plain = tensors.plain
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_thread_holds_one_rounded_piece(tmp_path, monkeypatch, threads):
+    rounded, most = [], 0
+    pieces = tensors.pieces
 
     def watched(tensor, dtype=None):
-        made = plain(tensor, dtype)
-        if dtype is not None:
-            assert [copy() for copy in copies if copy() is not None] == []
-            copies.append(weakref.ref(made))
-        return made
+        nonlocal most
+        for piece in pieces(tensor, dtype):
+            rounded.append(weakref.ref(piece))
+            most = max(most, sum(one() is not None for one in rounded))
+            assert len(piece) <= 3 * 2
+            yield piece
+            del piece
 
-    monkeypatch.setattr(tensors, "plain", watched)
-    weights = {str(number): torch.randn(10) for number in range(5)}
-    write_tensors(tmp_path / "f", weights, torch.bfloat16)
-    assert len(copies) == len(weights)
+    monkeypatch.setattr(tensors, "pieces", watched)
+    monkeypatch.setattr(tensors, "_PIECE_ELEMENTS", 3)
+    monkeypatch.setattr(tensors, "THREADS", threads)
+    weights = {str(number): torch.randn(10) for number in range(20)}
+    digest = write_policy(weights, tmp_path / "f", torch.bfloat16)
+    assert len(rounded) == 4 * len(weights)
+    assert most <= 2 * threads, "one that is hashed while the next one is made"
+    assert digest_of(load_file(tmp_path / "f")) == digest
+
+
+def test_several_threads_write_the_same_file(tmp_path, monkeypatch):
+    weights = {str(number): torch.randn(7, number) for number in range(40)}
+    for threads in (1, 5):
+        monkeypatch.setattr(tensors, "THREADS", threads)
+        write_tensors(tmp_path / str(threads), weights)
+    assert (tmp_path / "1").read_bytes() == (tmp_path / "5").read_bytes()
 
 
 def test_what_no_policy_holds_is_not_written(tmp_path):

@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from protocol.crypto import digest
 from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from tests.roles.trainer.trainer_world import EPOCH_SECONDS, World
@@ -50,13 +51,13 @@ def test_a_step_that_changed_nothing_is_published_all_the_same(tmp_path):
 
     async def scenario():
         world = World(tmp_path)
-        step = world.engine.step
+        end_step = world.engine.end_step
 
-        async def refused(batch):
-            metrics = await step(batch)
+        async def refused():
+            metrics = await end_step()
             return type(metrics)(False, *([0.0] * 4), 0)
 
-        world.engine.step = refused
+        world.engine.end_step = refused
         world.start()
         world.batch()
         await world.rest(5)
@@ -94,5 +95,68 @@ def test_a_drain_waits_for_a_publication_only_so_long(tmp_path):
         began = world.now()
         await world.stop()
         assert 9 <= world.now() - began <= 11
+
+    run_virtual(scenario())
+
+
+def test_the_next_step_begins_while_a_version_is_written_and_ends_afterwards(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.start()
+        world.batch()
+        await world.rest(3)
+        world.engine.write_seconds = 5.0
+        world.batch()
+        world.batch()
+        await world.rest(3)
+        begun, batches = world.engine.begun, len(world.engine.batches)
+        assert world.engine.writing == 1, "version 2"
+        assert begun is not world.engine.batches[-1], "the step to version 3 has begun"
+        assert [item.version for item in world.published] == [1]
+        await world.rest(30)
+        assert world.engine.batches[batches] is begun
+        assert [item.version for item in world.published] == [1, 2, 3]
+        files = [world.files.weights(version).read_bytes() for version in (1, 2, 3)]
+        assert files == [b"policy 1", b"policy 2", b"policy 3"]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_weights_are_kept_until_there_is_room_for_them(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.engine.full = 3
+        world.start()
+        world.batch()
+        world.batch()
+        await world.rest(2.5 * EPOCH_SECONDS)
+        assert "disk full" in str(world.conditions)
+        assert (world.engine.learned, len(world.engine.batches)) == (1, 1)
+        assert world.engine.begun is not world.engine.batches[0]
+        await world.rest(2 * EPOCH_SECONDS)
+        assert [item.version for item in world.published] == [1, 2]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_weights_that_change_while_they_are_written_are_made_again(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.start()
+        policy_digest, wrong = world.engine.policy_digest, [digest(b"other weights")]
+
+        async def first_wrong():
+            return wrong.pop() if wrong else await policy_digest()
+
+        world.engine.policy_digest = first_wrong
+        world.batch()
+        await world.rest(2)
+        assert "changed while they were written" in str(world.conditions)
+        assert world.published == []
+        await world.rest(2 * EPOCH_SECONDS)
+        assert [item.version for item in world.published] == [1]
+        await world.stop()
 
     run_virtual(scenario())

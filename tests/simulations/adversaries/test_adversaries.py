@@ -21,8 +21,8 @@ from simulations.adversaries.gossiping import GossipingTransport
 from simulations.adversaries.relays import WrongBytes
 from simulations.adversaries.validators import CredulousEnvironment
 from simulations.ports.background import SimBackground
-from simulations.ports.engines import SumTask
 from simulations.ports.storage import Disk, Session
+from simulations.ports.sums import SumTask
 from simulations.runtime.content import Extent, digest_of, joined
 from simulations.scenario import plans
 from simulations.study.study import Plan, run_plan

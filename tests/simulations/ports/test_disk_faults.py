@@ -44,6 +44,9 @@ class MANIFEST:
     class sampling:  # noqa: N801 - a section of a manifest
         prompts_per_rollout = 1
 
+    class grpo:  # noqa: N801 - the same
+        updates_per_version = 1
+
 
 WRITES = pytest.mark.parametrize("write", [commit, put, link, write_policy])
 

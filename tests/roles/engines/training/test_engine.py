@@ -1,3 +1,4 @@
+import asyncio
 import math
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ from roles.engines.builtin.policy import write_policy
 from roles.engines.training import attention
 from roles.engines.training.batch import select
 from roles.engines.training.engine import TorchTrainingEngine
-from roles.ports.engines import Policy, TrainingSequence
+from roles.ports.engines import EngineError, Policy, TrainingSequence
 from tests.roles.engines.tiny import CONFIG, grpo, model, sampling
 from tests.roles.engines.training.batches import batch_of
 
@@ -319,3 +320,53 @@ async def test_bf16_policies_are_written_from_float32_weights(make, tmp_path):
     assert (await engine.step(batch_of())).updates
     weights = await weights_of(engine, tmp_path / "p")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
+
+
+async def test_a_step_that_begins_leaves_the_weights_to_be_written(make, tmp_path):
+    engine, other = await make(), await make()
+    before = await engine.policy_digest()
+    await engine.save_state(tmp_path / "before")
+    digest, _, _ = await asyncio.gather(
+        engine.write_policy(tmp_path / "p"),
+        engine.begin_step(batch_of()),
+        engine.save_state(tmp_path / "beside"),
+    )
+    assert digest == before == await engine.policy_digest()
+    assert (tmp_path / "beside").read_bytes() == (tmp_path / "before").read_bytes()
+    assert await engine.end_step() == await other.step(batch_of())
+    after = await engine.policy_digest()
+    assert after == await other.policy_digest() == await engine.write_policy(tmp_path / "p")
+    assert after != before
+
+
+@pytest.mark.parametrize("updates", [1, 2])
+async def test_a_step_is_ended_once(make, updates):
+    engine = await make(updates_per_version=updates)
+    with pytest.raises(EngineError, match="no step has begun"):
+        await engine.end_step()
+    await engine.begin_step(batch_of())
+    assert (await engine.end_step()).updates == updates
+    with pytest.raises(EngineError, match="no step has begun"):
+        await engine.end_step()
+
+
+@pytest.mark.parametrize("then", ["recompute", "load_policy"])
+async def test_a_step_that_was_begun_is_forgotten_for_something_else(make, policies, then):
+    engine = await make()
+    await engine.begin_step(batch_of())
+    if then == "recompute":
+        await engine.recompute(policies[0], batch_of())
+    else:
+        await engine.load_policy(policies[0])
+    before = await engine.policy_digest()
+    with pytest.raises(EngineError, match="no step has begun"):
+        await engine.end_step()
+    assert await engine.policy_digest() == before
+
+
+async def test_a_step_that_is_begun_twice_learns_from_the_second_batch(make):
+    engine, other = await make(), await make()
+    await engine.begin_step(batch_of(1))
+    await engine.begin_step(batch_of(2))
+    assert await engine.end_step() == await other.step(batch_of(2))
+    assert await engine.policy_digest() == await other.policy_digest()
