@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from node.streams.places import Trust
 from protocol.crypto import Signer
 from protocol.faults import Fault
 from protocol.replica import Replica
@@ -65,5 +66,7 @@ class NodeContext:
     """Something about the run has changed: roles look again."""
     conditions: Conditions
     """Why the node is not doing its work at the moment."""
+    trust: Trust = field(default_factory=Trust)
+    """Who has standing, and who is probably one with others."""
     uptakes: Uptakes = field(default_factory=Uptakes)
     """How soon new versions are in use here."""

@@ -29,6 +29,7 @@ from node.replication.manifest_exchange import serve_manifest
 from node.replication.message_log import MessageLog
 from node.replication.network import SwarmNetwork
 from node.replication.rollout_bodies import RolloutBodies
+from node.streams.places import Trust
 from node.streams.protocols import BLOBS
 from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
@@ -98,8 +99,9 @@ class Daemon:
             initial_peers,
             replica.roster,
         )
+        proven = partial(has_standing, manifest=self._manifest, ledger=replica.ledger)
         self._context = context = NodeContext(
-            signer, replica, ports, self._peers, ChangeSignal(), Conditions()
+            signer, replica, ports, self._peers, ChangeSignal(), Conditions(), Trust(proven)
         )
         self._gossip = self._make_gossip(verifier, decoded)
         self._exchange = BlobExchange(
@@ -107,13 +109,13 @@ class Daemon:
             ports.blobs,
             protocol=BLOBS.on(replica.run_id),
             limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
+            trust=context.trust,
             on_fault=self._peers.blame,
             http=ports.http,
             http_port=self._http_port,
         )
         self._downloads = downloads = Downloads(ports, replica, self._exchange)
-        proven = partial(has_standing, manifest=self._manifest, ledger=replica.ledger)
-        self._witness = Witness(context, proven)
+        self._witness = Witness(context)
         self._reachability = Reachability(
             context, proven, self._witness.finding_seconds, upload_bytes_per_second
         )
@@ -241,7 +243,7 @@ class Daemon:
                 self._context.conditions.resign(role)
         await self._exchange.start()
         await self._witness.start()
-        await serve_manifest(self._peers, self._signed_manifest)
+        await serve_manifest(self._peers, self._signed_manifest, self._context.trust)
         await self._anti_entropy.start()
         await self._network.start()
         await self._gossip.start()

@@ -19,7 +19,8 @@ from node.blobs.ways import Way, Ways
 from node.blobs.wire import BlobRefusedError, Kind, Request, Status, ask, read_request, reply
 from node.streams.deadline import within
 from node.streams.limits import Bounded
-from node.streams.protocols import BLOBS
+from node.streams.places import Trust
+from node.streams.protocols import BLOBS, REQUEST_SECONDS
 from protocol import crypto
 from protocol.faults import Fault, FaultCode
 from protocol.types import Digest, PeerId
@@ -76,6 +77,7 @@ class BlobExchange:
         *,
         protocol: str = BLOBS.name,
         limits: ExchangeLimits | None = None,
+        trust: Trust | None = None,
         on_fault: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
         http: HttpRanges | None = None,
         http_port: Callable[[PeerId], int] = lambda _peer: 0,
@@ -91,7 +93,7 @@ class BlobExchange:
         self.upload_cap = UploadCap(self._limits.upload_bytes_per_second)
         """Of all blobs that leave this node."""
         self._expected: dict[Digest, asyncio.Event] = {}
-        self._bounded = Bounded(self._serve, self._limits, self._refuse)
+        self._bounded = Bounded(self._serve, self._limits, trust or Trust(), self._refuse)
         self.sent = Tally()
         """Blob bytes sent so far."""
         self.received = Tally()
@@ -301,7 +303,7 @@ class BlobExchange:
 
     async def _answer(self, stream: Stream) -> None:
         limits = self._limits
-        request = await within(limits.open_seconds, read_request(stream))
+        request = await within(min(limits.open_seconds, REQUEST_SECONDS), read_request(stream))
         if isinstance(request, Fault):
             self.on_fault(stream.peer, request)
             return

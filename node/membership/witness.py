@@ -10,7 +10,7 @@ have some too, and for a few that we have known for a while: that is how a relay
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -21,7 +21,7 @@ from node.local.addresses import host_of, is_local
 from node.streams.deadline import within
 from node.streams.framing import read_frame
 from node.streams.limits import Bounded
-from node.streams.protocols import DIAL_BACK, SAMPLE_BYTES_MAX
+from node.streams.protocols import DIAL_BACK, REQUEST_SECONDS, SAMPLE_BYTES_MAX
 from protocol.capacity import AGE_EPOCHS
 from protocol.crypto import public_key_from_peer_id
 from protocol.faults import Fault
@@ -61,11 +61,11 @@ class _Finding:
 
 
 class Witness:
-    """Serves dial-backs; ``proven`` tells who has standing."""
+    """Serves dial-backs."""
 
-    def __init__(self, context: NodeContext, proven: Callable[[PeerId], bool]) -> None:
+    def __init__(self, context: NodeContext) -> None:
         self._context = context
-        self._proven = proven
+        self._proven = context.trust.proven
         self._found: dict[PeerId, _Finding] = {}  # the oldest first
         epochs = context.replica.manifest.epochs
         self.finding_seconds = FINDING_RECORDS * epochs.record_epochs * epochs.seconds
@@ -73,8 +73,9 @@ class Witness:
 
     async def start(self) -> None:
         """Serve the protocol from now on."""
-        protocol = DIAL_BACK.on(self._context.replica.run_id)
-        await self._context.peers.handle(protocol, Bounded(self._serve, DIAL_BACK))
+        context = self._context
+        bounded = Bounded(self._serve, DIAL_BACK, context.trust)
+        await context.peers.handle(DIAL_BACK.on(context.replica.run_id), bounded)
 
     def findings(self) -> dict[bytes, int]:
         """Return the class of rates of each member that we speak for, by its public key."""
@@ -101,7 +102,7 @@ class Witness:
 
     async def _answer(self, stream: Stream) -> None:
         reading = read_frame(stream, DIAL_BACK.opener_bytes_max, length_bytes=2)
-        request = await within(DIAL_BACK.stall_seconds, reading)
+        request = await within(REQUEST_SECONDS, reading)
         if isinstance(request, Fault):
             self._context.peers.blame(stream.peer, request)
             return

@@ -17,7 +17,7 @@ from node.replication.inbox import Inbox, Source
 from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
-from node.streams.protocols import IDS_MAX, SYNC
+from node.streams.protocols import IDS_MAX, REQUEST_SECONDS, SYNC
 from protocol.codec import decode, encode
 from protocol.faults import Fault, FaultCode
 from protocol.messages import ENVELOPE_BYTES_MAX, Signed
@@ -52,7 +52,7 @@ class AntiEntropy:
         self._inbox = inbox
         self._protocol = SYNC.on(context.replica.run_id)
         # The client takes a closed stream for "ask another one".
-        self._bounded = Bounded(self._serve, SYNC)
+        self._bounded = Bounded(self._serve, SYNC, context.trust)
         self._review = 0
         self._told = asyncio.Event()
         self._connected = asyncio.Event()
@@ -149,8 +149,10 @@ class AntiEntropy:
         if received.result is ValidationResult.REJECT:
             raise TransportError(f"the peer holds what no honest node accepts: {received.fault}")
 
-    async def _read(self, stream: Stream, bytes_max: int) -> bytes:
-        return self._sound(stream, await within(SYNC.stall_seconds, read_frame(stream, bytes_max)))
+    async def _read(
+        self, stream: Stream, bytes_max: int, seconds: float = SYNC.stall_seconds
+    ) -> bytes:
+        return self._sound(stream, await within(seconds, read_frame(stream, bytes_max)))
 
     def _sound(self, stream: Stream, value: T | Fault) -> T:
         """Return what a peer sent, or blame it; raises ``TransportError``."""
@@ -163,7 +165,7 @@ class AntiEntropy:
         await within(EXCHANGE_SECONDS, self._answer(stream))
 
     async def _answer(self, stream: Stream) -> None:
-        request = _request(await self._read(stream, REQUEST_BYTES_MAX))
+        request = _request(await self._read(stream, REQUEST_BYTES_MAX, REQUEST_SECONDS))
         skip, version = self._sound(stream, request)
         page = islice(_current(self._replica, version), skip, skip + IDS_MAX)
         offered = {signed.digest: signed.envelope for signed in page}

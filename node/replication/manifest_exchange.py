@@ -3,6 +3,7 @@
 from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
+from node.streams.places import Trust
 from node.streams.protocols import MANIFEST
 from protocol.crypto import Verifier
 from protocol.faults import Fault
@@ -13,14 +14,14 @@ from roles.ports.transport import Stream, Streams
 _SECONDS = MANIFEST.stall_seconds
 
 
-async def serve_manifest(streams: Streams, manifest: SignedManifest) -> None:
+async def serve_manifest(streams: Streams, manifest: SignedManifest, trust: Trust) -> None:
     """Give our run's manifest to whoever asks, from now on."""
     encoded = manifest.encoded()
 
     async def serve(stream: Stream) -> None:
         await within(_SECONDS, write_frame(stream, encoded))
 
-    await streams.handle(MANIFEST.name, Bounded(serve, MANIFEST))
+    await streams.handle(MANIFEST.name, Bounded(serve, MANIFEST, trust))
 
 
 async def fetch_manifest(

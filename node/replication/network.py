@@ -15,7 +15,7 @@ from node.replication.rollout_bodies import RolloutBodies
 from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
-from node.streams.protocols import MESSAGE, topic_name
+from node.streams.protocols import MESSAGE, REQUEST_SECONDS, topic_name
 from protocol.faults import Fault
 from protocol.messages import MessageT, RolloutCommit, Signed, seal
 from protocol.types import PeerId, Topic, ValidationResult
@@ -77,7 +77,8 @@ class SwarmNetwork(Network):
 
     async def start(self) -> None:
         """Serve direct messages and subscribe to every topic."""
-        await self._context.peers.handle(self._protocol, Bounded(self._serve, MESSAGE))
+        bounded = Bounded(self._serve, MESSAGE, self._context.trust)
+        await self._context.peers.handle(self._protocol, bounded)
         for topic in Topic:
             # A record is news for an epoch, and a large swarm gossips little else.
             may_wait = topic is Topic.ROSTER
@@ -124,7 +125,7 @@ class SwarmNetwork(Network):
             await stream.close()
 
     async def _serve(self, stream: Stream) -> None:
-        envelope = await within(SEND_SECONDS, read_frame(stream, MESSAGE.opener_bytes_max))
+        envelope = await within(REQUEST_SECONDS, read_frame(stream, MESSAGE.opener_bytes_max))
         if isinstance(envelope, Fault):
             self._context.peers.blame(stream.peer, envelope)
             return

@@ -1,10 +1,14 @@
 """A bound on the streams that one protocol serves at once, per peer and in all."""
 
-from collections import Counter
+import asyncio
 from typing import Protocol
 
-from protocol.types import PeerId
+from node.streams.places import Place, Places, Trust
 from roles.ports.transport import Stream, StreamHandler
+
+UNDISTURBED_SECONDS = 1.0
+"""For so long a stream of a stranger keeps its place against others: an honest small exchange takes
+a few round trips. A guess."""
 
 
 class Limits(Protocol):
@@ -23,29 +27,38 @@ class Bounded:
     """A stream handler that passes on so many streams at once; the others go to ``refuse``.
 
     By default they end unread: whoever opened one sees it close before an answer, and tries again
-    or elsewhere.
+    or elsewhere. So does whose place is given to somebody else (``node.streams.places``).
     """
 
     def __init__(
-        self, handler: StreamHandler, limits: Limits, refuse: StreamHandler | None = None
+        self,
+        handler: StreamHandler,
+        limits: Limits,
+        trust: Trust,
+        refuse: StreamHandler | None = None,
     ) -> None:
         self._handler = handler
-        self._limits = limits
         self._refuse = refuse
-        self._serving: Counter[PeerId] = Counter()
+        self._places = Places(
+            limits.streams_per_peer, limits.streams_total, UNDISTURBED_SECONDS, trust
+        )
+        self._serving: dict[Place, asyncio.Task[None]] = {}
 
     async def __call__(self, stream: Stream) -> None:
         """Serve a stream if there is room."""
-        peer, serving = stream.peer, self._serving
-        full = serving.total() >= self._limits.streams_total
-        if full or serving[peer] >= self._limits.streams_per_peer:
+        place, lost = self._places.take(stream.peer, asyncio.get_running_loop().time())
+        if lost is not None:
+            self._serving[lost].cancel()
+        if place is None:
             if self._refuse is not None:
                 await self._refuse(stream)
             return
-        serving[peer] += 1
+        serving = self._serving[place] = asyncio.ensure_future(self._handler(stream))
         try:
-            await self._handler(stream)
+            await asyncio.wait([serving])
         finally:
-            serving[peer] -= 1
-            if not serving[peer]:
-                del serving[peer]
+            serving.cancel()
+            self._places.leave(place)
+            del self._serving[place]
+        if not serving.cancelled():
+            serving.result()

@@ -60,6 +60,10 @@ class StreamProtocol:
 
 _PREFIX = f"/prime-node/{PROTOCOL_VERSION}"
 
+REQUEST_SECONDS = 2.0
+"""For the first message of an opener, whatever its length: all but pages of ids fit into a few
+packets, and who holds a place has to say why. A guess, above what a busy machine needs."""
+
 IDS_MAX = 8192
 """Message ids on one page of ``SYNC``: 270 KB."""
 

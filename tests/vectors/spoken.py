@@ -16,6 +16,7 @@ from node.membership.witness import Witness
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.manifest_exchange import fetch_manifest, serve_manifest
 from node.replication.network import SwarmNetwork
+from node.streams.places import Trust
 from node.streams.protocols import BLOBS, DIAL_BACK, topic_name
 from protocol.crypto import Identity, verify
 from protocol.gossip.events import (
@@ -118,7 +119,7 @@ class End:
 
 
 async def manifest_exchange(opener: Streams, acceptor: Streams) -> None:
-    await serve_manifest(acceptor, SIGNED_MANIFEST)
+    await serve_manifest(acceptor, SIGNED_MANIFEST, Trust())
     assert await fetch_manifest(opener, ACCEPTOR.peer_id, verify) == SIGNED_MANIFEST
 
 
@@ -168,7 +169,8 @@ class Door:
 
 def context(signer: Identity, streams: Streams, state: Replica) -> Any:
     ports = SimpleNamespace(clock=Fixed())
-    return SimpleNamespace(signer=signer, peers=streams, replica=state, ports=ports)
+    trust = Trust()
+    return SimpleNamespace(signer=signer, peers=streams, replica=state, ports=ports, trust=trust)
 
 
 async def message_exchange(opener: Streams, acceptor: Streams) -> None:
@@ -211,7 +213,7 @@ async def dial_back_exchange(opener: Streams, acceptor: Streams) -> None:
     """Be dialled back, and send a sample of a hundred bytes."""
     serving = context(ACCEPTOR, acceptor, replica())
     serving.ports.transport = Where()
-    await Witness(serving, lambda _peer: True).start()
+    await Witness(serving).start()
     stream = await opener.open_stream(ACCEPTOR.peer_id, DIAL_BACK.on(MANIFEST.run_id))
     assert await dialled_back(stream, [Where.ADDRESS], 100)
     await stream.close()

@@ -9,6 +9,7 @@ from node.local.addresses import host_of, is_local
 from node.membership.reachability import WITNESSES, Reachability, dialled_back
 from node.membership.witness import NEWCOMERS_MAX, Witness
 from node.streams.framing import write_frame
+from node.streams.places import Trust
 from node.streams.protocols import DIAL_BACK, SAMPLE_BYTES_MAX
 from protocol.capacity import AGE_EPOCHS
 from protocol.crypto import public_key_from_peer_id
@@ -57,11 +58,17 @@ class Node:
         self.clock = LoopClock()
         ports = Ports(self.clock, Rng(name.encode()), self.transport, *[None] * 5)
         self.peers = Peers(self.transport, hub)
-        self.context = NodeContext(
-            self.identity, self.replica, ports, self.peers, ChangeSignal(), Conditions()
-        )
         proven = swarm.proven.__contains__
-        self.witness = Witness(self.context, proven)
+        self.context = NodeContext(
+            self.identity,
+            self.replica,
+            ports,
+            self.peers,
+            ChangeSignal(),
+            Conditions(),
+            Trust(proven),
+        )
+        self.witness = Witness(self.context)
         self.reachability = Reachability(self.context, proven, self.witness.finding_seconds, None)
 
 

@@ -317,7 +317,7 @@ def test_who_does_not_read_its_answer_costs_a_deadline(monkeypatch):
         assert len(ids) == 200
         await write_frame(stream, encode({"ids": ids}))
         await asyncio.sleep(SYNC.stall_seconds - 1)
-        assert list(pair.theirs.anti_entropy._bounded._serving) == [OURS]
+        assert [one.peer for one in pair.theirs.anti_entropy._bounded._serving] == [OURS]
         await asyncio.sleep(2)
         assert pair.theirs.anti_entropy._bounded._serving == {}
 
@@ -356,7 +356,7 @@ def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
             await asyncio.sleep(0.1)
         refused = [await asyncio.wait_for(streams[n].read(1), 1) for n in (1, 3)]
         assert refused == [b"", b""]
-        assert list(server.anti_entropy._bounded._serving) == ["a", "b"]
+        assert [one.peer for one in server.anti_entropy._bounded._serving] == ["a", "b"]
         await asyncio.sleep(SYNC.stall_seconds)  # who asks and says nothing makes room again
         assert server.anti_entropy._bounded._serving == {}
 

@@ -1,9 +1,11 @@
 import asyncio
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from node.streams.limits import Bounded
+from node.streams.limits import UNDISTURBED_SECONDS, Bounded
+from node.streams.places import Trust
 from node.streams.protocols import MESSAGE
 from protocol.types import PeerId
 from tests.worlds.network import Hub, run_virtual
@@ -17,12 +19,13 @@ class Server:
     def __init__(self):
         self.hub = Hub()
         self.served = []
-        self.bounded = Bounded(self.serve, replace(MESSAGE, streams_per_peer=2, streams_total=3))
+        limits = replace(MESSAGE, streams_per_peer=2, streams_total=3)
+        self.bounded = Bounded(self.serve, limits, Trust(lambda peer: peer == "genesis"))
         self.transport = self.hub.transport(SERVER)
 
     async def serve(self, stream):
         self.served.append(stream.peer)
-        await self.outcome
+        await asyncio.shield(self.outcome)
 
     async def opened(self, *names):
         """Open a stream for each name; return which of them were ended at once."""
@@ -47,7 +50,7 @@ class Server:
 def test_a_peer_and_all_peers_have_so_many_streams_at_once():
     async def scenario():
         server = Server()
-        assert await server.opened("a", "a", "a", "b", "c") == [2, 4]
+        assert await server.opened("a", "a", "a", "b", "b") == [2, 4]
         assert server.served == ["a", "a", "b"]
         server.outcome.cancel()
 
@@ -58,14 +61,73 @@ def test_a_peer_and_all_peers_have_so_many_streams_at_once():
 def test_a_stream_that_ends_makes_room(fails):
     async def scenario():
         server = Server()
-        assert await server.opened("a", "a", "b", "c") == [3]
+        assert await server.opened("a", "b", "c", "d") == [3]
         if fails:
             server.outcome.cancel()
         else:
             server.outcome.set_result(None)
         await asyncio.sleep(0.1)
         assert not server.bounded._serving
-        assert await server.opened("c", "a", "a", "b") == [3]
+        assert await server.opened("d", "a", "b", "c") == [3]
         server.outcome.cancel()
+
+    run_virtual(scenario())
+
+
+def test_a_stream_that_loses_its_place_ends_at_once():
+    async def scenario():
+        server = Server()
+        assert await server.opened("a", "b", "c", "genesis") == [0]
+        assert server.served == ["a", "b", "c", "genesis"]
+        assert [place.peer for place in server.bounded._serving] == ["b", "c", "genesis"]
+        server.outcome.set_result(None)
+        await asyncio.sleep(0.1)
+        assert not server.bounded._serving
+
+    run_virtual(scenario())
+
+
+def test_a_stranger_that_is_slow_is_let_alone_for_a_moment():
+    async def scenario():
+        server = Server()
+        assert await server.opened("a", "b", "c", "d") == [3]
+        await asyncio.sleep(UNDISTURBED_SECONDS)
+        assert await server.opened("d") == []
+        assert [place.peer for place in server.bounded._serving] == ["b", "c", "d"]
+        server.outcome.cancel()
+
+    run_virtual(scenario())
+
+
+def test_a_fault_of_ours_is_not_lost():
+    async def scenario():
+        async def broken(_stream):
+            raise RuntimeError("our own fault")
+
+        bounded = Bounded(broken, MESSAGE, Trust())
+        with pytest.raises(RuntimeError, match="our own fault"):
+            await bounded(SimpleNamespace(peer=SERVER))
+        assert not bounded._serving
+
+    run_virtual(scenario())
+
+
+def test_a_node_that_stops_ends_what_it_serves():
+    async def scenario():
+        ended = []
+
+        async def slow(_stream):
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(True)
+
+        bounded = Bounded(slow, MESSAGE, Trust())
+        serving = asyncio.create_task(bounded(SimpleNamespace(peer=SERVER)))
+        await asyncio.sleep(1)
+        serving.cancel()
+        await asyncio.sleep(0.1)
+        assert ended == [True]
+        assert not bounded._serving
 
     run_virtual(scenario())
