@@ -104,16 +104,7 @@ class Daemon:
             signer, replica, ports, self._peers, ChangeSignal(), Conditions(), Trust(proven)
         )
         self._gossip = self._make_gossip(verifier, decoded)
-        self._exchange = BlobExchange(
-            self._peers,
-            ports.blobs,
-            protocol=BLOBS.on(replica.run_id),
-            limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
-            trust=context.trust,
-            on_fault=self._peers.blame,
-            http=ports.http,
-            http_port=self._http_port,
-        )
+        self._exchange = self._make_exchange(upload_bytes_per_second)
         self._downloads = downloads = Downloads(ports, replica, self._exchange)
         self._witness = Witness(context)
         self._reachability = Reachability(
@@ -147,6 +138,19 @@ class Daemon:
         if http is None or member is None or not http.reaches(peer):
             return 0
         return member.record.message.http_port
+
+    def _make_exchange(self, upload_bytes_per_second: int | None) -> BlobExchange:
+        context = self._context
+        return BlobExchange(
+            self._peers,
+            context.ports.blobs,
+            protocol=BLOBS.on(context.replica.run_id),
+            limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
+            trust=context.trust,
+            on_fault=self._peers.blame,
+            http=context.ports.http,
+            http_port=self._http_port,
+        )
 
     def _make_gossip(self, verifier: Verifier, decoded: Decoded | None) -> Gossip:
         ports = self._context.ports
