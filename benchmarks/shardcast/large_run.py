@@ -53,7 +53,7 @@ ASSUMED: dict[str, float] = {
     # INTELLECT-2: 21 to 22 minutes.
     "step_seconds": 22 * 60,
     # So much more than the trainer learns from do the workers make, as in the scenarios: a guess.
-    "generation_margin": 1.25,
+    "generation_margin": 1.5,
     # For a rollout of 32 sequences: a guess for a prefill on eight GPUs.
     "check_seconds": 20,
     # For 62 GB from the disk into an engine: a guess.

@@ -10,6 +10,7 @@ from collections import Counter
 import structlog
 
 from protocol.audit import Finding
+from protocol.capacity import has_standing
 from protocol.committee import Committee
 from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import RolloutCommit, Signed, Verdict
@@ -27,6 +28,10 @@ CHECKS_AT_ONCE = 16
 CHECKS_PER_WORKER = 2
 """Bodies are fetched while another one is measured; the engine itself takes one at a time. Who
 commits to bodies and then withholds them must not take the places of the others."""
+
+STRANGER_CHECKS = 3
+"""Of workers without standing together, less than a fifth of all: keys are free. One has standing
+with its first certificate; that takes as long as these places need for those before it. A guess."""
 
 RETRY_EPOCHS = 1.0
 """Pause before a body that nobody had, or a peer that did not answer, is tried again."""
@@ -73,9 +78,16 @@ class ValidatorFlow:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     def _open_entries(self) -> list[Entry]:
-        """Return the commits without an outcome, those first that were tried least."""
+        """Return the commits without an outcome: strangers' last, what was tried least first."""
         waiting = self._context.replica.ledger.open_entries()
-        return sorted(waiting, key=lambda entry: self._attempts[entry.commit.digest])
+        strange = {worker: not self._has_standing(worker) for worker in map(_worker, waiting)}
+        return sorted(
+            waiting,
+            key=lambda entry: (strange[_worker(entry)], self._attempts[entry.commit.digest]),
+        )
+
+    def _has_standing(self, worker: PeerId) -> bool:
+        return has_standing(worker, self._context.manifest, self._context.replica.ledger)
 
     def _forget(self) -> None:
         entries = self._context.replica.ledger.entries
@@ -130,13 +142,24 @@ class ValidatorFlow:
     def _start_check(self, entry: Entry, members: tuple[PeerId, ...]) -> None:
         digest, worker = entry.commit.digest, entry.commit.signer
         waits = self._retry_at.get(digest, 0.0) > asyncio.get_running_loop().time()
-        full = len(self._checking) >= CHECKS_AT_ONCE or self._workers[worker] >= CHECKS_PER_WORKER
         unsure = self._context.network.may_have_judged(entry.commit.message.epoch)
-        if digest in self._checking or waits or full or unsure or not self._is_due(entry):
+        if digest in self._checking or waits or unsure or not self._has_place(worker):
+            return
+        if not self._is_due(entry):
             return
         self._workers[worker] += 1
         check = self._checking[digest] = asyncio.create_task(self._check(entry, members))
         check.add_done_callback(lambda _: self._context.changes.notify())  # its place is free
+
+    def _has_place(self, worker: PeerId) -> bool:
+        """Tell whether one more check may begin for a worker."""
+        if len(self._checking) >= CHECKS_AT_ONCE or self._workers[worker] >= CHECKS_PER_WORKER:
+            return False
+        if self._has_standing(worker):
+            return True
+        busy = self._workers.items()
+        strangers = sum(count for other, count in busy if not self._has_standing(other))
+        return strangers < STRANGER_CHECKS
 
     def _is_due(self, entry: Entry) -> bool:
         """Tell whether a check is of use, and all that it needs besides the body is here."""
@@ -250,3 +273,7 @@ class ValidatorFlow:
         except (RefusedError, StorageFullError) as error:
             log.warning("no certificate", commit=digest.hex()[:12], error=str(error))
             self._decided_at[digest] = now + RETRY_EPOCHS * context.epoch_seconds
+
+
+def _worker(entry: Entry) -> PeerId:
+    return entry.commit.signer

@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from protocol.assignment import assign
+from protocol.capacity import has_standing
 from protocol.crypto import digest
 from protocol.ledger.commits import CommitState
 from protocol.messages import Certificate, Verdict
@@ -15,9 +16,14 @@ from roles.ports.storage import StorageFullError
 from roles.ports.swarm import RefusedError
 from roles.validator import examination
 from roles.validator import flow as module
-from roles.validator.flow import CHECKS_PER_WORKER, ValidatorFlow
+from roles.validator.flow import (
+    CHECKS_AT_ONCE,
+    CHECKS_PER_WORKER,
+    STRANGER_CHECKS,
+    ValidatorFlow,
+)
 from tests.worlds.flow_world import ANSWER, END, Engine, FlowWorld, Task, Unsure
-from tests.worlds.messages import found
+from tests.worlds.messages import found, identity
 from tests.worlds.network import run_virtual
 
 EPOCH_SECONDS = 10.0
@@ -814,6 +820,85 @@ def test_there_is_no_verdict_on_a_rollout_without_a_score(tmp_path, forged):
         assert task.asked.count(items[0].problem_seed) == 2, "once for each sequence of the prompt"
         assert not world.replica.ledger.slashed(commit.signer)
         assert str(world.conditions) == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+# Strangers
+
+
+def known(world, worker):
+    """Let a rollout of a worker be certified."""
+    first = world.commit(f"earlier of {worker.peer_id}".encode(), signer=worker)
+    world.replica.ledger.offer_certificate(world.world.certificate(first), found())
+    return first
+
+
+@pytest.mark.parametrize("proven", [False, True])
+def test_a_crowd_of_strangers_has_a_few_places_together(tmp_path, proven):
+    async def scenario():
+        world = World(tmp_path)
+        crowd = [identity(f"stranger {number}") for number in range(2 * CHECKS_AT_ONCE)]
+        fetching, most = {}, []
+
+        async def stall(commit, sources):
+            fetching[commit.digest] = None
+            most.append(len(fetching))
+            await asyncio.sleep(2 * EPOCH_SECONDS)
+            del fetching[commit.digest]
+
+        world.network.fetch_body = stall
+        for number, one in enumerate(crowd):
+            earlier = known(world, one).digest if proven else b""
+            world.commit(
+                f"withheld {number}".encode(), signer=one, slot=int(proven), previous=earlier
+            )
+        world.run(world.flow)
+        await world.rest(5 * EPOCH_SECONDS)
+        assert max(most) == (CHECKS_AT_ONCE if proven else STRANGER_CHECKS)
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_who_has_standing_is_checked_before_strangers(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        worker = world.world.workers[0]
+        earlier = known(world, worker)
+        for number in range(40):
+            junk = world.commit(f"junk {number}".encode(), signer=identity(f"stranger {number}"))
+            del world.network.bodies[junk.message.body]
+        honest = world.commit(signer=worker, slot=1, previous=earlier.digest)
+        order = []
+        fetch = world.network.fetch_body
+
+        async def noted(commit, sources):
+            order.append(commit.digest)
+            return await fetch(commit, sources)
+
+        world.network.fetch_body = noted
+        world.run(world.flow)
+        await world.rest(EPOCH_SECONDS + 1)
+        assert order[0] == honest.digest
+        assert [item.commit for item in world.verdicts] == [honest.digest]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_stranger_is_checked_and_has_standing_then(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        worker = world.world.workers[0]
+        first = world.commit(signer=worker)
+        world.run(world.flow)
+        await world.rest(EPOCH_SECONDS + 2)
+        assert [item.commit for item in world.verdicts] == [first.digest]
+        world.verdict(first)
+        await world.rest(2 * EPOCH_SECONDS)
+        assert has_standing(worker.peer_id, world.manifest, world.replica.ledger)
         await world.stop()
 
     run_virtual(scenario())
