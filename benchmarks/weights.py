@@ -100,7 +100,8 @@ def measure(directory: Path, weights_bytes: int) -> dict[str, Any]:
     nodes = [trainer]
     try:
         address = trainer.until("listening")["addresses"][0]
-        worker = Node(run / "validator-1", "inference,validator", ["--initial-peers", address])
+        joining = ["--yes", "--initial-peers", address]
+        worker = Node(run / "validator-1", "inference,validator", joining)
         nodes.append(worker)
         published = trainer.until("version published")
         arrived, loaded, committed = map(

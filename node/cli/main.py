@@ -64,6 +64,7 @@ def node(
     new_swarm: options.NewSwarm = None,
     run: options.Run = None,
     run_id: options.RunId = None,
+    yes: options.Yes = None,
     config: options.Config = None,
     data_dir: options.DataDir = None,
     identity_path: options.IdentityPath = None,

@@ -34,6 +34,9 @@ Run = Annotated[
     Path | None, _join(metavar="RUN.toml", help="Insist on the run of this signed manifest.")
 ]
 RunId = Annotated[str | None, _join(metavar="HEX", help="Insist on the run with this id.")]
+Yes = Annotated[
+    bool | None, _join("--yes", "-y", help="Join whatever run the peers offer, without a question.")
+]
 
 Config = Annotated[
     Path | None, _node(metavar="FILE", help="TOML; default ~/.config/prime-node/config.toml.")

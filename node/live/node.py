@@ -15,6 +15,7 @@ import structlog
 
 from node.api.status import NodeStatus, RolloutCounts, TrafficStatus
 from node.api.why import Why
+from node.live.consent import agreed
 from node.live.loop_watch import LoopWatch
 from node.local.addresses import load_cached_peers, store_cached_peers
 from node.local.config import NodeConfig
@@ -102,6 +103,7 @@ class LiveNode:
         self._stopping = asyncio.Event()
         self._addresses: tuple[str, ...] = ()
         self._loop_watch = LoopWatch()
+        self._asking = False
 
     async def run(self) -> ExitCode:
         """Live until drained."""
@@ -236,8 +238,11 @@ class LiveNode:
         except ValueError as error:  # such as a task that needs what is not here
             raise NodeError(str(error), ExitCode.CONFIG) from None
 
-    async def _find_run(self, transport: Any) -> SignedManifest:
-        """Ask peers which run they are in, check it, show it and pin it; tries until one says."""
+    async def _find_run(self, transport: Any) -> SignedManifest | None:
+        """Ask peers which run they are in, check it and pin it; tries until one says.
+
+        None when the person does not want to join it.
+        """
         from node.replication.manifest_exchange import fetch_manifest  # noqa: PLC0415
 
         while True:
@@ -258,6 +263,11 @@ class LiveNode:
                         f"the peers offer run {offered[:12]}…; check --initial-peers",
                         ExitCode.CONFIG,
                     )
+                if self._config.run_id is None and not self._config.yes:
+                    self._asking = True
+                    if not await agreed(manifest.manifest):
+                        log.info("not joined", run_id=offered)
+                        return None
                 await asyncio.to_thread(pin_run, self._datadir, manifest)
                 return manifest
             await asyncio.sleep(1.0)
@@ -303,6 +313,8 @@ class LiveNode:
             return replace(status, loop=self._loop_watch.status())
         unreachable = self._joining is not None and self._joining.unreachable_since
         reason = "no bootstrap peer answers; trying again" if unreachable else "asking for the run"
+        if self._asking:
+            reason = "asking on the terminal whether to join"
         return NodeStatus(
             peer_id=self._identity.peer_id,
             run_id=self._config.run_id or "",

@@ -120,6 +120,8 @@ class NodeConfig(LocalPaths):
     """Manifest file of the run to insist on."""
     run_id: Annotated[str, BeforeValidator(_run_id)] | None = None
     """The run to insist on, hexadecimal."""
+    yes: bool = False
+    """Join whatever run the peers offer, without a question."""
     host: Ipv4 = ANY_HOST
     """IPv4 address that peers' connections are accepted on."""
     port: Port = 0

@@ -100,6 +100,7 @@ class Fleet:
             "new_swarm": not initial_peers,
             # Who joins asks its peers for the run, as a stranger does.
             "run": None if initial_peers else str(self._layout.manifest),
+            "yes": True,
             "host": LOOPBACK,
             "port": port,
             "upload_limit": self._options.upload_bytes_per_second,
@@ -187,10 +188,11 @@ def restart_command(plan: NodePlan, initial_peers: tuple[str, ...], port: int) -
     return shlex.join(command)
 
 
-def join_command(initial_peers: tuple[str, ...]) -> str:
+def join_command(initial_peers: tuple[str, ...], run_id: str) -> str:
     """Return the shell command with which anybody on this machine joins."""
     return (
         f"prime-node --role {Role.INFERENCE} --data-dir $(mktemp -d) \\\n"
+        f"   --run-id {run_id} \\\n"
         f"   --initial-peers {','.join(initial_peers)}"
     )
 

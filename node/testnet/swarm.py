@@ -131,7 +131,7 @@ class SwarmRun:
         first = relays[0] if relays else self._plans[0]
         await fleet.start(first, ())
         self._addresses = await self._addresses_of(first, fleet)
-        self.screen.join_command = join_command(self._addresses)
+        self.screen.join_command = join_command(self._addresses, self.screen.run_id)
         self.layout.join_command.write_text(self.screen.join_command + "\n")
         for plan in self._plans:
             if plan is not first:

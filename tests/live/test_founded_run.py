@@ -33,7 +33,7 @@ class Node:
     def __init__(self, directory, *arguments):
         self.data = DataDir(directory)
         self.log = directory.with_suffix(".log")
-        options = ["--data-dir", str(directory), "--host", "127.0.0.1"]
+        options = ["--data-dir", str(directory), "--host", "127.0.0.1", "--yes"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
                 [PRIME_NODE, *arguments, *options], stdout=log, stderr=log

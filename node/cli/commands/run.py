@@ -89,7 +89,7 @@ def create(
         return
     _show(signed.manifest, needs)
     if not dry_run:
-        _say_what_next(out, trainers)
+        _say_what_next(out, trainers, signed.manifest.run_id.hex())
 
 
 @app.command()
@@ -168,12 +168,13 @@ def _show(manifest: RunManifest, needs: Needs) -> None:
     print_rich(describe(manifest, needs))
 
 
-def _say_what_next(out: Path, trainers: int) -> None:
+def _say_what_next(out: Path, trainers: int, run_id: str) -> None:
     typer.echo(f"\nThe run is in {out}. Start a trainer where others can reach it, then the rest:")
     directory = out / "trainer-1" if trainers else "DIR"
     typer.echo(
         f"  prime-node --role trainer --new-swarm --run {out / MANIFEST} --data-dir {directory} "
         "--port 31337 --public-ip IP"
     )
-    typer.echo("  prime-node --role validator --initial-peers ADDR --data-dir VALIDATOR")
-    typer.echo("  prime-node --role inference --initial-peers ADDR")
+    joins = f"--initial-peers ADDR --run-id {run_id}"
+    typer.echo(f"  prime-node --role validator {joins} --data-dir VALIDATOR")
+    typer.echo(f"  prime-node --role inference {joins}")

@@ -6,6 +6,7 @@ from node.testnet.plan import NodePlan
 from protocol.types import Role
 from tests.node.testnet.testnet_swarms import peer_id
 
+RUN_ID = "ab" * 32
 ADDRESS = f"/ip4/127.0.0.1/tcp/40001/p2p/{peer_id('relay-1')}"
 
 
@@ -14,9 +15,10 @@ def plan(role: Role, behaviour: str = "") -> NodePlan:
 
 
 def test_the_join_command_is_one_shell_command_for_an_inference_node():
-    words = shlex.split(join_command((ADDRESS,)))
+    words = shlex.split(join_command((ADDRESS,), RUN_ID))
     assert words[:3] == ["prime-node", "--role", "inference"]
     assert words[words.index("--initial-peers") + 1] == ADDRESS
+    assert words[words.index("--run-id") + 1] == RUN_ID
     assert "--data-dir" in words
 
 
