@@ -18,6 +18,7 @@ from node.api.why import Why
 from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.context import NodeContext, Ports
 from node.gossip.driver import Gossip
+from node.membership.admission import OwnAdmission
 from node.membership.announcer import About, Announcer
 from node.membership.incarnation import Incarnation
 from node.membership.peers import PeerTable
@@ -169,6 +170,7 @@ class Daemon:
         return Announcer(
             self._context,
             self._incarnation,
+            OwnAdmission(self._context, self._about.invite),
             self._about,
             self._network,
             # Nothing but records: a stranger can write anything there.

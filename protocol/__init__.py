@@ -2,8 +2,9 @@
 
 A *run* is everything that its nodes agree on beforehand (``recipe``, ``manifest``); its digest is
 in every signature. A node is an Ed25519 key (``crypto``) and says what it is in a signed record
-(``membership``). Every message is a frozen model in a signed envelope (``messages``), spelled in
-exactly one way (``codec``).
+(``membership``), with a proof of what the run asks of new keys (``admission``, ``admitted``). Every
+message is a frozen model in a signed envelope (``messages``), spelled in exactly one way
+(``codec``).
 
 A *worker* takes the newest policy and computes what its place in the run assigns to it: problems,
 sampling noise and length targets follow from the checkpoint, its key and a slot number

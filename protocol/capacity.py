@@ -40,9 +40,14 @@ def has_standing(peer: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:
 
 
 def forest_members(
-    live: Sequence[Member], manifest: RunManifest, proven: Callable[[PeerId], bool]
+    live: Sequence[Member],
+    manifest: RunManifest,
+    proven: Callable[[PeerId], bool],
+    counts: Callable[[PeerId], bool],
 ) -> ForestMembers:
     """Return the live members as their witnesses have found them; ``proven``: ``has_standing``.
+
+    ``counts`` tells whose probation is over; who is on it feeds nobody.
 
     A member feeds others when enough witnesses have spoken and more than half of them got through
     to it; its rate is the lower median of what these saw, the manifest's most at most, and no more
@@ -68,7 +73,7 @@ def forest_members(
             ForestMember(
                 peer,
                 min(rate, message.upload_bytes_per_second or rate),
-                message.reachable and reachable,
+                message.reachable and reachable and counts(peer),
                 standing[peer],
             )
         )

@@ -1,4 +1,4 @@
-"""Ed25519 identities in libp2p's clothes, signatures with domain separation, and BLAKE3.
+"""Ed25519 identities in libp2p's clothes, signatures with domain separation, BLAKE3, argon2id.
 
 One key per node is its libp2p host key, its directory owner and its message signer. A peer id of an
 Ed25519 key contains the public key (identity multihash), so a signature is checked against the peer
@@ -13,6 +13,7 @@ import base58
 from blake3 import blake3
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
+from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from protocol.types import MEMBERS_MAX, Digest, PeerId
@@ -37,6 +38,11 @@ Verifier = Callable[[PeerId, bytes, bytes], bool]
 def digest(data: bytes | bytearray) -> Digest:
     """Return the 32-byte BLAKE3 digest of ``data``."""
     return Digest(blake3(data).digest())
+
+
+def memory_hard(data: bytes, salt: bytes, *, kib: int, passes: int) -> bytes:
+    """Return 32 bytes of argon2id (RFC 9106) with one lane: 0.4 to 1.4 ms for each MiB and pass."""
+    return Argon2id(salt=salt, length=32, iterations=passes, lanes=1, memory_cost=kib).derive(data)
 
 
 def signing_bytes(kind: str, run_id: bytes, payload: bytes) -> bytes:

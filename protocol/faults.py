@@ -64,6 +64,8 @@ class FaultCode(StrEnum):
     NOT_A_TRAINER = "not-a-trainer", Blame.SENDER
     NOT_A_VALIDATOR = "not-a-validator", Blame.SENDER
     NOT_ADMITTED = "not-admitted", Blame.SENDER
+    UNKNOWN_KEY = "unknown-key", Blame.NOBODY
+    INVITED_TWICE = "invited-twice", Blame.AUTHOR
     NOT_CANONICAL = "not-canonical", Blame.SENDER
     OLD_DATE = "old-date", Blame.AUTHOR
     OLD_TERM = "old-term", Blame.SENDER

@@ -13,16 +13,8 @@ from pydantic import Field, ValidationError, model_validator
 from protocol.codec import decode, encode
 from protocol.crypto import Signer, Verifier, digest, public_key_from_peer_id, signing_bytes
 from protocol.faults import Fault, FaultCode
-from protocol.recipe import (
-    Count,
-    HexDigest,
-    ManifestError,
-    Recipe,
-    Section,
-    first_error,
-    parsed,
-    validated,
-)
+from protocol.recipe import ManifestError, Recipe, first_error, parsed, validated
+from protocol.section import Count, HexDigest, Section
 from protocol.types import Digest, Epoch, PeerId, RunId
 
 MANIFEST_BYTES_MAX = 256 * 1024
@@ -109,9 +101,14 @@ class RunManifest(Recipe):
         """Tell whether the genesis lists ``peer`` at all."""
         return self.is_trainer(peer) or self.is_validator(peer)
 
+    def is_exempt(self, peer: PeerId) -> bool:
+        """Tell whether ``peer`` takes part without admission: the genesis names it."""
+        return self.is_of_genesis(peer) or peer == self.genesis.creator
+
     def admits_worker(self, peer: PeerId) -> bool:
-        """Tell whether ``peer`` may commit rollouts under the admission rule."""
-        return self.admission.rule == "open" or peer in self.admission.workers
+        """Tell whether ``peer`` may commit rollouts, if it proves what the rule asks."""
+        admission = self.admission
+        return admission.rule != "allowlist" or peer in admission.workers or self.is_exempt(peer)
 
 
 @dataclass(frozen=True, slots=True)

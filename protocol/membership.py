@@ -10,10 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
+from protocol.admitted import AdmittedKeys
+from protocol.crypto import Verifier
 from protocol.faults import Fault, FaultCode
 from protocol.manifest import RunManifest
 from protocol.messages import PROTOCOL_VERSION, NodeRecord, Signed
-from protocol.types import MEMBERS_MAX, PeerId, Role
+from protocol.types import MEMBERS_MAX, Digest, PeerId, Role
 
 CLOCK_SKEW_SECONDS_MAX = 3.0
 """As in hivemind's own bootstrap check."""
@@ -23,6 +25,10 @@ _ROLES = frozenset(map(str, Role))
 REFRESH_SHARE_MIN = 0.1
 """Records of one member closer than this share of a refresh are no news: each travels to everyone,
 and a member could sign one for every millisecond."""
+
+
+UNCHECKED_MAX = 1024
+"""Records of newcomers that wait until the work in them can be checked; about 1 KB each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +62,11 @@ class Member:
 class Roster:
     """The records that a node holds."""
 
-    def __init__(self, manifest: RunManifest) -> None:
+    def __init__(self, manifest: RunManifest, verify: Verifier) -> None:
         self._manifest = manifest
+        self.admitted = AdmittedKeys(manifest, verify)
+        self._unchecked: dict[Digest, Signed[NodeRecord]] = {}
+        """Records that came faster than proofs can be checked."""
         self._members: dict[PeerId, Member] = {}
         self._order: list[PeerId] = []
         """The members by peer id, so that nobody sorts them at every look."""
@@ -88,6 +97,13 @@ class Roster:
         known = self._members.get(peer)
         welcome = self._room_for(peer) if known is None else self._is_news(record, known)
         if not welcome or issued_at < now - self._lifetime_seconds:
+            return False
+        admitted = self.admitted.offer(peer, record.message.admission, now)
+        if isinstance(admitted, Fault):
+            return admitted
+        if not admitted:
+            if len(self._unchecked) < UNCHECKED_MAX:
+                self._unchecked[record.digest] = record
             return False
         self._members[peer] = Member(record, now if known is None else known.heard_since)
         self.changes += 1
@@ -139,8 +155,28 @@ class Roster:
         """Tell whether a newcomer fits; strangers never take the places of the genesis keys."""
         return self._manifest.is_of_genesis(peer) or len(self._members) < MEMBERS_MAX
 
-    def advance(self, now: float) -> None:
-        """Forget who has been silent for twice a record's life."""
+    def advance(self, now: float) -> list[Signed[NodeRecord]]:
+        """Forget who has been silent for twice a record's life; return what is taken now."""
+        self._forget(now)
+        taken = []
+        for digest in list(self._unchecked):
+            if not self.admitted.can_check(now):
+                break
+            record = self._unchecked.pop(digest)
+            if self.offer(record, now) is True:
+                taken.append(record)
+        return taken
+
+    @property
+    def unchecked(self) -> int:
+        """How many records wait until the work in them is checked."""
+        return len(self._unchecked)
+
+    def is_unchecked(self, digest: Digest) -> bool:
+        """Tell whether a record is one of those that wait."""
+        return digest in self._unchecked
+
+    def _forget(self, now: float) -> None:
         oldest = now - 2 * self._lifetime_seconds
         if self._all_heard_since >= oldest:
             return

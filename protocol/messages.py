@@ -42,6 +42,9 @@ BATCH_MAX = 256
 ENCODINGS_MAX = 4
 """Of one version: byte planes, and patches of the versions that most nodes hold."""
 
+ADMISSION_BYTES_MAX = 512
+"""Proof in a record; an invite is the longest, some 300."""
+
 WITNESSED_MAX = 32
 """Members that one record speaks for: four times what an even share is. 1.2 KB."""
 
@@ -124,6 +127,8 @@ class NodeRecord(Message):
     """Newest policy held, -1 before the first."""
     checkpoint: OptionalDigest = b""
     """Digest of the manifest of the newest version taken; empty before the first."""
+    admission: Annotated[bytes, Field(max_length=ADMISSION_BYTES_MAX)] = b""
+    """What admits its key to the run (``protocol.admission``); empty where nothing is asked."""
     leaving: bool = False
 
     @model_validator(mode="after")
@@ -138,6 +143,24 @@ class NodeRecord(Message):
     def issued_at(self) -> float:
         """Unix seconds of issue."""
         return self.sequence / 1000
+
+
+class Invite(Message):
+    """An inviter's word that a key may take part: its envelope is the proof in that key's records.
+
+    Two for different keys with one number prove that the inviter cheats, and admit neither.
+    """
+
+    kind = "invite"
+    envelope_bytes_max = ADMISSION_BYTES_MAX
+    key: DigestBytes
+    """Public key of who is invited."""
+    number: UInt
+    """Of this inviter's invites, below its quota."""
+    epoch: UInt
+    """In which it is made."""
+    until: UInt
+    """The last epoch in which it counts."""
 
 
 class RolloutCommit(Message):

@@ -9,10 +9,12 @@ import tomllib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
+from protocol.admission import AdmissionSection
 from protocol.codec import encode
 from protocol.messages import BATCH_MAX, VERDICTS_MAX
+from protocol.section import Count, Name, Rate, Seconds, Section, Share
 
 VERSIONS_MAX = 4096
 """Steps of a run: a newcomer must hold all its manifests before it can take the first one."""
@@ -31,22 +33,10 @@ END_TOKENS_MAX = 64
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
-Count = Annotated[int, Field(ge=1, le=2**31)]
-Seconds = Annotated[float, Field(gt=0, le=86_400)]
-Rate = Annotated[float, Field(gt=0, le=1)]
-Share = Annotated[float, Field(ge=0, le=1)]
-Name = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9._-]*$")]
 TaskName = Annotated[
     str,
     Field(min_length=1, max_length=64, pattern=r"^[a-z0-9][a-z0-9._-]*(/[a-z0-9][a-z0-9._-]*)?$"),
 ]
-HexDigest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
-
-
-class Section(BaseModel):
-    """A table of a recipe or manifest."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 def _check_value(value: Any, depth: int, *path: str) -> None:
@@ -319,13 +309,6 @@ class ShardcastSection(Section):
         if self.chunk_bytes > self.shard_bytes:
             raise ValueError("chunk_bytes must not exceed shard_bytes")
         return self
-
-
-class AdmissionSection(Section):
-    """Who may work; validators and trainers are always the keys that the genesis names."""
-
-    rule: Literal["open", "allowlist"]
-    workers: tuple[str, ...] = ()
 
 
 class CreditSection(Section):

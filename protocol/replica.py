@@ -41,6 +41,10 @@ from protocol.waiting import Waiting
 WAITING_MAX = 1024
 """Messages of one kind that may wait for another one."""
 
+STRANGERS_MAX = 256
+"""Workers without an admission that is known here, whose commits may wait for an outcome: nobody
+judges them, and who was admitted and has left is known by certificates. A guess."""
+
 TOPIC_KINDS: dict[Topic, type[Message]] = {
     Topic.COMMITS: RolloutCommit,
     Topic.CERTIFICATES: Certificate,
@@ -80,7 +84,7 @@ class Replica:
     ) -> None:
         self.manifest = manifest
         self.run_id: RunId = manifest.run_id
-        self.roster = Roster(manifest)
+        self.roster = Roster(manifest, verify)
         self._equivocators = Equivocators(manifest, verify)
         self.electorate = ViewElectorate(manifest, self.roster, self._equivocators)
         self.ledger = Ledger(manifest)
@@ -146,13 +150,12 @@ class Replica:
 
     def advance(self, now: float) -> list[Signed[Any]]:
         """Let time pass: expire, forget, and decide what waited; return what is now accepted."""
-        self.roster.advance(now)
+        settled: list[Signed[Any]] = [*self.roster.advance(now)]
         self.ledger.advance(self.manifest.epoch_at(now))
         for commit in [key for key in self._tallies if key not in self.ledger.entries]:
             del self._tallies[commit]
         # What was waited for would have come, or expired, by then.
         waits_seconds = self.manifest.committee.expire_after_epochs * self.manifest.epochs.seconds
-        settled: list[Signed[Any]] = []
         early = (self._early_verdicts, Verdict), (self._early_certificates, Certificate)
         for waiting, kind in early:
             _, take, _ = self._kinds[kind.kind]
@@ -210,7 +213,8 @@ class Replica:
 
     def is_waiting(self, digest: Digest) -> bool:
         """Tell whether a message is here that cannot be decided yet: it need not come again."""
-        return digest in self.ledger.branches or digest in self._early_certificates
+        early = digest in self._early_certificates or self.roster.is_unchecked(digest)
+        return early or digest in self.ledger.branches
 
     @property
     def forked(self) -> bool:
@@ -250,6 +254,17 @@ class Replica:
         """Draw the committee of a commit from the roster that this node sees."""
         return draw(self.manifest, self.electorate, commit)
 
+    def counts(self, worker: PeerId, version: int, epoch: int) -> bool:
+        """Tell whether commits of ``worker`` in ``epoch`` to a version are judged here.
+
+        A version that is not here may be as old as any; whom a committee has judged for an older
+        one was here before this one.
+        """
+        checkpoint = self.ledger.checkpoint(version)
+        made_at = 0.0 if checkpoint is None else checkpoint.message.created_at / 1000
+        made, judged = self.manifest.epoch_at(made_at), self.ledger.was_judged(worker, version)
+        return self.roster.admitted.counts(worker, made, epoch, judged=judged)
+
     def tally(self, commit: Digest) -> Tally:
         """Return the verdicts on a commit."""
         return self._tallies.setdefault(commit, Tally())
@@ -274,10 +289,23 @@ class Replica:
     def _commit(
         self, commit: Signed[RolloutCommit], now: float, *, anti_entropy: bool = False
     ) -> Received:
-        epoch = self.manifest.epoch_at(now)
-        result = self.ledger.offer_commit(commit, epoch, anti_entropy=anti_entropy)
+        worker, admitted = commit.signer, self.roster.admitted
+        if not admitted.knows(worker) and not (anti_entropy and self._has_room_for(worker)):
+            return _received(commit, Fault(FaultCode.UNKNOWN_KEY))
+        result = self.ledger.offer_commit(
+            commit,
+            self.manifest.epoch_at(now),
+            anti_entropy=anti_entropy,
+            counts=self.counts(worker, commit.message.version, commit.message.epoch),
+        )
         entry = self.ledger.entries.get(commit.digest)
         return replace(_received(commit, result), lasting=entry is None or entry.timely)
+
+    def _has_room_for(self, stranger: PeerId) -> bool:
+        """Tell whether commits of a key may wait for the outcome that proves it was admitted."""
+        knows = self.roster.admitted.knows
+        strangers = [worker for worker in self.ledger.unsettled_workers() if not knows(worker)]
+        return stranger in strangers or len(strangers) < STRANGERS_MAX
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:
         if not self.manifest.is_validator(verdict.signer):

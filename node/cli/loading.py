@@ -21,7 +21,18 @@ GROUP = "prime_node.commands"
 
 BUILT_IN = tuple(
     EntryPoint(name, f"node.cli.commands.{name}:app", GROUP)
-    for name in ("init", "id", "doctor", "run", "status", "peers", "why", "calibrate", "version")
+    for name in (
+        "init",
+        "id",
+        "doctor",
+        "run",
+        "invite",
+        "status",
+        "peers",
+        "why",
+        "calibrate",
+        "version",
+    )
 )
 
 

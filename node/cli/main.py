@@ -65,6 +65,7 @@ def node(
     run: options.Run = None,
     run_id: options.RunId = None,
     yes: options.Yes = None,
+    invite: options.Invite = None,
     config: options.Config = None,
     data_dir: options.DataDir = None,
     identity_path: options.IdentityPath = None,

@@ -37,6 +37,9 @@ RunId = Annotated[str | None, _join(metavar="HEX", help="Insist on the run with 
 Yes = Annotated[
     bool | None, _join("--yes", "-y", help="Join whatever run the peers offer, without a question.")
 ]
+Invite = Annotated[
+    str | None, _join(metavar="TOKEN", help="What you were invited with, or a file; kept then.")
+]
 
 Config = Annotated[
     Path | None, _node(metavar="FILE", help="TOML; default ~/.config/prime-node/config.toml.")

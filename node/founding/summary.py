@@ -8,6 +8,7 @@ from rich.table import Table
 
 from node.founding.needs import Needs
 from node.local.units import bytes_text, duration_text
+from protocol.admission import AdmissionSection
 from protocol.manifest import RunManifest
 from protocol.recipe import EnvironmentSection
 
@@ -53,10 +54,25 @@ def _facts(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     rate = f"{1 / rules.false_reject_rate:,.0f}"
     measured = f"measured with {rules.measured_tokens:,} tokens on {rules.measured_on}"
     yield "thresholds", f"an honest rollout is rejected at most once in {rate}; {measured}"
-    workers = "anybody" if manifest.admission.rule == "open" else "those it lists"
+    workers = "; ".join(_admission(manifest.admission))
     yield "workers", workers + (", a proven lie ends it" if manifest.credit.slash else "")
     yield "trainers", "\n".join(genesis.trainers)
     yield "validators", "\n".join(genesis.validators)
+
+
+def _admission(rules: AdmissionSection) -> Iterator[str]:
+    match rules.rule:
+        case "open" if rules.work_bits:
+            hashes = f"{2**rules.work_bits:,} hashes of {bytes_text(1024 * rules.work_kib)}"
+            yield f"anybody for the work of about {hashes}"
+        case "open":
+            yield "anybody"
+        case "invite":
+            yield f"those whom the creator invites, or {len(rules.inviters)} others"
+        case "allowlist":
+            yield "those it lists"
+    if rules.probation_epochs:
+        yield f"for versions made {rules.probation_epochs} epochs after that"
 
 
 def _task(section: EnvironmentSection) -> Iterator[str]:

@@ -164,9 +164,10 @@ class LiveNode:
         from node.membership.announcer import About, directory_key  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
         from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
-        from node.storage.state import SqliteStore  # noqa: PLC0415
 
         run_id = manifest.manifest.run_id
+        # All of them read or sync files.
+        store = await asyncio.to_thread(self._open_store, manifest)
         log.info(
             "run",
             name=manifest.manifest.name,
@@ -176,8 +177,6 @@ class LiveNode:
         directory = await HivemindDirectory.create(
             transport, self._identity, run_id, [directory_key(run_id)]
         )
-        # All of them read or sync files.
-        store = await asyncio.to_thread(SqliteStore, self._datadir.state)
         blobs = await asyncio.to_thread(FileBlobs, self._datadir.blobs, self._config.blob_quota)
         policy_files = await asyncio.to_thread(
             PolicyDirectory,
@@ -190,8 +189,8 @@ class LiveNode:
         background = ThreadBackground()
         http = HttpFace(self._config.host, self._config.http_port, transport.host_of)
         software = f"prime-node/{version('prime-node')}"
-        limit = self._config.upload_limit or 0
-        about = About(self._config.roles, hardware, True, software, limit, http.port)
+        limit, invite = self._config.upload_limit or 0, self._config.invite
+        about = About(self._config.roles, hardware, True, software, limit, http.port, invite)
         ports = Ports(
             clock=clock,
             rng=rng,
@@ -218,6 +217,19 @@ class LiveNode:
             background.close()
             await directory.close()
             store.close()
+
+    def _open_store(self, manifest: SignedManifest) -> Any:
+        """Open what we remember; raises ``NodeError`` when the run does not take our key."""
+        from node.membership.admission import stored_proof, why_not  # noqa: PLC0415
+        from node.storage.state import SqliteStore  # noqa: PLC0415
+
+        store = SqliteStore(self._datadir.state)
+        proof = self._config.invite or stored_proof(store)
+        peer, roles = self._identity.peer_id, self._config.roles
+        if reason := why_not(manifest.manifest, peer, roles, proof):
+            store.close()
+            raise NodeError(reason, ExitCode.CONFIG)
+        return store
 
     def _make_daemon(
         self, manifest: SignedManifest, about: Any, ports: Any, initial_peers: list[str]

@@ -20,6 +20,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from node.local.addresses import check_peer_address
 from node.local.errors import ExitCode, NodeError
+from node.local.invite_token import read_invite
 from node.local.units import parse_bytes, parse_rate
 from protocol.messages import SYSTEM_PORTS
 from protocol.types import Role
@@ -78,6 +79,10 @@ def _run_id(value: object) -> str:
     return value.lower()
 
 
+def _invite(value: object) -> object:
+    return read_invite(value) if isinstance(value, str) else value
+
+
 def _path(value: object) -> object:
     return Path(value).expanduser().absolute() if isinstance(value, str | Path) else value
 
@@ -122,6 +127,8 @@ class NodeConfig(LocalPaths):
     """The run to insist on, hexadecimal."""
     yes: bool = False
     """Join whatever run the peers offer, without a question."""
+    invite: Annotated[bytes, BeforeValidator(_invite)] = b""
+    """Who we are invited by, to a run that takes invited keys only; a node keeps it."""
     host: Ipv4 = ANY_HOST
     """IPv4 address that peers' connections are accepted on."""
     port: Port = 0

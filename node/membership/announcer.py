@@ -10,6 +10,7 @@ import structlog
 
 from node.context import NodeContext
 from node.local.addresses import ADDRESS_CHARACTERS_MAX
+from node.membership.admission import OwnAdmission
 from node.membership.incarnation import Incarnation
 from node.streams.deadline import within
 from protocol.messages import PROTOCOL_VERSION, Hardware, NodeRecord, Signed
@@ -54,6 +55,8 @@ class About:
     upload_bytes_per_second: int = 0
     """No more than this; 0: no limit of our own."""
     http_port: int = 0
+    invite: bytes = b""
+    """What admits us to a run of invited keys; one that an earlier start had is kept."""
 
 
 class Announcer:
@@ -67,6 +70,7 @@ class Announcer:
         self,
         context: NodeContext,
         incarnation: Incarnation,
+        admission: OwnAdmission,
         about: About,
         network: Network,
         *,
@@ -78,6 +82,7 @@ class Announcer:
     ) -> None:
         self._context = context
         self._incarnation = incarnation
+        self._admission = admission
         self._about = about
         self._network = network
         self._hint = hint
@@ -95,13 +100,20 @@ class Announcer:
         return () if self._newest is None else self._newest.message.addresses
 
     async def announce(self, *, leaving: bool = False) -> None:
-        """Tell the swarm that we are here, or that we leave; raises ``TransportError``."""
+        """Tell the swarm that we are here, or that we leave; raises ``TransportError``.
+
+        Not before we are admitted: nobody would take our record.
+        """
+        if not self._admission.here:
+            return
         record = await self._record(leaving=leaving)
         try:
             self._newest = await self._network.publish(Topic.ROSTER, record)
         except RefusedError as error:
             log.warning("our own record is refused", error=str(error))
+            self._context.conditions.set("record", f"our record is refused: {error}")
             return
+        self._context.conditions.clear("record")
         self._announced.set()
 
     async def run(self) -> None:
@@ -112,6 +124,8 @@ class Announcer:
             group.create_task(self._look_up())
             group.create_task(self._stay_listed())
             group.create_task(self._incarnation.run(self._synchronised))
+            group.create_task(self._admission.run())
+            await self._admission.wait()
             if self._incarnation.is_new:
                 # A peer may show us a record of ours; our next one would take its place.
                 with suppress(TimeoutError):  # the first node of a run is alone
@@ -152,6 +166,7 @@ class Announcer:
             protocol_version=PROTOCOL_VERSION,
             policy_version=self._policy_version(),
             checkpoint=b"" if head is None else head.digest,
+            admission=self._admission.proof,
             leaving=leaving,
         )
 

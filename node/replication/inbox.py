@@ -6,6 +6,7 @@ written in batches. A fault that its sender is to blame for is told to the peer 
 """
 
 import asyncio
+import math
 from collections.abc import Callable
 from enum import Enum, auto
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import structlog
 
 from node.context import NodeContext
+from node.membership.admitted_log import AdmittedLog
 from node.membership.incarnation import Incarnation
 from node.replication.message_log import MessageLog
 from protocol.faults import FaultCode
@@ -34,6 +36,9 @@ log = structlog.get_logger()
 
 COMPACT_EPOCHS = 60
 """A guess: the log then holds little more than the replica, and deleting is rare."""
+
+CHECKS_SECONDS = 1.0
+"""While newcomers wait for a look at their work: so much is done at once."""
 
 RESTORED_AT_ONCE = 64
 """Messages of the log between two looks at what else is due: about 10 ms, most of it signatures."""
@@ -72,6 +77,7 @@ class Inbox:
         self._context = context
         self._replica = context.replica
         self._log = message_log
+        self._admitted_log = AdmittedLog(context.ports.store, context.replica.roster.admitted)
         self._incarnation = incarnation
         self._judges = Role.VALIDATOR in roles or Role.TRAINER in roles
         self._versions = versions
@@ -85,6 +91,7 @@ class Inbox:
 
     async def restore(self) -> None:
         """Take back what was accepted before the last restart."""
+        self._admitted_log.restore()
         for number, envelope in enumerate(self._log.replay(), start=1):
             self.take(envelope, Source.LOG)
             if number % RESTORED_AT_ONCE == 0:
@@ -141,7 +148,8 @@ class Inbox:
             if loop.time() >= compact_at:
                 await self._log.compact(self._replica)
                 compact_at = loop.time() + COMPACT_EPOCHS * epoch_seconds
-            await asyncio.sleep(epoch_seconds / 4)
+            waiting = self._replica.roster.unchecked
+            await asyncio.sleep(min(CHECKS_SECONDS if waiting else math.inf, epoch_seconds / 4))
 
     def advance(self) -> None:
         """Let time pass in the replica, and take what it can decide now."""
@@ -151,6 +159,7 @@ class Inbox:
     async def _flush(self) -> None:
         conditions = self._context.conditions
         try:
+            await self._admitted_log.flush()
             await self._log.flush()
             conditions.clear("messages")
         except StorageFullError as error:

@@ -50,10 +50,12 @@ class Downloads:
         replica, now = self._replica, self._ports.clock.now()
         manifest, ledger, roster = replica.manifest, replica.ledger, replica.roster
         totals = ledger.totals
-        state = (roster.changes, totals.certified, totals.rejected, manifest.epoch_at(now))
+        epoch = manifest.epoch_at(now)
+        state = (roster.changes, totals.certified, totals.rejected, ledger.version, epoch)
         if state != self._state:
             proven = partial(has_standing, manifest=manifest, ledger=ledger)
-            members = forest_members(roster.live(now), manifest, proven)
+            counts = partial(replica.counts, version=ledger.version, epoch=epoch)
+            members = forest_members(roster.live(now), manifest, proven, counts)
             self._state = state
             self._members = self._members if members == self._members else members
         return self._members

@@ -1,20 +1,14 @@
 """Who may be drawn in an epoch, and the randomness that draws them.
 
-Certified rosters and a verifiable beacon would come in here. Until then two nodes may differ by a
-member that has just come or gone, which ``committee.VIEW_SLACK`` absorbs, and the beacon is agreed
-by everyone without a message, but predictable by everyone too.
+Certified rosters would come in here. Until then two nodes may differ by a member that has just come
+or gone, which ``committee.VIEW_SLACK`` absorbs.
 """
 
-from functools import lru_cache
-
-from protocol.crypto import digest
+from protocol.beacon import EPOCHS_KEPT, beacon
 from protocol.electorate.equivocators import Equivocators
 from protocol.manifest import RunManifest
 from protocol.membership import Roster
-from protocol.types import Digest, PeerId, Role, RunId
-
-EPOCHS_KEPT = 256
-"""Of which the answer is remembered: it is asked for with every message about a commit."""
+from protocol.types import Digest, PeerId, Role
 
 
 class ViewElectorate:
@@ -49,9 +43,4 @@ class ViewElectorate:
 
     def beacon(self, epoch: int) -> Digest:
         """Return ``H(run || epoch)``."""
-        return _beacon(self._run_id, epoch)
-
-
-@lru_cache(maxsize=EPOCHS_KEPT)
-def _beacon(run_id: RunId, epoch: int) -> Digest:
-    return digest(b"prime-node/beacon" + run_id + epoch.to_bytes(8, "big"))
+        return beacon(self._run_id, epoch)

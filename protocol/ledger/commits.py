@@ -36,7 +36,8 @@ class Entry:
     measured: Sums | None = None
     """What the verdicts of its certificate agree on, if anything was measured."""
     timely: bool = True
-    """Whether it came while its author could not know yet who would check it, and what of it."""
+    """Whether it came while its author could not know yet who would check it, and what of it; and
+    its key had been there before its problems."""
 
     def is_outranked_by(self, certificate: Certificate) -> bool:
         """Tell whether a checked certificate takes the place of the outcome that is here.

@@ -6,7 +6,7 @@ in has been checked (``replica``). Of two certificates that contradict each othe
 (``Entry.is_outranked_by``); a version that learned from what is rejected later stays a version.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from protocol.audit import LIES
 from protocol.faults import Fault, FaultCode
@@ -51,6 +51,8 @@ class Ledger:
         self._lies: dict[PeerId, Digest] = {}
         self.forks: dict[PeerId, tuple[Digest, Digest]] = {}
         """Workers that signed two commits for one slot, with the evidence."""
+        self._judged_from: dict[PeerId, int] = {}
+        """The oldest version for which a committee has judged a worker."""
         self.policy_lag_max = 0
         """Largest age, in versions, of a policy whose rollout a version has learned from."""
 
@@ -78,11 +80,17 @@ class Ledger:
         return self._chain.get(version)
 
     def offer_commit(
-        self, commit: Signed[RolloutCommit], epoch: int, *, anti_entropy: bool = False
+        self,
+        commit: Signed[RolloutCommit],
+        epoch: int,
+        *,
+        anti_entropy: bool = False,
+        counts: bool = True,
     ) -> Fault | bool:
         """Take a commit in our ``epoch``; False when it is known or no longer news.
 
-        A late one is taken by ``anti_entropy`` only, and not judged, but may get an outcome.
+        A late one is taken by ``anti_entropy`` only, and not judged, but may get an outcome; so is
+        one whose worker does not count yet.
         """
         if commit.digest in self.entries:
             return False
@@ -95,7 +103,7 @@ class Ledger:
         expired = commit.message.epoch + self._manifest.committee.expire_after_epochs < epoch
         if expired or self.in_flight(commit.signer) >= COMMITS_IN_FLIGHT_MAX:
             return False
-        self._take_commit(commit, timely=timely)
+        self._take_commit(commit, timely=timely and counts)
         return True
 
     def restore_commit(self, commit: Signed[RolloutCommit]) -> None:
@@ -144,6 +152,10 @@ class Ledger:
         """Return how many commits of ``worker`` wait for an outcome."""
         return len(self._in_flight.get(worker, {}))
 
+    def unsettled_workers(self) -> Iterator[PeerId]:
+        """Yield the workers with commits that wait for an outcome."""
+        return iter(self._in_flight)
+
     @property
     def in_flight_max(self) -> int:
         """The most commits of one worker that wait for an outcome."""
@@ -157,6 +169,10 @@ class Ledger:
         counts = self.workers.get(worker)
         lied = counts is not None and not LIES.isdisjoint(+counts.reasons)
         return self._manifest.credit.slash and (lied or worker in self.forks)
+
+    def was_judged(self, worker: PeerId, version: int) -> bool:
+        """Tell whether a committee has judged ``worker`` for a version, or an older one."""
+        return self._judged_from.get(worker, version + 1) <= version
 
     def history(self, worker: PeerId) -> list[Sums]:
         """Return what was measured of the rollouts of ``worker``, the oldest first.
@@ -181,6 +197,8 @@ class Ledger:
             return False
         accepted, reason = certificate.message.accepted, _reason(verdicts)
         entry.certificate = certificate
+        worker, version = entry.commit.signer, entry.commit.message.version
+        self._judged_from[worker] = min(version, self._judged_from.get(worker, version))
         entry.measured = agreed(verdicts, entry.commit.message.tokens)
         self._change(entry, CommitState.CERTIFIED if accepted else CommitState.REJECTED, reason)
         if not accepted and reason in LIES:

@@ -147,6 +147,7 @@ class InferenceFlow:
             and self._can_be_checked()
             and self._slots_are_known(policy.version)
             and self._has_scores(checkpoint.digest, policy.version)
+            and self._counts_for(policy.version)
         )
         return policy if usable else None
 
@@ -181,6 +182,15 @@ class InferenceFlow:
         context = self._context
         workers = context.replica.roster.live(context.clock.now(), Role.INFERENCE)
         return max(1 / max(1, len(workers)), context.replica.ledger.share(context.peer_id))
+
+    def _counts_for(self, version: Version) -> bool:
+        """Tell whether others judge what we make of a version: not while our key is too new."""
+        context = self._context
+        if context.replica.counts(context.peer_id, version, context.epoch()):
+            return True
+        reason = f"our key is too new for version {version}; waiting for a newer one"
+        context.conditions.set("inference", reason)
+        return False
 
     def _slots_are_known(self, version: Version) -> bool:
         """Tell whether our slots of a version are in the ledger: two commits to one end us."""

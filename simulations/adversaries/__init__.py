@@ -4,7 +4,15 @@ Each does one thing wrong and is honest otherwise, so that each shows what one c
 ``simulations.scenario.plans`` says for which roles each is.
 """
 
-from simulations.adversaries import flooding, modelled, relays, strangers, trainers, validators
+from simulations.adversaries import (
+    flooding,
+    grinding,
+    modelled,
+    relays,
+    strangers,
+    trainers,
+    validators,
+)
 from simulations.adversaries.workers import WORKER_BEHAVIOURS
 from simulations.ports.parts import Behaviour
 
@@ -26,5 +34,6 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "bad-bytes": relays.bad_bytes,
     "stall": relays.stall,
     "weights-as-bodies": strangers.weights_as_bodies,
+    "chosen-problems": grinding.chosen_problems,
     "flood": flooding.flood,
 }

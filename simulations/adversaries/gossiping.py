@@ -9,6 +9,7 @@ from typing_extensions import override
 from node.gossip.links import Tasks
 from node.streams.deadline import within
 from node.streams.protocols import GOSSIP, topic_name
+from protocol.crypto import Signer
 from protocol.gossip.frames import frame
 from protocol.gossip.message import encode_message, sign_message
 from protocol.gossip.rpc import Rpc, encode_rpc
@@ -58,9 +59,11 @@ class GossipingTransport(PassingTransport):
             if replica is not None and self.parts.session.alive:
                 await self.act(replica)
 
-    async def publish(self, replica: Replica, topic: Topic, message: Message) -> Digest:
-        """Sign a message, gossip it to all peers, and return its digest."""
-        signed = seal(message, replica.run_id, self.parts.signer)
+    async def publish(
+        self, replica: Replica, topic: Topic, message: Message, signer: Signer | None = None
+    ) -> Digest:
+        """Sign a message (as another one, if given), gossip it to all peers, return its digest."""
+        signed = seal(message, replica.run_id, signer or self.parts.signer)
         self._seqno += 1
         name = topic_name(topic, replica.run_id)
         gossiped = sign_message(self.parts.signer, name, signed.envelope, self._seqno)

@@ -248,6 +248,7 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "bad-bytes": ("relay",),
     "stall": ("relay",),
     "weights-as-bodies": ALL_ROLES,
+    "chosen-problems": ("relay",),
     "flood": ALL_ROLES,
 }
 """What dishonest nodes do, and for which roles it is; ``simulations.adversaries`` does it."""

@@ -33,6 +33,7 @@ CLOCKS_AND_DICE = (
 """Names whose use reads a clock or draws a number; ``time`` stands for everything in it."""
 
 DRIVERS = (
+    "node/cli/commands/invite.py",  # until when an invite counts
     "node/cli/commands/status.py",  # how long ago things happened
     "node/live/clock.py",
     "node/live/loop_watch.py",  # how late the loop is

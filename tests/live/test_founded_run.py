@@ -73,7 +73,7 @@ def nodes():
         node.stop()
 
 
-def founded(tmp_path, **config):
+def founded(tmp_path, admission=None, **config):
     """Found a run of a tiny model with a chat, and rows; return its directory."""
     config = {"vocab_size": 300, "eos_token_id": [256, 1]} | config
     model = write_directory(tmp_path / "model", **config)
@@ -82,6 +82,7 @@ def founded(tmp_path, **config):
     values["environment"] = {"name": "math/sums", "pass_rates": [0.2, 0.8]}
     values["sampling"] |= {"group_size": 2, "prompts_per_rollout": 2}
     values["committee"] |= {"size": 1, "escalated_size": 1, "roster_min": 1}
+    values["admission"] |= admission or {}
     (tmp_path / "recipe.toml").write_text(tomlkit.dumps(values))
     rows = write_rows(tmp_path / "rows.parquet", ROWS)
     options = {"model": model, "recipe": tmp_path / "recipe.toml", "dataset": rows,

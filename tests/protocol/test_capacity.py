@@ -27,6 +27,7 @@ class Swarm:
         self.workers = [identity(f"capable {n}") for n in range(workers)]
         self.proven = {one.peer_id for one in (*self.genesis, *self.workers)}
         self.said: dict[PeerId, dict[PeerId, int]] = {}
+        self.on_probation: set[PeerId] = set()
         self.own: dict[PeerId, dict] = {}
 
     def say(self, witnesses, subject, number: int) -> None:
@@ -35,9 +36,12 @@ class Swarm:
 
     def members(self, *strangers) -> dict[PeerId, ForestMember]:
         live = [Member(self.record(one), 0.0) for one in (*self.genesis, *self.workers, *strangers)]
-        found = forest_members(live, self.world.manifest, self.proven.__contains__)
+        found = forest_members(live, self.world.manifest, self.proven.__contains__, self.counts)
         assert [member.peer for member in found] == [member.peer for member in live]
         return {member.peer: member for member in found}
+
+    def counts(self, peer: PeerId) -> bool:
+        return peer not in self.on_probation
 
     def record(self, one) -> Signed[NodeRecord]:
         said = self.said.get(one.peer_id, {})
@@ -150,3 +154,12 @@ def test_rates_fall_into_classes_and_back():
         assert rate_class(least) == number
         assert rate_class(least - 1) == number - 1
         assert least**2 >= 2**number > (least - 1) ** 2
+
+
+def test_who_is_on_probation_feeds_nobody(world):
+    swarm = Swarm(world)
+    newcomer = identity("newcomer")
+    swarm.say(swarm.workers, newcomer, 40)
+    assert swarm.members(newcomer)[newcomer.peer_id].reachable
+    swarm.on_probation.add(newcomer.peer_id)
+    assert not swarm.members(newcomer)[newcomer.peer_id].reachable

@@ -1,9 +1,10 @@
 import pytest
 
 from protocol import membership
+from protocol.beacon import EPOCHS_KEPT
 from protocol.crypto import verify
 from protocol.electorate.equivocators import Equivocators
-from protocol.electorate.view import EPOCHS_KEPT, ViewElectorate
+from protocol.electorate.view import ViewElectorate
 from protocol.faults import Fault, FaultCode
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX, Roster
 from protocol.types import Role
@@ -15,7 +16,7 @@ LIFETIME_SECONDS = 50
 
 
 def roster(*records, now=None):
-    result = Roster(WORLD.manifest)
+    result = Roster(WORLD.manifest, verify)
     for record in records:
         assert result.offer(record, record.message.issued_at if now is None else now) is True
     return result
@@ -59,7 +60,7 @@ def test_a_false_claim_is_a_fault_and_changes_nothing(signer, roles, changes, fa
 
 def test_an_allowlist_is_asked_for_workers_alone():
     world = World(run_manifest(admission={"rule": "allowlist", "workers": (WORKER.peer_id,)}))
-    result = Roster(world.manifest)
+    result = Roster(world.manifest, verify)
     assert result.offer(world.record(WORKER, ("inference",)), world.at(0)) is True
     other = world.record(world.workers[1], ("inference",))
     assert result.offer(other, world.at(0)) == Fault(FaultCode.NOT_ADMITTED, "inference")
@@ -70,8 +71,8 @@ def test_clocks_may_differ_by_some_seconds():
     record = WORLD.record(WORKER, ("relay",))
     issued_at = record.message.issued_at
     early = issued_at - CLOCK_SKEW_SECONDS_MAX
-    assert Roster(WORLD.manifest).offer(record, early) is True
-    fault = Roster(WORLD.manifest).offer(record, early - 0.1)
+    assert Roster(WORLD.manifest, verify).offer(record, early) is True
+    fault = Roster(WORLD.manifest, verify).offer(record, early - 0.1)
     assert isinstance(fault, Fault)
     assert fault.code == "clock-skew"
 
@@ -109,14 +110,14 @@ def test_a_look_at_one_member_or_from_a_place_on_says_what_the_list_says():
     for place in range(2 * len(result)):
         at = place % len(result)
         assert list(result.peers_from(place)) == everybody[at:] + everybody[:at]
-    assert list(Roster(WORLD.manifest).peers_from(3)) == []
+    assert list(Roster(WORLD.manifest, verify).peers_from(3)) == []
     assert not result.is_live(identity("stranger").peer_id, WORLD.at(0))
 
 
 def test_an_old_record_is_no_news():
     record = WORLD.record(WORKER, ("relay",))
     late = record.message.issued_at + LIFETIME_SECONDS + 0.1
-    assert Roster(WORLD.manifest).offer(record, late) is False
+    assert Roster(WORLD.manifest, verify).offer(record, late) is False
 
 
 def test_who_leaves_is_gone_at_once_and_stays_drawn_where_it_was():
@@ -146,7 +147,7 @@ def test_backdating_gains_one_epoch_and_no_more():
 def test_the_roster_is_bounded_and_strangers_cannot_shut_out_the_genesis_keys(monkeypatch):
     monkeypatch.setattr(membership, "MEMBERS_MAX", 3)
     strangers = [identity(f"stranger {n}") for n in range(5)]
-    result = Roster(WORLD.manifest)
+    result = Roster(WORLD.manifest, verify)
     taken = [result.offer(WORLD.record(one, ("inference",)), WORLD.at(0)) for one in strangers]
     assert taken == [True, True, True, False, False]
     # Those who are in may still refresh, and those whom the genesis names always fit.
@@ -220,7 +221,8 @@ def test_an_electorate_that_is_asked_about_many_epochs_still_answers_right():
 
 def test_every_epoch_and_run_has_its_own_beacon():
     electorates = [
-        electorate_of(Roster(manifest), manifest) for manifest in (WORLD.manifest, run_manifest(2))
+        electorate_of(Roster(manifest, verify), manifest)
+        for manifest in (WORLD.manifest, run_manifest(2))
     ]
     beacons = [
         electorate.beacon(epoch) for electorate in electorates for epoch in (0, 1, 2**53 + 1)

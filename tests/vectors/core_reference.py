@@ -4,6 +4,7 @@
 a change of the protocol, and needs another protocol version.
 """
 
+import itertools
 import json
 import sys
 from typing import Any
@@ -12,6 +13,7 @@ import base58
 import msgpack
 from blake3 import blake3
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.kdf.argon2 import Argon2id
 
 SEEDS = [bytes([n]) * 32 for n in range(6)]
 WORKER, VALIDATORS = 0, (1, 2, 3, 4, 5)
@@ -36,7 +38,16 @@ VALUES: list[Any] = [
 ]
 
 MANIFEST: dict[str, Any] = {
-    "admission": {"rule": "open", "workers": []},
+    "admission": {
+        "inviters": {},
+        "probation_epochs": 2,
+        "rule": "open",
+        "settled_epochs": 20,
+        "work_bits": 5,
+        "work_kib": 64,
+        "work_passes": 2,
+        "workers": [],
+    },
     "committee": {
         "escalate_after_epochs": 4,
         "escalated_size": 4,
@@ -203,6 +214,26 @@ def assignment(run_id: bytes, slot: int) -> list[list[int]]:
     return rows
 
 
+def admission(run_id: bytes, epoch: int) -> dict[str, Any]:
+    """Return the worker's proof of work with the least nonce, and the hash that it is good for."""
+    name, rules = peer_id(SEEDS[WORKER]).encode(), MANIFEST["admission"]
+    beacon = digest(b"prime-node/beacon", run_id, epoch.to_bytes(8, "big"))
+    date = epoch.to_bytes(8, "big")
+    salt = digest(b"prime-node/admission", run_id, beacon, name, date)
+    for nonce in itertools.count():
+        work = Argon2id(
+            salt=salt,
+            length=32,
+            iterations=rules["work_passes"],
+            lanes=1,
+            memory_cost=rules["work_kib"],
+        )
+        hashed = work.derive(nonce.to_bytes(8, "big"))
+        if f"{int.from_bytes(hashed, 'big'):0256b}".startswith("0" * rules["work_bits"]):
+            break
+    return {"epoch": epoch, "proof": (date + nonce.to_bytes(8, "big")).hex(), "hash": hashed.hex()}
+
+
 def draws() -> dict[str, Any]:
     """Return what one stream gives, each from its own counter."""
 
@@ -244,6 +275,7 @@ def vectors() -> dict[str, Any]:
         "commit": commit,
         "ranking": ranking(run_id, bytes.fromhex(commit["digest"]), 8),
         "assignment": {str(slot): assignment(run_id, slot) for slot in (0, 1, 2**53)},
+        "admission": admission(run_id, 7),
         "rng": draws(),
         "policy": policy(),
     }

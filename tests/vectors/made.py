@@ -13,6 +13,7 @@ from protocol.messages import (
     Encoding,
     Evidence,
     Hardware,
+    Invite,
     Message,
     NodeRecord,
     RolloutCommit,
@@ -229,5 +230,6 @@ def messages() -> dict[str, Signed[Any]]:
             ),
             TRAINER,
         ),
+        sealed(Invite(key=bytes([1]) * 32, number=0, epoch=0, until=9), CREATOR),
     ]
     return {signed.message.kind: signed for signed in every}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from protocol.admission import is_solved, solve
 from protocol.assignment import assign
 from protocol.codec import decode, encode
 from protocol.committee import draw
@@ -72,7 +73,7 @@ def test_envelope(manifest, commit):
 
 
 def test_committee_ranking(manifest, commit):
-    roster = Roster(manifest)
+    roster = Roster(manifest, verify)
     now = manifest.epoch_start(7)
     for index in range(1, 6):
         record = NodeRecord(
@@ -100,6 +101,15 @@ def test_assignment(manifest, slot):
         [item.group, item.problem_seed, item.noise_seed, item.length_target] for item in sequences
     ]
     assert rows == VECTORS["assignment"][slot]
+
+
+def test_admission(manifest):
+    proof, peer = bytes.fromhex(VECTORS["admission"]["proof"]), identity(0).peer_id
+    nonces, epoch = int.from_bytes(proof[8:], "big"), VECTORS["admission"]["epoch"]
+    rules, run_id = manifest.admission, manifest.run_id
+    assert is_solved(rules, run_id, peer, proof)
+    assert solve(rules, run_id, peer, epoch, range(nonces)) is None
+    assert solve(rules, run_id, peer, epoch, range(nonces + 1)) == proof
 
 
 def test_rng():

@@ -240,6 +240,14 @@ def test_locked_data_dir_exits_73(data):
         )
 
 
+def test_an_invite_that_is_none_exits_2(capsys):
+    code, line = failure(capsys, *JOIN, "--invite", "no-such-file")
+    assert code == ExitCode.USAGE
+    assert line == (
+        "--invite: neither an invite, as prime-node invite prints it, nor a file with one"
+    )
+
+
 def test_misspelt_config_key_exits_78(home):
     (home / "node.toml").write_text('role = "relay"\n')
     assert process("--config", home / "node.toml") == (

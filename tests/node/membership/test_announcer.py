@@ -4,6 +4,7 @@ import pytest
 
 from node.context import NodeContext, Ports
 from node.membership import announcer as module
+from node.membership.admission import OwnAdmission
 from node.membership.announcer import CALL_SECONDS, About, Announcer, directory_key
 from node.membership.incarnation import Incarnation
 from protocol.manifest import RunManifest
@@ -89,6 +90,7 @@ class Node:
         self.announcer = Announcer(
             context,
             self.incarnation,
+            OwnAdmission(context, b""),
             About((Role.VALIDATOR,), Hardware(), reachable=True, software="test"),
             self.network,
             hint=lambda envelope: self.replica.receive_topic(
@@ -437,5 +439,23 @@ def test_a_huge_directory_is_not_read_to_the_end(monkeypatch):
         node.begin()
         await node.run(1)
         assert len(node.replica.roster.records()) == 11
+
+    run_virtual(scenario())
+
+
+def test_a_record_that_is_refused_is_told_until_one_is_taken():
+    async def scenario():
+        node = Node()
+        publish = node.network.publish
+
+        async def refuse(_topic, _message):
+            raise RefusedError("old-date: invited until epoch 3")
+
+        node.network.publish = refuse
+        await node.announcer.announce()
+        assert "our record is refused: old-date" in str(node.conditions)
+        node.network.publish = publish
+        await node.announcer.announce()
+        assert str(node.conditions) == ""
 
     run_virtual(scenario())

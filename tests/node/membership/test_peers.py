@@ -10,6 +10,7 @@ from node.membership.peers import (
     TRIED_MAX,
     PeerTable,
 )
+from protocol.crypto import verify
 from protocol.membership import Roster
 from protocol.rng import Rng
 from protocol.types import Role
@@ -56,7 +57,7 @@ class Net:
 
         transport.connect = dial
         known = [address(self.peer(name)) for name in initial]
-        self.roster = Roster(WORLD.manifest)
+        self.roster = Roster(WORLD.manifest, verify)
         return PeerTable(transport, LoopClock(), Rng(seed), known, self.roster)
 
     def tell(self, name, *, at=None, **changes):
@@ -335,7 +336,7 @@ def test_what_is_remembered_of_members_is_bounded():
         for n in range(100):
             net.tell(f"passing {n}")
             await asyncio.sleep(3)
-            net.roster.__init__(WORLD.manifest)
+            net.roster.__init__(WORLD.manifest, verify)
         assert len(ours._dialled_at) <= 2 * RETRY_SECONDS_MAX / POLL_SECONDS
         running.cancel()
 

@@ -24,7 +24,7 @@ from tests.node.testnet.testnet_swarms import (
 )
 
 JOIN = join_command(
-    ("/ip4/127.0.0.1/tcp/40001/p2p/12D3KooWGyS1CnRUhcT4ZSBYu4aZJCV1wWEyuViGFLDGUcE",)
+    ("/ip4/127.0.0.1/tcp/40001/p2p/12D3KooWGyS1CnRUhcT4ZSBYu4aZJCV1wWEyuViGFLDGUcE",), "ab" * 32
 )
 
 

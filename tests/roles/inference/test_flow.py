@@ -2,6 +2,7 @@ import asyncio
 
 import pytest
 
+from protocol.admission import work_proof
 from protocol.assignment import assign
 from protocol.crypto import digest
 from protocol.ledger.commits import window_epochs
@@ -392,6 +393,31 @@ def test_a_rollout_without_a_score_is_not_committed_and_a_newer_version_awaited(
         world.version(policy=world.policies.held[1].digest)
         await world.rest(5)
         assert [(item.version, item.slot) for item in commits(world)] == [(0, 0), (1, 0), (1, 1)]
+        assert str(world.conditions) == ""
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_key_on_probation_makes_nothing_that_nobody_would_judge(tmp_path):
+    rules = {"rule": "open", "work_bits": 0, "probation_epochs": 1, "settled_epochs": 50}
+
+    async def scenario():
+        world, engine, flow = started(tmp_path, admission=rules)
+        world.run(flow)
+        await world.rest(15)
+        assert commits(world) == [], "others have never heard of it"
+        world.live(world.signer, roles=("inference",), admission=work_proof(1, 0))
+        await world.rest(30)
+        assert commits(world) == []
+        assert engine.loads == [], "no rollout is made in vain"
+        assert "our key is too new for version 0" in str(world.conditions)
+        await world.rest(20)
+        world.version(created_at=round(world.now() * 1000))
+        world.hold(1, b"policy 1")
+        world.changes.notify()
+        await world.rest(5)
+        assert {item.version for item in commits(world)} == {1}
         assert str(world.conditions) == ""
         await world.stop()
 

@@ -84,7 +84,9 @@ def play(tmp_path_factory):
     """Run a small swarm in which some nodes are dishonest, and look at it before it ends."""
     folder = tmp_path_factory.mktemp("dishonest")
 
-    def play(dishonest, look=nothing, begin=nothing, *, minutes=1.2, workers=HONEST_WORKERS):
+    def play(
+        dishonest, look=nothing, begin=nothing, *, minutes=1.2, workers=HONEST_WORKERS, seed=1
+    ):
         seen = {}
 
         async def corrupt(world):
@@ -98,7 +100,7 @@ def play(tmp_path_factory):
         file = folder / "scenario.toml"
         lying = sum(name.startswith("worker") for name in dishonest)
         file.write_text(SWARM.format(minutes=minutes, workers=workers + lying))
-        plan = Plan(str(file), seed=1)
+        plan = Plan(str(file), seed=seed)
         outcome = run_plan(plan, clock=time.perf_counter, actors=[corrupt])
         assert outcome.violation is None
         return Played(outcome, **seen)
@@ -235,7 +237,8 @@ def versions_held(world):
 
 @pytest.mark.parametrize("behaviour", ["bad-bytes", "stall"])
 def test_nodes_get_their_weights_past_relays_that_serve_badly(play, behaviour):
-    played = play({"relay-0": behaviour}, versions_held)
+    # In one run of four the lots of the forest give the other relay nothing to do.
+    played = play({"relay-0": behaviour}, versions_held, seed=2)
     assert min(played.looked) >= 2
     honest_work_is_not_hurt(played)
     good, bad = (

@@ -1,0 +1,133 @@
+"""Our own admission: the work done, or the invite kept, before we say that we are here.
+
+Each epoch has its own work, so a proof is never older than its epoch when it is found. It is in the
+store before it is used: a restart has it. Work is done beside the event loop, a few hashes at a
+time.
+"""
+
+import asyncio
+from functools import partial
+
+import structlog
+
+from node.context import NodeContext
+from protocol.admission import solve
+from protocol.faults import Fault
+from protocol.manifest import RunManifest
+from protocol.types import PeerId, Role
+from roles.ports.storage import Put, StorageFullError, Store
+
+log = structlog.get_logger()
+
+HASHES_AT_ONCE = 32
+"""Tried between two looks at the clock: 30 ms to 300 ms."""
+
+NONCE_BELOW = 2**63
+"""Each try begins anywhere below it."""
+
+_TABLE = "admission"
+_KEY = b"own"
+
+
+def stored_proof(store: Store) -> bytes:
+    """Return the proof that an earlier start has kept, empty if there is none."""
+    return store.get(_TABLE, _KEY) or b""
+
+
+def why_not(manifest: RunManifest, peer: PeerId, roles: tuple[Role, ...], proof: bytes) -> str:
+    """Return what keeps a key with this proof out whatever it does, in one line; empty: nothing."""
+    rules, creator = manifest.admission, manifest.genesis.creator
+    if Role.INFERENCE in roles and not manifest.admits_worker(peer):
+        return (
+            f"this run names its workers, and this key ({peer}) is none of them; "
+            f"ask its creator ({creator}), or take another --role"
+        )
+    if rules.rule == "invite" and not manifest.is_exempt(peer) and not proof:
+        inviters = ", ".join((creator, *rules.inviters))
+        return (
+            f"this run takes invited keys; send this one ({peer}) to who invites ({inviters}), "
+            "and start again with --invite TOKEN"
+        )
+    return ""
+
+
+class OwnAdmission:
+    """Has the proof that our records hold; ``invite`` is what the operator was given."""
+
+    def __init__(self, context: NodeContext, invite: bytes) -> None:
+        self._context = context
+        self._admitted = context.replica.roster.admitted
+        self._peer = context.signer.peer_id
+        self._invite = invite
+        self._here = asyncio.Event()
+        self.proof = b""
+        """Of our key; empty before it is found, and where none is asked for."""
+        if not self._admitted.needs_proof(self._peer):
+            self._here.set()
+
+    @property
+    def here(self) -> bool:
+        """Whether we may say that we are here."""
+        return self._here.is_set()
+
+    async def wait(self) -> None:
+        """Return when we may say that we are here."""
+        await self._here.wait()
+
+    async def run(self) -> None:
+        """Find our proof, and write it down, until cancelled."""
+        if not self.here:
+            self.proof = await self._kept() or await self._found()
+            self._context.conditions.clear("admission")
+            self._here.set()
+        await asyncio.Event().wait()
+
+    async def _kept(self) -> bytes:
+        """Return the invite, or what an earlier start has kept, if it is good."""
+        for proof in (self._invite, stored_proof(self._context.ports.store)):
+            if not proof:
+                continue
+            taken = self._admitted.offer(self._peer, proof, self._context.ports.clock.now())
+            if not isinstance(taken, Fault):
+                await self._keep(proof)
+                return proof
+            log.warning("our proof of admission is not good", fault=str(taken))
+            self._context.conditions.set("admission", f"not admitted: {taken}")
+        return b""
+
+    async def _found(self) -> bytes:
+        manifest = self._context.replica.manifest
+        if manifest.admission.rule == "invite":
+            await asyncio.Event().wait()  # nothing that we could do helps
+        rng = self._context.ports.rng.child("admission")
+        clock, loop = self._context.ports.clock, asyncio.get_running_loop()
+        began_at, tried = loop.time(), 0
+        while True:
+            epoch, first = manifest.epoch_at(clock.now()), rng.below(NONCE_BELOW)
+            nonces = range(first, first + HASHES_AT_ONCE)
+            rules, run_id = manifest.admission, manifest.run_id
+            work = partial(solve, rules, run_id, self._peer, epoch, nonces)
+            proof = await self._context.ports.background.run(work)
+            tried += HASHES_AT_ONCE
+            if proof is not None:
+                break
+            self._tell(loop.time() - began_at, tried)
+        log.info("admission proof found", hashes=tried, seconds=round(loop.time() - began_at, 1))
+        await self._keep(proof)
+        return proof
+
+    def _tell(self, seconds: float, tried: int) -> None:
+        """Say how long it takes; what is left does not depend on what was tried."""
+        expected = 2**self._context.replica.manifest.admission.work_bits
+        about_seconds = seconds / tried * expected
+        self._context.conditions.set(
+            "admission",
+            f"solving the admission proof, about {about_seconds:.0f} s on average; "
+            f"{seconds:.0f} s so far, {tried} of about {expected} hashes",
+        )
+
+    async def _keep(self, proof: bytes) -> None:
+        try:
+            await self._context.ports.store.commit([Put(_TABLE, _KEY, proof)])
+        except StorageFullError as error:
+            log.warning("the next start has to be admitted anew", error=str(error))

@@ -1,0 +1,110 @@
+"""Makes keys until one has easy first problems, and dates its admission back before them."""
+
+from typing_extensions import override
+
+from protocol.admission import solve
+from protocol.assignment import assign
+from protocol.crypto import Identity, Signer
+from protocol.messages import (
+    PROTOCOL_VERSION,
+    CheckpointManifest,
+    Hardware,
+    NodeRecord,
+    RolloutCommit,
+    Signed,
+)
+from protocol.replica import Replica
+from protocol.rng import Rng
+from protocol.types import Digest, Role, Topic, Version
+from simulations.adversaries.gossiping import GossipingTransport
+from simulations.ports.parts import Parts
+
+KEYS = 32
+"""Made for each version; the one that is shown has the problems of one key in so many."""
+
+DATED_BACK_EPOCHS = 16
+"""Before the version: longer than a probation and the time in which a record is heard of."""
+
+NONCES = range(1 << 20)
+
+
+class GrindingTransport(GossipingTransport):
+    """Shows, for every version, the best of many keys that were made for it, and commits with it.
+
+    Its records and commits are well formed and its work is done; only its date is not true. Nobody
+    gets a body: what counts is whether anybody would check one.
+    """
+
+    pause_seconds = 4.0
+
+    def __init__(self, parts: Parts, rng: Rng) -> None:
+        super().__init__(parts)
+        self._rng = rng
+        self._chosen: Identity | None = None
+        self._checkpoint = Digest(b"")
+        self._slot, self._previous = 0, Digest(b"")
+
+    @override
+    async def act(self, replica: Replica) -> None:
+        head = replica.ledger.head
+        if head is None:
+            return
+        if head.digest != self._checkpoint or self._chosen is None:
+            self._chosen, self._checkpoint = self._easiest(replica, head), head.digest
+            self._slot, self._previous = 0, Digest(b"")
+            await self._appear(replica, head, self._chosen)
+        elif self._slot < 4:
+            await self._commit(replica, head, self._chosen)
+
+    def _easiest(self, replica: Replica, head: Signed[CheckpointManifest]) -> Identity:
+        keys = [Identity(self._rng.bytes(32)) for _ in range(KEYS)]
+        return min(keys, key=lambda key: self._difficulty(replica, head, key))
+
+    def _difficulty(self, replica: Replica, head: Signed[CheckpointManifest], key: Identity) -> int:
+        """Return what the problems of a key's first slot come to, small when they are easy."""
+        sequences = assign(replica.manifest, head.digest, key.peer_id, 0)
+        return sum(sequence.problem_seed for sequence in sequences)
+
+    async def _appear(
+        self, replica: Replica, head: Signed[CheckpointManifest], key: Signer
+    ) -> None:
+        manifest, now = replica.manifest, self.parts.ports.clock.now()
+        made = manifest.epoch_at(head.message.created_at / 1000)
+        date = max(0, made - DATED_BACK_EPOCHS)
+        proof = solve(manifest.admission, replica.run_id, key.peer_id, date, NONCES)
+        record = NodeRecord(
+            sequence=round(now * 1000),
+            joined_at=round(manifest.epoch_start(date) * 1000),
+            roles=(Role.INFERENCE,),
+            addresses=(),
+            hardware=Hardware(),
+            reachable=False,
+            software="",
+            protocol_version=PROTOCOL_VERSION,
+            policy_version=-1,
+            admission=proof or b"",
+        )
+        await self.publish(replica, Topic.ROSTER, record, key)
+
+    async def _commit(
+        self, replica: Replica, head: Signed[CheckpointManifest], key: Signer
+    ) -> None:
+        sampling = replica.manifest.sampling
+        commit = RolloutCommit(
+            epoch=replica.manifest.epoch_at(self.parts.ports.clock.now()),
+            version=Version(head.message.version),
+            checkpoint=head.digest,
+            slot=self._slot,
+            previous=self._previous,
+            body=self._rng.bytes(32),
+            body_bytes=1,
+            sequences=sampling.group_size * sampling.prompts_per_rollout,
+            tokens=1,
+        )
+        self._slot += 1
+        self._previous = await self.publish(replica, Topic.COMMITS, commit, key)
+
+
+def chosen_problems(parts: Parts, rng: Rng) -> Parts:
+    """Commit, for every version, with a key that was chosen for its problems."""
+    return parts.with_ports(transport=GrindingTransport(parts, rng))
