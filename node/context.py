@@ -1,6 +1,6 @@
 """What a daemon is made of: the outside of a node behind ports, and what its services share."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,6 +48,25 @@ class Peers(Streams, Protocol):
         """Count a fault that a peer's bytes show; after a few it is kept away for a while.
 
         Its streams are refused then, it is not dialled, and its connections are closed.
+        """
+
+    def faults(self) -> Mapping[PeerId, int]:
+        """Return how many faults count at the moment, of the peers that have any.
+
+        Who is kept away has none again.
+        """
+
+    def chosen(self, peer: PeerId) -> bool:
+        """Tell whether a connected peer was dialled for want of peers, and not for what it offers.
+
+        By offering something a stranger has us dial it; it has no say in whom we choose by chance.
+        """
+
+    @property
+    def places(self) -> Mapping[PeerId, tuple[str, ...]]:
+        """Where connected peers are, as far as others can be at the same place.
+
+        Another object after each change.
         """
 
     async def disconnect(self, peer: PeerId) -> None:

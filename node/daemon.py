@@ -101,8 +101,9 @@ class Daemon:
             replica.roster,
         )
         proven = partial(has_standing, manifest=self._manifest, ledger=replica.ledger)
+        trust = Trust(proven, lambda peer: self._peers.places.get(peer) or peer)
         self._context = context = NodeContext(
-            signer, replica, ports, self._peers, ChangeSignal(), Conditions(), Trust(proven)
+            signer, replica, ports, self._peers, ChangeSignal(), Conditions(), trust
         )
         self._gossip = self._make_gossip(verifier, decoded)
         self._exchange = self._make_exchange(upload_bytes_per_second)

@@ -10,7 +10,7 @@ path         answer
 /readyz      200 when the state is ``ready``, else 503; JSON with ``state`` and ``reason``
 /metrics     Prometheus text
 /status      ``NodeStatus`` as JSON
-/peers       ``peers_connected`` and the ``members`` of ``NodeStatus``
+/peers       ``peers_connected``, ``members`` and ``gossip_peers`` of ``NodeStatus``
 /why         why the node is not ready, and why own rollouts were not certified
 ===========  =============================================================================
 """

@@ -22,7 +22,9 @@ from prometheus_client.registry import Collector
 
 from node.api.arrivals import ArrivalStatus, DurationsStatus
 from node.api.status import (
+    GOSSIP_LEVELS,
     LOOP_DELAY_BOUNDS,
+    GossipPeerStatus,
     LoopStatus,
     NodeStatus,
     RolloutCounts,
@@ -63,6 +65,7 @@ class NodeMetrics(Collector):
         yield _outcomes("own_rollouts", "Rollouts of this node, by outcome.", status.own_rollouts)
         yield self._rejections(status.rollouts)
         yield from _traffic(status)
+        yield from _gossip(status.gossip_peers)
         yield from _arrivals(status)
         yield from _loop(status.loop)
         yield _uptake(status.uptake)
@@ -149,6 +152,21 @@ def _traffic(status: NodeStatus) -> Iterator[Metric]:
     yield CounterMetricFamily(
         f"{PREFIX}_gossip_dropped", "Frames dropped for slow peers.", traffic.gossip_dropped
     )
+
+
+def _gossip(peers: Sequence[GossipPeerStatus]) -> Iterator[Metric]:
+    levels = GaugeMetricFamily(
+        f"{PREFIX}_gossip_peers", "Peers by what their scores deny them.", labels=["level"]
+    )
+    for level in GOSSIP_LEVELS:
+        levels.add_metric([level], sum(peer.level == level for peer in peers))
+    yield levels
+    scores = [peer.score for peer in peers] or [0.0]
+    for name, text, value in (
+        ("score_min", "Lowest score of a peer; 0 without peers.", min(scores)),
+        ("score_mean", "Mean score of the peers; 0 without peers.", sum(scores) / len(scores)),
+    ):
+        yield GaugeMetricFamily(f"{PREFIX}_gossip_{name}", text, value)
 
 
 def _blob_ways(traffic: TrafficStatus) -> Metric:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from node.api.arrivals_observer import arrival_statuses, durations_statuses, receiver_statuses
 from node.api.status import (
     CheckpointStatus,
+    GossipPeerStatus,
     MemberStatus,
     NodeStatus,
     RolloutCounts,
@@ -99,6 +100,7 @@ class Observer:
             durations=durations_statuses(self.arrivals),
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),
             uptake=self._uptake(),
+            gossip_peers=self._gossip_peers(),
         )
 
     def snapshot(self) -> Snapshot:
@@ -207,6 +209,29 @@ class Observer:
             gossip_dropped=gossip.frames_dropped,
         )
 
+    def _gossip_peers(self) -> tuple[GossipPeerStatus, ...]:
+        faults = self.peers.faults()
+        peers = (
+            GossipPeerStatus(
+                peer_id=each.peer,
+                score=round(each.score, 3),
+                level=each.level,
+                chosen=each.chosen,
+                mesh=tuple(map(_kind, each.mesh)),
+                backoff_seconds={
+                    _kind(topic): round(seconds, 1)
+                    for topic, seconds in each.backoff_seconds.items()
+                },
+                first_deliveries=round(each.counts.first_deliveries, 1),
+                invalid=round(each.counts.invalid, 1),
+                breaches=round(each.counts.breaches, 1),
+                faults=faults.get(each.peer, 0),
+                neighbours=each.counts.neighbours,
+            )
+            for each in self.gossip.report()
+        )
+        return tuple(sorted(peers, key=lambda each: -each.score))
+
     def _uptake(self) -> UptakeStatus:
         uptakes = self.context.uptakes
         newest = {} if uptakes.newest is None else asdict(uptakes.newest)
@@ -259,6 +284,11 @@ class Observer:
             for manifest in versions
             if (version := manifest.message.version) in commits
         )
+
+
+def _kind(topic: str) -> str:
+    """Return what a topic is for: the name on the wire begins with the run's."""
+    return topic.rsplit("/", 1)[-1]
 
 
 def _finding(verdict: Signed[Verdict], rules: ToplocSection, tokens: int) -> VerdictFinding:

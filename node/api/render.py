@@ -8,7 +8,14 @@ from rich.table import Table
 from rich.text import Text
 
 from node.api.render_arrivals import arrivals_view, sending_text
-from node.api.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts, State
+from node.api.status import (
+    CheckpointStatus,
+    GossipPeerStatus,
+    MemberStatus,
+    NodeStatus,
+    RolloutCounts,
+    State,
+)
 from node.api.terminal import BAD, DIM, GOOD, WARN, plain, short_peer
 from node.api.why import FailedRollout, VerdictFinding, Why
 from node.local.units import bytes_text, duration_text
@@ -24,6 +31,14 @@ FINDINGS_CHARACTERS_MAX = 800
 
 QUANTITIES_SHOWN = 3
 """Of what a validator measured, those nearest to what is allowed, or furthest beyond it."""
+
+GOSSIP_COUNTS = {
+    "brought": "first_deliveries",
+    "invalid": "invalid",
+    "breaches": "breaches",
+    "faults": "faults",
+}
+"""Columns of the table of who gossips, by heading."""
 
 LOOP_DELAY_TOLD_SECONDS = 0.5
 """A guess: half a heartbeat of gossip."""
@@ -61,7 +76,7 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
 
 
 def peers_view(status: NodeStatus) -> RenderableType:
-    """Return the roster as a table."""
+    """Return the roster as a table, and who gossips with this node as another."""
     table = Table(box=None, padding=(0, 2, 0, 1), header_style=DIM)
     for name in ("peer", "roles", "policy", "seen", "software", "standing"):
         table.add_column(name, no_wrap=True, justify="right" if name == "policy" else "left")
@@ -76,7 +91,29 @@ def peers_view(status: NodeStatus) -> RenderableType:
             Text(member.standing, style=GOOD if member.standing == "good" else BAD),
         )
     line = f"{_members(status)}, {status.peers_connected} connected to this node"
-    return Group(Text(line), Text(""), table) if status.members else Text(line)
+    parts: list[RenderableType] = [Text(line)]
+    if status.members:
+        parts += [Text(""), table]
+    if status.gossip_peers:
+        parts += [Text(""), _gossip(status.gossip_peers)]
+    return Group(*parts)
+
+
+def _gossip(peers: tuple[GossipPeerStatus, ...]) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 1), header_style=DIM)
+    for name in ("gossips", "score", "level", "meshes", "waits", *GOSSIP_COUNTS):
+        left = name in ("gossips", "level")
+        table.add_column(name, no_wrap=True, justify="left" if left else "right")
+    for peer in peers:
+        table.add_row(
+            short_peer(peer.peer_id),
+            f"{peer.score:.2f}",
+            Text(peer.level, style=GOOD if peer.score >= 0 else BAD),
+            str(len(peer.mesh)),
+            str(len(peer.backoff_seconds)),
+            *(f"{getattr(peer, name):g}" for name in GOSSIP_COUNTS.values()),
+        )
+    return table
 
 
 def why_view(why: Why, which: str | None = None) -> RenderableType:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus
+from protocol.gossip.report import Level
 from roles.uptake import UPTAKE_BOUNDS
 
 State = Literal["joining", "syncing", "ready", "paused", "draining"]
@@ -63,6 +64,33 @@ class TrafficStatus:
     gossip_sent: int = 0
     gossip_received: int = 0
     gossip_dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GossipPeerStatus:
+    """A peer that gossips with this node: its score, and what that is made of.
+
+    ``mesh`` are the topics in whose meshes it is, ``backoff_seconds`` for how long it must not come
+    back to one. The counts decay to a hundredth in ten minutes; ``faults`` are what every service
+    found, and ``neighbours`` other peers at the same address.
+    """
+
+    peer_id: str
+    score: float
+    level: str
+    """Of ``GOSSIP_LEVELS``: what its score denies it."""
+    chosen: bool
+    """Whether this node dialled it by its own choice."""
+    mesh: tuple[str, ...] = ()
+    backoff_seconds: dict[str, float] = field(default_factory=dict)
+    first_deliveries: float = 0.0
+    invalid: float = 0.0
+    breaches: float = 0.0
+    faults: int = 0
+    neighbours: int = 0
+
+
+GOSSIP_LEVELS = tuple(map(str, Level))
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +190,8 @@ class NodeStatus:
     receivers: tuple[PartyStatus, ...] = ()
     """Who was sent blobs in the last seconds, the one that is sent most first."""
     uptake: UptakeStatus = UptakeStatus()
+    gossip_peers: tuple[GossipPeerStatus, ...] = ()
+    """The best score first."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -170,4 +200,4 @@ class NodeStatus:
     def peers_json(self) -> dict[str, Any]:
         """Return the part about peers."""
         values = self.to_json()
-        return {key: values[key] for key in ("peers_connected", "members")}
+        return {key: values[key] for key in ("peers_connected", "members", "gossip_peers")}

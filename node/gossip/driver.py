@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -26,9 +26,9 @@ from protocol.gossip.events import (
     Validate,
     Validated,
 )
-from protocol.gossip.mesh import Score, neutral
 from protocol.gossip.message import Decoded
 from protocol.gossip.params import Params
+from protocol.gossip.report import PeerReport
 from protocol.gossip.router import Router
 from protocol.rng import Rng
 from protocol.types import PeerId, ValidationResult
@@ -39,6 +39,11 @@ Validator = Callable[[PeerId, bytes], ValidationResult | Awaitable[ValidationRes
 
 Delivery = Callable[[PeerId, bytes], None]
 """``(author, data)`` of an accepted message; runs in the loop and returns at once."""
+
+
+FAULT_SCORE = -1.0
+"""P5 of one fault; a guess. A stranger has no place in a mesh then, and who delivers keeps its own.
+A few faults keep a peer away altogether."""
 
 
 @dataclass(slots=True)
@@ -76,13 +81,16 @@ class Gossip:
         limits: GossipLimits | None = None,
         verifier: Verifier = verify,
         decoded: Decoded | None = None,
-        score: Score = neutral,
     ) -> None:
         self._params = params or Params()
         self._limits = limits or GossipLimits()
         self._peers = peers
         self._clock = clock
-        self._router = Router(signer, self._params, rng, verifier, score, decoded)
+        self._router = Router(
+            signer, self._params, rng, verifier, self._opinion, peers.chosen, decoded
+        )
+        self._faults: Mapping[PeerId, int] = {}
+        """At the last heartbeat: the router asks for scores many times between two."""
         self._topics: dict[str, _Topic] = {}
         self._tasks = Tasks()
         self._flush: asyncio.TimerHandle | None = None
@@ -144,6 +152,14 @@ class Gossip:
     def mesh_peers(self, topic: str) -> list[PeerId]:
         """Return the peers in our mesh of ``topic``."""
         return self._router.mesh_peers(topic)
+
+    def report(self) -> list[PeerReport]:
+        """Return what is known of each peer, in the order they came."""
+        return self._router.report(self._clock.now())
+
+    def _opinion(self, peer: PeerId) -> float:
+        """Return P5: what services found out about a peer, whatever it was that it sent us."""
+        return FAULT_SCORE * self._faults.get(peer, 0)
 
     def _apply(self, event: Event) -> None:
         for effect in self._router.handle(event, self._clock.now()):
@@ -215,5 +231,6 @@ class Gossip:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._params.heartbeat_seconds)
+            self._faults = self._peers.faults()
             self._apply(Heartbeat())
             self._links.interrupt_stalled()

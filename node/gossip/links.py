@@ -15,7 +15,14 @@ from node.context import Peers
 from node.streams.deadline import within
 from node.streams.protocols import GOSSIP
 from protocol.faults import Fault
-from protocol.gossip.events import Event, PeerConnected, PeerDisconnected, RpcReceived, Send
+from protocol.gossip.events import (
+    Event,
+    PeerConnected,
+    PeerDisconnected,
+    PeerLocated,
+    RpcReceived,
+    Send,
+)
 from protocol.gossip.frames import Deframer, frame
 from protocol.gossip.outbox import Outbox
 from protocol.types import PeerId
@@ -145,6 +152,8 @@ class Links:
         self._framed = (b"", b"")
         self._followed: Sequence[PeerId] = []
         """The connected peers at the last look."""
+        self._placed = peers.places
+        """Where the peers were at the last look."""
         self._stalls_looked_for_at = 0.0
         self.counters = LinkCounters()
 
@@ -223,6 +232,10 @@ class Links:
                 link.writer.cancel()
 
     def _follow(self, peers: Sequence[PeerId]) -> None:
+        if self._peers.places is not self._placed:
+            self._placed = self._peers.places
+            for peer in self._links:
+                self._locate(peer)
         if not self._running or (peers == self._followed and len(self._links) == len(peers)):
             return
         self._followed = peers
@@ -253,6 +266,12 @@ class Links:
         if not link.greeted:
             link.greeted = True
             self._apply(PeerConnected(link.peer))
+            self._locate(link.peer)
+
+    def _locate(self, peer: PeerId) -> None:
+        """Tell the router where a peer is, which it heeds of those that are greeted."""
+        if peer in self._placed:
+            self._apply(PeerLocated(peer, self._placed[peer]))
 
     async def _write_for_ever(self, link: _Link) -> None:
         wait_seconds, now = self._limits.retry_seconds, asyncio.get_running_loop().time

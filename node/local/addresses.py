@@ -7,7 +7,7 @@ import json
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
-from ipaddress import ip_address
+from ipaddress import ip_address, ip_network
 
 from node.local.datadir import DataDir, write_atomically
 from protocol.crypto import public_key_from_peer_id
@@ -46,6 +46,22 @@ def is_local(host: str) -> bool:
         return not ip_address(host).is_global
     except ValueError:
         return False
+
+
+def place_of(address: str) -> str | None:
+    """Return what a multiaddress shares with its neighbours: an IPv4 address, an IPv6 /64.
+
+    None where it tells nothing: a local address, a name, or a relay's, which many share.
+    """
+    host = host_of(address)
+    if "/p2p-circuit" in address or is_local(host):
+        return None
+    try:
+        ip = ip_address(host)
+    except ValueError:
+        return None
+    # Whoever rents an IPv6 address rents 2^64 of them (go-libp2p-pubsub counts /64 too).
+    return host if ip.version == 4 else str(ip_network((ip, 64), strict=False))
 
 
 def load_cached_peers(datadir: DataDir) -> tuple[str, ...]:

@@ -44,6 +44,14 @@ class Bans:
         _bound(self._until)
         return True
 
+    def faults(self, now: float) -> dict[PeerId, int]:
+        """Return how many faults count at the moment, of the peers that have any."""
+        counts = {
+            peer: sum(at >= now - WINDOW_SECONDS for at in times)
+            for peer, times in self._faults.items()
+        }
+        return {peer: count for peer, count in counts.items() if count}
+
     def held(self, now: float) -> Collection[PeerId]:
         """Return the peers that are kept away."""
         if any(until <= now for until in self._until.values()):

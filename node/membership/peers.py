@@ -6,13 +6,14 @@ is dialled before a stream to it is opened, and a peer that is kept away gets no
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 import structlog
 from typing_extensions import override
 
 from node.context import Peers
+from node.local.addresses import place_of
 from node.membership.bans import BAN_SECONDS, Bans
 from node.streams.deadline import within
 from protocol.faults import Fault
@@ -64,6 +65,8 @@ class PeerTable(Peers):
         self._answered: dict[str, None] = {}
         self._retry_seconds = RETRY_SECONDS_MIN
         self._dialled_at: dict[PeerId, float] = {}
+        self._chosen: dict[PeerId, None] = {}
+        self._places: dict[PeerId, tuple[str, ...]] = {}
         self._few = asyncio.Event()
         self._look_now = asyncio.Event()
         self._bans = Bans()
@@ -88,6 +91,15 @@ class PeerTable(Peers):
     @override
     def follow(self, follower: Callable[[Sequence[PeerId]], None]) -> None:
         self._followers.append(follower)
+
+    @override
+    def chosen(self, peer: PeerId) -> bool:
+        return peer in self._chosen
+
+    @property
+    @override
+    def places(self) -> Mapping[PeerId, tuple[str, ...]]:
+        return self._places
 
     # Streams
 
@@ -118,6 +130,10 @@ class PeerTable(Peers):
             log.debug("peer at fault", peer=peer, fault=str(fault))
 
     @override
+    def faults(self) -> Mapping[PeerId, int]:
+        return self._bans.faults(_now())
+
+    @override
     async def disconnect(self, peer: PeerId) -> None:
         with suppress(TransportError):
             await within(CONNECT_SECONDS, self._transport.disconnect(peer))
@@ -135,6 +151,8 @@ class PeerTable(Peers):
             if self._connected or not addresses:
                 return self.connected
             if await self._dial_any(addresses):
+                answered = filter(self._connected.__contains__, map(_peer_of, addresses))
+                self._chosen.update(dict.fromkeys(answered))
                 await self._look()
                 await self._wait_for_a_peer(POLL_SECONDS)
                 continue
@@ -203,10 +221,12 @@ class PeerTable(Peers):
             self._few.set()
             return
         self._connected = dict.fromkeys(peers)
+        self._chosen = {peer: None for peer in self._chosen if peer in self._connected}
         away = [peer for peer in self._bans.held(_now()) if peer in self._connected]
         for peer in away:
             del self._connected[peer]
         await asyncio.gather(*map(self.disconnect, away))
+        await self._locate()
         if self._connected:
             self.unreachable_since = None
             self._retry_seconds = RETRY_SECONDS_MIN
@@ -214,6 +234,19 @@ class PeerTable(Peers):
             self._few.set()
         for follower in self._followers:
             follower(self.connected)
+
+    async def _locate(self) -> None:
+        """Ask once where each peer is that is new."""
+        if self._places.keys() == self._connected.keys():
+            return
+        known = {peer: self._places[peer] for peer in self._connected if peer in self._places}
+        with suppress(TransportError):  # asked again at the next look
+            for peer in [peer for peer in self._connected if peer not in known]:
+                found = await within(CONNECT_SECONDS, self._transport.remote_addresses(peer))
+                if found:  # else it has just left
+                    places = dict.fromkeys(map(place_of, found))
+                    known[peer] = tuple(place for place in places if place is not None)
+        self._places = known
 
     async def _wait_for_a_peer(self, seconds: float) -> None:
         """Wait, but not longer than until somebody has connected to us."""
@@ -241,7 +274,11 @@ class PeerTable(Peers):
         while len(chosen) < DIALS_AT_ONCE and (peer := self._choose_stranger(now)) is not None:
             chosen.append(peer)
         if chosen:
-            await asyncio.gather(*map(self.ensure, chosen))
+            await asyncio.gather(*map(self._dial_member, chosen))
+
+    async def _dial_member(self, peer: PeerId) -> None:
+        if await self.ensure(peer):
+            self._chosen[peer] = None
 
     def _choose_stranger(self, now: float) -> PeerId | None:
         """Return a member to dial, the first one from a random place in the roster on.

@@ -5,7 +5,8 @@ few peers, and tells a few others every heartbeat which messages it holds, so th
 missed can ask. Specification: libp2p ``pubsub/gossipsub/gossipsub-v1.0.md`` and ``-v1.1.md``.
 
 Read in this order: ``params``, ``events``, ``rpc``, ``message``, ``mesh``, ``peers``, ``cache``,
-``lazy``, ``router``; ``outbox`` and ``frames`` are two pure parts of its driver in ``node``.
+``lazy``, ``relay``, ``router``; for peer scoring ``score_params``, ``scores``, ``deliveries``,
+``promises``, ``report``; ``outbox`` and ``frames`` are two pure parts of its driver in ``node``.
 
 Where it deviates from the specification, and why:
 
@@ -15,8 +16,12 @@ Where it deviates from the specification, and why:
 * IHAVE also goes to mesh peers when fewer than D_lazy subscribers are outside the mesh: in a small
   swarm everybody is inside, and a push that a full queue dropped must still be found.
 * No peer exchange: who exists is known from signed membership records, and a list of strangers'
-  addresses inside a PRUNE is an eclipse vector. PX records of others are skipped.
-* No outbound quota (``D_out``): the transport does not tell who dialled.
-* Scores enter through one function (``Score``); it defaults to neutral.
+  addresses inside a PRUNE is an eclipse vector. PX records of others are skipped, whatever their
+  sender's score: there is no threshold for them.
+* The outbound quota (``D_out``) counts peers that we have dialled by our own choice only: whoever
+  offers something can have us dial it.
+* P3 and P3b are off: topics that are silent for minutes would punish everybody.
+* All topics have the same weights; a message that does not decode names none, and counts for P7.
+* There are no explicit peering agreements: genesis nodes have to behave like everybody.
 * Only Ed25519 authors: the key is inside ``from``, so one message has one spelling.
 """

@@ -16,6 +16,13 @@ class PeerConnected(NamedTuple):
     peer: PeerId
 
 
+class PeerLocated(NamedTuple):
+    """Where a peer's connections come from or go to, without addresses that many may share."""
+
+    peer: PeerId
+    addresses: tuple[str, ...]
+
+
 class PeerDisconnected(NamedTuple):
     """A peer is gone."""
 
@@ -66,6 +73,7 @@ class Flush(NamedTuple):
 
 Event = (
     PeerConnected
+    | PeerLocated
     | PeerDisconnected
     | RpcReceived
     | Subscribe
@@ -125,7 +133,7 @@ class DiscardReason(StrEnum):
 
 
 class Discard(NamedTuple):
-    """A message that is not ours to handle again; the score may reward a near-first duplicate."""
+    """A message that is not ours to handle again."""
 
     peer: PeerId
     topic: str

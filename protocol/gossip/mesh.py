@@ -1,19 +1,20 @@
 """Who is in our mesh of each topic, and who must not be grafted yet."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from enum import Enum, auto
 
 from protocol.gossip.params import Params
+from protocol.gossip.scores import Scores
 from protocol.rng import Rng
 from protocol.types import PeerId
 
-Score = Callable[[PeerId], float]
-"""How well a peer behaved; below 0 it has no place in a mesh."""
+Chosen = Callable[[PeerId], bool]
+"""Whether we dialled a peer by our own choice: strangers cannot make themselves such a peer."""
 
 
-def neutral(_peer: PeerId) -> float:
-    """Score everybody 0: the router without peer scoring."""
-    return 0.0
+def nobody(_peer: PeerId) -> bool:
+    """Choose nobody: an application that only waits to be dialled."""
+    return False
 
 
 class GraftAnswer(Enum):
@@ -25,15 +26,19 @@ class GraftAnswer(Enum):
     """PRUNE back: no room, or a bad score."""
     BREACH = auto()
     """PRUNE back and blame: it was told to wait."""
+    FLOOD = auto()
+    """The same, and twice as bad: it has hardly been told."""
 
 
 class Mesh:
     """Members per subscribed topic; a topic without members still is subscribed."""
 
-    def __init__(self, params: Params, rng: Rng, score: Score) -> None:
+    def __init__(self, params: Params, rng: Rng, scores: Scores, chosen: Chosen) -> None:
         self._params = params
         self._rng = rng
-        self._score = score
+        self._scores = scores
+        self.chosen = chosen
+        self._opportunity_at: float | None = None
         self._members: dict[str, dict[PeerId, None]] = {}
         self.backoffs: dict[tuple[str, PeerId], float] = {}
         """Until when a GRAFT of (topic, peer) is a breach."""
@@ -52,22 +57,32 @@ class Mesh:
         """Return the mesh of ``topic``; empty when we are not subscribed."""
         return list(self._members.get(topic, ()))
 
-    def join(self, topic: str, subscribers: Iterable[PeerId], now: float) -> list[PeerId]:
+    def waiting(self, now: float) -> dict[PeerId, dict[str, float]]:
+        """Return for how many seconds peers that must not GRAFT are to wait, by topic."""
+        waiting: dict[PeerId, dict[str, float]] = {}
+        for (topic, peer), until in self.backoffs.items():
+            if now < until:
+                waiting.setdefault(peer, {})[topic] = until - now
+        return waiting
+
+    def join(self, topic: str, subscribers: Collection[PeerId], now: float) -> list[PeerId]:
         """Enter a topic and return the peers to GRAFT."""
         self._members[topic] = {}
-        return self._graft_some(topic, subscribers, now)
+        return self._graft_missing(topic, subscribers, now)
 
     def leave(self, topic: str, now: float) -> list[PeerId]:
         """Leave a topic and return the peers to PRUNE."""
-        pruned = list(self._members.pop(topic))
+        pruned = list(self._members[topic])
         for peer in pruned:
+            self._remove(topic, peer)
             self._back_off(topic, peer, now + self._params.unsubscribe_backoff_seconds)
+        del self._members[topic]
         return pruned
 
     def drop(self, peer: PeerId, topics: Iterable[str]) -> None:
         """Forget a member that left these topics or the network; back-off stays."""
         for topic in topics:
-            self._members.get(topic, {}).pop(peer, None)
+            self._remove(topic, peer)
 
     def grafted_by(self, topic: str, peer: PeerId, now: float) -> GraftAnswer:
         """Decide on a GRAFT from a subscribed peer."""
@@ -75,11 +90,13 @@ class Mesh:
         if members is None or peer in members:
             return GraftAnswer.IGNORE
         if now < self.backoffs.get((topic, peer), 0.0):
-            answer = GraftAnswer.BREACH
-        elif self._score(peer) < 0 or len(members) >= self._params.mesh_high:
+            pruned_at = self.backoffs[topic, peer] - self._params.prune_backoff_seconds
+            soon = now < pruned_at + self._params.graft_flood_seconds
+            answer = GraftAnswer.FLOOD if soon else GraftAnswer.BREACH
+        elif self._scores(peer) < 0 or self._full(members, peer):
             answer = GraftAnswer.REFUSE
         else:
-            members[peer] = None
+            self._add(topic, [peer], now)
             return GraftAnswer.ACCEPT
         self._back_off(topic, peer, now + self._params.prune_backoff_seconds)
         return answer
@@ -88,31 +105,47 @@ class Mesh:
         """Take a PRUNE; 0 seconds means the peer said nothing, and the default holds."""
         if topic not in self._members:
             return
-        self._members[topic].pop(peer, None)
+        self._remove(topic, peer)
         asked = backoff_seconds or self._params.prune_backoff_seconds
         self._back_off(topic, peer, now + min(asked, self._params.backoff_seconds_max))
 
+    def maintain_all(
+        self, subscribers: Callable[[str], Collection[PeerId]], now: float
+    ) -> tuple[dict[PeerId, list[str]], dict[PeerId, list[str]]]:
+        """Bring every mesh back into its bounds; return whom to GRAFT and to PRUNE, and where."""
+        grafts: dict[PeerId, list[str]] = {}
+        prunes: dict[PeerId, list[str]] = {}
+        opportune = self._opportune(now)
+        for topic in self.topics:
+            grafted, pruned = self.maintain(topic, subscribers(topic), now, opportune=opportune)
+            for peer in grafted:
+                grafts.setdefault(peer, []).append(topic)
+            for peer in pruned:
+                prunes.setdefault(peer, []).append(topic)
+        return grafts, prunes
+
     def maintain(
-        self, topic: str, subscribers: Iterable[PeerId], now: float
+        self, topic: str, subscribers: Collection[PeerId], now: float, *, opportune: bool = False
     ) -> tuple[list[PeerId], list[PeerId]]:
         """Bring a mesh back into its bounds; return the peers to GRAFT and to PRUNE.
 
         A full mesh is thinned at once: whoever came first must not keep everybody else out.
         """
         members = self._members[topic]
-        score = self._score
-        kept = [peer for peer in members if score(peer) >= 0]
+        scores, params = self._scores, self._params
+        kept = [peer for peer in members if scores(peer) >= 0]
         pruned: list[PeerId] = []
-        if len(kept) >= self._params.mesh_high:
+        if len(kept) >= params.mesh_high:
             kept = self._choose_kept(kept)
         if len(kept) < len(members):
             pruned = [peer for peer in members if peer not in kept]
         for peer in pruned:
-            del members[peer]
-            self._back_off(topic, peer, now + self._params.prune_backoff_seconds)
-        if len(members) >= self._params.mesh_low:
-            return [], pruned
-        return self._graft_some(topic, subscribers, now), pruned
+            self._remove(topic, peer)
+            self._back_off(topic, peer, now + params.prune_backoff_seconds)
+        grafted = self._graft_missing(topic, subscribers, now)
+        if opportune:
+            grafted += self._graft_better(topic, subscribers, now)
+        return grafted, pruned
 
     def expire(self, now: float) -> None:
         """Forget the back-offs that are over, for our own GRAFTs too."""
@@ -122,27 +155,83 @@ class Mesh:
         self.backoffs = {key: until for key, until in self.backoffs.items() if now < until + slack}
         self._backoff_ends_at = min(self.backoffs.values(), default=float("inf"))
 
-    def _graft_some(self, topic: str, subscribers: Iterable[PeerId], now: float) -> list[PeerId]:
-        members = self._members[topic]
-        candidates = [
-            peer
-            for peer in subscribers
-            if peer not in members and self._may_graft(topic, peer, now) and self._score(peer) >= 0
-        ]
-        grafted = self._rng.sample(candidates, self._params.mesh_size - len(members))
-        members.update(dict.fromkeys(grafted))
+    def _opportune(self, now: float) -> bool:
+        """Tell, once in a while, that it is time for opportunistic grafts."""
+        if self._opportunity_at is not None and now < self._opportunity_at:
+            return False
+        first = self._opportunity_at is None
+        self._opportunity_at = now + self._params.opportunistic_graft_seconds
+        return not first
+
+    def _graft_missing(
+        self, topic: str, subscribers: Collection[PeerId], now: float
+    ) -> list[PeerId]:
+        """Keep some members that we chose ourselves, whatever strangers do; then enough of any."""
+        members, params, grafted = self._members[topic], self._params, list[PeerId]()
+        missing = params.mesh_outbound - sum(map(self.chosen, members))
+        if missing > 0:
+            candidates = self._candidates(topic, filter(self.chosen, subscribers), now)
+            grafted += self._add(topic, self._rng.sample(candidates, missing), now)
+        if len(members) < params.mesh_low:
+            candidates = self._candidates(topic, subscribers, now)
+            room = params.mesh_size - len(members)
+            grafted += self._add(topic, self._rng.sample(candidates, room), now)
         return grafted
+
+    def _graft_better(self, topic: str, subscribers: Iterable[PeerId], now: float) -> list[PeerId]:
+        """Take a few good peers into a mesh whose median is poor: it may withhold messages."""
+        ranked = sorted(map(self._scores, self._members[topic]))
+        good = self._params.opportunistic_score_min
+        if len(ranked) < 2 or ranked[len(ranked) // 2] >= good:
+            return []
+        candidates = self._candidates(topic, subscribers, now)
+        better = [peer for peer in candidates if self._scores(peer) >= good]
+        some = self._rng.sample(better, self._params.opportunistic_graft_peers)
+        return self._add(topic, some, now)
+
+    def _candidates(self, topic: str, peers: Iterable[PeerId], now: float) -> list[PeerId]:
+        members, scores = self._members[topic], self._scores
+        return [
+            peer
+            for peer in peers
+            if peer not in members and self._may_graft(topic, peer, now) and scores(peer) >= 0
+        ]
+
+    def _full(self, members: Collection[PeerId], peer: PeerId) -> bool:
+        return len(members) >= self._params.mesh_high and not self.chosen(peer)
+
+    def _add(self, topic: str, peers: list[PeerId], now: float) -> list[PeerId]:
+        for peer in peers:
+            self._members[topic][peer] = None
+            self._scores.grafted(peer, topic, now)
+        return peers
+
+    def _remove(self, topic: str, peer: PeerId) -> None:
+        members = self._members.get(topic, {})
+        if peer in members:
+            del members[peer]
+            self._scores.pruned(peer, topic)
 
     def _may_graft(self, topic: str, peer: PeerId, now: float) -> bool:
         until = self.backoffs.get((topic, peer))
         return until is None or now >= until + self._params.backoff_slack_seconds
 
     def _choose_kept(self, members: list[PeerId]) -> list[PeerId]:
-        """Keep the best by score (ties at random) and fill up at random: no eclipse by score."""
-        by_score = sorted(self._rng.shuffled(members), key=self._score, reverse=True)
+        """Keep the best by score (of equals the older members), others at random: no eclipse by it.
+
+        Of those drawn at random, some make room for members that we chose ourselves.
+        """
+        by_score = sorted(members, key=self._scores, reverse=True)
         best = by_score[: self._params.mesh_keep_by_score]
         others = by_score[self._params.mesh_keep_by_score :]
-        return best + self._rng.sample(others, self._params.mesh_size - len(best))
+        drawn = self._rng.sample(others, self._params.mesh_size - len(best))
+        missing = self._params.mesh_outbound - sum(map(self.chosen, best + drawn))
+        if missing > 0:
+            spare = [peer for peer in others if peer not in drawn and self.chosen(peer)]
+            spare = spare[:missing]
+            drawn.sort(key=self.chosen)  # the others leave first
+            drawn = drawn[len(spare) :] + spare
+        return best + drawn
 
     def _back_off(self, topic: str, peer: PeerId, until: float) -> None:
         until = max(until, self.backoffs.pop((topic, peer), until))

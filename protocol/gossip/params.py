@@ -4,9 +4,10 @@
 is the default in go-libp2p-pubsub v0.10.0 (``gossipsub.go``).
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from protocol.gossip.rpc import RPC_BYTES_MAX
+from protocol.gossip.score_params import ScoreParams
 
 ENVELOPE_BYTES_MAX = 512
 """What an RPC with one message adds to its data: 46 + 66 + 10 bytes, a topic of 128, lengths."""
@@ -24,6 +25,8 @@ class Params:
     """D_high (spec): a mesh this full takes nobody, and is pruned at the next heartbeat."""
     mesh_keep_by_score: int = 4
     """D_score (spec): when pruning, keep this many best-scored peers, the rest at random."""
+    mesh_outbound: int = 2
+    """D_out (spec): of the mesh, as many that we have dialled, if there are."""
     lazy_peers: int = 3
     """D_lazy (the spec says 6): IHAVE goes to at least this many peers outside the mesh."""
     gossip_factor: float = 0.05
@@ -47,6 +50,8 @@ class Params:
     """spec v1.1: no GRAFT to a pruned peer before, in both directions."""
     unsubscribe_backoff_seconds: int = 10
     """go ``GossipSubUnsubscribeBackoff``: the same when the reason was our leaving the topic."""
+    graft_flood_seconds: float = 10.0
+    """go ``GossipSubGraftFloodThreshold``: a GRAFT so soon after the PRUNE is two breaches."""
     backoff_seconds_max: int = 3600
     """A guess: what a peer may ask of us at most, so a huge number cannot bar it for ever."""
     backoff_slack_seconds: float = 1.0
@@ -80,12 +85,23 @@ class Params:
     cache_bytes_max: int = 64 << 20
     """A guess: message bodies kept for IWANT; 500/s of 16 KiB for 5 s is 40 MiB."""
 
+    score: ScoreParams = field(default_factory=ScoreParams)
+    """What scores are made of; the thresholds below are in its units."""
     gossip_score_min: float = -10.0
-    """gossipThreshold (spec v1.1; the value is a guess until scores exist): no IHAVE or IWANT."""
+    """gossipThreshold (spec v1.1): below no IHAVE or IWANT. One invalid message, no credit."""
     publish_score_min: float = -50.0
-    """publishThreshold (same): no flood-published messages."""
+    """publishThreshold (same): below no flood-published messages. Three, with all credit."""
     graylist_score_min: float = -80.0
-    """graylistThreshold (same): every RPC is ignored."""
+    """graylistThreshold (same): below every RPC is ignored. Four, with all credit."""
+    opportunistic_score_min: float = 0.05
+    """opportunisticGraftThreshold (same): a mesh whose median is below takes better peers. One
+    message brought first, or more than time in the meshes of five topics is worth: whoever is only
+    there does not reach it. At 0.25 a swarm of a hundred with a message a second kept larger meshes
+    for nothing, and sent a tenth more."""
+    opportunistic_graft_seconds: float = 60.0
+    """spec: a minute between the looks."""
+    opportunistic_graft_peers: int = 2
+    """spec: taken at a time."""
 
     def __post_init__(self) -> None:
         """Check the relations between the numbers; raises ``ValueError``."""
@@ -93,10 +109,14 @@ class Params:
             raise ValueError("need 1 <= mesh_low <= mesh_size <= mesh_high")
         if not 0 <= self.mesh_keep_by_score <= self.mesh_size:
             raise ValueError("need 0 <= mesh_keep_by_score <= mesh_size")
+        if not 0 <= self.mesh_outbound <= self.mesh_size - self.mesh_keep_by_score:
+            raise ValueError("members that we have dialled need places not given by score")
         if not 1 <= self.gossip_windows <= self.history_windows:
             raise ValueError("need 1 <= gossip_windows <= history_windows")
         if not self.graylist_score_min <= self.publish_score_min <= self.gossip_score_min <= 0:
             raise ValueError("need graylist <= publish <= gossip <= 0")
+        if self.opportunistic_score_min < 0:
+            raise ValueError("need 0 <= opportunistic_score_min")
         if not 1 <= self.message_bytes_max <= RPC_BYTES_MAX - ENVELOPE_BYTES_MAX:
             raise ValueError("a message and its envelope must fit one RPC")
         if not 0 <= self.relay_wait_seconds <= self.heartbeat_seconds:

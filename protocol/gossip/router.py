@@ -4,14 +4,14 @@ Every input is checked before anything changes; what a peer did wrong comes out 
 What our own application does wrong (a message over the limit) is a ``ValueError``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
 from protocol.crypto import Signer, Verifier, verify
 from protocol.faults import Fault, FaultCode
-from protocol.gossip.batches import Batches
 from protocol.gossip.cache import SeenCache
+from protocol.gossip.deliveries import Deliveries
 from protocol.gossip.events import (
     Deliver,
     Discard,
@@ -19,11 +19,11 @@ from protocol.gossip.events import (
     Effect,
     Event,
     Flush,
-    FlushLater,
     Heartbeat,
     PeerConnected,
     PeerDisconnected,
     PeerFault,
+    PeerLocated,
     Priority,
     Publish,
     RpcReceived,
@@ -34,7 +34,7 @@ from protocol.gossip.events import (
     Validated,
 )
 from protocol.gossip.lazy import LazyGossip
-from protocol.gossip.mesh import GraftAnswer, Mesh, Score, neutral
+from protocol.gossip.mesh import Chosen, GraftAnswer, Mesh, nobody
 from protocol.gossip.message import (
     DECODED_MAX,
     Decoded,
@@ -47,6 +47,9 @@ from protocol.gossip.message import (
 )
 from protocol.gossip.params import Params
 from protocol.gossip.peers import Peers, PeerState
+from protocol.gossip.promises import Promises
+from protocol.gossip.relay import Relay
+from protocol.gossip.report import PeerReport, reports
 from protocol.gossip.rpc import (
     TOPIC_BYTES_MAX,
     IHave,
@@ -57,6 +60,7 @@ from protocol.gossip.rpc import (
     encode_rpc,
     only_message,
 )
+from protocol.gossip.scores import Score, Scores, neutral
 from protocol.rng import Rng
 from protocol.types import PeerId, ValidationResult
 
@@ -72,7 +76,10 @@ class _Pending:
 
 
 class Router:
-    """One node's gossip state; ``signer`` is also who we are."""
+    """One node's gossip state; ``signer`` is also who we are.
+
+    ``score`` is what the application thinks of a peer (P5), ``chosen`` if it was dialled by choice.
+    """
 
     def __init__(
         self,
@@ -81,24 +88,24 @@ class Router:
         rng: Rng,
         verifier: Verifier = verify,
         score: Score = neutral,
+        chosen: Chosen = nobody,
         decoded: Decoded | None = None,
     ) -> None:
         self._signer = signer
         self._params = params
         self._verifier = verifier
-        self._score = score
+        self._score = Scores(params.score, score)
+        self._deliveries = Deliveries(params.score, self._score)
+        self._promises = Promises(params.score, rng.child("promises"))
         self._decoded = decoded if decoded is not None else Decoded(DECODED_MAX)
         self._own_source = source_bytes(signer.peer_id)
         self._seqno = 0
         self._peers = Peers(params)
-        self._mesh = Mesh(params, rng.child("mesh"), score)
+        self._mesh = Mesh(params, rng.child("mesh"), self._score, chosen)
         self._lazy = LazyGossip(params, rng.child("lazy"))
         self._seen = SeenCache(params.seen_seconds, params.seen_max)
         self._pending: dict[bytes, _Pending] = {}
-        self._may_wait: dict[str, None] = {}
-        self._for_heartbeat = Batches()
-        self._for_flush = Batches()
-        self._rng = rng.child("relay")
+        self._relay = Relay(params, rng.child("relay"), self._lazy.cache)
 
     @property
     def topics(self) -> list[str]:
@@ -109,12 +116,23 @@ class Router:
         """Return the mesh of a topic; empty when we are not subscribed."""
         return self._mesh.members(topic)
 
+    def score(self, peer: PeerId) -> float:
+        """Return the score of a peer."""
+        return self._score(peer)
+
+    def report(self, now: float) -> list[PeerReport]:
+        """Return what is known of each connected peer, in the order they came."""
+        return reports(self._peers.all(), self._mesh, self._score, self._params, now)
+
     def sizes(self) -> dict[str, int]:
         """Return how full the bounded tables are, by name."""
         return {
             "backoffs": len(self._mesh.backoffs),
             "cache_bytes": self._lazy.cache.size_bytes,
+            "judged": len(self._deliveries),
             "pending": len(self._pending),
+            "promises": len(self._promises),
+            "retained_scores": self._score.retained,
             "seen": len(self._seen),
         }
 
@@ -124,19 +142,17 @@ class Router:
             return self._on_rpc(event.peer, event.rpc, now)
         match event:
             case Validated(message_id, verdict):
-                return self._on_validated(message_id, verdict)
+                return self._on_validated(message_id, verdict, now)
             case Publish(topic, data):
                 return self._on_publish(topic, data, now)
             case Heartbeat():
                 return self._on_heartbeat(now)
             case Flush():
-                return self._release(self._for_flush)
+                return self._relay.flush()
             case PeerConnected(peer):
-                return self._on_connected(peer)
-            case PeerDisconnected(peer):
-                self._mesh.drop(peer, self._peers.remove(peer))
-                self._for_heartbeat.forget(peer)
-                self._for_flush.forget(peer)
+                return self._on_connected(peer, now)
+            case PeerDisconnected() | PeerLocated():
+                self._on_peer(event, now)
                 return []
             case Subscribe(topic, may_wait):
                 return self._on_subscribe(topic, now, may_wait=may_wait)
@@ -145,11 +161,23 @@ class Router:
             case _:
                 assert_never(event)
 
-    def _on_connected(self, peer: PeerId) -> list[Effect]:
-        if not self._peers.add(peer) or not self.topics:
+    def _on_connected(self, peer: PeerId, now: float) -> list[Effect]:
+        if not self._peers.add(peer):
+            return []
+        self._score.connect(peer, now)
+        if not self.topics:
             return []
         hello = Rpc(subscriptions=tuple(Subscription(True, topic) for topic in self.topics))
         return [Send(peer, encode_rpc(hello), Priority.CONTROL)]
+
+    def _on_peer(self, event: PeerDisconnected | PeerLocated, now: float) -> None:
+        peer = event.peer
+        if isinstance(event, PeerLocated):
+            self._score.place(peer, event.addresses)
+            return
+        self._mesh.drop(peer, self._peers.remove(peer))
+        self._score.disconnect(peer, now)
+        self._relay.forget(peer)
 
     def _on_subscribe(self, topic: str, now: float, *, may_wait: bool) -> list[Effect]:
         if topic in self._mesh:
@@ -158,7 +186,7 @@ class Router:
         if len(self.topics) >= self._params.topics_max:
             raise ValueError(f"more than {self._params.topics_max} topics")
         if may_wait:
-            self._may_wait[topic] = None
+            self._relay.subscribe(topic)
         grafted = self._mesh.join(topic, self._peers.subscribers(topic), now)
         return self._tell_all(Subscription(True, topic), Rpc(graft=(topic,)), grafted)
 
@@ -167,7 +195,7 @@ class Router:
             return []
         prune = Prune(topic, self._params.unsubscribe_backoff_seconds)
         pruned = self._mesh.leave(topic, now)
-        self._may_wait.pop(topic, None)
+        self._relay.unsubscribe(topic)
         return self._tell_all(Subscription(False, topic), Rpc(prune=(prune,)), pruned)
 
     def _tell_all(self, subscription: Subscription, extra: Rpc, some: list[PeerId]) -> list[Effect]:
@@ -187,6 +215,7 @@ class Router:
         message = sign_message(self._signer, topic, data, self._seqno)
         encoded = encode_message(message)
         self._seen.add(message.message_id, now)
+        self._deliveries.accepted(message.message_id, topic, (), now)
         self._lazy.cache.put(message.message_id, topic, encoded)
         rpc = encode_rpc(Rpc(publish=(encoded,)))
         return [
@@ -210,7 +239,7 @@ class Router:
             effects += self._on_message(peer, encoded, now)
         effects += self._on_mesh_control(peer, state, rpc, now)
         if self._score(peer) >= self._params.gossip_score_min:
-            effects += self._on_lazy_control(peer, state, rpc)
+            effects += self._on_lazy_control(peer, state, rpc, now)
         return effects
 
     def _on_subscriptions(self, peer: PeerId, rpc: Rpc) -> list[Effect]:
@@ -225,73 +254,66 @@ class Router:
     def _on_message(self, sender: PeerId, encoded: bytes, now: float) -> list[Effect]:
         message = decode_message(encoded, self._decoded)
         if isinstance(message, Fault):
+            self._score.breach(sender)  # of no known topic
             return [PeerFault(sender, message)]
         topic, message_id = message.topic, message.message_id
         if topic not in self._mesh:
+            self._promises.fulfil(message_id)  # we left the topic since we asked
             return []
         if len(message.data) > self._params.message_bytes_max:
+            self._score.invalid(sender, topic)
             detail = f"{len(message.data)} bytes"
             return [PeerFault(sender, Fault(FaultCode.MESSAGE_OVERSIZE, detail))]
         pending = self._pending.get(message_id)
         if pending is not None:
             pending.senders[sender] = None
         if pending is not None or message_id in self._seen or message.source == self._own_source:
-            waiting = self._for_heartbeat if topic in self._may_wait else self._for_flush
-            waiting.drop(sender, message_id)
+            self._relay.drop(topic, sender, message_id)
+            self._deliveries.repeated(message_id, topic, sender, now)
             return [Discard(sender, topic, message_id, DiscardReason.DUPLICATE)]
         if len(self._pending) >= self._params.pending_max:
+            self._promises.fulfil(message_id)  # it came, and the lack of room is ours
             return [Discard(sender, topic, message_id, DiscardReason.PENDING_FULL)]
         if not verify_message(message, self._verifier):
+            self._score.invalid(sender, topic)
             return [PeerFault(sender, Fault(FaultCode.MESSAGE_SIGNATURE, "does not verify"))]
         self._seen.add(message_id, now)
+        self._promises.fulfil(message_id)
         self._pending[message_id] = _Pending(message, {sender: None})
         return [Validate(message_id, sender, message.author, topic, message.data)]
 
-    def _on_validated(self, message_id: bytes, verdict: ValidationResult) -> list[Effect]:
+    def _on_validated(
+        self, message_id: bytes, verdict: ValidationResult, now: float
+    ) -> list[Effect]:
         pending = self._pending.pop(message_id, None)
         if pending is None:
             return []
         match verdict:
             case ValidationResult.ACCEPT:
-                return self._accept(pending)
+                return self._accept(pending, now)
             case ValidationResult.IGNORE:
                 return []
             case ValidationResult.REJECT:
-                return [
-                    PeerFault(peer, Fault(FaultCode.MESSAGE_REJECTED)) for peer in pending.senders
-                ]
+                topic, senders = pending.message.topic, pending.senders
+                self._deliveries.rejected(message_id, topic, senders, now)
+                return [PeerFault(peer, Fault(FaultCode.MESSAGE_REJECTED)) for peer in senders]
             case _:
                 assert_never(verdict)
 
-    def _accept(self, pending: _Pending) -> list[Effect]:
+    def _accept(self, pending: _Pending, now: float) -> list[Effect]:
         message = pending.message
         if message.topic not in self._mesh:
             return []  # we left the topic in between
         message_id, topic, author = message.message_id, message.topic, message.author
+        self._deliveries.accepted(message_id, topic, pending.senders, now)
         peers = [
             peer
             for peer in self._mesh.members(topic)
             if peer not in pending.senders and peer != author
         ]
-        effects: list[Effect] = []
-        if topic in self._may_wait:
-            effects += _sends(self._for_heartbeat.add(message_id, topic, message.encoded, peers))
-        elif self._params.relay_wait_seconds:
-            if not self._for_flush:  # else a flush is under way
-                effects.append(FlushLater(self._rng.uniform() * self._params.relay_wait_seconds))
-            effects += _sends(self._for_flush.add(message_id, topic, message.encoded, peers))
-        else:
-            self._lazy.cache.put(message_id, topic, message.encoded)
-            rpc = encode_rpc(Rpc(publish=(message.encoded,)))
-            effects += [Send(peer, rpc, Priority.RELAY) for peer in peers]
+        effects = self._relay.add(message_id, topic, message.encoded, peers)
         effects.append(Deliver(message_id, author, topic, message.data))
         return effects
-
-    def _release(self, batches: Batches) -> list[Effect]:
-        """Send what waited; only now can it be advertised, when those who get it have it soon."""
-        for message_id, (topic, message) in batches.take_fresh().items():
-            self._lazy.cache.put(message_id, topic, message)
-        return _sends(batches.take())
 
     def _on_mesh_control(
         self, peer: PeerId, state: PeerState, rpc: Rpc, now: float
@@ -304,19 +326,23 @@ class Router:
             if topic not in state.topics:
                 continue  # a mesh holds subscribers only
             answer = self._mesh.grafted_by(topic, peer, now)
-            if answer is GraftAnswer.BREACH:
+            if answer in (GraftAnswer.BREACH, GraftAnswer.FLOOD):
+                self._score.breach(peer, 2 if answer is GraftAnswer.FLOOD else 1)
                 effects.append(PeerFault(peer, Fault(FaultCode.GRAFT_IN_BACKOFF, topic)))
-            if answer in (GraftAnswer.BREACH, GraftAnswer.REFUSE):
+            if answer not in (GraftAnswer.ACCEPT, GraftAnswer.IGNORE):
                 refused[topic] = None
         if refused:
             effects.append(Send(peer, self._prune_rpc(refused), Priority.CONTROL))
         return effects
 
-    def _on_lazy_control(self, peer: PeerId, state: PeerState, rpc: Rpc) -> list[Effect]:
+    def _on_lazy_control(
+        self, peer: PeerId, state: PeerState, rpc: Rpc, now: float
+    ) -> list[Effect]:
         effects: list[Effect] = []
         if rpc.ihave:
             asked = self._lazy.ask(state, rpc.ihave, self._wanted)
             if asked:
+                self._promises.add(peer, asked, now)
                 effects.append(Send(peer, encode_rpc(Rpc(iwant=asked)), Priority.IWANT))
         served = self._lazy.serve(peer, state, rpc.iwant)
         effects += [Send(peer, encode_rpc(Rpc(publish=(each,))), Priority.RELAY) for each in served]
@@ -330,6 +356,9 @@ class Router:
 
     def _on_heartbeat(self, now: float) -> list[Effect]:
         self._peers.start_heartbeat()
+        for peer in self._promises.take_broken(now):
+            self._score.breach(peer)
+        self._score.age(now)
         self._mesh.expire(now)
         self._seen.expire(now)
         effects = self._maintain_meshes(now)
@@ -339,25 +368,18 @@ class Router:
                 encoded[entries] = encode_rpc(Rpc(ihave=entries))
             effects.append(Send(peer, encoded[entries], Priority.IHAVE))
         self._lazy.heartbeat()
-        return effects + self._release(self._for_heartbeat)
+        return effects + self._relay.heartbeat()
 
     def _maintain_meshes(self, now: float) -> list[Effect]:
-        grafts: dict[PeerId, list[str]] = {}
-        prunes: dict[PeerId, dict[str, None]] = {}
-        for topic in self.topics:
-            grafted, pruned = self._mesh.maintain(topic, self._peers.subscribers(topic), now)
-            for peer in grafted:
-                grafts.setdefault(peer, []).append(topic)
-            for peer in pruned:
-                prunes.setdefault(peer, {})[topic] = None
+        grafts, prunes = self._mesh.maintain_all(self._peers.subscribers, now)
         effects: list[Effect] = []
         for peer, topics in grafts.items():
             effects.append(Send(peer, encode_rpc(Rpc(graft=tuple(topics))), Priority.CONTROL))
-        for peer, pruned_topics in prunes.items():
-            effects.append(Send(peer, self._prune_rpc(pruned_topics), Priority.CONTROL))
+        for peer, topics in prunes.items():
+            effects.append(Send(peer, self._prune_rpc(topics), Priority.CONTROL))
         return effects
 
-    def _prune_rpc(self, topics: dict[str, None]) -> bytes:
+    def _prune_rpc(self, topics: Iterable[str]) -> bytes:
         backoff = self._params.prune_backoff_seconds
         return encode_rpc(Rpc(prune=tuple(Prune(topic, backoff) for topic in topics)))
 
@@ -371,13 +393,6 @@ class Router:
             if peer not in members and score(peer) >= score_min
         ]
         return outside, [peer for peer in members if score(peer) >= score_min]
-
-
-def _sends(batches: dict[PeerId, tuple[bytes, ...]]) -> list[Effect]:
-    return [
-        Send(peer, encode_rpc(Rpc(publish=messages)), Priority.RELAY)
-        for peer, messages in batches.items()
-    ]
 
 
 def _check_topic(topic: str) -> None:

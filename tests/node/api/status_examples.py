@@ -7,6 +7,7 @@ from pydantic import TypeAdapter
 from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus, StripeStatus
 from node.api.status import (
     CheckpointStatus,
+    GossipPeerStatus,
     MemberStatus,
     NodeStatus,
     RolloutCounts,
@@ -109,6 +110,14 @@ STATUS = NodeStatus(
     receivers=(
         PartyStatus(PEERS[3], 0, 700_000_000, 9_000_000),
         PartyStatus("203.0.113.7", 1_000_000, 0, 400_000),
+    ),
+    gossip_peers=(
+        *(
+            GossipPeerStatus(peer, 1.25 - index / 4, "good", index % 2 == 0, ("commits", "roster"))
+            for index, peer in enumerate(PEERS[:5])
+        ),
+        GossipPeerStatus(PEERS[5], -11.0, "no-gossip", False, (), {"commits": 42.5}, 0, 1, 2, 1),
+        GossipPeerStatus(PEERS[7], -91.0, "graylisted", False, (), {}, 0.5, 3.0, 0.0, 1, 2),
     ),
     uptake=UptakeStatus(41, 2.25, 7.5, 7.75, 6.0, (0, 0, 0, 3, 30, 8, 0, 0, 0, 0), 290.5),
 )

@@ -1,3 +1,4 @@
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -9,9 +10,12 @@ from node.blobs.wire import Kind
 from node.context import NodeContext
 from node.replication.inbox import Source
 from node.weights.arrivals import Arrivals, Form, Label
+from protocol.gossip.events import RpcReceived
+from protocol.gossip.rpc import Prune, Rpc, encode_rpc
 from protocol.replica import Received
 from protocol.types import Role, ValidationResult
 from roles.flow import ChangeSignal, Conditions
+from tests.protocol.gossip.nodes import PEERS, TOPIC, joined_router, received
 from tests.worlds.messages import World, run_manifest
 
 WORLD = World(run_manifest())
@@ -21,14 +25,19 @@ LOOP_NOW = 5000.0
 
 
 def peers(*connected, unreachable_since=None):
-    return SimpleNamespace(connected=list(connected), unreachable_since=unreachable_since, banned=3)
+    return SimpleNamespace(
+        connected=list(connected),
+        unreachable_since=unreachable_since,
+        banned=3,
+        faults=lambda: {PEERS[2].peer_id: 2},
+    )
 
 
 def observer(peer=OTHER, **changes) -> Observer:
     """Return the observer of a node that is well; ``changes`` says what is not."""
     replica = WORLD.replica(roster_at=1)
     counters = SimpleNamespace(received=5, duplicates=2)
-    gossip = SimpleNamespace(sizes=dict, counters=counters)
+    gossip = SimpleNamespace(sizes=dict, counters=counters, report=list)
     gossip.link_counters = SimpleNamespace(bytes_in=1, bytes_out=2, frames_dropped=3)
     exchange = SimpleNamespace(sent=Tally(), received=Tally())
     for tally, kind, way, count in (
@@ -173,6 +182,23 @@ def test_what_is_on_its_way_and_who_is_fed_is_told():
     )
     node.monotonic = lambda: LOOP_NOW + 60
     assert node.status().receivers == ()
+
+
+def test_those_that_gossip_are_told_with_what_their_scores_are_made_of():
+    router = joined_router(3)
+    quiet, waiting, liar = (each.peer_id for each in PEERS[:3])
+    router.handle(received(waiting, Rpc(prune=(Prune(TOPIC, 60),))), 10)
+    router.handle(RpcReceived(liar, encode_rpc(Rpc(publish=(b"junk",)))), 10)
+    node = observer()
+    node.gossip.report = lambda: router.report(12)
+    status = node.status()
+    assert [each.peer_id for each in status.gossip_peers] == [quiet, waiting, liar]
+    good, pruned, junk = status.gossip_peers
+    assert (good.score, good.level, good.mesh) == (0, "good", ("commits",))
+    assert good.backoff_seconds == {}
+    assert (pruned.mesh, pruned.backoff_seconds) == ((), {"commits": 58.0})
+    assert (junk.breaches, junk.faults, pruned.faults) == (1.0, 2, 0)
+    assert json.loads(json.dumps(status.peers_json()))["gossip_peers"][1]["level"] == "good"
 
 
 def test_a_member_is_never_younger_than_now():

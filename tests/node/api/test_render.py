@@ -143,12 +143,19 @@ def test_views_fit_into_a_hundred_columns_unabridged(view):
 def test_peers_are_listed_by_role():
     lines = drawn(peers_view(STATUS))
     assert lines[0] == "7 members, 7 connected to this node"
-    roles = [line.replace("(you)", "").split()[1] for line in lines[3:]]
+    roles = [line.replace("(you)", "").split()[1] for line in lines[3:10]]
     assert roles == ["inference"] * 2 + ["validator"] * 3 + ["trainer", "relay"]
     assert sum("(you)" in line for line in lines) == 1
-    assert drawn(peers_view(replace(STATUS, members=(), peers_connected=0))) == [
-        "0 members, 0 connected to this node"
-    ]
+    alone = replace(STATUS, members=(), peers_connected=0, gossip_peers=())
+    assert drawn(peers_view(alone)) == ["0 members, 0 connected to this node"]
+
+
+def test_who_gossips_is_listed_with_its_score_on_the_roster_or_not():
+    lines = [line.split() for line in drawn(peers_view(STATUS))[11:]]
+    assert [line[0] for line in lines[1:]] == [short_peer(PEERS[n]) for n in (0, 1, 2, 3, 4, 5, 7)]
+    assert lines[1][1:] == ["1.25", "good", "2", "0", "0", "0", "0", "0"]
+    assert lines[6][1:] == ["-11.00", "no-gossip", "0", "1", "0", "1", "2", "1"]
+    assert lines[7][1:] == ["-91.00", "graylisted", "0", "0", "0.5", "3", "0", "1"]
 
 
 def test_why_shows_reason_what_was_measured_and_evidence():

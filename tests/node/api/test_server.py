@@ -15,7 +15,7 @@ from node.api.server import ControlServer, application
 from node.api.status import LoopStatus
 from node.local.datadir import load_api_endpoint, open_data_dir, store_api_endpoint
 from node.local.errors import ExitCode, NodeError
-from tests.node.api.status_examples import ARRIVED, ARRIVING, EXPLAINED, STATUS
+from tests.node.api.status_examples import ARRIVED, ARRIVING, EXPLAINED, PEERS, STATUS
 
 
 def client(status=STATUS, why=EXPLAINED):
@@ -52,6 +52,20 @@ async def test_status_and_peers_are_the_snapshot():
     assert (await get("/peers")).json() == {
         "peers_connected": 7,
         "members": expected["members"],
+        "gossip_peers": expected["gossip_peers"],
+    }
+    assert expected["gossip_peers"][-2] == {
+        "peer_id": PEERS[5],
+        "score": -11.0,
+        "level": "no-gossip",
+        "chosen": False,
+        "mesh": [],
+        "backoff_seconds": {"commits": 42.5},
+        "first_deliveries": 0,
+        "invalid": 1,
+        "breaches": 2,
+        "faults": 1,
+        "neighbours": 0,
     }
 
 
@@ -80,6 +94,23 @@ async def test_metrics_follow_the_status():
     assert 'prime_node_rollouts_rejected_total{reason="computation"} 9.0' in lines
     assert 'prime_node_bytes_total{direction="sent",kind="weights"} 2.4e+09' in lines
     assert not any("12D3KooW" in line for line in lines if not line.startswith("prime_node_info"))
+
+
+async def test_metrics_tell_of_scores_in_seven_series_however_many_peers_there_are():
+    lines = (await get("/metrics")).text.splitlines()
+    assert [line for line in lines if line.startswith("prime_node_gossip_peers{")] == [
+        'prime_node_gossip_peers{level="good"} 5.0',
+        'prime_node_gossip_peers{level="no-mesh"} 0.0',
+        'prime_node_gossip_peers{level="no-gossip"} 1.0',
+        'prime_node_gossip_peers{level="no-publish"} 0.0',
+        'prime_node_gossip_peers{level="graylisted"} 1.0',
+    ]
+    assert "prime_node_gossip_score_min -91.0" in lines
+    assert f"prime_node_gossip_score_mean {(3.75 - 102) / 7}" in lines
+    alone = (await get("/metrics", replace(STATUS, gossip_peers=()))).text.splitlines()
+    assert "prime_node_gossip_score_mean 0.0" in alone
+    told = ("prime_node_gossip_peers", "prime_node_gossip_score")
+    assert sum(line.startswith(told) for line in alone) == 7
 
 
 async def test_metrics_tell_how_late_the_loop_was():

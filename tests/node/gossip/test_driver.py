@@ -1,6 +1,7 @@
 import asyncio
 import itertools
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 import pytest
 
@@ -10,7 +11,7 @@ from node.membership.bans import BAN_SECONDS, FAULTS_MAX
 from node.membership.peers import POLL_SECONDS, PeerTable
 from node.streams.protocols import GOSSIP
 from protocol.crypto import Identity
-from protocol.faults import Fault
+from protocol.faults import Fault, FaultCode
 from protocol.gossip.events import Priority, Send
 from protocol.gossip.frames import Deframer, frame
 from protocol.gossip.message import encode_message, sign_message
@@ -30,6 +31,12 @@ def accept(_author, _data):
 
 
 class Table(PeerTable):
+    picked = ()
+    places = MappingProxyType({})
+
+    def chosen(self, peer):
+        return peer in self.picked
+
     def blame(self, peer, fault):
         self.blamed.append((peer, fault.code))
         super().blame(peer, fault)
@@ -700,5 +707,60 @@ def test_publishing_too_much_is_the_callers_error():
             with pytest.raises(ValueError, match="limit 16384"):
                 await node.gossip.publish(TOPIC, bytes(16385))
             assert node.gossip.counters.published == 0
+
+    run_virtual(scenario())
+
+
+def test_a_fault_that_a_service_found_ends_a_stranger_s_place_in_the_mesh():
+    async def scenario():
+        async with swarm(2) as (_, (node, other)):
+            await eventually(lambda: meshed(node, other))
+            node.peers.blame(other.peer_id, Fault(FaultCode.BAD_SIGNATURE))
+            await asyncio.sleep(2)
+            assert node.gossip.mesh_peers(TOPIC) == []
+            assert node.peers.connected == [other.peer_id]
+
+    run_virtual(scenario())
+
+
+def test_a_peer_that_we_chose_comes_into_a_full_mesh():
+    """Strangers graft first; a mesh of two has no place for others then, but for that one."""
+    two = Params(
+        mesh_low=1, mesh_size=2, mesh_high=2, mesh_keep_by_score=0, mesh_outbound=2, lazy_peers=1
+    )
+
+    async def scenario():
+        async with swarm(7, params=two) as (hub, (node, *others)):
+            chosen = others[-1].peer_id
+            node.peers.picked = (chosen,)
+            for one in others[:-1]:
+                hub.connect(one.peer_id, node.peer_id)
+            await eventually(lambda: len(node.gossip.mesh_peers(TOPIC)) == 2)
+            hub.connect(node.peer_id, chosen)
+            await asyncio.sleep(10)
+            assert chosen in node.gossip.mesh_peers(TOPIC)
+
+    run_virtual(scenario())
+
+
+def test_peers_at_one_place_are_told_to_the_router_once_greeted():
+    """Forty of one address: the surplus of eight, squared, closes meshes and gossip to them."""
+
+    async def scenario():
+        async with swarm(2) as (hub, (node, other)):
+            strangers = [RawPeer(hub, number) for number in range(100, 139)]
+            everybody = [other.peer_id, *(each.identity.peer_id for each in strangers)]
+            await eventually(lambda: meshed(node, other))
+            node.peers.places = dict.fromkeys(everybody, ("203.0.113.7",))
+            for each in strangers:
+                await each.listen()
+                hub.connect(each.identity.peer_id, node.peer_id)
+            await asyncio.sleep(3 * POLL_SECONDS)
+            assert len(node.peers.connected) == 40
+            assert node.gossip.mesh_peers(TOPIC) == []
+            strangers[0].rpcs.clear()
+            await node.gossip.publish(TOPIC, b"news")
+            await asyncio.sleep(5)
+            assert not any(rpc.publish for rpc in strangers[0].rpcs)
 
     run_virtual(scenario())

@@ -55,3 +55,11 @@ def test_tables_are_bounded(monkeypatch):
         8,
         9,
     ]
+
+
+def test_faults_are_counted_until_they_no_longer_count():
+    bans = Bans()
+    blamed(bans, [0, 10])
+    assert bans.faults(WINDOW_SECONDS) == {PEER: 2}
+    assert bans.faults(WINDOW_SECONDS + 1) == {PEER: 1}
+    assert bans.faults(WINDOW_SECONDS + 11) == {}

@@ -406,3 +406,79 @@ def test_a_stream_to_a_member_is_dialled_first():
         assert await stream.read_exactly(2) == b"hi"
 
     run_virtual(scenario())
+
+
+def test_chosen_are_bootstrap_peers_and_members_dialled_by_chance_but_nobody_for_a_stream():
+    async def scenario():
+        net = Net()
+        net.add("boot", "member", "guest", "wanted")
+        ours = net.table("boot")
+        await ours.reach()
+        assert ours.chosen(net.peer("boot"))
+        net.tell("wanted")
+        net.hub.connect(net.peer("guest"), net.peer("ours"))
+        assert await ours.ensure(net.peer("wanted"))
+        net.tell("member")
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(5 * POLL_SECONDS)
+        assert sorted(ours.connected) == sorted(
+            map(net.peer, ("boot", "guest", "member", "wanted"))
+        )
+        chosen = [
+            name for name in ("boot", "guest", "member", "wanted") if ours.chosen(net.peer(name))
+        ]
+        assert chosen == ["boot", "member"]
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_who_was_chosen_and_left_is_not_chosen_when_it_comes_by_itself():
+    async def scenario():
+        net = Net()
+        net.add("boot", "other")
+        ours = net.table("boot")
+        await ours.reach()
+        running = asyncio.create_task(ours.run())
+        net.hub.connect(net.peer("other"), net.peer("ours"))
+        await ours.disconnect(net.peer("boot"))
+        await asyncio.sleep(2 * POLL_SECONDS)
+        net.hub.connect(net.peer("boot"), net.peer("ours"))
+        await asyncio.sleep(2 * POLL_SECONDS)
+        assert net.peer("boot") in ours.connected
+        assert not ours.chosen(net.peer("boot"))
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_peers_are_located_once_and_again_when_they_come_back():
+    async def scenario():
+        net = Net()
+        net.add("guest")
+        ours, asked = net.table(), []
+        guest = net.peer("guest")
+
+        async def remote_addresses(peer):
+            asked.append(peer)
+            if len(asked) == 1:
+                raise TransportError("p2pd is not there")
+            return ["/ip4/93.184.216.34/tcp/1", "/ip4/93.184.216.34/tcp/2", "/ip4/127.0.0.1/tcp/3"]
+
+        ours._transport.remote_addresses = remote_addresses
+        running = asyncio.create_task(ours.run())
+        net.hub.connect(guest, net.peer("ours"))
+        await asyncio.sleep(0.5 * POLL_SECONDS)
+        assert ours.places.get(guest, ()) == ()
+        await asyncio.sleep(5 * POLL_SECONDS)
+        assert ours.places.get(guest, ()) == ("93.184.216.34",)
+        assert asked == [guest, guest]
+        await ours.disconnect(guest)
+        await asyncio.sleep(2 * POLL_SECONDS)
+        assert ours.places.get(guest, ()) == ()
+        net.hub.connect(guest, net.peer("ours"))
+        await asyncio.sleep(2 * POLL_SECONDS)
+        assert len(asked) == 3
+        running.cancel()
+
+    run_virtual(scenario())

@@ -38,8 +38,13 @@ PEERS = [identity(number) for number in range(1, 25)]
 SELF = identity(1000)
 
 
-def router(params: Params | None = None, score=lambda _peer: 0.0, seed: bytes = b"seed") -> Router:
-    return Router(SELF, params or Params(), Rng(seed), score=score)
+def router(
+    params: Params | None = None,
+    score=lambda _peer: 0.0,
+    seed: bytes = b"seed",
+    chosen=lambda _peer: False,
+) -> Router:
+    return Router(SELF, params or Params(), Rng(seed), score=score, chosen=chosen)
 
 
 def rpc_of(effect: Effect) -> Rpc:
@@ -74,9 +79,10 @@ def joined_router(
     score=lambda _peer: 0.0,
     *,
     may_wait: bool = False,
+    chosen=lambda _peer: False,
 ) -> Router:
     """Return a router subscribed to TOPIC, with ``count`` subscribed peers in its mesh."""
-    node = router(params, score)
+    node = router(params, score, chosen=chosen)
     for each in PEERS[:count]:
         node.handle(PeerConnected(each.peer_id), 0)
         node.handle(received(each.peer_id, ENTER), 0)

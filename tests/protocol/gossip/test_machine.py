@@ -32,6 +32,7 @@ LIMITS = Params(
     mesh_low=1,
     mesh_high=3,
     mesh_keep_by_score=1,
+    mesh_outbound=1,
     peers_max=5,
     topics_per_peer_max=2,
     topics_max=2,
@@ -89,7 +90,11 @@ class RouterMachine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.scores = dict.fromkeys((each.peer_id for each in PEERS), 0.0)
-        self.node = router(LIMITS, score=lambda peer: self.scores[peer])
+        self.node = router(
+            LIMITS,
+            score=lambda peer: self.scores[peer],
+            chosen=lambda peer: peer == PEERS[0].peer_id,
+        )
         self.now = 1000.0
         self.connected = {}
         self.accepted = {}
@@ -127,7 +132,7 @@ class RouterMachine(RuleBasedStateMachine):
         rpc = rpc_of(effect)
         for topic in rpc.graft:
             assert (topic, effect.peer) not in backoffs
-            assert self.scores[effect.peer] >= 0
+            assert self.node.score(effect.peer) >= 0
         for encoded in rpc.publish:
             message = decode_message(encoded)
             own = message.source == decode_message(signed(SELF, b"", 0)).source

@@ -8,10 +8,12 @@ from protocol.faults import Fault, FaultCode
 from protocol.gossip.cache import MessageCache, SeenCache
 from protocol.gossip.events import Priority
 from protocol.gossip.frames import Deframer, frame
-from protocol.gossip.mesh import GraftAnswer, Mesh, neutral
+from protocol.gossip.mesh import GraftAnswer, Mesh
 from protocol.gossip.outbox import Outbox
 from protocol.gossip.params import Params
 from protocol.gossip.rpc import RPC_BYTES_MAX
+from protocol.gossip.score_params import ScoreParams
+from protocol.gossip.scores import Scores, neutral
 from protocol.rng import Rng
 from protocol.types import PeerId
 
@@ -177,8 +179,13 @@ def test_params_check_their_relations(wrong):
         Params(**wrong)
 
 
+def mesh_of(params=None, seed=b"", score=neutral, chosen=()):
+    scores = Scores(ScoreParams(), score)
+    return Mesh(params or Params(), Rng(seed), scores, lambda peer: peer in chosen)
+
+
 def test_back_offs_are_bounded_and_the_oldest_leaves():
-    mesh = Mesh(Params(backoffs_max=3), Rng(b""), neutral)
+    mesh = mesh_of(Params(backoffs_max=3))
     mesh.join("t", [], now=0)
     for number in range(5):
         mesh.pruned_by("t", PeerId(str(number)), 10, now=0)
@@ -186,7 +193,7 @@ def test_back_offs_are_bounded_and_the_oldest_leaves():
 
 
 def test_a_shorter_back_off_does_not_replace_a_longer_one():
-    mesh = Mesh(Params(), Rng(b""), neutral)
+    mesh = mesh_of()
     mesh.join("t", [], now=0)
     mesh.pruned_by("t", PEER, 100, now=0)
     mesh.pruned_by("t", PEER, 5, now=1)
@@ -194,7 +201,7 @@ def test_a_shorter_back_off_does_not_replace_a_longer_one():
 
 
 def test_a_back_off_outlasts_a_member_s_leaving():
-    mesh = Mesh(Params(), Rng(b""), neutral)
+    mesh = mesh_of()
     mesh.join("t", [PEER], now=0)
     mesh.pruned_by("t", PEER, 60, now=0)
     mesh.drop(PEER, ["t"])
@@ -209,7 +216,7 @@ def test_a_thinned_mesh_keeps_the_best_and_others_by_chance():
     scores = {peer: float(number) for number, peer in enumerate(peers)}
     kept: list[PeerId] = []
     for seed in range(100):
-        mesh = Mesh(params, Rng(bytes([seed])), scores.__getitem__)
+        mesh = mesh_of(params, bytes([seed]), scores.__getitem__)
         mesh.join("t", [], now=0)
         for peer in peers:
             assert mesh.grafted_by("t", peer, now=0) is GraftAnswer.ACCEPT

@@ -306,7 +306,7 @@ def test_a_back_off_has_a_default_and_an_upper_bound(asked, granted):
 
 def test_a_graft_is_refused_when_the_mesh_is_full_or_the_score_is_bad():
     scores = {each.peer_id: 0.0 for each in PEERS}
-    params = Params(mesh_low=1, mesh_size=1, mesh_high=2, mesh_keep_by_score=1)
+    params = Params(mesh_low=1, mesh_size=1, mesh_high=2, mesh_keep_by_score=1, mesh_outbound=0)
     node = joined(4, params, lambda peer: scores[peer])
     (first,) = node.mesh_peers(TOPIC)
     others = [each.peer_id for each in PEERS[:4] if each.peer_id != first]

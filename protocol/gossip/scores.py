@@ -1,0 +1,322 @@
+"""How well each peer behaved: the seven parts of GossipSub v1.1's score, P1 to P7.
+
+Per topic: P1 time in our mesh, P2 messages that it was the first to deliver, P3 what a mesh member
+should have delivered and did not, P3b the same when it left the mesh, P4 invalid messages. Over
+all: P5 what the application thinks of it, P6 peers that share its address, P7 breaches of the
+protocol. Counters decay; the time in the mesh is brought up to date with them.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from protocol.gossip.score_params import ScoreParams, TopicScoreParams
+from protocol.types import PeerId
+
+Score = Callable[[PeerId], float]
+"""How well a peer behaved; below 0 it has no place in a mesh."""
+
+
+def neutral(_peer: PeerId) -> float:
+    """Score everybody 0: an application without an opinion."""
+    return 0.0
+
+
+class _Factors(NamedTuple):
+    """What is left of each counter after some seconds; below ``zero`` nothing."""
+
+    first_deliveries: float
+    mesh_deliveries: float
+    mesh_failures: float
+    invalid: float
+    breaches: float
+    zero: float
+
+
+class PeerCounts(NamedTuple):
+    """What counts for or against a peer, over all topics, as far as it has not decayed."""
+
+    first_deliveries: float = 0.0
+    mesh_failures: float = 0.0
+    invalid: float = 0.0
+    breaches: float = 0.0
+    neighbours: int = 0
+    """Other peers at the address of its that has most of them."""
+
+
+@dataclass(slots=True)
+class TopicStats:
+    """One peer in one topic; the counters decay."""
+
+    grafted_at: float | None = None
+    """None: not in our mesh."""
+    mesh_seconds: float = 0.0
+    mesh_active: bool = False
+    """Whether it has been in the mesh for so long that P3 counts."""
+    first_deliveries: float = 0.0
+    mesh_deliveries: float = 0.0
+    mesh_failures: float = 0.0
+    invalid: float = 0.0
+
+    def score(self, params: TopicScoreParams) -> float:
+        """Return the topic's part, before the topic's weight."""
+        score = params.first_deliveries_weight * self.first_deliveries
+        if self.grafted_at is not None:
+            quanta = float(self.mesh_seconds // params.mesh_seconds_quantum)
+            score += params.mesh_time_weight * min(quanta, params.mesh_quanta_max)
+        score += params.mesh_deliveries_weight * self.deficit(params) ** 2
+        score += params.mesh_failure_weight * self.mesh_failures
+        return score + params.invalid_weight * self.invalid**2
+
+    def deficit(self, params: TopicScoreParams) -> float:
+        """Return how many mesh deliveries are missing; 0 until P3 counts."""
+        if not self.mesh_active:
+            return 0.0
+        return max(0.0, params.mesh_deliveries_threshold - self.mesh_deliveries)
+
+    def age(self, params: TopicScoreParams, factors: _Factors, now: float) -> None:
+        """Let the counters decay, and the time in the mesh pass."""
+        zero = factors.zero
+        self.first_deliveries = _decayed(self.first_deliveries, factors.first_deliveries, zero)
+        self.mesh_deliveries = _decayed(self.mesh_deliveries, factors.mesh_deliveries, zero)
+        self.mesh_failures = _decayed(self.mesh_failures, factors.mesh_failures, zero)
+        self.invalid = _decayed(self.invalid, factors.invalid, zero)
+        if self.grafted_at is not None:
+            self.mesh_seconds = max(self.mesh_seconds, now - self.grafted_at)
+            active = self.mesh_seconds > params.mesh_deliveries_activation_seconds
+            self.mesh_active = active and params.withholding_counts
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to remember."""
+        counters = self.first_deliveries + self.mesh_deliveries + self.mesh_failures + self.invalid
+        return self.grafted_at is None and counters == 0
+
+
+@dataclass(slots=True)
+class _Standing:
+    """What is known of one peer."""
+
+    topics: dict[str, TopicStats] = field(default_factory=dict)
+    breaches: float = 0.0
+    addresses: tuple[str, ...] = ()
+    own: float | None = None
+    """All parts but P5; None: to be summed up again."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Retained:
+    standing: _Standing
+    score: float
+    until: float
+
+
+class Scores:
+    """The scores of the connected peers, and of those that left with something to answer for.
+
+    ``application`` is P5. What is said of a peer that is not connected has no effect.
+    """
+
+    def __init__(self, params: ScoreParams, application: Score = neutral) -> None:
+        self._params = params
+        self._application = application
+        self._standings: dict[PeerId, _Standing] = {}
+        self._retained: dict[PeerId, _Retained] = {}
+        self._at_address: dict[str, int] = {}
+        self._aged_at: float | None = None
+
+    def __call__(self, peer: PeerId) -> float:
+        """Return the score of a peer; a stranger's is what the application thinks of it."""
+        score = self._application(peer)
+        standing = self._standings.get(peer)
+        if standing is None:
+            return score
+        if standing.own is None:
+            standing.own = self._behaviour(standing) + self._colocation(standing)
+        return score + standing.own
+
+    @property
+    def retained(self) -> int:
+        """How many peers are remembered that left."""
+        return len(self._retained)
+
+    def counts(self, peer: PeerId) -> PeerCounts:
+        """Return what the score of a peer is made of; all 0 for a stranger."""
+        standing = self._standings.get(peer)
+        if standing is None:
+            return PeerCounts()
+        stats = standing.topics.values()
+        return PeerCounts(
+            sum(each.first_deliveries for each in stats),
+            sum(each.mesh_failures for each in stats),
+            sum(each.invalid for each in stats),
+            standing.breaches,
+            max((self._at_address[each] for each in standing.addresses), default=1) - 1,
+        )
+
+    def _behaviour(self, standing: _Standing) -> float:
+        """Return P1 to P4 and P7."""
+        topic = self._params.topic
+        score = sum(topic.weight * stats.score(topic) for stats in standing.topics.values())
+        score = min(score, self._params.topics_score_max)
+        excess = max(0.0, standing.breaches - self._params.behaviour_threshold)
+        return score + self._params.behaviour_weight * excess**2
+
+    def _colocation(self, standing: _Standing) -> float:
+        """Return P6."""
+        score = 0.0
+        for address in standing.addresses:
+            surplus = max(0, self._at_address[address] - self._params.colocated_peers_max)
+            score += self._params.colocation_weight * surplus**2
+        return score
+
+    # Who is here
+
+    def connect(self, peer: PeerId, now: float) -> None:
+        """Begin, or go on with what was retained; idempotent."""
+        if peer in self._standings:
+            return
+        retained = self._retained.pop(peer, None)
+        if retained is not None and now < retained.until:
+            self._standings[peer] = retained.standing
+        else:
+            self._standings[peer] = _Standing()
+
+    def disconnect(self, peer: PeerId, now: float) -> None:
+        """Forget a peer, unless it has something to answer for; idempotent."""
+        standing = self._standings.get(peer)
+        if standing is None:
+            return
+        self.place(peer, ())
+        for topic in standing.topics:
+            self.pruned(peer, topic)
+        del self._standings[peer]
+        if not _to_answer_for(standing):
+            return
+        for stats in standing.topics.values():
+            stats.first_deliveries = 0.0
+        standing.own = None
+        until = now + self._params.retain_seconds
+        self._retained[peer] = _Retained(standing, self._behaviour(standing), until)
+        if len(self._retained) > self._params.retained_max:
+            del self._retained[max(self._retained, key=lambda each: self._retained[each].score)]
+
+    def place(self, peer: PeerId, addresses: Iterable[str]) -> None:
+        """Say from which addresses a connected peer comes; those that may be shared left out."""
+        standing = self._standings.get(peer)
+        some = tuple(dict.fromkeys(addresses))[: self._params.addresses_per_peer_max]
+        if standing is None or some == standing.addresses:
+            return
+        for address in standing.addresses:
+            self._at_address[address] -= 1
+            if self._at_address[address] == 0:
+                del self._at_address[address]
+        standing.addresses = some
+        for address in some:
+            self._at_address[address] = self._at_address.get(address, 0) + 1
+        for each in self._standings.values():  # those at the same addresses, and few others change
+            each.own = None
+
+    # What it does
+
+    def grafted(self, peer: PeerId, topic: str, now: float) -> None:
+        """Note that a peer has entered our mesh."""
+        stats = self._stats(peer, topic)
+        if stats is not None:
+            stats.grafted_at = now
+            stats.mesh_seconds = 0.0
+            stats.mesh_active = False
+
+    def pruned(self, peer: PeerId, topic: str) -> None:
+        """Note that a peer has left our mesh; what it owes sticks (P3b)."""
+        stats = self._stats(peer, topic)
+        if stats is not None and stats.grafted_at is not None:
+            stats.mesh_failures += stats.deficit(self._params.topic) ** 2
+            stats.grafted_at = None
+            stats.mesh_active = False
+
+    def first_delivery(self, peer: PeerId, topic: str) -> None:
+        """Note that a peer was the first to bring a message that we accepted."""
+        stats = self._stats(peer, topic)
+        if stats is not None:
+            most = self._params.topic.first_deliveries_max
+            stats.first_deliveries = min(most, stats.first_deliveries + 1)
+            self.mesh_delivery(peer, topic)
+
+    def mesh_delivery(self, peer: PeerId, topic: str) -> None:
+        """Note that a peer brought a message in time; counts for members of the mesh."""
+        if not self._params.topic.withholding_counts:
+            return
+        stats = self._stats(peer, topic)
+        if stats is not None and stats.grafted_at is not None:
+            most = self._params.topic.mesh_deliveries_max
+            stats.mesh_deliveries = min(most, stats.mesh_deliveries + 1)
+
+    def invalid(self, peer: PeerId, topic: str) -> None:
+        """Note that a peer brought a message that is invalid."""
+        stats = self._stats(peer, topic)
+        if stats is not None:
+            stats.invalid += 1
+
+    def breach(self, peer: PeerId, count: int = 1) -> None:
+        """Note that a peer broke the protocol."""
+        standing = self._standings.get(peer)
+        if standing is not None:
+            standing.breaches += count
+            standing.own = None
+
+    # Time
+
+    def age(self, now: float) -> None:
+        """Let the counters decay once in an interval, and forget who left long ago."""
+        last = self._aged_at
+        if last is None or now < last:  # the clock was put back: go on from there
+            self._aged_at = now
+            return
+        if now < last + self._params.decay_seconds:
+            return
+        self._aged_at = now
+        factors = _factors(self._params, now - last)
+        for standing in self._standings.values():
+            self._age(standing, factors, now)
+        self._retained = {peer: kept for peer, kept in self._retained.items() if now < kept.until}
+
+    def _age(self, standing: _Standing, factors: _Factors, now: float) -> None:
+        for stats in standing.topics.values():
+            stats.age(self._params.topic, factors, now)
+        for topic in [topic for topic, stats in standing.topics.items() if stats.empty]:
+            del standing.topics[topic]
+        standing.breaches = _decayed(standing.breaches, factors.breaches, factors.zero)
+        standing.own = None
+
+    def _stats(self, peer: PeerId, topic: str) -> TopicStats | None:
+        """Return what is about to change."""
+        standing = self._standings.get(peer)
+        if standing is None:
+            return None
+        standing.own = None
+        return standing.topics.setdefault(topic, TopicStats())
+
+
+def _factors(params: ScoreParams, seconds: float) -> _Factors:
+    topic = params.topic
+    return _Factors(
+        topic.first_deliveries_decay**seconds,
+        topic.mesh_deliveries_decay**seconds,
+        topic.mesh_failure_decay**seconds,
+        topic.invalid_decay**seconds,
+        params.behaviour_decay**seconds,
+        params.decay_to_zero,
+    )
+
+
+def _decayed(counter: float, factor: float, zero: float) -> float:
+    if counter == 0:
+        return counter  # most are
+    counter *= factor
+    return counter if counter >= zero else 0.0
+
+
+def _to_answer_for(standing: _Standing) -> bool:
+    stats = standing.topics.values()
+    return standing.breaches > 0 or any(each.invalid + each.mesh_failures > 0 for each in stats)
