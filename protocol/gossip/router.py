@@ -358,7 +358,7 @@ class Router:
         self._peers.start_heartbeat()
         for peer in self._promises.take_broken(now):
             self._score.breach(peer)
-        self._score.age(now)
+        self._score.heartbeat(now)
         self._mesh.expire(now)
         self._seen.expire(now)
         effects = self._maintain_meshes(now)

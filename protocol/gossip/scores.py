@@ -100,8 +100,10 @@ class _Standing:
     topics: dict[str, TopicStats] = field(default_factory=dict)
     breaches: float = 0.0
     addresses: tuple[str, ...] = ()
-    own: float | None = None
-    """All parts but P5; None: to be summed up again."""
+    application: float = 0.0
+    """P5, as it was at the last heartbeat."""
+    score: float | None = None
+    """All parts; None: to be summed up again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,13 +129,14 @@ class Scores:
 
     def __call__(self, peer: PeerId) -> float:
         """Return the score of a peer; a stranger's is what the application thinks of it."""
-        score = self._application(peer)
         standing = self._standings.get(peer)
         if standing is None:
-            return score
-        if standing.own is None:
-            standing.own = self._behaviour(standing) + self._colocation(standing)
-        return score + standing.own
+            return self._application(peer)
+        score = standing.score
+        if score is None:
+            behaviour, colocation = self._behaviour(standing), self._colocation(standing)
+            score = standing.score = standing.application + behaviour + colocation
+        return score
 
     @property
     def retained(self) -> int:
@@ -177,10 +180,10 @@ class Scores:
         if peer in self._standings:
             return
         retained = self._retained.pop(peer, None)
-        if retained is not None and now < retained.until:
-            self._standings[peer] = retained.standing
-        else:
-            self._standings[peer] = _Standing()
+        fits = retained is not None and now < retained.until
+        standing = self._standings[peer] = retained.standing if retained and fits else _Standing()
+        standing.application = self._application(peer)
+        standing.score = None
 
     def disconnect(self, peer: PeerId, now: float) -> None:
         """Forget a peer, unless it has something to answer for; idempotent."""
@@ -195,7 +198,7 @@ class Scores:
             return
         for stats in standing.topics.values():
             stats.first_deliveries = 0.0
-        standing.own = None
+        standing.score = None
         until = now + self._params.retain_seconds
         self._retained[peer] = _Retained(standing, self._behaviour(standing), until)
         if len(self._retained) > self._params.retained_max:
@@ -215,7 +218,7 @@ class Scores:
         for address in some:
             self._at_address[address] = self._at_address.get(address, 0) + 1
         for each in self._standings.values():  # those at the same addresses, and few others change
-            each.own = None
+            each.score = None
 
     # What it does
 
@@ -263,12 +266,20 @@ class Scores:
         standing = self._standings.get(peer)
         if standing is not None:
             standing.breaches += count
-            standing.own = None
+            standing.score = None
 
     # Time
 
-    def age(self, now: float) -> None:
-        """Let the counters decay once in an interval, and forget who left long ago."""
+    def heartbeat(self, now: float) -> None:
+        """Ask what the application thinks now; let counters decay, once in an interval."""
+        for peer, standing in self._standings.items():
+            application = self._application(peer)
+            if application != standing.application:
+                standing.application, standing.score = application, None
+        self._age_all(now)
+
+    def _age_all(self, now: float) -> None:
+        """Let the counters decay, and forget who left long ago."""
         last = self._aged_at
         if last is None or now < last:  # the clock was put back: go on from there
             self._aged_at = now
@@ -287,14 +298,14 @@ class Scores:
         for topic in [topic for topic, stats in standing.topics.items() if stats.empty]:
             del standing.topics[topic]
         standing.breaches = _decayed(standing.breaches, factors.breaches, factors.zero)
-        standing.own = None
+        standing.score = None
 
     def _stats(self, peer: PeerId, topic: str) -> TopicStats | None:
         """Return what is about to change."""
         standing = self._standings.get(peer)
         if standing is None:
             return None
-        standing.own = None
+        standing.score = None
         return standing.topics.setdefault(topic, TopicStats())
 
 

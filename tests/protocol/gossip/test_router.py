@@ -244,6 +244,7 @@ def test_strangers_and_graylisted_peers_are_not_heard():
     assert node.handle(RpcReceived(B, b"\xff"), 0) == []
     assert blames(node.handle(RpcReceived(A, b"\xff"), 0)) == ["rpc-malformed"]
     scores[A] = -81.0
+    node.handle(Heartbeat(), 0)
     assert node.handle(RpcReceived(A, b"\xff"), 0) == []
 
 
@@ -311,6 +312,7 @@ def test_a_graft_is_refused_when_the_mesh_is_full_or_the_score_is_bad():
     (first,) = node.mesh_peers(TOPIC)
     others = [each.peer_id for each in PEERS[:4] if each.peer_id != first]
     scores[others[0]] = -1.0
+    node.handle(Heartbeat(), 0)
     effects = node.handle(received(others[0], Rpc(graft=(TOPIC,))), 0)
     assert sends(effects) == [(others[0], Rpc(prune=(Prune(TOPIC, 60),)))]
     assert blames(effects) == []
@@ -467,12 +469,14 @@ def test_bad_scores_get_no_gossip_and_no_floods():
     node.handle(Publish(TOPIC, b""), 1)
     node.handle(received(A, Rpc(prune=(Prune(TOPIC, 60),))), 1)
     score[A] = -11.0
+    node.handle(Heartbeat(), 1)
     have = Rpc(ihave=(IHave(TOPIC, (message_id(encoded),)),))
     assert node.handle(received(A, have), 1) == []
     assert node.handle(Heartbeat(), 2) == []
     assert len(node.handle(Publish(TOPIC, b""), 2)) == 1
     score[A] = -51.0
-    assert node.handle(Publish(TOPIC, b""), 2) == []
+    node.handle(Heartbeat(), 3)
+    assert node.handle(Publish(TOPIC, b""), 3) == []
 
 
 @given(st.lists(st.binary(max_size=120), max_size=5))

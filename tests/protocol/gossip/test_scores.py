@@ -27,7 +27,7 @@ def scores(application=lambda _peer: 0.0, *, topic=OFF, **params):
         ScoreParams(topic=topic, **{"topics_score_max": 1e9, "decay_seconds": 1.0, **params}),
         application,
     )
-    made.age(0.0)
+    made.heartbeat(0.0)
     made.connect(PEER, 0.0)
     return made
 
@@ -94,7 +94,7 @@ class Model:
 
 def do(made, what, now):
     {
-        "second": lambda: made.age(now),
+        "second": lambda: made.heartbeat(now),
         "graft": lambda: made.grafted(PEER, TOPIC, now),
         "prune": lambda: made.pruned(PEER, TOPIC),
         "first": lambda: made.first_delivery(PEER, TOPIC),
@@ -146,12 +146,14 @@ def test_a_topic_s_parts_are_those_of_a_plain_model(part, history):
         assert made(PEER) == pytest.approx(model.score())
 
 
-def test_the_application_s_opinion_counts_at_once_and_of_strangers_too():
+def test_the_application_s_opinion_counts_from_a_heartbeat_on_and_of_strangers_at_once():
     opinion = {PEER: 2.0, OTHER: -3.0}
     made = scores(opinion.__getitem__)
     made.breach(PEER, 4)
     assert (made(PEER), made(OTHER)) == (-3.0, -3.0)
-    opinion[PEER] = 7.0
+    opinion[PEER], opinion[OTHER] = 7.0, 1.0
+    assert (made(PEER), made(OTHER)) == (-3.0, 1.0)
+    made.heartbeat(0.0)
     assert made(PEER) == 2.0
 
 
@@ -164,7 +166,7 @@ def test_breaches_beyond_the_threshold_count_squared_and_decay(waits, threshold)
         counter += 1
         assert made(PEER) == pytest.approx(-2.0 * max(0.0, counter - threshold) ** 2)
         now += wait
-        made.age(float(now))
+        made.heartbeat(float(now))
         for _ in range(wait):
             counter = Model.zero(counter * 0.9)
         assert made(PEER) == pytest.approx(-2.0 * max(0.0, counter - threshold) ** 2)
@@ -225,13 +227,13 @@ def test_the_numbers_of_five_topics_keep_their_order():
 
 def test_time_put_back_decays_nothing_and_goes_on():
     made = scores(topic=replace(OFF, invalid_weight=-1.0, invalid_decay=0.5))
-    made.age(100.0)
+    made.heartbeat(100.0)
     made.invalid(PEER, TOPIC)
-    made.age(50.0)
+    made.heartbeat(50.0)
     assert made(PEER) == -1
-    made.age(50.5)
+    made.heartbeat(50.5)
     assert made(PEER) == -1
-    made.age(51.0)
+    made.heartbeat(51.0)
     assert made(PEER) == -0.25
 
 
@@ -239,8 +241,8 @@ def test_part_of_an_interval_is_not_lost():
     made = scores(topic=replace(OFF, invalid_weight=-1.0, invalid_decay=0.5))
     made.invalid(PEER, TOPIC)
     for tenths in range(1, 16):
-        made.age(tenths / 10)
-    made.age(2.0)
+        made.heartbeat(tenths / 10)
+    made.heartbeat(2.0)
     assert made(PEER) == pytest.approx(-0.0625)
 
 
@@ -264,7 +266,7 @@ def test_credit_leaves_with_a_peer_and_blame_stays_with_what_it_owes():
     made.connect(PEER, 2)
     assert made(PEER) == 0
     made.grafted(PEER, TOPIC, 0)
-    made.age(3.0)
+    made.heartbeat(3.0)
     made.disconnect(PEER, 3)  # from the mesh, three deliveries short
     assert made.retained == 1
     made.connect(PEER, 4)
@@ -284,9 +286,9 @@ def test_what_is_retained_ends_also_without_its_peer():
     made = scores(retain_seconds=10.0)
     made.breach(PEER)
     made.disconnect(PEER, 0)
-    made.age(9.0)
+    made.heartbeat(9.0)
     assert made.retained == 1
-    made.age(10.0)
+    made.heartbeat(10.0)
     assert made.retained == 0
 
 
@@ -316,7 +318,7 @@ def deliveries(**params):
     made.connect(OTHER, 0)
     for peer in (PEER, OTHER):
         made.grafted(peer, TOPIC, 0)
-    made.age(3.0)
+    made.heartbeat(3.0)
     assert made(OTHER) == -9
     return made, Deliveries(ScoreParams(topic=topic, **params), made)
 
