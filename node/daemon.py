@@ -35,13 +35,13 @@ from node.streams.protocols import BLOBS
 from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
 from node.weights.run_files import RunFiles
-from protocol.capacity import has_standing
 from protocol.crypto import Signer, Verifier, verify
 from protocol.gossip.message import Decoded
 from protocol.gossip.params import Params
 from protocol.manifest import SignedManifest
 from protocol.messages import Opened
 from protocol.replica import Replica
+from protocol.standing import has_standing
 from protocol.types import PeerId, Role, Topic
 from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.inference.flow import InferenceFlow

@@ -10,7 +10,6 @@ standing as there are honest witnesses, for each member that it lies about, and 
 from collections.abc import Callable, Sequence
 
 from protocol.crypto import public_key_from_peer_id
-from protocol.ledger.ledger import Ledger
 from protocol.manifest import RunManifest
 from protocol.membership import Member
 from protocol.shardcast.forest import ForestMember, ForestMembers
@@ -26,17 +25,6 @@ UNWITNESSED_SHARE = 8
 AGE_EPOCHS = 8
 """For so long a witness has known a key without standing before it speaks for it: a guess, so that
 a crowd of keys does not come into the forest with the version that it wants to hold up."""
-
-
-def has_standing(peer: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:
-    """Tell whether a key has shown that it is worth something, from what all nodes hold alike.
-
-    The genesis names it, or more of its rollouts are certified than rejected and it is not slashed.
-    """
-    if manifest.is_of_genesis(peer):
-        return True
-    counts = ledger.workers.get(peer)
-    return counts is not None and counts.certified > counts.rejected and not ledger.slashed(peer)
 
 
 def forest_members(

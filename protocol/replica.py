@@ -35,6 +35,7 @@ from protocol.messages import (
     envelope_kind,
     open_envelope,
 )
+from protocol.standing import has_room_for
 from protocol.types import Digest, PeerId, Role, RunId, Topic, ValidationResult
 from protocol.waiting import Waiting
 
@@ -292,6 +293,8 @@ class Replica:
         worker, admitted = commit.signer, self.roster.admitted
         if not admitted.knows(worker) and not (anti_entropy and self._has_room_for(worker)):
             return _received(commit, Fault(FaultCode.UNKNOWN_KEY))
+        if not (has_room_for(worker, self.manifest, self.ledger) or self._is_certified(commit)):
+            return _received(commit, False)
         result = self.ledger.offer_commit(
             commit,
             self.manifest.epoch_at(now),
@@ -301,10 +304,15 @@ class Replica:
         entry = self.ledger.entries.get(commit.digest)
         return replace(_received(commit, result), lasting=entry is None or entry.timely)
 
+    def _is_certified(self, commit: Signed[RolloutCommit]) -> bool:
+        """Tell whether a certificate waits for a commit."""
+        waiting = self._early_certificates.entries.values()
+        return any(certificate.message.commit == commit.digest for certificate, _ in waiting)
+
     def _has_room_for(self, stranger: PeerId) -> bool:
         """Tell whether commits of a key may wait for the outcome that proves it was admitted."""
         knows = self.roster.admitted.knows
-        strangers = [worker for worker in self.ledger.unsettled_workers() if not knows(worker)]
+        strangers = [worker for worker in self.ledger.unsettled if not knows(worker)]
         return stranger in strangers or len(strangers) < STRANGERS_MAX
 
     def _verdict(self, verdict: Signed[Verdict], now: float) -> Received:

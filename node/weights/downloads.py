@@ -8,10 +8,11 @@ from node.blobs.exchange import BlobExchange
 from node.context import Ports
 from node.weights.arrivals import Arrivals
 from node.weights.download import Weights, WeightsDownload
-from protocol.capacity import forest_members, has_standing
+from protocol.capacity import forest_members
 from protocol.replica import Replica
 from protocol.shardcast.forest import ForestMember, ForestMembers
 from protocol.shardcast.source_history import SourceHistory
+from protocol.standing import has_standing
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ in has been checked (``replica``). Of two certificates that contradict each othe
 (``Entry.is_outranked_by``); a version that learned from what is rejected later stays a version.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from protocol.audit import LIES
 from protocol.faults import Fault, FaultCode
@@ -152,9 +152,10 @@ class Ledger:
         """Return how many commits of ``worker`` wait for an outcome."""
         return len(self._in_flight.get(worker, {}))
 
-    def unsettled_workers(self) -> Iterator[PeerId]:
-        """Yield the workers with commits that wait for an outcome."""
-        return iter(self._in_flight)
+    @property
+    def unsettled(self) -> dict[PeerId, int]:
+        """How many commits of each worker wait for an outcome."""
+        return {worker: len(waiting) for worker, waiting in self._in_flight.items()}
 
     @property
     def in_flight_max(self) -> int:

@@ -10,10 +10,10 @@ from collections import Counter
 import structlog
 
 from protocol.audit import Finding
-from protocol.capacity import has_standing
 from protocol.committee import Committee
 from protocol.ledger.commits import CommitState, Entry
 from protocol.messages import RolloutCommit, Signed, Verdict
+from protocol.standing import has_standing
 from protocol.types import Digest, PeerId, Topic
 from roles.failures import Failures, pause_epochs
 from roles.flow import RoleContext

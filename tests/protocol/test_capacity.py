@@ -1,11 +1,12 @@
 import pytest
 
-from protocol.capacity import UNWITNESSED_SHARE, forest_members, has_standing
+from protocol.capacity import UNWITNESSED_SHARE, forest_members
 from protocol.crypto import public_key_from_peer_id
 from protocol.membership import Member
 from protocol.messages import NodeRecord, Signed
 from protocol.shardcast.forest import ForestMember
 from protocol.shardcast.rates import RATE_CLASS_MAX, rate_class, rate_of_class
+from protocol.standing import has_standing
 from protocol.types import PeerId
 from tests.worlds.messages import World, identity, run_manifest
 

@@ -5,11 +5,11 @@ from itertools import pairwise
 import pytest
 
 from protocol.assignment import assign
-from protocol.capacity import has_standing
 from protocol.crypto import digest
 from protocol.ledger.commits import CommitState
 from protocol.messages import Certificate, Verdict
 from protocol.rollout import RolloutSequence, encode_body
+from protocol.standing import has_standing
 from roles.failures import PAUSE_EPOCHS_MAX
 from roles.ports.engines import EngineError
 from roles.ports.storage import StorageFullError

@@ -1,0 +1,33 @@
+"""Which keys have shown that they are worth something, and what all others may take together.
+
+From what all nodes hold alike, never from what a key says of itself: keys are free.
+"""
+
+from protocol.ledger.ledger import Ledger
+from protocol.manifest import RunManifest
+from protocol.types import PeerId
+
+STRANGER_COMMITS_MAX = 4096
+"""Commits without an outcome of all workers without standing: 9 MB. In the first minutes of a large
+run everybody is one of them, and has one or two under way."""
+
+
+def has_standing(peer: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:
+    """Tell whether a key has shown that it is worth something.
+
+    The genesis names it, or more of its rollouts are certified than rejected and it is not slashed.
+    """
+    if manifest.is_of_genesis(peer):
+        return True
+    counts = ledger.workers.get(peer)
+    return counts is not None and counts.certified > counts.rejected and not ledger.slashed(peer)
+
+
+def has_room_for(worker: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:
+    """Tell whether one more commit of a worker may wait for an outcome."""
+    unsettled = ledger.unsettled
+    # Counted only where it could be too many: most of a large run's workers have standing.
+    if sum(unsettled.values()) < STRANGER_COMMITS_MAX or has_standing(worker, manifest, ledger):
+        return True
+    strangers = (n for one, n in unsettled.items() if not has_standing(one, manifest, ledger))
+    return sum(strangers) < STRANGER_COMMITS_MAX
