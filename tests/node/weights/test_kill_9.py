@@ -25,8 +25,9 @@ from tests.worlds.socket_streams import SocketStreams
 
 SHARD_BYTES, CHUNK_BYTES = 262_144, 65_536
 CONTENT = random.Random(9).randbytes(16 * SHARD_BYTES + 777)
-RATE = ExchangeLimits(upload_bytes_per_second=4_000_000)
-"""Some sixty chunks a second: each life ends within the first of them."""
+RATE = ExchangeLimits(upload_bytes_per_second=1_500_000)
+"""Some twenty chunks a second: each life ends within the first of them, also where this process has
+to wait for a core."""
 
 LIVES = 6
 IN_FLIGHT_BYTES = 4 * SHARD_BYTES
