@@ -68,7 +68,7 @@ class ValidatorFlow:
             while True:
                 seen = context.changes.count
                 self._forget()
-                for entry in self._open_entries():
+                for entry in self._due():
                     await self._attend(entry)
                 await context.tick(seen)
         finally:
@@ -77,13 +77,26 @@ class ValidatorFlow:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _open_entries(self) -> list[Entry]:
-        """Return the commits without an outcome: strangers' last, what was tried least first."""
-        waiting = self._context.replica.ledger.open_entries()
-        strange = {worker: not self._has_standing(worker) for worker in map(_worker, waiting)}
+    def _due(self) -> list[Entry]:
+        """Return the commits in which we may have a part now.
+
+        Those of strangers come last, else what was tried least comes first.
+        """
+        replica, now = self._context.replica, self._context.epoch()
+        due: list[Entry] = []
+        drawn: dict[int, tuple[PeerId, ...]] = {}
+        for entry in replica.ledger.open_entries():
+            epoch = entry.commit.message.epoch
+            if not entry.timely or now <= epoch:
+                continue  # the beacon that draws its committee is of the next epoch
+            if epoch not in drawn:
+                drawn[epoch] = replica.electorate.validators(epoch + 1)
+            # In a large swarm nearly all are for others, and a crowd of keys makes thousands.
+            if self._for_others.get(entry.commit.digest) is not drawn[epoch]:
+                due.append(entry)
+        strange = {worker: not self._has_standing(worker) for worker in map(_worker, due)}
         return sorted(
-            waiting,
-            key=lambda entry: (strange[_worker(entry)], self._attempts[entry.commit.digest]),
+            due, key=lambda entry: (strange[_worker(entry)], self._attempts[entry.commit.digest])
         )
 
     def _has_standing(self, worker: PeerId) -> bool:
@@ -109,19 +122,15 @@ class ValidatorFlow:
 
     async def _attend(self, entry: Entry) -> None:
         """Do what is due for one commit without an outcome."""
-        context = self._context
-        done = entry.state is not CommitState.COMMITTED or not entry.timely
-        epoch = entry.commit.message.epoch
-        if done or context.epoch() <= epoch:
-            return  # the beacon that draws its committee is of the next epoch
-        digest, validators = entry.commit.digest, context.replica.electorate.validators(epoch + 1)
-        if self._for_others.get(digest) is validators:
-            return  # as nearly always in a large swarm
+        context, digest = self._context, entry.commit.digest
+        if entry.state is not CommitState.COMMITTED:
+            return  # since others were attended to
         committee = context.replica.committee(entry.commit)
         if committee is None:
             return
         if context.peer_id not in committee.escalated:
-            self._for_others[digest] = validators
+            electorate, epoch = context.replica.electorate, entry.commit.message.epoch
+            self._for_others[digest] = electorate.validators(epoch + 1)
             return
         wide = self._escalated(entry, committee)
         members = committee.escalated if wide else committee.first
