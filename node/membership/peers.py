@@ -15,6 +15,7 @@ from typing_extensions import override
 from node.context import Peers
 from node.local.addresses import place_of
 from node.membership.bans import BAN_SECONDS, Bans
+from node.membership.dials import Dials
 from node.streams.deadline import within
 from protocol.faults import Fault
 from protocol.membership import Roster
@@ -60,6 +61,7 @@ class PeerTable(Peers):
         self._clock = clock
         self._rng = rng
         self._initial = list(initial)
+        self._dials = Dials(initial)
         self._roster = roster
         self._connected: dict[PeerId, None] = {}
         self._answered: dict[str, None] = {}
@@ -300,8 +302,13 @@ class PeerTable(Peers):
         return None
 
     async def _dial_any(self, addresses: Sequence[str]) -> bool:
-        """Dial all at once; True as soon as one answers."""
-        dials = [asyncio.create_task(self._dial(address)) for address in addresses]
+        """Dial at once all that may be dialled; True as soon as one answers."""
+        own: list[str] = []
+        if not self._initial:
+            with suppress(TransportError):  # then no dial gets through either
+                own = list(await self._transport.addresses())
+        allowed = self._dials.allowed(addresses, own, _now())
+        dials = [asyncio.create_task(self._dial(address)) for address in allowed]
         try:
             for dial in asyncio.as_completed(dials):
                 if await dial:
@@ -316,7 +323,9 @@ class PeerTable(Peers):
             peer = await within(CONNECT_SECONDS, self._transport.connect(address))
         except TransportError as error:
             log.debug("cannot connect", address=address, error=str(error))
+            self._dials.note(address, _now(), answered=False)
             return False
+        self._dials.note(address, _now(), answered=True)
         self._connected[peer] = None
         self._answered.pop(address, None)
         self._answered[address] = None

@@ -1,0 +1,64 @@
+"""Which addresses are dialled: nobody's record makes us knock at doors that are not its own.
+
+Anybody may write any address into a record. So an address of a local network is dialled only in a
+swarm of that network, and a host where nothing has answered is left alone for a while, however many
+keys point at it. What a person gave to join through is always dialled.
+
+A machine without I/O: the clock is an argument.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from node.local.addresses import host_of, is_local
+
+SILENT_DIALS_MAX = 4
+SILENT_SECONDS = 60.0
+"""So many dials a minute go to a host that does not answer: a guess, as often as one that restarts
+would like."""
+
+HOSTS_MAX = 1024
+"""Hosts that did not answer and are remembered."""
+
+
+class Dials:
+    """The rules for one node; ``initial`` are the addresses that it joins through."""
+
+    def __init__(self, initial: Sequence[str]) -> None:
+        self._initial = dict.fromkeys(initial)
+        self._silent: dict[str, list[float]] = {}  # when a host was dialled in vain; oldest first
+
+    def is_local(self, own: Iterable[str]) -> bool:
+        """Tell whether the swarm is one of a local network, for a node with ``own`` addresses.
+
+        It is when we join through an address there, or begin a swarm and have no other ourselves.
+        """
+        if self._initial:
+            return any(is_local(host_of(address)) for address in self._initial)
+        return all(is_local(host_of(address)) for address in own)
+
+    def allowed(self, addresses: Iterable[str], own: Sequence[str], now: float) -> list[str]:
+        """Return those that may be dialled now."""
+        local = self.is_local(own)
+        return [
+            address
+            for address in addresses
+            if address in self._initial
+            or ((local or not is_local(host_of(address))) and not self._is_silent(address, now))
+        ]
+
+    def note(self, address: str, now: float, *, answered: bool) -> None:
+        """Note what came of a dial."""
+        host = host_of(address)
+        dialled = self._silent.pop(host, [])
+        if answered:
+            return
+        self._silent[host] = [*_recent(dialled, now), now]
+        if len(self._silent) > HOSTS_MAX:
+            del self._silent[next(iter(self._silent))]
+
+    def _is_silent(self, address: str, now: float) -> bool:
+        return len(_recent(self._silent.get(host_of(address), []), now)) >= SILENT_DIALS_MAX
+
+
+def _recent(dialled: Sequence[float], now: float) -> list[float]:
+    return [at for at in dialled if now < at + SILENT_SECONDS]
