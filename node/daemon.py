@@ -207,6 +207,11 @@ class Daemon:
         return self._context.replica
 
     @property
+    def trust(self) -> Trust:
+        """Who has standing here, and who is probably one with others."""
+        return self._context.trust
+
+    @property
     def exchange(self) -> BlobExchange:
         """What moves blobs between this node and others."""
         return self._exchange

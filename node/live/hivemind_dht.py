@@ -70,6 +70,10 @@ class HivemindDirectory(Directory):
         transport.on_restart(directory._rebuild)
         return directory
 
+    def prefer(self, proven: Callable[[PeerId], bool]) -> None:
+        """Store records of keys that are ``proven`` also where strangers have filled a key."""
+        self._storage.proven = proven
+
     @property
     def neighbours(self) -> int:
         """How many other directory nodes we know; 0 means that we are alone."""

@@ -204,6 +204,7 @@ class LiveNode:
         )
         try:
             self._daemon = self._make_daemon(manifest, about, ports, initial_peers)
+            directory.prefer(self._daemon.trust.proven)
             if self._stopping.is_set():
                 self._daemon.stop()
             await http.serve(self._daemon, blobs)

@@ -113,7 +113,13 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
     It also keeps three of its habits from hurting: a lookup merges what others say into the stored
     dictionary itself, a refused store still shortens the life of what is there, and every store
     leaves an entry in a heap until the record expires.
+
+    Where there is no room who is ``proven`` takes the place of somebody who is not.
     """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.proven: Callable[[PeerId], bool] = lambda _owner: False
 
     def get(self, key: DHTID) -> ValueWithExpiration | None:
         """Return a copy, which lookups may merge into."""
@@ -131,7 +137,11 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
         entries = DictionaryDHTValue() if found is None else found.value
         known = entries.get(subkey)
         if known is None and len(entries) >= OWNERS_PER_KEY_MAX:
-            return False
+            strangers = (other for other in entries.data if not self.proven(PeerId(other)))
+            stranger = next(strangers, None) if self.proven(PeerId(subkey)) else None
+            if stranger is None:
+                return False
+            del entries[stranger]
         if known is not None and known.expiration_time >= expiration_time:
             return False
         if not entries.store(subkey, value, expiration_time):

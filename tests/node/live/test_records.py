@@ -133,6 +133,20 @@ def test_an_owner_beyond_the_limit_finds_no_room_and_a_known_one_does(monkeypatc
     assert storage.get(KEY_ID).expiration_time == now + 11
 
 
+def test_who_is_proven_finds_room_among_strangers(monkeypatch):
+    monkeypatch.setattr(records, "OWNERS_PER_KEY_MAX", 3)
+    storage, now = BoundedStorage(), get_dht_time()
+    storage.proven = lambda owner: owner.startswith("p")
+    for owner in ("s1", "p1", "s2"):
+        assert storage.store_subkey(KEY_ID, owner, b"1", now + 10)
+    assert not storage.store_subkey(KEY_ID, "s3", b"1", now + 10)
+    assert storage.store_subkey(KEY_ID, "p2", b"1", now + 10)
+    assert sorted(storage.get(KEY_ID).value.data) == ["p1", "p2", "s2"]
+    assert storage.store_subkey(KEY_ID, "p3", b"1", now + 10)
+    assert not storage.store_subkey(KEY_ID, "p4", b"1", now + 10)
+    assert sorted(storage.get(KEY_ID).value.data) == ["p1", "p2", "p3"]
+
+
 def test_older_or_expired_records_change_nothing():
     storage, now = BoundedStorage(), get_dht_time()
     assert not storage.store_subkey(KEY_ID, "a", b"0", now - 1)
