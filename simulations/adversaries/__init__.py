@@ -5,14 +5,19 @@ Each does one thing wrong and is honest otherwise, so that each shows what one c
 """
 
 from simulations.adversaries import (
+    covert,
     flooding,
     grinding,
     modelled,
+    newcomers,
+    records,
     relays,
     strangers,
+    streams,
     trainers,
     validators,
 )
+from simulations.adversaries.rpcs import RPC_FLOODS
 from simulations.adversaries.workers import WORKER_BEHAVIOURS
 from simulations.ports.parts import Behaviour
 
@@ -35,5 +40,12 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "stall": relays.stall,
     "weights-as-bodies": strangers.weights_as_bodies,
     "chosen-problems": grinding.chosen_problems,
+    "junk-commits": strangers.junk_commits,
     "flood": flooding.flood,
+    **RPC_FLOODS,
+    "slow-streams": streams.slow_streams,
+    "record-spam": records.record_spam,
+    "false-sync": newcomers.false_sync,
+    "eclipse": newcomers.eclipse,
+    "covert-flash": covert.covert_flash,
 }

@@ -65,7 +65,7 @@ class FloodingTransport(GossipingTransport):
     @override
     async def act(self, replica: Replica) -> None:
         junk = self._junk = self._junk or Junk(replica, self.parts.signer, self._rng.child("junk"))
-        for peer in self._rng.sample(await self.peers(), VICTIMS):
+        for peer in self._rng.sample(await self.victims(), VICTIMS):
             self.tasks.spawn(self.write(peer, b"".join((*self._said, junk.burst()))))
             for _ in range(REQUESTS_PER_BURST):
                 self.tasks.spawn(self._ask(peer))

@@ -31,6 +31,7 @@ class GossipingTransport(PassingTransport):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
+        parts.accomplices[parts.signer.peer_id] = parts.signer
         self.tasks = Tasks()
         self._streams: dict[PeerId, Stream] = {}
         self._seqno = 0
@@ -56,21 +57,39 @@ class GossipingTransport(PassingTransport):
         while self.parts.session.alive:
             await asyncio.sleep(self.pause_seconds)
             replica = self.parts.replica()
-            if replica is not None and self.parts.session.alive:
+            if replica is not None and self.parts.session.alive and self.parts.acting():
                 await self.act(replica)
+
+    async def victims(self) -> list[PeerId]:
+        """Return the connected peers that do not do the same."""
+        return [peer for peer in await self.peers() if peer not in self.parts.accomplices]
+
+    def approach(self, replica: Replica, peer: PeerId) -> None:
+        """Dial a member at the address that its record tells."""
+        member = replica.roster.get(peer)
+        for address in () if member is None else member.record.message.addresses[:1]:
+            self.tasks.spawn(self._dial(address))
+
+    async def _dial(self, address: str) -> None:
+        with suppress(TransportError):
+            await within(WRITE_SECONDS, self.connect(address))
 
     async def publish(
         self, replica: Replica, topic: Topic, message: Message, signer: Signer | None = None
     ) -> Digest:
         """Sign a message (as another one, if given), gossip it to all peers, return its digest."""
         signed = seal(message, replica.run_id, signer or self.parts.signer)
-        self._seqno += 1
-        name = topic_name(topic, replica.run_id)
-        gossiped = sign_message(self.parts.signer, name, signed.envelope, self._seqno)
-        frames = frame(encode_rpc(Rpc(publish=(encode_message(gossiped),))))
+        frames = self.gossiped(replica, topic, signed.envelope)
         for peer in self._streams:
             self.tasks.spawn(self.write(peer, frames))
         return signed.digest
+
+    def gossiped(self, replica: Replica, topic: Topic, envelope: bytes) -> bytes:
+        """Return the frame in which an envelope is gossiped by us."""
+        self._seqno += 1
+        name = topic_name(topic, replica.run_id)
+        message = sign_message(self.parts.signer, name, envelope, self._seqno)
+        return frame(encode_rpc(Rpc(publish=(encode_message(message),))))
 
     async def write(self, peer: PeerId, frames: bytes) -> None:
         """Write frames to the gossip stream of a peer, if there is one that takes them."""

@@ -31,8 +31,8 @@ class Junk:
         self._rng = rng
         self._seqno = 0
         self._kinds: tuple[Callable[[], bytes], ...] = (
-            self._noise,
-            self._badly_signed,
+            self.noise,
+            self.badly_signed,
             self._oversize,
             self._no_envelope,
             self._impossible_commit,
@@ -50,10 +50,12 @@ class Junk:
             frames.append(uvarint(2 * RPC_BYTES_MAX))
         return b"".join(frames)
 
-    def _noise(self) -> bytes:
+    def noise(self) -> bytes:
+        """Return a frame that holds no RPC."""
         return frame(self._rng.bytes(64))
 
-    def _badly_signed(self) -> bytes:
+    def badly_signed(self) -> bytes:
+        """Return a message whose signature does not verify."""
         message = self._signed(Topic.COMMITS, self._rng.bytes(256))
         return _published(replace(message, signature=bytes(SIGNATURE_BYTES)))
 
@@ -96,7 +98,7 @@ class Junk:
         """Return what everybody has, as if it were news: another message about it."""
         records = self._replica.roster.records()
         if not records:
-            return self._noise()
+            return self.noise()
         return _published(self._signed(Topic.ROSTER, self._rng.sample(records, 1)[0].envelope))
 
     def _subscriptions(self) -> bytes:

@@ -56,6 +56,20 @@ class RewritingStream(Stream):
         await self._honest.close()
 
 
+class OverheardStream(RewritingStream):
+    """A stream of which ``hear`` is told what comes in."""
+
+    def __init__(self, honest: Stream, hear: Callable[[bytes], None]) -> None:
+        super().__init__(honest, lambda data: data)
+        self._hear = hear
+
+    @override
+    async def read(self, bytes_max: int) -> bytes:
+        data = await super().read(bytes_max)
+        self._hear(data)
+        return data
+
+
 class PassingTransport(Transport):
     """The ``Transport`` port."""
 

@@ -1,7 +1,7 @@
 """Relays that give wrong bytes of weights, or take requests and then hardly give anything."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 from typing_extensions import override
 
@@ -12,7 +12,7 @@ from protocol.types import Digest
 from roles.ports.transport import Stream, StreamHandler
 from simulations.adversaries.passthrough import PassingTransport, word_of
 from simulations.ports.parts import Parts
-from simulations.ports.storage import SimBlobs
+from simulations.ports.storage import Disk, Session, SimBlobs
 from simulations.runtime.content import Extent
 
 STALLING = ("blobs", "manifest", "sync")
@@ -28,11 +28,19 @@ HALF_SHARE = 0.5
 class WrongBytes(SimBlobs):
     """Serves weights of no version, and instead of an index that of another version if it can."""
 
+    def __init__(
+        self, disk: Disk, session: Session, acting: Callable[[], bool] = lambda: True
+    ) -> None:
+        super().__init__(disk, session)
+        self._acting = acting
+
     @override
     async def stream(self, digest: Digest, offset: int, length: int) -> AsyncGenerator[bytes, None]:
         other = self._other(digest)
         async for piece in super().stream(digest, offset, length):
-            if isinstance(piece, Extent):
+            if not self._acting():
+                yield piece
+            elif isinstance(piece, Extent):
                 yield Extent.of(b"other" + piece.seed, piece.start, len(piece))
             else:
                 yield piece if other is None else other[offset : offset + len(piece)]
@@ -59,8 +67,13 @@ class StallingTransport(PassingTransport):
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
         word = word_of(protocol)
-        stalls = {"blobs": self._trickle} if word == "blobs" else dict.fromkeys(STALLING, _hold)
-        await super().handle(protocol, stalls.get(word, handler))
+        stalls = {"blobs": self._trickle} if word == "blobs" else dict.fromkeys(STALLING, hold)
+        stalling = stalls.get(word, handler)
+
+        async def serve(stream: Stream) -> None:
+            await (stalling if self.parts.acting() else handler)(stream)
+
+        await super().handle(protocol, serve)
 
     async def _trickle(self, stream: Stream) -> None:
         """Promise the range that was asked for, and take for ever to send it."""
@@ -70,7 +83,7 @@ class StallingTransport(PassingTransport):
             or self._rng.uniform() < HALF_SHARE
             or (content := self.parts.disk.blobs.get(request.digest)) is None
         ):
-            await _hold(stream)
+            await hold(stream)
             return
         await reply(stream, Status.OK, len(content))
         while True:
@@ -78,7 +91,7 @@ class StallingTransport(PassingTransport):
             await stream.write(content[request.offset : request.offset + 1])
 
 
-async def _hold(stream: Stream) -> None:
+async def hold(stream: Stream) -> None:
     """Read and say nothing until the other end has had enough."""
     while await stream.read(1 << 16):
         pass
@@ -86,7 +99,7 @@ async def _hold(stream: Stream) -> None:
 
 def bad_bytes(parts: Parts, _rng: Rng) -> Parts:
     """Serve wrong bytes."""
-    return parts.with_ports(blobs=WrongBytes(parts.disk, parts.session))
+    return parts.with_ports(blobs=WrongBytes(parts.disk, parts.session, parts.acting))
 
 
 def stall(parts: Parts, rng: Rng) -> Parts:

@@ -1,14 +1,21 @@
-"""A key without any standing that commits to rollouts whose bodies are other nodes' weights."""
+"""Keys without any standing that commit to rollouts which nobody can check.
+
+Their bodies are other nodes' weights, or do not exist.
+"""
 
 from typing_extensions import override
 
+from node.streams.protocols import BLOBS
 from protocol.faults import Fault
 from protocol.messages import CheckpointManifest, RolloutCommit, Signed
 from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.shardcast import index as shard_index
-from protocol.types import Digest, Topic, Version
+from protocol.types import DIGEST_BYTES, Digest, Topic, Version
+from roles.ports.transport import Stream, StreamHandler
 from simulations.adversaries.gossiping import GossipingTransport
+from simulations.adversaries.passthrough import word_of
+from simulations.adversaries.relays import hold
 from simulations.ports.parts import Parts
 
 COMMITS_OPEN_MAX = 12
@@ -35,13 +42,13 @@ class NamingTransport(GossipingTransport):
         if head is None:
             return
         room = COMMITS_OPEN_MAX - replica.ledger.in_flight(self.parts.signer.peer_id)
-        blobs = [blob for blob in self._weights(head) if blob not in self._named]
+        blobs = [blob for blob in self.bodies(head) if blob not in self._named]
         for blob in blobs[:room]:
             self._named[blob] = None
             await self._commit(replica, head, blob)
 
-    def _weights(self, head: Signed[CheckpointManifest]) -> list[Digest]:
-        """Return the blobs of the newest version, as far as they are known here."""
+    def bodies(self, head: Signed[CheckpointManifest]) -> list[Digest]:
+        """Return what to commit to: blobs of the newest version, as far as they are known here."""
         index, state = Digest(head.message.index), Digest(head.message.state)
         decoded = shard_index.decode(self.parts.disk.blobs.get(index, b""))
         shards = () if isinstance(decoded, Fault) else decoded.shards
@@ -66,6 +73,30 @@ class NamingTransport(GossipingTransport):
         self._last = {version: (slot + 1, await self.publish(replica, Topic.COMMITS, commit))}
 
 
+class JunkTransport(NamingTransport):
+    """Commits to bodies that do not exist, and keeps those waiting who ask for them."""
+
+    def __init__(self, parts: Parts, rng: Rng) -> None:
+        super().__init__(parts)
+        self._rng = rng
+
+    @override
+    def bodies(self, head: Signed[CheckpointManifest]) -> list[Digest]:
+        return [Digest(self._rng.bytes(DIGEST_BYTES))]
+
+    @override
+    async def handle(self, protocol: str, handler: StreamHandler) -> None:
+        async def serve(stream: Stream) -> None:
+            await (hold if self.parts.acting() else handler)(stream)
+
+        await super().handle(protocol, serve if word_of(protocol) == BLOBS.word else handler)
+
+
 def weights_as_bodies(parts: Parts, _rng: Rng) -> Parts:
     """Commit to rollouts whose bodies are the weights of the newest version."""
     return parts.with_ports(transport=NamingTransport(parts))
+
+
+def junk_commits(parts: Parts, rng: Rng) -> Parts:
+    """Commit to rollouts that nobody made, every two seconds."""
+    return parts.with_ports(transport=JunkTransport(parts, rng.child("junk")))

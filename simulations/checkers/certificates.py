@@ -14,7 +14,19 @@ from simulations.runtime.trace import Event
 MARKS_KEPT = 100_000
 """Rollouts that may still be learned from, many times over."""
 
-HARMLESS = ("flood",)
+HARMLESS = (
+    "flood",
+    "graft-flood",
+    "ihave-flood",
+    "iwant-flood",
+    "invalid-signatures",
+    "malformed-rpc",
+    "slow-streams",
+    "record-spam",
+    "false-sync",
+    "eclipse",
+    "covert-flash",
+)
 """Behaviours of workers that annoy the network and still compute honest rollouts."""
 
 

@@ -1,4 +1,7 @@
-"""When a scenario leaves its swarm alone: from then on it has to converge and to make progress."""
+"""When a scenario leaves its swarm alone: from then on it has to converge and to make progress.
+
+And when those who bide their time begin.
+"""
 
 import asyncio
 
@@ -15,6 +18,7 @@ def calm_after_seconds(scenario: Scenario) -> float | None:
             return None
         ends.append(60 * churn.until_minute)
     ends += [_end(scenario, fault) for fault in scenario.faults]
+    ends += [60 * plan.until_minute for plan in scenario.adversaries if plan.until_minute]
     return max(ends)
 
 
@@ -35,3 +39,12 @@ async def announce_calm(world: World) -> None:
     if seconds is not None:
         await asyncio.sleep(seconds)
         world.emit("world", "calm")
+
+
+async def announce_attack(world: World) -> None:
+    """Tell whoever reads the trace when adversaries begin that do not act from the start on."""
+    window = world.scenario.attack_seconds
+    if window is not None:
+        await world.wait_until(window[0])
+        timed = [plan.behaviour for plan in world.scenario.adversaries if plan.timed]
+        world.emit("world", "fault", what=",".join(dict.fromkeys(timed)))

@@ -26,6 +26,11 @@ class Machine:
     """Addresses of its initial peers."""
     behaviour: str = ""
     """The name of its dishonest behaviour; empty for an honest node."""
+    acts_from: float = 0.0
+    acts_until: float = float("inf")
+    """Seconds since the start between which it shows that behaviour."""
+    stranger: bool = False
+    """Whether it comes beside the scenario's nodes, and nobody is given its address."""
     disk: Disk = field(default_factory=Disk)
     session: Session = field(default_factory=lambda: Session(alive=False))
     starts: int = 0

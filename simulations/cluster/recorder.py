@@ -117,6 +117,7 @@ class Recorder:
             gossip_duplicates=snapshot.gossip_duplicates,
             gossip_dropped=snapshot.gossip_dropped,
             weights_received=snapshot.weights_received,
+            core_seconds=round(machine.host.core.spent_seconds, 6),
             **snapshot.sizes,
         )
         for protocol, meter in sorted(machine.host.meters.items()):

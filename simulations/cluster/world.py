@@ -36,7 +36,7 @@ from simulations.ports.sums import policy_seed
 from simulations.runtime.content import Extent, policy_digest
 from simulations.runtime.loop import START, VirtualLoop
 from simulations.runtime.trace import Emit, Trace
-from simulations.scenario.plans import ALL_ROLES, RoleName
+from simulations.scenario.plans import ALL_ROLES, Adversaries, RoleName
 from simulations.scenario.scenario import Scenario
 
 SHORT_NAMES = {
@@ -107,8 +107,11 @@ class World:
 
     # Machines
 
-    def add(self, role: RoleName) -> str:
-        """Make a machine for another node, which is not started yet; return its name."""
+    def add(self, role: RoleName, *, stranger: bool = False) -> str:
+        """Make a machine for another node, which is not started yet; return its name.
+
+        Nobody is given the address of a ``stranger`` to join through.
+        """
         name = f"{SHORT_NAMES[role]}-{self._counts[role]}"
         self._counts[role] += 1
         rng = self.rng.child(f"machine/{name}")
@@ -124,7 +127,11 @@ class World:
             nat=nat,
             skew_seconds=skew,
         )
-        relays = [machine for machine in self.machines.values() if machine.role == "relay"]
+        relays = [
+            machine
+            for machine in self.machines.values()
+            if machine.role == "relay" and not machine.stranger
+        ]
         known = rng.child("bootstrap").sample(relays, self.scenario.nodes.bootstrap_peers)
         self.machines[name] = Machine(
             name,
@@ -133,18 +140,28 @@ class World:
             signer,
             self._placement.compute(role),
             tuple(address_of(machine.host) for machine in known),
+            stranger=stranger,
         )
         return name
 
     def _appoint_adversaries(self) -> None:
         for number, plan in enumerate(self.scenario.adversaries):
-            there = [machine for machine in self.machines.values() if machine.role == plan.role]
-            honest = [machine for machine in there if not machine.behaviour]
-            count = plan.count if plan.count is not None else round((plan.share or 0) * len(there))
-            drawn = self.rng.child(f"adversaries/{number}").sample(honest, count)
-            named = [machine for machine in honest if machine.name in plan.names]
-            for machine in named if plan.names else drawn:
+            for machine in self._adversaries(plan, self.rng.child(f"adversaries/{number}")):
                 machine.behaviour = plan.behaviour
+                machine.acts_from = 60 * plan.from_minute
+                if plan.until_minute is not None:
+                    machine.acts_until = 60 * plan.until_minute
+
+    def _adversaries(self, plan: Adversaries, rng: Rng) -> list[Machine]:
+        """Return the machines that a plan means, made for it or drawn from those that are here."""
+        if plan.per_node is not None:
+            count = round(plan.per_node * self.scenario.nodes.total)
+            return [self.machines[self.add(plan.role, stranger=True)] for _ in range(count)]
+        there = [machine for machine in self.machines.values() if machine.role == plan.role]
+        honest = [machine for machine in there if not machine.behaviour]
+        count = plan.count if plan.count is not None else round((plan.share or 0) * len(there))
+        named = [machine for machine in honest if machine.name in plan.names]
+        return named if plan.names else rng.sample(honest, count)
 
     def _found_run(self) -> SignedManifest:
         creator = self._scheme.signer(self.rng.child("creator").bytes(32))
@@ -275,6 +292,7 @@ class World:
             machine.disk,
             session,
             machine.replica,
+            lambda: machine.acts_from <= self.loop.time() < machine.acts_until,
             self._accomplices.setdefault(machine.behaviour, {}),
         )
         if machine.behaviour:
@@ -293,7 +311,7 @@ class World:
             parts.ports,
             parts.engines,
             machine.bootstrap,
-            verifier=traced(self._scheme.verifier, sighting),
+            verifier=traced(self._scheme.verifier, sighting, machine.host.core),
             opened=self._opened,
             decoded=self._decoded,
             upload_bytes_per_second=upload_limit,
@@ -332,7 +350,7 @@ class World:
     async def _start_all(self) -> None:
         rng = self.rng.child("start")
         starts = [
-            (0.0 if machine.role == "relay" else rng.uniform(), name)
+            (0.0 if machine.role == "relay" and not machine.stranger else rng.uniform(), name)
             for name, machine in self.machines.items()
         ]
         for share, name in sorted(starts, key=lambda start: start[0]):

@@ -7,6 +7,7 @@ from functools import partial
 
 from protocol.rng import Rng
 from protocol.types import PeerId
+from simulations.network.cores import BULK, Core
 from simulations.network.links import Line, Meter, SimClock, Way
 from simulations.network.streams import Pipe, PipeMaker
 from simulations.runtime.loop import VirtualLoop
@@ -60,6 +61,7 @@ class Host:
     down: Line
     nat: bool
     clock: SimClock
+    core: Core
     stalled: bool = False
     meters: defaultdict[str, Meter] = field(default_factory=lambda: defaultdict(Meter))
     """By protocol."""
@@ -104,6 +106,9 @@ class Connection:
         pipe = make(self._loop, there, back, ours, theirs, self._forget)
         pipe.opposite = make(self._loop, back, there, theirs, ours, self._forget)
         pipe.opposite.opposite = pipe
+        pipe.core, pipe.opposite.core = acceptor.core, opener.core
+        if protocol in BULK:
+            pipe.byte_seconds = pipe.opposite.byte_seconds = 0.0
         self.streams[pipe] = None
         return pipe
 

@@ -13,6 +13,7 @@ from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.ports.transport import TransportError
 from simulations.network.connections import Connection, Host, LinkConditions
+from simulations.network.cores import Core
 from simulations.network.links import Line, SimClock
 from simulations.network.streams import PipeMaker
 from simulations.network.transport import SimTransport
@@ -78,6 +79,7 @@ class SimNetwork:
             Line(download_bytes_per_second),
             nat,
             SimClock(self._loop, skew_seconds),
+            Core(self._loop),
         )
         self.hosts[name] = host
         self._by_peer[peer_id] = host

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from protocol.types import PeerId
 from roles.ports.transport import TransportError
+from simulations.network.cores import BYTE_SECONDS, READ_SECONDS, Core
 from simulations.network.links import SMALL_BYTES, Meter, Way
 from simulations.runtime.content import joined
 from simulations.runtime.loop import VirtualLoop
@@ -49,6 +50,9 @@ class Pipe:
     broken: bool = field(default=False, init=False)
     opposite: "Pipe" = field(init=False)
     """The pipe of the other direction; whoever makes a stream sets it."""
+    core: Core | None = field(default=None, init=False)
+    """Of the reader's machine, and what its reads cost there by the byte."""
+    byte_seconds: float = field(default=BYTE_SECONDS, init=False)
 
     # The writer's end
 
@@ -161,8 +165,11 @@ class Pipe:
 
     async def read(self, bytes_max: int) -> bytes:
         """Return what is here, or the next that comes; raises ``TransportError``."""
-        items = self._items
-        while not items:
+        items, core = self._items, self.core
+        while not items or (core is not None and core.late_seconds):
+            if core is not None and items:
+                await asyncio.sleep(core.late_seconds)
+                continue
             if self.broken:
                 raise TransportError("the stream was reset")
             if self.ended:
@@ -178,6 +185,8 @@ class Pipe:
         if len(data) > bytes_max:
             items.appendleft(data[bytes_max:])
             data = data[:bytes_max]
+        if core is not None:
+            core.spend(READ_SECONDS + self.byte_seconds * len(data))
         self._acknowledge(len(data))
         return data
 

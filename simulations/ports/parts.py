@@ -24,6 +24,8 @@ class Parts:
     session: Session
     replica: Callable[[], Replica | None]
     """What the daemon has concluded; None before it is made and after its end."""
+    acting: Callable[[], bool] = lambda: True
+    """Whether it is time for its behaviour; before and after the node is honest."""
     accomplices: dict[PeerId, Signer] = field(default_factory=dict)
     """Shared by the nodes of one behaviour: what they tell each other outside of the protocol."""
 

@@ -249,9 +249,23 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "stall": ("relay",),
     "weights-as-bodies": ALL_ROLES,
     "chosen-problems": ("relay",),
+    "junk-commits": ALL_ROLES,
     "flood": ALL_ROLES,
+    "graft-flood": ALL_ROLES,
+    "ihave-flood": ALL_ROLES,
+    "iwant-flood": ALL_ROLES,
+    "invalid-signatures": ALL_ROLES,
+    "malformed-rpc": ALL_ROLES,
+    "slow-streams": ALL_ROLES,
+    "record-spam": ALL_ROLES,
+    "false-sync": ALL_ROLES,
+    "eclipse": ALL_ROLES,
+    "covert-flash": ALL_ROLES,
 }
 """What dishonest nodes do, and for which roles it is; ``simulations.adversaries`` does it."""
+
+FIRST_TIMED = "bad-bytes"
+"""From here on ``BEHAVIOURS`` can begin and end while their daemons run."""
 
 
 class Adversaries(Section):
@@ -263,6 +277,17 @@ class Adversaries(Section):
     """Which nodes; without names they are drawn."""
     share: Share | None = None
     count: Annotated[int, Field(ge=1)] | None = None
+    per_node: Annotated[float, Field(ge=0, le=100)] | None = None
+    """So many for each of the scenario's nodes, and beside them: nobody starts with the addresses
+    of these, and their keys have no standing."""
+    from_minute: Minute = 0.0
+    until_minute: Minute | None = None
+    """Before and after they are honest."""
+
+    @property
+    def timed(self) -> bool:
+        """Whether it is for a part of the run only."""
+        return self.from_minute > 0 or self.until_minute is not None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -273,4 +298,9 @@ class Adversaries(Section):
         if self.role not in roles:
             fit = " or ".join(roles)
             raise ValueError(f"behaviour {self.behaviour!r} is for {fit} nodes, not {self.role}")
+        names = list(BEHAVIOURS)
+        if self.timed and names.index(self.behaviour) < names.index(FIRST_TIMED):
+            raise ValueError(f"behaviour {self.behaviour!r} cannot begin or end during a run")
+        if self.per_node is not None and (self.names or self.share or self.count):
+            raise ValueError("per_node adds nodes: no names, share or count beside it")
         return self

@@ -246,6 +246,15 @@ class Scenario(Section):
         """The length of a run."""
         return self.minutes * 60
 
+    @property
+    def attack_seconds(self) -> tuple[float, float] | None:
+        """From when to when adversaries act that do not act all the time; None without such."""
+        timed = [plan for plan in self.adversaries if plan.timed]
+        if not timed:
+            return None
+        ends = (self.minutes if plan.until_minute is None else plan.until_minute for plan in timed)
+        return 60 * min(plan.from_minute for plan in timed), 60 * max(ends)
+
     def recipe(self) -> Recipe:
         """Return the recipe with this scenario's changes; raises ``ScenarioError``."""
         values = load_recipe(_packaged(RECIPE)).model_dump()

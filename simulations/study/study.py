@@ -12,7 +12,7 @@ import structlog
 
 from simulations.adversaries import BEHAVIOURS
 from simulations.checkers import Patience, Violation, Watch, attach_checkers
-from simulations.cluster.calm import announce_calm
+from simulations.cluster.calm import announce_attack, announce_calm
 from simulations.cluster.churn import churn_actor
 from simulations.cluster.faults import fault_actor
 from simulations.cluster.world import Actor, NodeFailedError, World
@@ -140,6 +140,7 @@ def _many_nodes() -> Iterator[None]:
 async def _live(scenario: Scenario, seed: int, trace: Trace, actors: Sequence[Actor]) -> None:
     plans = (
         announce_calm,
+        announce_attack,
         *(churn_actor(plan, number) for number, plan in enumerate(scenario.churn)),
         *(fault_actor(plan, number) for number, plan in enumerate(scenario.faults)),
     )

@@ -1,0 +1,25 @@
+"""A peer that earns a good name first, and then does all at once."""
+
+from functools import reduce
+
+from protocol.rng import Rng
+from simulations.adversaries.flooding import flood
+from simulations.adversaries.records import record_spam
+from simulations.adversaries.rpcs import RPC_FLOODS
+from simulations.adversaries.streams import slow_streams
+from simulations.ports.parts import Behaviour, Parts
+
+AT_ONCE: tuple[Behaviour, ...] = (
+    slow_streams,
+    record_spam,
+    RPC_FLOODS["graft-flood"],
+    RPC_FLOODS["ihave-flood"],
+    RPC_FLOODS["iwant-flood"],
+    flood,
+)
+"""What breaks the protocol for certain comes last: it ends the rest of them."""
+
+
+def covert_flash(parts: Parts, rng: Rng) -> Parts:
+    """Do several things at the moment that the scenario names, and none before."""
+    return reduce(lambda done, behaviour: behaviour(done, rng), AT_ONCE, parts)

@@ -1,0 +1,112 @@
+"""Peers that keep others from knowing what the swarm knows: by what they tell, or by being all."""
+
+from collections.abc import Mapping
+
+from typing_extensions import override
+
+from node.streams.deadline import within
+from node.streams.framing import read_frame, write_frame
+from node.streams.protocols import SYNC
+from protocol.codec import decode, encode
+from protocol.faults import Fault
+from protocol.messages import NodeRecord, Signed
+from protocol.replica import Replica
+from protocol.rng import Rng
+from protocol.types import Digest, PeerId, Role
+from roles.ports.transport import Stream, StreamHandler, TransportError
+from simulations.adversaries.gossiping import GossipingTransport
+from simulations.adversaries.passthrough import word_of
+from simulations.ports.parts import Parts
+
+OLD_SHARE = 0.5
+"""Of the answers, those that list members' records and nothing else; the others are empty."""
+
+
+class FalseSyncTransport(GossipingTransport):
+    """Answers who asks for all that it missed with next to nothing, as if that were all."""
+
+    def __init__(self, parts: Parts, rng: Rng) -> None:
+        super().__init__(parts)
+        self.rng = rng
+
+    @override
+    async def act(self, replica: Replica) -> None:
+        """Wait to be asked."""
+
+    @override
+    async def handle(self, protocol: str, handler: StreamHandler) -> None:
+        async def serve(stream: Stream) -> None:
+            await (self._answer if self.parts.acting() else handler)(stream)
+
+        await super().handle(protocol, serve if word_of(protocol) == SYNC.word else handler)
+
+    async def _answer(self, stream: Stream) -> None:
+        if isinstance(await self._read(stream), Fault):
+            return
+        page = self._page()
+        await write_frame(stream, encode({"ids": list(page)}))
+        wanted = await self._read(stream)
+        fields = wanted if isinstance(wanted, Fault) else decode(wanted, bytes_max=len(wanted))
+        for item in fields.get("ids", ()) if isinstance(fields, dict) else ():
+            await write_frame(stream, page[item].envelope)
+
+    async def _read(self, stream: Stream) -> bytes | Fault:
+        return await within(SYNC.stall_seconds, read_frame(stream, SYNC.opener_bytes_max))
+
+    def _page(self) -> Mapping[Digest, Signed[NodeRecord]]:
+        replica = self.parts.replica()
+        if replica is None or self.rng.uniform() >= OLD_SHARE:
+            return {}
+        return {record.digest: record for record in replica.roster.records()}
+
+
+class EclipsingTransport(FalseSyncTransport):
+    """Connects to one worker and keeps away from everybody else, so that it has no other peers.
+
+    It is the first one, by its address, that can be dialled.
+    """
+
+    @override
+    async def act(self, replica: Replica) -> None:
+        victim = self._victim()
+        for peer in await self.peers():
+            if peer != victim:
+                await self.disconnect(peer)
+        if victim is not None and victim not in await self.peers():
+            self.approach(replica, victim)
+
+    @override
+    async def connect(self, address: str) -> PeerId:
+        if self.parts.acting() and not address.endswith(f"/p2p/{self._victim()}"):
+            raise TransportError("nobody but the victim")
+        return await super().connect(address)
+
+    @override
+    async def handle(self, protocol: str, handler: StreamHandler) -> None:
+        async def serve(stream: Stream) -> None:
+            if not self.parts.acting() or stream.peer == self._victim():
+                await handler(stream)
+
+        await super().handle(protocol, serve)
+
+    def _victim(self) -> PeerId | None:
+        replica = self.parts.replica()
+        members = [] if replica is None else replica.roster.records()
+        there = [
+            (record.message.addresses[0], record.signer)
+            for record in members
+            if record.message.reachable
+            and record.message.addresses
+            and Role.INFERENCE in record.message.roles
+        ]
+        return min(there)[1] if there else None
+
+
+def false_sync(parts: Parts, rng: Rng) -> Parts:
+    """Tell newcomers that there is nothing to know."""
+    return parts.with_ports(transport=FalseSyncTransport(parts, rng.child("sync")))
+
+
+def eclipse(parts: Parts, rng: Rng) -> Parts:
+    """Be all that one node sees of the swarm."""
+    return parts.with_ports(transport=EclipsingTransport(parts, rng.child("eclipse")))

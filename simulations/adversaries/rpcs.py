@@ -1,0 +1,162 @@
+"""Floods of gossip RPCs: of one kind each, so that each shows what one bound is worth.
+
+A peer in a hurry writes to some others twice a second. What it says is well formed where the kind
+allows it, so that only a budget or a score can tell it from an honest peer that has much to say.
+"""
+
+from abc import abstractmethod
+from collections import deque
+
+from typing_extensions import override
+
+from node.streams.protocols import GOSSIP, topic_name
+from protocol.faults import Fault
+from protocol.gossip.frames import Deframer, frame
+from protocol.gossip.message import MESSAGE_ID_BYTES, decode_message
+from protocol.gossip.rpc import IHave, Rpc, Subscription, decode_rpc, encode_rpc
+from protocol.replica import Replica
+from protocol.rng import Rng
+from protocol.types import Topic
+from roles.ports.transport import Stream, StreamHandler
+from simulations.adversaries.gossiping import GossipingTransport
+from simulations.adversaries.junk import Junk
+from simulations.adversaries.passthrough import OverheardStream
+from simulations.ports.parts import Behaviour, Parts
+
+VICTIMS = 4
+"""Peers that get a burst after each pause, chosen anew each time."""
+
+GRAFTS_PER_BURST = 8
+IHAVES_PER_BURST = 4
+IDS = 1250
+"""In one IHAVE; with four of them twice a second twice what is heeded in a heartbeat."""
+
+WANTED_MAX = 1000
+"""Message ids overheard, the newest, all of which are asked for again and again."""
+
+FORGERIES_PER_BURST = 32
+NOISES_PER_BURST = 4
+EMPTY_FIELDS = 5000
+"""Of a number that no RPC has, in one that is well formed: each costs its reader a microsecond."""
+
+
+class RpcFlood(GossipingTransport):
+    """Writes bursts of RPCs to its victims."""
+
+    def __init__(self, parts: Parts, rng: Rng) -> None:
+        super().__init__(parts)
+        self.rng = rng
+
+    @abstractmethod
+    def burst(self, replica: Replica) -> bytes:
+        """Return frames."""
+
+    @override
+    async def act(self, replica: Replica) -> None:
+        frames = self.burst(replica)
+        for peer in self.rng.sample(await self.victims(), VICTIMS):
+            self.tasks.spawn(self.write(peer, frames))
+
+
+class GraftFlood(RpcFlood):
+    """Grafts itself into every mesh, whatever back-off it was told."""
+
+    @override
+    def burst(self, replica: Replica) -> bytes:
+        topics = tuple(topic_name(topic, replica.run_id) for topic in Topic)
+        hello = Rpc(subscriptions=tuple(Subscription(True, topic) for topic in topics))
+        return frame(encode_rpc(hello)) + GRAFTS_PER_BURST * frame(encode_rpc(Rpc(graft=topics)))
+
+
+class IHaveFlood(RpcFlood):
+    """Offers messages that do not exist."""
+
+    @override
+    def burst(self, replica: Replica) -> bytes:
+        topic = topic_name(Topic.COMMITS, replica.run_id)
+        return b"".join(self._offer(topic) for _ in range(IHAVES_PER_BURST))
+
+    def _offer(self, topic: str) -> bytes:
+        ids = self.rng.bytes(IDS * MESSAGE_ID_BYTES)
+        cuts = range(0, len(ids), MESSAGE_ID_BYTES)
+        offered = tuple(ids[at : at + MESSAGE_ID_BYTES] for at in cuts)
+        return frame(encode_rpc(Rpc(ihave=(IHave(topic, offered),))))
+
+
+class IWantFlood(RpcFlood):
+    """Asks for every message that it has heard of."""
+
+    def __init__(self, parts: Parts, rng: Rng) -> None:
+        super().__init__(parts, rng)
+        self._wanted: deque[bytes] = deque(maxlen=WANTED_MAX)
+
+    @override
+    async def handle(self, protocol: str, handler: StreamHandler) -> None:
+        async def overhear(stream: Stream) -> None:
+            frames = Deframer()
+            await handler(OverheardStream(stream, lambda data: self._hear(frames, data)))
+
+        await super().handle(protocol, overhear if protocol == GOSSIP.name else handler)
+
+    def _hear(self, deframer: Deframer, data: bytes) -> None:
+        frames = deframer.feed(data)
+        for each in [] if isinstance(frames, Fault) else frames:
+            rpc = decode_rpc(each)
+            if not isinstance(rpc, Fault):
+                self._wanted += (item for offer in rpc.ihave for item in offer.message_ids)
+                messages = map(decode_message, rpc.publish)
+                self._wanted += (it.message_id for it in messages if not isinstance(it, Fault))
+
+    @override
+    def burst(self, replica: Replica) -> bytes:
+        return frame(encode_rpc(Rpc(iwant=tuple(dict.fromkeys(self._wanted)))))
+
+
+class JunkFlood(RpcFlood):
+    """Sends what breaks the protocol, until nobody listens."""
+
+    def __init__(self, parts: Parts, rng: Rng) -> None:
+        super().__init__(parts, rng)
+        self._junk: Junk | None = None
+
+    def junk(self, replica: Replica) -> Junk:
+        """Return what makes it."""
+        self._junk = self._junk or Junk(replica, self.parts.signer, self.rng.child("junk"))
+        return self._junk
+
+
+class InvalidSignatures(JunkFlood):
+    """Sends messages whose signatures do not verify."""
+
+    @override
+    def burst(self, replica: Replica) -> bytes:
+        junk = self.junk(replica)
+        return b"".join(junk.badly_signed() for _ in range(FORGERIES_PER_BURST))
+
+
+class MalformedRpcs(JunkFlood):
+    """Sends what is no RPC, after one that is and takes long to read."""
+
+    @override
+    def burst(self, replica: Replica) -> bytes:
+        empty = frame(bytes((15 << 3, 0)) * EMPTY_FIELDS)
+        junk = self.junk(replica)
+        return empty + b"".join(junk.noise() for _ in range(NOISES_PER_BURST))
+
+
+def flooding(kind: type[RpcFlood]) -> Behaviour:
+    """Return the behaviour of a kind of flood."""
+
+    def flood(parts: Parts, rng: Rng) -> Parts:
+        return parts.with_ports(transport=kind(parts, rng.child("rpcs")))
+
+    return flood
+
+
+RPC_FLOODS: dict[str, Behaviour] = {
+    "graft-flood": flooding(GraftFlood),
+    "ihave-flood": flooding(IHaveFlood),
+    "iwant-flood": flooding(IWantFlood),
+    "invalid-signatures": flooding(InvalidSignatures),
+    "malformed-rpc": flooding(MalformedRpcs),
+}

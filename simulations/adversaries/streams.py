@@ -1,0 +1,72 @@
+"""A peer that takes the places of streams: it begins a request and never goes on."""
+
+from collections import Counter
+from contextlib import suppress
+
+from typing_extensions import override
+
+from node.streams.deadline import within
+from node.streams.protocols import GOSSIP, STREAM_PROTOCOLS
+from protocol.replica import Replica
+from protocol.rng import Rng
+from protocol.types import PeerId
+from roles.ports.transport import StreamHandler, TransportError
+from simulations.adversaries.gossiping import WRITE_SECONDS, GossipingTransport
+from simulations.adversaries.passthrough import word_of
+from simulations.ports.parts import Parts
+
+FIRST_BYTES = b"\0"
+"""The beginning of a frame's length."""
+
+STREAMS_PER_PEER = {item.word: item.streams_per_peer for item in STREAM_PROTOCOLS}
+
+
+class HoldingTransport(GossipingTransport):
+    """Holds as many streams of every protocol open as one peer may, on all keys of the genesis.
+
+    These are who elections and versions depend on. A stream that is closed is opened again.
+    """
+
+    pause_seconds = 1.0
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self._protocols: dict[str, int] = {}
+        self._held: Counter[tuple[PeerId, str]] = Counter()
+
+    @override
+    async def handle(self, protocol: str, handler: StreamHandler) -> None:
+        await super().handle(protocol, handler)
+        if protocol != GOSSIP.name:
+            self._protocols[protocol] = STREAMS_PER_PEER[word_of(protocol)]
+
+    @override
+    async def act(self, replica: Replica) -> None:
+        connected = dict.fromkeys(await self.victims())
+        genesis = replica.manifest.genesis
+        for peer in map(PeerId, (*genesis.validators, *genesis.trainers)):
+            if peer not in connected:
+                self.approach(replica, peer)
+                continue
+            for protocol, most in self._protocols.items():
+                for _ in range(most - self._held[peer, protocol]):
+                    self._held[peer, protocol] += 1
+                    self.tasks.spawn(self._hold(peer, protocol))
+
+    async def _hold(self, peer: PeerId, protocol: str) -> None:
+        try:
+            with suppress(TransportError):
+                stream = await within(WRITE_SECONDS, self.open_stream(peer, protocol))
+                try:
+                    await stream.write(FIRST_BYTES)
+                    while await stream.read(1 << 16) and self.parts.acting():
+                        pass
+                finally:
+                    await stream.close()
+        finally:
+            self._held[peer, protocol] -= 1
+
+
+def slow_streams(parts: Parts, _rng: Rng) -> Parts:
+    """Hold the places of others' streams."""
+    return parts.with_ports(transport=HoldingTransport(parts))
