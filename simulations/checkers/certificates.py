@@ -21,6 +21,7 @@ HARMLESS = (
     "iwant-flood",
     "invalid-signatures",
     "malformed-rpc",
+    "slow-rpc",
     "slow-streams",
     "record-spam",
     "false-sync",

@@ -57,6 +57,12 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
     nodes: Nodes = None,
     minutes: Minutes = None,
+    strangers: Annotated[
+        float | None,
+        typer.Option(
+            "--strangers-per-node", min=0, max=100, help="Adversaries beside each of the nodes."
+        ),
+    ] = None,
     as_json: AsJson = False,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write numbers, pictures and a page here.")
@@ -65,7 +71,7 @@ def run(
     """Run a scenario once."""
     from simulations.study.study import Plan  # noqa: PLC0415 - when it is called
 
-    outcome = _run(Plan(scenario, seed, nodes, minutes))
+    outcome = _run(Plan(scenario, seed, nodes, minutes, strangers))
     _show(outcome, as_json=as_json, report=report)
     _end(outcome)
 

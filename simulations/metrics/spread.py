@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 
 from simulations.checkers import Watch
+from simulations.checkers.swarm import TracedNode
 from simulations.runtime.trace import Event
 
 CLOSE_SECONDS = 30.0
@@ -66,7 +67,7 @@ class Spread:
     """
 
     def __init__(self, watch: Watch) -> None:
-        self._watch = watch
+        self.watch = watch
         self._open: dict[object, _Message] = {}
         self._copies: dict[str, tuple[int, int]] = {}
         """Node to (messages, duplicates) that it had counted at its last sample."""
@@ -84,15 +85,25 @@ class Spread:
         """Copies that a node got of a message it had, for each message that it got."""
         return self._duplicates / self._arrivals if self._arrivals else 0.0
 
+    def counts(self, event: Event, author: TracedNode) -> bool:
+        """Tell whether what is published by ``author`` counts."""
+        del event, author
+        return True
+
+    def listens(self, node: TracedNode) -> bool:
+        """Tell whether it matters if a node hears."""
+        del node
+        return True
+
     def _on_published(self, event: Event) -> None:
-        member = self._watch.swarm.members.get(event.node)
-        if member is not None:
+        member = self.watch.swarm.members.get(event.node)
+        if member is not None and self.counts(event, member):
             self._open[event.facts["id"]] = _Message(event.at, 1 << member.number, [])
 
     def _on_first(self, event: Event) -> None:
-        member = self._watch.swarm.members.get(event.node)
+        member = self.watch.swarm.members.get(event.node)
         message = self._open.get(event.facts["id"])
-        if member is not None and message is not None:
+        if member is not None and message is not None and self.listens(member):
             message.holders |= 1 << member.number
             message.delays.append(event.at - message.published_at)
 
@@ -111,8 +122,10 @@ class Spread:
     def _on_tick(self, now: float) -> None:
         before = now - CLOSE_SECONDS
         settled = 0
-        for member in self._watch.swarm.live():
+        for member in self.watch.swarm.live():
             up_since = member.up_since
+            if not self.listens(member):
+                continue
             if up_since is not None and up_since <= before - SETTLE_SECONDS:
                 settled |= 1 << member.number
         for message_id, message in list(self._open.items()):

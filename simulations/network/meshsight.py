@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
 
+from simulations.network.cores import FIELD_SECONDS
 from simulations.network.streams import Pipe, PipeMaker
 
 Record = Callable[..., None]
@@ -46,7 +47,7 @@ class MeshPipe(Pipe):
         self._record = record
 
     def _send(self, data: bytes) -> None:
-        for control in mesh_control(data):
+        for control in mesh_control(data)[0]:
             self._tell(self._way.source, self._way.target, control.kind, control)
         super()._send(data)
 
@@ -55,7 +56,10 @@ class MeshPipe(Pipe):
         super()._arrive(data)
         if len(self._items) == waiting:
             return  # held up, or for nobody
-        for control in mesh_control(data):
+        controls, fields = mesh_control(data)
+        if self.core is not None:
+            self.core.spend(FIELD_SECONDS * fields)
+        for control in controls:
             if control.kind == "prune":
                 self._tell(self._way.target, self._way.source, "prune-in", control)
 
@@ -70,22 +74,28 @@ def mesh_pipes(record: Record) -> PipeMaker:
 
 
 @lru_cache(maxsize=_READ_KEPT)
-def mesh_control(data: bytes) -> tuple[Control, ...]:
-    """Return the mesh control in a write of whole frames; what is no RPC holds none."""
+def mesh_control(data: bytes) -> tuple[tuple[Control, ...], int]:
+    """Return the mesh control in a write of whole frames, and how many fields its RPCs have.
+
+    Fields of control entries count too, such as each IHAVE. What is no RPC holds none.
+    """
+    count = 0
+    found: list[Control] = []
     try:
-        return tuple(
-            control
-            for frame in _frames(data)
-            for number, field in _fields(frame)
-            if number == _CONTROL and isinstance(field, bytes)
-            for control in _control(field)
-        )
+        for frame in _frames(data):
+            for number, field in _fields(frame):
+                count += 1
+                if number == _CONTROL and isinstance(field, bytes):
+                    entries = list(_fields(field))
+                    count += len(entries)
+                    found += _control(entries)
     except (ValueError, IndexError):
-        return ()
+        return (), count
+    return tuple(found), count
 
 
-def _control(data: bytes) -> Iterator[Control]:
-    for number, field in _fields(data):
+def _control(entries: list[tuple[int, int | bytes]]) -> Iterator[Control]:
+    for number, field in entries:
         if number in (_GRAFT, _PRUNE) and isinstance(field, bytes):
             values = dict(_fields(field))
             topic, backoff = values.get(_TOPIC, b""), values.get(_BACKOFF, 0)

@@ -256,6 +256,7 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "iwant-flood": ALL_ROLES,
     "invalid-signatures": ALL_ROLES,
     "malformed-rpc": ALL_ROLES,
+    "slow-rpc": ALL_ROLES,
     "slow-streams": ALL_ROLES,
     "record-spam": ALL_ROLES,
     "false-sync": ALL_ROLES,

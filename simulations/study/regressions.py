@@ -36,7 +36,13 @@ def load_regressions(path: Path) -> list[Regression]:
         entries = tomllib.loads(path.read_text()).get("regression", [])
         return [
             Regression(
-                Plan(entry["scenario"], entry["seed"], entry.get("nodes"), entry.get("minutes")),
+                Plan(
+                    entry["scenario"],
+                    entry["seed"],
+                    entry.get("nodes"),
+                    entry.get("minutes"),
+                    entry.get("strangers_per_node"),
+                ),
                 entry["rule"],
                 entry["what"],
             )

@@ -18,6 +18,7 @@ from simulations.cluster.faults import fault_actor
 from simulations.cluster.world import Actor, NodeFailedError, World
 from simulations.metrics.numbers import Meter, Result
 from simulations.metrics.series import Series
+from simulations.metrics.under_attack import AttackNumbers, UnderAttack
 from simulations.runtime.loop import run_virtual
 from simulations.runtime.trace import Event, Trace
 from simulations.scenario.scenario import Nodes, Scenario, load_scenario
@@ -41,6 +42,8 @@ class Plan:
     seed: int = 0
     nodes: int | None = None
     minutes: float | None = None
+    strangers_per_node: float | None = None
+    """How many adversaries come beside the nodes, for each of these."""
 
     @property
     def command(self) -> str:
@@ -50,6 +53,8 @@ class Plan:
             words += ["--nodes", str(self.nodes)]
         if self.minutes is not None:
             words += ["--minutes", f"{self.minutes:g}"]
+        if self.strangers_per_node is not None:
+            words += ["--strangers-per-node", f"{self.strangers_per_node:g}"]
         return shlex.join(words)
 
     def load(self) -> Scenario:
@@ -60,6 +65,12 @@ class Plan:
             changes["minutes"] = self.minutes
         if self.nodes is not None:
             changes["nodes"] = resized(scenario.nodes, self.nodes)
+        if self.strangers_per_node is not None:
+            added = {"per_node": self.strangers_per_node}
+            changes["adversaries"] = tuple(
+                plan if plan.per_node is None else plan.model_copy(update=added)
+                for plan in scenario.adversaries
+            )
         return scenario.model_copy(update=changes)
 
 
@@ -71,6 +82,8 @@ class RunOutcome:
     result: Result
     series: Series | None
     """None for a run of a sweep."""
+    attack: AttackNumbers | None = None
+    """None where no adversaries begin or end during the run, and for a run of a sweep."""
 
     @property
     def violation(self) -> Violation | None:
@@ -94,6 +107,8 @@ def run_plan(
     scenario = plan.load()
     trace, watch = Trace(), Watch(_end_simulation)
     meter = Meter(watch, attach_checkers(watch, patience), scenario.network.mean_round_trip_seconds)
+    attack = scenario.attack_seconds
+    under_attack = None if attack is None else UnderAttack(watch, attack)
     trace.listen(watch.see)
 
     def report(event: Event) -> None:
@@ -119,7 +134,8 @@ def run_plan(
         trace_digest=trace.digest,
         peak_rss_mb=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
     )
-    return RunOutcome(plan, result, meter.series)
+    borne = None if under_attack is None else under_attack.numbers()
+    return RunOutcome(plan, result, meter.series, borne)
 
 
 @contextmanager

@@ -1,0 +1,207 @@
+"""Every attack of the catalogue against the same swarm without it: what it takes, and for how long.
+
+``python -m benchmarks.attacks [--attack NAME ...] [--ratio 0 1 10] [--seed N ...] [--json FILE]``
+
+Each scenario ``attack-NAME`` is run with so many attackers for each honest node, in a process of
+its own; ratio 0 is run in any case, since all is compared with it. The bars of the project: no
+attack by unproven keys takes more than a fifth of what is certified or doubles the 99th percentile
+of gossip's coverage, all tables stay within their limits, and ten epochs after its end the swarm
+certifies as before. A figure over its bar is marked with an exclamation mark.
+"""
+
+import argparse
+import json
+import multiprocessing
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import fmean
+
+from simulations.checkers.limits import LIMITS
+from simulations.metrics.under_attack import AttackNumbers
+from simulations.scenario.scenario import load_scenario, scenario_names
+from simulations.study.study import Plan, run_plan
+
+PREFIX = "attack-"
+
+CERTIFIED_SHARE_MIN = 0.8
+COVERAGE_P99_RATIO_MAX = 2.0
+RECOVERY_EPOCHS_MAX = 10
+BACK_SHARE = 0.9
+"""The bars; the last is what counts as the rate from before."""
+
+WINDOW_EPOCHS = 12
+"""Over which a rate of certification is taken: some twenty rollouts, a few more or less by chance;
+so the rate from before is that of the leanest such window without the attack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """One run; ``certified`` is cumulated, by the epoch."""
+
+    attack: str
+    ratio: float
+    seed: int
+    epoch_seconds: float
+    certified: Sequence[tuple[float, int]]
+    borne: AttackNumbers
+    violation: str | None
+    wall_s: float
+
+    def within(self, since: float, until: float) -> int:
+        """Return how many rollouts were certified between two moments."""
+        counts = [count for at, count in self.certified if since <= at <= until]
+        return counts[-1] - counts[0] if counts else 0
+
+    def recovered_epochs(self, plain: "Played") -> int | None:
+        """Return how many epochs after the end a window begins in which all is as without it.
+
+        None: in none before the end of the run.
+        """
+        usual = min(plain.windows(self.borne.from_s))
+        for epoch, count in enumerate(self.windows(self.borne.until_s)):
+            if count >= BACK_SHARE * usual:
+                return epoch
+        return None
+
+    def windows(self, since: float) -> list[int]:
+        """Return what is certified in the window that begins at each epoch from ``since`` on."""
+        end, seconds = self.certified[-1][0], WINDOW_EPOCHS * self.epoch_seconds
+        begins = [at for at, _ in self.certified if since <= at <= end - seconds]
+        return [self.within(at, at + seconds) for at in begins]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What an attack came to, over its seeds."""
+
+    attack: str
+    ratio: float
+    certified_share: float
+    """Of what is certified meanwhile without it."""
+    coverage_p50_s: float
+    coverage_p99_s: float
+    coverage_p99_ratio: float
+    core_share_mean: float
+    core_share_max: float
+    recovery_epochs: int | None
+    peaks: dict[str, int]
+    violations: list[str]
+    wall_s: float
+
+    def broken(self) -> list[str]:
+        """Return which bars it breaks."""
+        late = self.recovery_epochs is None or self.recovery_epochs > RECOVERY_EPOCHS_MAX
+        found = {
+            "certified": self.certified_share < CERTIFIED_SHARE_MIN,
+            "coverage": not self.coverage_p99_ratio <= COVERAGE_P99_RATIO_MAX,
+            "recovery": late,
+            "rules": bool(self.violations),
+        }
+        return [name for name, is_broken in found.items() if is_broken]
+
+
+def play(plan: Plan) -> Played:
+    """Run one plan to its end."""
+    outcome = run_plan(plan, clock=time.perf_counter)
+    if outcome.attack is None or outcome.series is None:
+        raise SystemExit(f"{plan.scenario} has no adversaries that begin or end")
+    return Played(
+        plan.scenario.removeprefix(PREFIX),
+        plan.strangers_per_node or 0.0,
+        plan.seed,
+        load_scenario(plan.scenario).recipe().epochs.seconds,
+        [(moment.at, moment.certified) for moment in outcome.series.moments],
+        outcome.attack,
+        None if outcome.violation is None else str(outcome.violation),
+        outcome.result.wall_s,
+    )
+
+
+def row(played: Sequence[Played], plain: Sequence[Played]) -> Row:
+    """Compare runs with those of the same seeds without attackers."""
+    began, ended = played[0].borne.from_s, played[0].borne.until_s
+    usual = sum(one.within(began, ended) for one in plain)
+    recoveries = [one.recovered_epochs(other) for one, other in zip(played, plain, strict=True)]
+    known = [epochs for epochs in recoveries if epochs is not None]
+    p99 = fmean(one.borne.coverage_p99_s for one in played)
+    names = played[0].borne.peaks
+    return Row(
+        played[0].attack,
+        played[0].ratio,
+        sum(one.within(began, ended) for one in played) / max(1, usual),
+        fmean(one.borne.coverage_p50_s for one in played),
+        p99,
+        p99 / fmean(one.borne.coverage_p99_s for one in plain),
+        fmean(one.borne.core_share_mean for one in played),
+        max(one.borne.core_share_max for one in played),
+        max(known) if len(known) == len(recoveries) else None,
+        {name: max(one.borne.peaks[name] for one in played) for name in names},
+        [one.violation for one in played if one.violation is not None],
+        fmean(one.wall_s for one in played),
+    )
+
+
+def main() -> None:
+    """Run what was asked for, and print the table."""
+    attacks = [name.removeprefix(PREFIX) for name in scenario_names() if name.startswith(PREFIX)]
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--attack", nargs="+", choices=attacks, default=attacks)
+    parser.add_argument("--ratio", nargs="+", type=float, default=[1.0])
+    parser.add_argument("--seed", nargs="+", type=int, default=[0])
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    print(
+        "| attack | per node | certified | coverage p50, p99 (s) | p99 ratio | core mean, most "
+        "| recovery (epochs) | tables | wall (s) |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|")
+    rows = []
+    # A process for each run: what one leaves in caches and in memory is not the next one's.
+    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+        for attack in arguments.attack:
+            plain: list[Played] = []
+            for ratio in sorted({0.0, *arguments.ratio}):
+                plans = [
+                    Plan(PREFIX + attack, seed, strangers_per_node=ratio) for seed in arguments.seed
+                ]
+                played = pool.map(play, plans)
+                plain = plain or played
+                rows.append(row(played, plain))
+                print(line(rows[-1]), flush=True)
+    if arguments.json:
+        values = [{**asdict(each), "broken": each.broken()} for each in rows]
+        arguments.json.write_text(json.dumps(values, indent=1))
+
+
+def line(found: Row) -> str:
+    """Return a row of the table; the fullest tables are named with their share of the limit."""
+    broken = found.broken()
+
+    def mark(bar: str) -> str:
+        return " !" if bar in broken else ""
+
+    recovery = "none" if found.recovery_epochs is None else str(found.recovery_epochs)
+    cells = (
+        found.attack,
+        f"{found.ratio:g}",
+        f"{found.certified_share:.0%}" + mark("certified"),
+        f"{found.coverage_p50_s:.3f}, {found.coverage_p99_s:.3f}",
+        f"{found.coverage_p99_ratio:.1f}" + mark("coverage"),
+        f"{found.core_share_mean:.2%}, {found.core_share_max:.2%}",
+        recovery + mark("recovery"),
+        fullest(found.peaks) + "".join(f"; {each}" for each in found.violations),
+        f"{found.wall_s:.0f}",
+    )
+    return f"| {' | '.join(cells)} |"
+
+
+def fullest(peaks: dict[str, int]) -> str:
+    """Return the three tables that are closest to their limits."""
+    shares = sorted(((peaks[name] / LIMITS[name], name) for name in peaks), reverse=True)[:3]
+    return ", ".join(f"{name} {peaks[name]} ({share:.0%})" for share, name in shares)
+
+
+if __name__ == "__main__":
+    main()
