@@ -28,16 +28,16 @@ VICTIMS = 4
 
 GRAFTS_PER_BURST = 8
 IHAVES_PER_BURST = 4
-IDS = 1250
-"""In one IHAVE; with four of them twice a second twice what is heeded in a heartbeat."""
+IDS = 250
+"""In one IHAVE. Each is asked for once a heartbeat; more of them make a simulation very slow."""
 
 WANTED_MAX = 1000
 """Message ids overheard, the newest, all of which are asked for again and again."""
 
 FORGERIES_PER_BURST = 32
 NOISES_PER_BURST = 4
-EMPTY_FIELDS = 5000
-"""Of a number that no RPC has. An RPC may have four times as many; simulating that takes long."""
+EMPTY_FIELDS = 1000
+"""Of a number that no RPC has. An RPC may have twenty times as many; simulating that takes long."""
 
 
 class RpcFlood(GossipingTransport):

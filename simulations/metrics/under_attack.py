@@ -1,5 +1,6 @@
 """What honest nodes had to bear while adversaries acted that do not act all the time."""
 
+from collections import Counter
 from dataclasses import dataclass
 from statistics import fmean
 
@@ -8,10 +9,12 @@ from typing_extensions import override
 from simulations.checkers import Watch
 from simulations.checkers.limits import LIMITS
 from simulations.checkers.swarm import TracedNode
+from simulations.checkers.wire import Opened
 from simulations.metrics.spread import Spread
 from simulations.runtime.trace import Event
 
-CERTIFICATES = "certificates"
+NEWS = {"rollout-commit": "commits", "checkpoint-manifest": "checkpoints"}
+"""Kinds of messages that have one author each, and their topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,22 +34,33 @@ class AttackNumbers:
 
 
 class HonestSpread(Spread):
-    """What honest nodes tell each other in a part of the time.
+    """What honest nodes tell each other that is news, in a part of the time.
 
-    Not their certificates: a second one of a commit goes to its author's peers alone, which are not
-    all in a swarm of so many that not everybody is connected to everybody.
+    A commit that is said again goes to its author's peers alone, who know it, and these are not all
+    in a swarm where not everybody is connected to everybody. So is a second certificate of a
+    commit, and here none counts.
     """
 
     def __init__(self, watch: Watch, seconds: tuple[float, float]) -> None:
         super().__init__(watch)
         self._seconds = seconds
+        self._new: Counter[tuple[str, str]] = Counter()
+        """Of a node and a topic, messages of its own that it has stored and not yet said."""
+        for kind in NEWS:
+            watch.on_message(kind, self._on_stored)
+
+    def _on_stored(self, _event: Event, member: TracedNode, message: Opened) -> None:
+        if message.signer == member.peer and not message.stored_by_author:
+            self._new[member.name, NEWS[message.kind]] += 1
 
     @override
     def counts(self, event: Event, author: TracedNode) -> bool:
-        first, last = self._seconds
-        if not first <= event.at - self.watch.started_at <= last:
+        key = author.name, str(event.facts["topic"])
+        if not self._new[key]:
             return False
-        return author.honest and event.facts["topic"] != CERTIFICATES
+        self._new[key] -= 1
+        first, last = self._seconds
+        return author.honest and first <= event.at - self.watch.started_at <= last
 
     @override
     def listens(self, node: TracedNode) -> bool:

@@ -1,0 +1,379 @@
+"""Each attack of the catalogue really comes in at its victims, in its time, and the swarm bears it.
+
+A small swarm with six strangers, all of which do the same from 18 to 45 s: what honest nodes
+receive from them is counted at the router, the places of streams and the ledger.
+"""
+
+import time
+from collections import Counter
+
+import pytest
+
+from node.replication.anti_entropy import AntiEntropy
+from node.streams.places import Places
+from protocol.gossip.router import Router
+from protocol.gossip.rpc import Rpc, decode_rpc
+from protocol.types import Role
+from roles.validator.flow import STRANGER_CHECKS, ValidatorFlow
+from simulations.adversaries.records import UPLOAD_BYTES_PER_SECOND
+from simulations.adversaries.rpcs import EMPTY_FIELDS, IDS, RPC_FLOODS
+from simulations.network.cores import FIELD_SECONDS
+from simulations.scenario.scenario import load_scenario, scenario_names
+from simulations.study.study import Plan, run_plan
+
+SWARM = """
+name = "attacked"
+description = "Few nodes, quick rollouts, and strangers."
+minutes = 1.1
+[nodes]
+relay = 1
+trainer = 1
+validator = 3
+inference = 5
+start_seconds = 4
+[[compute]]
+name = "any"
+share = 1
+roles = ["inference", "validator", "trainer"]
+generate_tokens_per_second = 40
+check_tokens_per_second = 400
+train_tokens_per_second = 200
+[protocol.grpo]
+rollouts_per_step = 2
+[[adversaries]]
+role = "relay"
+behaviour = "{behaviour}"
+per_node = 0.6
+from_minute = 0.3
+until_minute = 0.75
+[[faults]]
+kind = "crash"
+minute = 0.35
+nodes = {{ names = ["worker-0"] }}
+lose_state = true
+return_after_seconds = 3
+"""
+FROM, UNTIL = 18.0, 45.0
+STRANGERS = 6
+LATE = 1.0
+"""Seconds after its end in which what was on its way still comes in."""
+
+
+class Seen:
+    """What honest nodes received from strangers in one run, with the time."""
+
+    def __init__(self):
+        self.rpcs = []
+        self.places = []
+        self.pages = []
+        self.checks = 0
+        self.world = None
+        self.outcome = None
+        self.connections = {}
+        self.records = {}
+
+    def strangers(self):
+        return {item.signer.peer_id for item in self.world.machines.values() if item.stranger}
+
+    def honest(self):
+        return [item for item in self.world.machines.values() if not item.stranger]
+
+    def count(self, what):
+        """Return the sum of what a function finds in each RPC of a stranger to an honest node."""
+        found = ((decode_rpc(data), data) for _, _, _, data in self.rpcs)
+        return sum(what(rpc, data) for rpc, data in found if isinstance(rpc, Rpc))
+
+
+@pytest.fixture(scope="module")
+def play(tmp_path_factory):
+    """Run a swarm with strangers of one behaviour and return what was seen; each runs once."""
+    played = {}
+    file = tmp_path_factory.mktemp("attacked") / "scenario.toml"
+
+    def play(behaviour):
+        if behaviour not in played:
+            file.write_text(SWARM.format(behaviour=behaviour))
+            with pytest.MonkeyPatch.context() as patch:
+                played[behaviour] = run(Plan(str(file), seed=2), patch)
+        seen = played[behaviour]
+        assert seen.outcome.violation is None, str(seen.outcome.violation)
+        return seen
+
+    return play
+
+
+def run(plan, patch):
+    seen = Seen()
+
+    async def look(world):
+        seen.world = world
+        await world.wait_until(FROM + 20)
+        hosts = ((item.name, item.host) for item in world.machines.values())
+        seen.connections = {name: list(host.connections) for name, host in hosts}
+        seen.records = {
+            item.name: {peer: item.daemon.replica.roster.get(peer) for peer in seen.strangers()}
+            for item in seen.honest()
+            if item.daemon is not None
+        }
+        await world.wait_until(world.scenario.seconds - 0.1)
+        seen.daemons = {item.name: item.daemon for item in world.machines.values()}
+        seen.status = {name: daemon.status() for name, daemon in seen.daemons.items()}
+
+    watch_routers(seen, patch)
+    watch_places(seen, patch)
+    watch_pages(seen, patch)
+    watch_checks(seen, patch)
+    seen.outcome = run_plan(plan, clock=time.perf_counter, actors=[look])
+    return seen
+
+
+def watch_routers(seen, patch):
+    honest = Router._on_rpc
+
+    def on_rpc(self, peer, data, now):
+        at, strangers = seen.world.loop.time(), seen.strangers()
+        if peer in strangers and self._signer.peer_id not in strangers:
+            seen.rpcs.append((at, peer, self._signer.peer_id, data))
+        return honest(self, peer, data, now)
+
+    patch.setattr(Router, "_on_rpc", on_rpc)
+
+
+def watch_places(seen, patch):
+    honest = Places.take
+
+    def take(self, peer, now):
+        place, lost = honest(self, peer, now)
+        seen.places.append((now, self, peer, self._trust.proven(peer), place, lost))
+        return place, lost
+
+    patch.setattr(Places, "take", take)
+
+
+def watch_pages(seen, patch):
+    honest = AntiEntropy._round
+
+    async def one(self, peer, skip, asked):
+        listed, wanted = await honest(self, peer, skip, asked)
+        if self._context.signer.peer_id not in seen.strangers():
+            seen.pages.append((seen.world.loop.time(), peer, listed))
+        return listed, wanted
+
+    patch.setattr(AntiEntropy, "_round", one)
+
+
+def watch_checks(seen, patch):
+    honest = ValidatorFlow._start_check
+
+    def start(self, entry, members):
+        honest(self, entry, members)
+        workers = [peer for peer, count in self._workers.items() for _ in range(count)]
+        at_once = sum(not self._has_standing(peer) for peer in workers)
+        seen.checks = max(seen.checks, at_once)
+
+    patch.setattr(ValidatorFlow, "_start_check", start)
+
+
+def honest_work_went_on(seen):
+    """Check that what honest workers committed to while the attack lasted was certified."""
+    moments = {round(moment.at): moment.certified for moment in seen.outcome.series.moments}
+    during = moments[45] - moments[20]
+    assert during >= 5
+    assert seen.outcome.result.rollouts.lost == 0
+    assert seen.outcome.result.certified_false == 0
+
+
+# Gossip
+
+
+def distinct_offers(rpc, _data):
+    return sum(len(entry.message_ids) for entry in rpc.ihave)
+
+
+RPCS_RECEIVED = {
+    "graft-flood": (lambda rpc, _: len(rpc.graft), 20_000),
+    "ihave-flood": (distinct_offers, 100 * IDS),
+    "iwant-flood": (lambda rpc, _: len(rpc.iwant), 10_000),
+    "invalid-signatures": (lambda rpc, _: len(rpc.publish), 100),
+    "slow-rpc": (lambda _, data: EMPTY_FIELDS * (len(data) == 2 * EMPTY_FIELDS), 500_000),
+}
+"""What a flood is made of, and how much of it must have come in at honest nodes at least: an
+honest stranger says a hundredth of it."""
+
+
+@pytest.mark.parametrize("behaviour", RPCS_RECEIVED)
+def test_a_flood_of_rpcs_comes_in_and_work_goes_on(play, behaviour):
+    seen = play(behaviour)
+    kind, least = RPCS_RECEIVED[behaviour]
+    assert seen.count(kind) >= least
+    assert {target for _, _, target, _ in seen.rpcs} >= {
+        item.signer.peer_id for item in seen.honest()
+    }
+    honest_work_went_on(seen)
+
+
+def test_what_is_no_rpc_comes_in_three_times_from_each_and_then_nobody_listens(play):
+    seen = play("malformed-rpc")
+    bad = Counter(
+        (peer, target)
+        for _, peer, target, data in seen.rpcs
+        if not isinstance(decode_rpc(data), Rpc)
+    )
+    assert len(bad) > 20
+    # A burst is read at once; what was in it after the third is dropped with the link.
+    assert max(bad.values()) <= 8
+    honest_work_went_on(seen)
+
+
+@pytest.mark.parametrize("behaviour", ["invalid-signatures", "malformed-rpc"])
+def test_who_breaks_the_protocol_is_kept_away_by_everybody_and_nobody_else_is(play, behaviour):
+    seen = play(behaviour)
+    banned = [seen.status[item.name].peers_banned for item in seen.honest()]
+    assert max(banned) <= STRANGERS
+    assert sum(banned) > len(banned) * STRANGERS / 2
+
+
+@pytest.mark.parametrize("behaviour", ["graft-flood", "ihave-flood", "iwant-flood", "slow-rpc"])
+def test_who_only_says_too_much_is_not_kept_away_yet(play, behaviour):
+    seen = play(behaviour)
+    assert not any(seen.status[item.name].peers_banned for item in seen.honest())
+
+
+def test_rpcs_that_take_long_to_read_cost_their_readers_what_they_cost(play):
+    seen, plain = play("slow-rpc"), play("false-sync")
+    fields = seen.count(RPCS_RECEIVED["slow-rpc"][0])
+    extra = sum(item.host.core.spent_seconds for item in seen.honest())
+    extra -= sum(item.host.core.spent_seconds for item in plain.honest())
+    assert extra == pytest.approx(FIELD_SECONDS * fields, rel=0.2)
+
+
+@pytest.mark.parametrize("behaviour", [*RPC_FLOODS])
+def test_a_flood_begins_and_ends_when_the_scenario_says(play, behaviour):
+    seen = play(behaviour)
+    kind = RPCS_RECEIVED.get(behaviour, (lambda _, __: 0, 0))[0]
+    rates = Counter()
+    for at, _, _, data in seen.rpcs:
+        rpc = decode_rpc(data)
+        phase = "before" if at < FROM else "during" if at < UNTIL + LATE else "after"
+        rates[phase] += kind(rpc, data) if isinstance(rpc, Rpc) else 1
+    assert rates["before"] + rates["after"] < rates["during"] / 5, "an honest router grafts, too"
+
+
+# Streams
+
+
+def test_streams_that_are_held_take_what_strangers_share_and_nobody_with_standing_waits(play):
+    seen = play("slow-streams")
+    strangers = seen.strangers()
+    held = [row for row in seen.places if row[2] in strangers and FROM <= row[0] <= UNTIL]
+    assert sum(place is not None for *_, place, _ in held) > 300
+    assert sum(place is None for *_, place, _ in held) > 20, "they want more than there is"
+    proven = [row for row in seen.places if row[3] and FROM <= row[0] <= UNTIL]
+    assert len(proven) > 50
+    assert all(place is not None for *_, place, _ in proven)
+    honest_work_went_on(seen)
+
+
+# Commits
+
+
+def commits_of(daemon, strangers):
+    entries = daemon.replica.ledger.entries.values()
+    return [entry for entry in entries if entry.commit.signer in strangers]
+
+
+def test_junk_commits_are_held_and_share_few_checks(play):
+    seen = play("junk-commits")
+    validators = [seen.daemons[name] for name in seen.daemons if name.startswith("validator")]
+    for daemon in validators:
+        junk = commits_of(daemon, seen.strangers())
+        assert len(junk) > 2 * STRANGERS
+        assert len({entry.commit.message.body for entry in junk}) == len(junk)
+    assert 0 < seen.checks <= STRANGER_CHECKS
+    honest_work_went_on(seen)
+
+
+# Members
+
+
+def test_two_records_of_one_sequence_are_held_by_different_nodes_with_their_lies(play):
+    seen = play("record-spam")
+    told = {}
+    for roster in seen.records.values():
+        for peer, member in roster.items():
+            if member is not None:
+                record = member.record
+                told.setdefault((peer, record.message.sequence), {})[record.digest] = record.message
+    lies = [one for records in told.values() for one in records.values()]
+    assert sum(one.upload_bytes_per_second == UPLOAD_BYTES_PER_SECOND for one in lies) > 5
+    assert any(len(records) == 2 for records in told.values())
+    honest_work_went_on(seen)
+
+
+# Newcomers
+
+
+def test_a_newcomer_that_is_told_that_there_is_nothing_asks_somebody_else(play):
+    seen = play("false-sync")
+    lies = [
+        listed for at, peer, listed in seen.pages if peer in seen.strangers() and FROM < at < UNTIL
+    ]
+    assert len(lies) > 3
+    assert 0 in lies, "an empty page"
+    assert max(lies) <= len(seen.world.machines), "or one of records alone"
+    newcomer, other = (seen.daemons[name].replica.ledger for name in ("worker-0", "worker-1"))
+    assert newcomer.version == other.version
+    honest_work_went_on(seen)
+
+
+def test_strangers_keep_to_one_worker_and_it_still_hears_of_everything(play):
+    seen = play("eclipse")
+    strangers, names = (
+        seen.strangers(),
+        {item.signer.peer_id: name for name, item in seen.world.machines.items()},
+    )
+    # Who dials a stranger is connected to it until the stranger looks again.
+    others = [
+        names[peer]
+        for name, peers in seen.connections.items()
+        if seen.world.machines[name].stranger
+        for peer in peers
+        if names[peer] != "worker-0"
+    ]
+    assert len(others) <= STRANGERS / 2
+    assert strangers <= set(seen.connections["worker-0"])
+    newcomer, other = (seen.daemons[name].replica.ledger for name in ("worker-0", "worker-1"))
+    assert newcomer.version == other.version
+    honest_work_went_on(seen)
+
+
+# All at once
+
+
+def test_who_bides_its_time_says_nothing_wrong_before(play):
+    seen = play("covert-flash")
+    noisy = [
+        at
+        for at, _, _, data in seen.rpcs
+        if len(data) > 8_000 or getattr(decode_rpc(data), "graft", ())
+    ]
+    assert sum(FROM <= at < UNTIL + LATE for at in noisy) > 100
+    assert sum(at < FROM for at in noisy) < 60, "grafts of an honest router"
+    honest_work_went_on(seen)
+
+
+# The catalogue
+
+
+def test_every_attack_of_the_catalogue_begins_and_ends_and_leaves_time_to_recover():
+    attacks = [name for name in scenario_names() if name.startswith("attack-")]
+    assert len(attacks) == 16
+    for name in attacks:
+        scenario = load_scenario(name)
+        (plan,) = scenario.adversaries
+        assert name == f"attack-{plan.behaviour}"
+        assert plan.per_node == 1
+        began, ended = scenario.attack_seconds
+        assert began >= 60, name
+        assert scenario.seconds - ended >= 22 * scenario.recipe().epochs.seconds, name
+        assert Role(plan.role) is Role.RELAY
