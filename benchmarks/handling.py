@@ -1,4 +1,4 @@
-"""What it costs a node to handle what peers send: the numbers of ``simulations.network.cores``.
+"""What it costs a node to handle what peers send: the numbers of ``simulations.runtime.cores``.
 
 ``python -m benchmarks.handling [--rounds N]`` prints microseconds of one core for each kind of RPC,
 through the router and the replica as the daemon calls them, with Ed25519.

@@ -17,6 +17,7 @@ from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifes
 from protocol.messages import OPENED_MAX, Hardware, Opened
 from protocol.rng import Rng
 from protocol.types import PeerId, Role
+from simulations.cluster.appointment import appoint
 from simulations.cluster.machine import Machine
 from simulations.cluster.placement import Placement, bytes_per_second
 from simulations.cluster.recorder import Recorder
@@ -36,7 +37,7 @@ from simulations.ports.sums import policy_seed
 from simulations.runtime.content import Extent, policy_digest
 from simulations.runtime.loop import START, VirtualLoop
 from simulations.runtime.trace import Emit, Trace
-from simulations.scenario.plans import ALL_ROLES, Adversaries, RoleName
+from simulations.scenario.plans import ALL_ROLES, RoleName
 from simulations.scenario.scenario import Scenario
 
 SHORT_NAMES = {
@@ -102,7 +103,7 @@ class World:
         for role in ("relay", "trainer", "validator", "inference"):
             for _ in range(scenario.nodes.count(role)):
                 self.add(role)
-        self._appoint_adversaries()
+        appoint(scenario, self.machines, self._add_stranger, self.rng)
         self.manifest: SignedManifest = self._found_run()
 
     # Machines
@@ -144,24 +145,8 @@ class World:
         )
         return name
 
-    def _appoint_adversaries(self) -> None:
-        for number, plan in enumerate(self.scenario.adversaries):
-            for machine in self._adversaries(plan, self.rng.child(f"adversaries/{number}")):
-                machine.behaviour = plan.behaviour
-                machine.acts_from = 60 * plan.from_minute
-                if plan.until_minute is not None:
-                    machine.acts_until = 60 * plan.until_minute
-
-    def _adversaries(self, plan: Adversaries, rng: Rng) -> list[Machine]:
-        """Return the machines that a plan means, made for it or drawn from those that are here."""
-        if plan.per_node is not None:
-            count = round(plan.per_node * self.scenario.nodes.total)
-            return [self.machines[self.add(plan.role, stranger=True)] for _ in range(count)]
-        there = [machine for machine in self.machines.values() if machine.role == plan.role]
-        honest = [machine for machine in there if not machine.behaviour]
-        count = plan.count if plan.count is not None else round((plan.share or 0) * len(there))
-        named = [machine for machine in honest if machine.name in plan.names]
-        return named if plan.names else rng.sample(honest, count)
+    def _add_stranger(self, role: RoleName) -> Machine:
+        return self.machines[self.add(role, stranger=True)]
 
     def _found_run(self) -> SignedManifest:
         creator = self._scheme.signer(self.rng.child("creator").bytes(32))

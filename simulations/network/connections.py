@@ -7,9 +7,9 @@ from functools import partial
 
 from protocol.rng import Rng
 from protocol.types import PeerId
-from simulations.network.cores import BULK, Core
 from simulations.network.links import Line, Meter, SimClock, Way
 from simulations.network.streams import Pipe, PipeMaker
+from simulations.runtime.cores import BULK, Core
 from simulations.runtime.loop import VirtualLoop
 
 KEEPALIVE_SECONDS = 30.0

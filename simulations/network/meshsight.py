@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
 
-from simulations.network.cores import FIELD_SECONDS
 from simulations.network.streams import Pipe, PipeMaker
+from simulations.runtime.cores import FIELD_SECONDS
 
 Record = Callable[..., None]
 """``record(node, kind, **facts)``."""

@@ -13,10 +13,10 @@ from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.ports.transport import TransportError
 from simulations.network.connections import Connection, Host, LinkConditions
-from simulations.network.cores import Core
 from simulations.network.links import Line, SimClock
 from simulations.network.streams import PipeMaker
 from simulations.network.transport import SimTransport
+from simulations.runtime.cores import Core
 from simulations.runtime.loop import VirtualLoop
 
 RoundTrip = Callable[[str, str], float]

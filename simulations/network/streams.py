@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from protocol.types import PeerId
 from roles.ports.transport import TransportError
-from simulations.network.cores import BYTE_SECONDS, READ_SECONDS, Core
 from simulations.network.links import SMALL_BYTES, Meter, Way
 from simulations.runtime.content import joined
+from simulations.runtime.cores import BYTE_SECONDS, READ_SECONDS, Core
 from simulations.runtime.loop import VirtualLoop
 
 WINDOW_BYTES = 1 << 20

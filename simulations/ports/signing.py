@@ -14,7 +14,7 @@ from protocol.crypto import SIGNATURE_BYTES, Identity, Signer, Verifier, peer_id
 from protocol.crypto import verify as verify_ed25519
 from protocol.gossip.message import SIGN_PREFIX
 from protocol.types import PeerId
-from simulations.network.cores import SIGNATURE_SECONDS, Core
+from simulations.runtime.cores import SIGNATURE_SECONDS, Core
 
 Sighting = Callable[[str, bytes, bool], None]
 """``(topic, signature, ours)``: we published or first saw a gossiped message."""

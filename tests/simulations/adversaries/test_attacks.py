@@ -6,6 +6,7 @@ receive from them is counted at the router, the places of streams and the ledger
 
 import time
 from collections import Counter
+from functools import lru_cache
 
 import pytest
 
@@ -17,7 +18,7 @@ from protocol.types import Role
 from roles.validator.flow import STRANGER_CHECKS, ValidatorFlow
 from simulations.adversaries.records import UPLOAD_BYTES_PER_SECOND
 from simulations.adversaries.rpcs import EMPTY_FIELDS, IDS, RPC_FLOODS
-from simulations.network.cores import FIELD_SECONDS
+from simulations.runtime.cores import FIELD_SECONDS
 from simulations.scenario.scenario import load_scenario, scenario_names
 from simulations.study.study import Plan, run_plan
 
@@ -59,6 +60,9 @@ LATE = 1.0
 """Seconds after its end in which what was on its way still comes in."""
 
 
+decoded = lru_cache(maxsize=None)(decode_rpc)  # a flood mostly says the same
+
+
 class Seen:
     """What honest nodes received from strangers in one run, with the time."""
 
@@ -80,7 +84,7 @@ class Seen:
 
     def count(self, what):
         """Return the sum of what a function finds in each RPC of a stranger to an honest node."""
-        found = ((decode_rpc(data), data) for _, _, _, data in self.rpcs)
+        found = ((decoded(data), data) for _, _, _, data in self.rpcs)
         return sum(what(rpc, data) for rpc, data in found if isinstance(rpc, Rpc))
 
 
@@ -215,9 +219,7 @@ def test_a_flood_of_rpcs_comes_in_and_work_goes_on(play, behaviour):
 def test_what_is_no_rpc_comes_in_three_times_from_each_and_then_nobody_listens(play):
     seen = play("malformed-rpc")
     bad = Counter(
-        (peer, target)
-        for _, peer, target, data in seen.rpcs
-        if not isinstance(decode_rpc(data), Rpc)
+        (peer, target) for _, peer, target, data in seen.rpcs if not isinstance(decoded(data), Rpc)
     )
     assert len(bad) > 20
     # A burst is read at once; what was in it after the third is dropped with the link.
@@ -253,7 +255,7 @@ def test_a_flood_begins_and_ends_when_the_scenario_says(play, behaviour):
     kind = RPCS_RECEIVED.get(behaviour, (lambda _, __: 0, 0))[0]
     rates = Counter()
     for at, _, _, data in seen.rpcs:
-        rpc = decode_rpc(data)
+        rpc = decoded(data)
         phase = "before" if at < FROM else "during" if at < UNTIL + LATE else "after"
         rates[phase] += kind(rpc, data) if isinstance(rpc, Rpc) else 1
     assert rates["before"] + rates["after"] < rates["during"] / 5, "an honest router grafts, too"
@@ -355,7 +357,7 @@ def test_who_bides_its_time_says_nothing_wrong_before(play):
     noisy = [
         at
         for at, _, _, data in seen.rpcs
-        if len(data) > 8_000 or getattr(decode_rpc(data), "graft", ())
+        if len(data) > 8_000 or getattr(decoded(data), "graft", ())
     ]
     assert sum(FROM <= at < UNTIL + LATE for at in noisy) > 100
     assert sum(at < FROM for at in noisy) < 60, "grafts of an honest router"

@@ -4,8 +4,8 @@ import pytest
 
 from protocol.gossip.message import SIGN_PREFIX
 from protocol.gossip.message import sign_message as gossip_message
-from simulations.network.cores import SIGNATURE_SECONDS, Core
 from simulations.ports.signing import Scheme, TracedSigner, traced
+from simulations.runtime.cores import SIGNATURE_SECONDS, Core
 from simulations.runtime.loop import VirtualLoop
 
 SECRET = bytes(31) + b"s"
@@ -39,7 +39,8 @@ def test_what_is_gossiped_is_seen_when_it_is_signed_and_when_it_is_first_verifie
         seen.append((topic, signature, ours))
 
     signer = TracedSigner(scheme.signer(ONE), sighting)
-    core = Core(VirtualLoop())
+    loop = VirtualLoop()
+    core = Core(loop)
     verify = traced(scheme.verifier, sighting, core)
     signature = signer.sign(b"a message that is not gossiped")
     verify(signer.peer_id, b"a message that is not gossiped", signature)
@@ -52,3 +53,4 @@ def test_what_is_gossiped_is_seen_when_it_is_signed_and_when_it_is_first_verifie
     assert not verify(signer.peer_id, text, bytes(64))
     assert [(topic, ours) for topic, _, ours in seen[1:]] == [("commits", False)]
     assert core.spent_seconds == pytest.approx(4 * SIGNATURE_SECONDS), "a good one has an envelope"
+    loop.close()

@@ -1,0 +1,37 @@
+"""Which machines of a scenario are dishonest, and when."""
+
+from collections.abc import Callable, Mapping
+
+from protocol.rng import Rng
+from simulations.cluster.machine import Machine
+from simulations.scenario.plans import Adversaries, RoleName
+from simulations.scenario.scenario import Scenario
+
+AddStranger = Callable[[RoleName], Machine]
+"""Makes a machine beside the scenario's nodes."""
+
+
+def appoint(
+    scenario: Scenario, machines: Mapping[str, Machine], add_stranger: AddStranger, rng: Rng
+) -> None:
+    """Give machines the behaviours that the scenario plans, and make those that come beside."""
+    for number, plan in enumerate(scenario.adversaries):
+        if plan.per_node is not None:
+            count = round(plan.per_node * scenario.nodes.total)
+            chosen = [add_stranger(plan.role) for _ in range(count)]
+        else:
+            chosen = _drawn(plan, machines, rng.child(f"adversaries/{number}"))
+        for machine in chosen:
+            machine.behaviour = plan.behaviour
+            machine.acts_from = 60 * plan.from_minute
+            if plan.until_minute is not None:
+                machine.acts_until = 60 * plan.until_minute
+
+
+def _drawn(plan: Adversaries, machines: Mapping[str, Machine], rng: Rng) -> list[Machine]:
+    """Return those that a plan names, or draws from the honest ones of its role."""
+    there = [machine for machine in machines.values() if machine.role == plan.role]
+    honest = [machine for machine in there if not machine.behaviour]
+    count = plan.count if plan.count is not None else round((plan.share or 0) * len(there))
+    named = [machine for machine in honest if machine.name in plan.names]
+    return named if plan.names else rng.sample(honest, count)

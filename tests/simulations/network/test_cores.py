@@ -1,0 +1,60 @@
+"""What a machine handles takes its time, in turn; an idle one is never late."""
+
+import asyncio
+
+import pytest
+
+from simulations.runtime.cores import BYTE_SECONDS, LATE_SECONDS_MIN, READ_SECONDS
+from simulations.runtime.loop import run_virtual
+from tests.simulations.network.machines import MEGABYTE, Machines, now
+
+
+async def answered_after(busy_seconds):
+    """Return when a small message is read on a machine that is so busy when it comes."""
+    machines = Machines()
+    await machines.add("ours", "theirs", up=60.0 * MEGABYTE, down=60.0 * MEGABYTE)
+    stream, other = await machines.stream("ours", "theirs")
+    began = now()
+    machines.network.hosts["theirs"].core.spend(busy_seconds)
+    await stream.write(bytes(100))
+    await other.read_exactly(100)
+    return now() - began
+
+
+def test_who_is_busy_reads_late_and_who_is_not_reads_at_once():
+    at_once = run_virtual(answered_after(0.0))
+    assert at_once < 0.05
+    assert run_virtual(answered_after(LATE_SECONDS_MIN / 2)) == at_once
+    assert run_virtual(answered_after(3.0)) == pytest.approx(3.0, abs=LATE_SECONDS_MIN)
+
+
+def test_only_the_machine_that_reads_is_kept_busy_by_what_it_reads():
+    async def scenario():
+        machines = Machines()
+        await machines.add("ours", "theirs", up=60.0 * MEGABYTE, down=60.0 * MEGABYTE)
+        stream, other = await machines.stream("ours", "theirs")
+        await stream.write(bytes(1000))
+        await other.read_exactly(1000)
+        ours, theirs = (machines.network.hosts[name].core for name in ("ours", "theirs"))
+        assert ours.spent_seconds == 0.0
+        assert theirs.spent_seconds == pytest.approx(READ_SECONDS + 1000 * BYTE_SECONDS)
+
+    run_virtual(scenario())
+
+
+def test_work_that_comes_at_once_is_done_in_turn():
+    async def scenario():
+        machines = Machines()
+        await machines.add("ours", up=60.0 * MEGABYTE, down=60.0 * MEGABYTE)
+        core = machines.network.hosts["ours"].core
+        core.spend(1.0)
+        core.spend(1.0)
+        assert core.late_seconds == pytest.approx(2.0)
+        await asyncio.sleep(1.5)
+        assert core.late_seconds == pytest.approx(0.5)
+        await asyncio.sleep(1.5)
+        core.spend(1.0)
+        assert core.late_seconds == pytest.approx(1.0)
+        assert core.spent_seconds == pytest.approx(3.0)
+
+    run_virtual(scenario())
