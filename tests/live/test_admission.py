@@ -57,7 +57,7 @@ def test_a_stranger_is_told_to_get_an_invite_and_comes_with_it(tmp_path, nodes):
     address = beginning(run, nodes)
     stranger = tmp_path / "stranger"
     command = [PRIME_NODE, "--role", "relay", "--initial-peers", address]
-    command += ["--data-dir", str(stranger), "--host", "127.0.0.1", "--log-level", "error"]
+    command += ["--data-dir", str(stranger), "--host", "127.0.0.1", "--log-level", "error", "--yes"]
     refused = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     assert refused.returncode == ExitCode.CONFIG
     assert "start again with --invite TOKEN" in refused.stderr.splitlines()[-1]
