@@ -90,7 +90,7 @@ class Gossip:
             signer, self._params, rng, verifier, self._opinion, peers.chosen, decoded
         )
         self._faults: Mapping[PeerId, int] = {}
-        """At the last heartbeat: the router asks for scores many times between two."""
+        """At the last heartbeat, when the router asks for the opinion of all peers."""
         self._topics: dict[str, _Topic] = {}
         self._tasks = Tasks()
         self._flush: asyncio.TimerHandle | None = None
