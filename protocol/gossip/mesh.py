@@ -133,7 +133,9 @@ class Mesh:
         """
         members = self._members[topic]
         scores, params = self._scores, self._params
-        kept = [peer for peer in members if scores(peer) >= 0]
+        kept = list(members)
+        if scores.lowest < 0:
+            kept = [peer for peer in members if scores(peer) >= 0]
         pruned: list[PeerId] = []
         if len(kept) >= params.mesh_high:
             kept = self._choose_kept(kept)

@@ -386,12 +386,11 @@ class Router:
     def _audience(self, topic: str) -> tuple[list[PeerId], list[PeerId]]:
         """Return the subscribers that may hear of our messages, outside and inside the mesh."""
         members = self._mesh.members(topic)
+        outside = [peer for peer in self._peers.subscribers(topic) if peer not in members]
         score, score_min = self._score, self._params.gossip_score_min
-        outside = [
-            peer
-            for peer in self._peers.subscribers(topic)
-            if peer not in members and score(peer) >= score_min
-        ]
+        if score.lowest >= score_min:
+            return outside, list(members)
+        outside = [peer for peer in outside if score(peer) >= score_min]
         return outside, [peer for peer in members if score(peer) >= score_min]
 
 
