@@ -42,23 +42,23 @@ class Bounded:
         self._places = Places(
             limits.streams_per_peer, limits.streams_total, UNDISTURBED_SECONDS, trust
         )
-        self._serving: dict[Place, asyncio.Task[None]] = {}
+        self._serving: dict[Place, asyncio.Task[None] | None] = {}
 
     async def __call__(self, stream: Stream) -> None:
-        """Serve a stream if there is room."""
+        """Serve a stream if there is room; the task that calls is cancelled to end one."""
         place, lost = self._places.take(stream.peer, asyncio.get_running_loop().time())
-        if lost is not None:
-            self._serving[lost].cancel()
+        if lost is not None and (serving := self._serving.pop(lost)) is not None:
+            serving.cancel()
         if place is None:
             if self._refuse is not None:
                 await self._refuse(stream)
             return
-        serving = self._serving[place] = asyncio.ensure_future(self._handler(stream))
+        task = self._serving[place] = asyncio.current_task()
         try:
-            await asyncio.wait([serving])
+            await self._handler(stream)
+        except asyncio.CancelledError:
+            if place in self._serving or task is None or task.uncancel():
+                raise  # it is not, or not only, for its place that it is cancelled
         finally:
-            serving.cancel()
             self._places.leave(place)
-            del self._serving[place]
-        if not serving.cancelled():
-            serving.result()
+            self._serving.pop(place, None)

@@ -128,6 +128,7 @@ def test_a_node_that_stops_ends_what_it_serves():
         serving.cancel()
         await asyncio.sleep(0.1)
         assert ended == [True]
+        assert serving.cancelled()
         assert not bounded._serving
 
     run_virtual(scenario())
