@@ -44,6 +44,7 @@ class Places:
         self._undisturbed_seconds = undisturbed_seconds
         self._trust = trust
         self._taken: dict[Place, None] = {}  # the oldest first
+        self._peers: Counter[PeerId] = Counter()
 
     def __len__(self) -> int:
         """Return how many are taken."""
@@ -51,7 +52,7 @@ class Places:
 
     def take(self, peer: PeerId, now: float) -> tuple[Place | None, Place | None]:
         """Return a place, if there is one, and the one that was taken away for it, if any."""
-        if sum(place.peer == peer for place in self._taken) >= self._per_peer:
+        if self._peers[peer] >= self._per_peer:
             return None, None
         place = Place(peer, self._trust.block(peer), self._trust.proven(peer), now)
         lost = None
@@ -59,13 +60,18 @@ class Places:
             lost = self._least(place, now)
             if lost is None:
                 return None, None
-            del self._taken[lost]
+            self.leave(lost)
         self._taken[place] = None
+        self._peers[peer] += 1
         return place, lost
 
     def leave(self, place: Place) -> None:
         """Give a place back; idempotent."""
-        self._taken.pop(place, None)
+        if place in self._taken:
+            del self._taken[place]
+            self._peers[place.peer] -= 1
+            if not self._peers[place.peer]:
+                del self._peers[place.peer]
 
     def _least(self, newcomer: Place, now: float) -> Place | None:
         """Return the place that goes to somebody who comes when all are taken, if one does."""

@@ -111,6 +111,7 @@ class PlacesMachine(RuleBasedStateMachine):
     def as_many_as_there_are(self):
         if hasattr(self, "table"):
             assert len(self.table) == len(self.taken) <= self.total
+            assert len(self.table._peers) == len({one.peer for one in self.taken})
 
 
 test_places_are_shared_by_the_rules = PlacesMachine.TestCase
