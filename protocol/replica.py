@@ -291,7 +291,7 @@ class Replica:
         self, commit: Signed[RolloutCommit], now: float, *, anti_entropy: bool = False
     ) -> Received:
         worker, admitted = commit.signer, self.roster.admitted
-        if not admitted.knows(worker) and not (anti_entropy and self._has_room_for(worker)):
+        if not admitted.knows(worker) and not (anti_entropy and self._has_room_for_unknown(worker)):
             return _received(commit, Fault(FaultCode.UNKNOWN_KEY))
         if not (has_room_for(worker, self.manifest, self.ledger) or self._is_certified(commit)):
             return _received(commit, False)
@@ -309,7 +309,7 @@ class Replica:
         waiting = self._early_certificates.entries.values()
         return any(certificate.message.commit == commit.digest for certificate, _ in waiting)
 
-    def _has_room_for(self, stranger: PeerId) -> bool:
+    def _has_room_for_unknown(self, stranger: PeerId) -> bool:
         """Tell whether commits of a key may wait for the outcome that proves it was admitted."""
         knows = self.roster.admitted.knows
         strangers = [worker for worker in self.ledger.unsettled if not knows(worker)]
