@@ -20,14 +20,6 @@ WORK = {
 """A second of work; it counts when all have had their time to hear of it, and 5 seconds more."""
 
 
-@pytest.fixture
-def nodes():
-    started = []
-    yield started
-    for node in started:
-        node.stop()
-
-
 def beginning(run, nodes):
     """Start the trainer of a run, and return an address to join through."""
     options = ("--role", "trainer", "--new-swarm", "--run", str(run / "run.toml"))

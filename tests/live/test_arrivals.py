@@ -16,14 +16,6 @@ LIMIT_BYTES_PER_SECOND = 250_000
 """The weights have 3 MB: they are on their way for twelve seconds."""
 
 
-@pytest.fixture
-def nodes():
-    started = []
-    yield started
-    for node in started:
-        node.stop()
-
-
 def arriving(status):
     """Return the version on its way if a third of it is here."""
     for one in status["arrivals"]:

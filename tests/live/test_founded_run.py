@@ -65,14 +65,6 @@ class Node:
             self.process.kill()
 
 
-@pytest.fixture
-def nodes():
-    started = []
-    yield started
-    for node in started:
-        node.stop()
-
-
 def founded(tmp_path, admission=None, **config):
     """Found a run of a tiny model with a chat, and rows; return its directory."""
     config = {"vocab_size": 300, "eos_token_id": [256, 1]} | config

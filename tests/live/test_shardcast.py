@@ -36,14 +36,6 @@ assert node.download_version(sys.argv[1]), "its own check fails"
 """
 
 
-@pytest.fixture
-def nodes():
-    started = []
-    yield started
-    for node in started:
-        node.stop()
-
-
 def test_its_client_downloads_a_version_from_any_node_and_its_own_check_passes(tmp_path, nodes):
     run, ports = founded(tmp_path), (free_port(), free_port())
     beginning = ("--new-swarm", "--run", str(run / "run.toml"), "--http-port", str(ports[0]))
