@@ -10,13 +10,13 @@ from protocol.messages import (
     CheckpointManifest,
     Hardware,
     NodeRecord,
-    RolloutCommit,
     Signed,
 )
 from protocol.replica import Replica
 from protocol.rng import Rng
-from protocol.types import Digest, Role, Topic, Version
+from protocol.types import Digest, Role, Topic
 from simulations.adversaries.gossiping import GossipingTransport
+from simulations.adversaries.strangers import unfounded
 from simulations.ports.parts import Parts
 
 KEYS = 32
@@ -89,18 +89,8 @@ class GrindingTransport(GossipingTransport):
     async def _commit(
         self, replica: Replica, head: Signed[CheckpointManifest], key: Signer
     ) -> None:
-        sampling = replica.manifest.sampling
-        commit = RolloutCommit(
-            epoch=replica.manifest.epoch_at(self.parts.ports.clock.now()),
-            version=Version(head.message.version),
-            checkpoint=head.digest,
-            slot=self._slot,
-            previous=self._previous,
-            body=self._rng.bytes(32),
-            body_bytes=1,
-            sequences=sampling.group_size * sampling.prompts_per_rollout,
-            tokens=1,
-        )
+        now, body = self.parts.ports.clock.now(), self._rng.bytes(32)
+        commit = unfounded(replica, head, now, self._slot, self._previous, body)
         self._slot += 1
         self._previous = await self.publish(replica, Topic.COMMITS, commit, key)
 

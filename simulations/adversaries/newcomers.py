@@ -15,7 +15,7 @@ from protocol.rng import Rng
 from protocol.types import Digest, PeerId, Role
 from roles.ports.transport import Stream, StreamHandler, TransportError
 from simulations.adversaries.gossiping import GossipingTransport
-from simulations.adversaries.passthrough import word_of
+from simulations.adversaries.passthrough import while_acting, word_of
 from simulations.ports.parts import Parts
 
 OLD_SHARE = 0.5
@@ -35,10 +35,9 @@ class FalseSyncTransport(GossipingTransport):
 
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        async def serve(stream: Stream) -> None:
-            await (self._answer if self.parts.acting() else handler)(stream)
-
-        await super().handle(protocol, serve if word_of(protocol) == SYNC.word else handler)
+        if word_of(protocol) == SYNC.word:
+            handler = while_acting(self.parts, self._answer, handler)
+        await super().handle(protocol, handler)
 
     async def _answer(self, stream: Stream) -> None:
         if isinstance(await self._read(stream), Fault):

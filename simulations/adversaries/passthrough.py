@@ -209,3 +209,12 @@ class OtherEngines(Engines):
 def word_of(protocol: str) -> str:
     """Return what a stream is for: the last word of its protocol's name."""
     return protocol.rpartition("/")[2]
+
+
+def while_acting(parts: Parts, dishonest: StreamHandler, honest: StreamHandler) -> StreamHandler:
+    """Return what serves a stream dishonestly during the attack, and honestly else."""
+
+    async def serve(stream: Stream) -> None:
+        await (dishonest if parts.acting() else honest)(stream)
+
+    return serve

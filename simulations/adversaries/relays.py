@@ -10,7 +10,7 @@ from protocol.faults import Fault
 from protocol.rng import Rng
 from protocol.types import Digest
 from roles.ports.transport import Stream, StreamHandler
-from simulations.adversaries.passthrough import PassingTransport, word_of
+from simulations.adversaries.passthrough import PassingTransport, while_acting, word_of
 from simulations.ports.parts import Parts
 from simulations.ports.storage import Disk, Session, SimBlobs
 from simulations.runtime.content import Extent
@@ -69,11 +69,7 @@ class StallingTransport(PassingTransport):
         word = word_of(protocol)
         stalls = {"blobs": self._trickle} if word == "blobs" else dict.fromkeys(STALLING, hold)
         stalling = stalls.get(word, handler)
-
-        async def serve(stream: Stream) -> None:
-            await (stalling if self.parts.acting() else handler)(stream)
-
-        await super().handle(protocol, serve)
+        await super().handle(protocol, while_acting(self.parts, stalling, handler))
 
     async def _trickle(self, stream: Stream) -> None:
         """Promise the range that was asked for, and take for ever to send it."""

@@ -12,14 +12,38 @@ from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.shardcast import index as shard_index
 from protocol.types import DIGEST_BYTES, Digest, Topic, Version
-from roles.ports.transport import Stream, StreamHandler
+from roles.ports.transport import StreamHandler
 from simulations.adversaries.gossiping import GossipingTransport
-from simulations.adversaries.passthrough import word_of
+from simulations.adversaries.passthrough import while_acting, word_of
 from simulations.adversaries.relays import hold
 from simulations.ports.parts import Parts
 
 COMMITS_OPEN_MAX = 12
 """A node takes no more than 16 of one key; the daemon's own worker, if any, needs some."""
+
+
+def unfounded(
+    replica: Replica,
+    head: Signed[CheckpointManifest],
+    now: float,
+    slot: int,
+    previous: Digest,
+    body: bytes,
+    body_bytes: int = 1,
+) -> RolloutCommit:
+    """Return a well-formed commit, dated as honest ones are, to what no rollout is in."""
+    sampling = replica.manifest.sampling
+    return RolloutCommit(
+        epoch=replica.manifest.epoch_at(now),
+        version=Version(head.message.version),
+        checkpoint=head.digest,
+        slot=slot,
+        previous=previous,
+        body=body,
+        body_bytes=body_bytes,
+        sequences=sampling.group_size * sampling.prompts_per_rollout,
+        tokens=1,
+    )
 
 
 class NamingTransport(GossipingTransport):
@@ -57,19 +81,10 @@ class NamingTransport(GossipingTransport):
     async def _commit(
         self, replica: Replica, head: Signed[CheckpointManifest], body: Digest
     ) -> None:
-        sampling, version = replica.manifest.sampling, Version(head.message.version)
+        version, now = Version(head.message.version), self.parts.ports.clock.now()
         slot, previous = self._last.get(version, (-1, Digest(b"")))
-        commit = RolloutCommit(
-            epoch=replica.manifest.epoch_at(self.parts.ports.clock.now()),
-            version=version,
-            checkpoint=head.digest,
-            slot=slot + 1,
-            previous=previous,
-            body=body,
-            body_bytes=len(self.parts.disk.blobs.get(body, b"?")),
-            sequences=sampling.group_size * sampling.prompts_per_rollout,
-            tokens=1,
-        )
+        body_bytes = len(self.parts.disk.blobs.get(body, b"?"))
+        commit = unfounded(replica, head, now, slot + 1, previous, body, body_bytes)
         self._last = {version: (slot + 1, await self.publish(replica, Topic.COMMITS, commit))}
 
 
@@ -86,10 +101,9 @@ class JunkTransport(NamingTransport):
 
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        async def serve(stream: Stream) -> None:
-            await (hold if self.parts.acting() else handler)(stream)
-
-        await super().handle(protocol, serve if word_of(protocol) == BLOBS.word else handler)
+        if word_of(protocol) == BLOBS.word:
+            handler = while_acting(self.parts, hold, handler)
+        await super().handle(protocol, handler)
 
 
 def weights_as_bodies(parts: Parts, _rng: Rng) -> Parts:
