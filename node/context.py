@@ -1,6 +1,7 @@
 """What a daemon is made of: the outside of a node behind ports, and what its services share."""
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -56,8 +57,9 @@ class Peers(Streams, Protocol):
         Who is kept away has none again.
         """
 
-    def chosen(self, peer: PeerId) -> bool:
-        """Tell whether a connected peer was dialled for want of peers, and not for what it offers.
+    @property
+    def chosen(self) -> AbstractSet[PeerId]:
+        """The connected peers that were dialled for want of peers, and not for what they offer.
 
         By offering something a stranger has us dial it; it has no say in whom we choose by chance.
         """

@@ -161,6 +161,7 @@ class Daemon:
             self._context.signer,
             ports.clock,
             ports.rng.child("gossip"),
+            trust=self._context.trust,
             params=_gossip_params(self._manifest.epochs.seconds),
             verifier=verifier,
             decoded=decoded,

@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from node.context import Peers
-from node.gossip.links import GossipLimits, LinkCounters, Links, Tasks, surface
+from node.gossip.links import GossipLimits, LinkCounters, Links
+from node.gossip.tasks import Tasks, surface
+from node.streams.places import Trust
 from protocol.crypto import Signer, Verifier, verify
 from protocol.faults import Fault
 from protocol.gossip.events import (
@@ -77,6 +79,7 @@ class Gossip:
         clock: Clock,
         rng: Rng,
         *,
+        trust: Trust | None = None,
         params: Params | None = None,
         limits: GossipLimits | None = None,
         verifier: Verifier = verify,
@@ -87,14 +90,19 @@ class Gossip:
         self._peers = peers
         self._clock = clock
         self._router = Router(
-            signer, self._params, rng, verifier, self._opinion, peers.chosen, decoded
+            signer, self._params, rng, verifier, self._opinions, lambda: peers.chosen, decoded
         )
-        self._faults: Mapping[PeerId, int] = {}
-        """At the last heartbeat, when the router asks for the opinion of all peers."""
         self._topics: dict[str, _Topic] = {}
         self._tasks = Tasks()
         self._flush: asyncio.TimerHandle | None = None
-        self._links = Links(peers, self._limits, self._params.peers_max, self._apply, self._blame)
+        self._links = Links(
+            peers,
+            trust or Trust(),
+            self._limits,
+            self._params.peers_max,
+            self._apply,
+            self._blame,
+        )
         self.counters = GossipCounters()
 
     @property
@@ -157,9 +165,9 @@ class Gossip:
         """Return what is known of each peer, in the order they came."""
         return self._router.report(self._clock.now())
 
-    def _opinion(self, peer: PeerId) -> float:
-        """Return P5: what services found out about a peer, whatever it was that it sent us."""
-        return FAULT_SCORE * self._faults.get(peer, 0)
+    def _opinions(self) -> Mapping[PeerId, float]:
+        """Return P5: what services found out about peers, whatever it was that they sent us."""
+        return {peer: FAULT_SCORE * count for peer, count in self._peers.faults().items()}
 
     def _apply(self, event: Event) -> None:
         for effect in self._router.handle(event, self._clock.now()):
@@ -231,6 +239,5 @@ class Gossip:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(self._params.heartbeat_seconds)
-            self._faults = self._peers.faults()
             self._apply(Heartbeat())
             self._links.interrupt_stalled()

@@ -6,13 +6,15 @@ rest goes on, and what the queue drops is chosen by ``Priority`` and counted.
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from node.context import Peers
+from node.gossip.reading import Reading, ReadRates
+from node.gossip.tasks import Tasks
 from node.streams.deadline import within
+from node.streams.places import Trust
 from node.streams.protocols import GOSSIP
 from protocol.faults import Fault
 from protocol.gossip.events import (
@@ -51,6 +53,7 @@ class GossipLimits:
     outbox_frames_max: int = 4096
     outbox_bytes_max: int = 4 << 20
     """Per peer; bodies are shared between the queues."""
+    rates: ReadRates = field(default_factory=ReadRates)
 
 
 STALL_LOOKS = 4
@@ -69,6 +72,8 @@ class LinkCounters:
     """By a full outbound queue."""
     peers_cut: int = 0
     """Disconnected because they stalled."""
+    reads_delayed: int = 0
+    """Because a peer had sent more than its part."""
 
 
 @dataclass(slots=True)
@@ -92,39 +97,6 @@ class _Link:
     """Our stream to the peer, while its task has nothing to write."""
 
 
-class Tasks:
-    """Tasks that end together; one that fails tells the loop's exception handler at once."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[asyncio.Task[None], None] = {}
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Run ``work`` until it ends or ``cancel`` is called."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._tasks[task] = None
-        task.add_done_callback(self._ended)
-        return task
-
-    async def cancel(self) -> None:
-        """Cancel all tasks and wait until they have ended."""
-        tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.pop(task, None)
-        error = None if task.cancelled() else task.exception()
-        if error is not None:
-            surface(error)
-
-
-def surface(error: BaseException) -> None:
-    """Give an exception of our own to the loop's handler, for code that must go on."""
-    context = {"message": "gossip met a fault of our own", "exception": error}
-    asyncio.get_running_loop().call_exception_handler(context)
-
-
 class Links:
     """The connected peers, as far as gossip goes.
 
@@ -134,12 +106,14 @@ class Links:
     def __init__(
         self,
         peers: Peers,
+        trust: Trust,
         limits: GossipLimits,
         peers_max: int,
         apply: Callable[[Event], None],
         blame: Callable[[PeerId, Fault], None],
     ) -> None:
         self._peers = peers
+        self._reading = Reading(limits.rates, trust.proven)
         self._limits = limits
         self._peers_max = peers_max
         self._apply = apply
@@ -196,9 +170,10 @@ class Links:
         return True
 
     def sizes(self) -> dict[str, int]:
-        """Return how full the fullest queue of a peer is, by name."""
+        """Return how full the fullest queue of a peer is, and other tables, by name."""
         outboxes = [link.outbox for link in self._links.values()]
         return {
+            "reading": len(self._reading),
             "outbox_bytes": max((outbox.size_bytes for outbox in outboxes), default=0),
             "outbox_frames": max(map(len, outboxes), default=0),
         }
@@ -374,6 +349,7 @@ class Links:
 
     async def _read(self, stream: Stream) -> None:
         deframer, peer, read, counters = Deframer(), stream.peer, stream.read, self.counters
+        reading, now = self._reading, asyncio.get_running_loop().time
         while True:
             # Between frames a peer may be silent for as long as it is connected.
             if deframer.unfinished:
@@ -385,6 +361,9 @@ class Links:
             if not size:
                 return
             counters.bytes_in += size
+            if reading.came(peer, size) and (seconds := reading.wait_seconds(peer, now())):
+                counters.reads_delayed += 1
+                await asyncio.sleep(seconds)
             frames = deframer.feed(data)
             if isinstance(frames, Fault):
                 self._blame(peer, frames)

@@ -7,6 +7,7 @@ is dialled before a stream to it is opened, and a peer that is kept away gets no
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import suppress
 
 import structlog
@@ -94,9 +95,10 @@ class PeerTable(Peers):
     def follow(self, follower: Callable[[Sequence[PeerId]], None]) -> None:
         self._followers.append(follower)
 
+    @property
     @override
-    def chosen(self, peer: PeerId) -> bool:
-        return peer in self._chosen
+    def chosen(self) -> AbstractSet[PeerId]:
+        return self._chosen.keys()
 
     @property
     @override

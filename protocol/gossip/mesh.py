@@ -1,6 +1,7 @@
 """Who is in our mesh of each topic, and who must not be grafted yet."""
 
 from collections.abc import Callable, Collection, Iterable
+from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 
 from protocol.gossip.params import Params
@@ -8,13 +9,13 @@ from protocol.gossip.scores import Scores
 from protocol.rng import Rng
 from protocol.types import PeerId
 
-Chosen = Callable[[PeerId], bool]
-"""Whether we dialled a peer by our own choice: strangers cannot make themselves such a peer."""
+Chosen = Callable[[], AbstractSet[PeerId]]
+"""The peers that we dialled by our own choice: strangers cannot make themselves such a peer."""
 
 
-def nobody(_peer: PeerId) -> bool:
+def nobody() -> AbstractSet[PeerId]:
     """Choose nobody: an application that only waits to be dialled."""
-    return False
+    return frozenset()
 
 
 class GraftAnswer(Enum):
@@ -93,7 +94,7 @@ class Mesh:
             pruned_at = self.backoffs[topic, peer] - self._params.prune_backoff_seconds
             soon = now < pruned_at + self._params.graft_flood_seconds
             answer = GraftAnswer.FLOOD if soon else GraftAnswer.BREACH
-        elif self._scores(peer) < 0 or self._full(members, peer):
+        elif self._scores.below(peer, 0) or self._full(members, peer):
             answer = GraftAnswer.REFUSE
         else:
             self._add(topic, [peer], now)
@@ -134,8 +135,8 @@ class Mesh:
         members = self._members[topic]
         scores, params = self._scores, self._params
         kept = list(members)
-        if scores.lowest < 0:
-            kept = [peer for peer in members if scores(peer) >= 0]
+        if scores.any_below(0):
+            kept = [peer for peer in members if not scores.below(peer, 0)]
         pruned: list[PeerId] = []
         if len(kept) >= params.mesh_high:
             kept = self._choose_kept(kept)
@@ -170,9 +171,10 @@ class Mesh:
     ) -> list[PeerId]:
         """Keep some members that we chose ourselves, whatever strangers do; then enough of any."""
         members, params, grafted = self._members[topic], self._params, list[PeerId]()
-        missing = params.mesh_outbound - sum(map(self.chosen, members))
+        chosen = self.chosen()
+        missing = params.mesh_outbound - len(chosen & members.keys())
         if missing > 0:
-            candidates = self._candidates(topic, filter(self.chosen, subscribers), now)
+            candidates = self._candidates(topic, filter(chosen.__contains__, subscribers), now)
             grafted += self._add(topic, self._rng.sample(candidates, missing), now)
         if len(members) < params.mesh_low:
             candidates = self._candidates(topic, subscribers, now)
@@ -196,11 +198,13 @@ class Mesh:
         return [
             peer
             for peer in peers
-            if peer not in members and self._may_graft(topic, peer, now) and scores(peer) >= 0
+            if peer not in members
+            and self._may_graft(topic, peer, now)
+            and not scores.below(peer, 0)
         ]
 
     def _full(self, members: Collection[PeerId], peer: PeerId) -> bool:
-        return len(members) >= self._params.mesh_high and not self.chosen(peer)
+        return len(members) >= self._params.mesh_high and peer not in self.chosen()
 
     def _add(self, topic: str, peers: list[PeerId], now: float) -> list[PeerId]:
         for peer in peers:
@@ -227,11 +231,12 @@ class Mesh:
         best = by_score[: self._params.mesh_keep_by_score]
         others = by_score[self._params.mesh_keep_by_score :]
         drawn = self._rng.sample(others, self._params.mesh_size - len(best))
-        missing = self._params.mesh_outbound - sum(map(self.chosen, best + drawn))
+        chosen = self.chosen()
+        missing = self._params.mesh_outbound - len(chosen & {*best, *drawn})
         if missing > 0:
-            spare = [peer for peer in others if peer not in drawn and self.chosen(peer)]
+            spare = [peer for peer in others if peer not in drawn and peer in chosen]
             spare = spare[:missing]
-            drawn.sort(key=self.chosen)  # the others leave first
+            drawn.sort(key=chosen.__contains__)  # the others leave first
             drawn = drawn[len(spare) :] + spare
         return best + drawn
 

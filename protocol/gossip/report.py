@@ -50,14 +50,14 @@ def reports(
     peers: Iterable[PeerId], mesh: Mesh, scores: Scores, params: Params, now: float
 ) -> list[PeerReport]:
     """Return what is known of each peer."""
-    waiting = mesh.waiting(now)
+    waiting, chosen = mesh.waiting(now), mesh.chosen()
     meshes = {topic: mesh.members(topic) for topic in mesh.topics}
     return [
         PeerReport(
             peer,
             scores(peer),
             level_of(scores(peer), params),
-            mesh.chosen(peer),
+            peer in chosen,
             tuple(topic for topic, members in meshes.items() if peer in members),
             waiting.get(peer, {}),
             scores.counts(peer),

@@ -60,7 +60,7 @@ from protocol.gossip.rpc import (
     encode_rpc,
     only_message,
 )
-from protocol.gossip.scores import Score, Scores, neutral
+from protocol.gossip.scores import Opinions, Scores, no_opinions
 from protocol.rng import Rng
 from protocol.types import PeerId, ValidationResult
 
@@ -78,7 +78,7 @@ class _Pending:
 class Router:
     """One node's gossip state; ``signer`` is also who we are.
 
-    ``score`` is what the application thinks of a peer (P5), ``chosen`` if it was dialled by choice.
+    ``opinions`` are what the application thinks of peers, ``chosen`` whom it dialled by choice.
     """
 
     def __init__(
@@ -87,14 +87,14 @@ class Router:
         params: Params,
         rng: Rng,
         verifier: Verifier = verify,
-        score: Score = neutral,
+        opinions: Opinions = no_opinions,
         chosen: Chosen = nobody,
         decoded: Decoded | None = None,
     ) -> None:
         self._signer = signer
         self._params = params
         self._verifier = verifier
-        self._score = Scores(params.score, score)
+        self._score = Scores(params.score, opinions)
         self._deliveries = Deliveries(params.score, self._score)
         self._promises = Promises(params.score, rng.child("promises"))
         self._decoded = decoded if decoded is not None else Decoded(DECODED_MAX)
@@ -221,12 +221,12 @@ class Router:
         return [
             Send(peer, rpc, Priority.PUBLISH)
             for peer in self._peers.subscribers(topic)
-            if self._score(peer) >= self._params.publish_score_min
+            if not self._score.below(peer, self._params.publish_score_min)
         ]
 
     def _on_rpc(self, peer: PeerId, data: bytes, now: float) -> list[Effect]:
         state = self._peers.get(peer)
-        if state is None or self._score(peer) < self._params.graylist_score_min:
+        if state is None or self._score.below(peer, self._params.graylist_score_min):
             return []
         encoded = only_message(data)
         if encoded is not None:
@@ -238,7 +238,7 @@ class Router:
         for encoded in rpc.publish:
             effects += self._on_message(peer, encoded, now)
         effects += self._on_mesh_control(peer, state, rpc, now)
-        if self._score(peer) >= self._params.gossip_score_min:
+        if not self._score.below(peer, self._params.gossip_score_min):
             effects += self._on_lazy_control(peer, state, rpc, now)
         return effects
 
@@ -388,10 +388,10 @@ class Router:
         members = self._mesh.members(topic)
         outside = [peer for peer in self._peers.subscribers(topic) if peer not in members]
         score, score_min = self._score, self._params.gossip_score_min
-        if score.lowest >= score_min:
+        if not score.any_below(score_min):
             return outside, list(members)
-        outside = [peer for peer in outside if score(peer) >= score_min]
-        return outside, [peer for peer in members if score(peer) >= score_min]
+        outside = [peer for peer in outside if not score.below(peer, score_min)]
+        return outside, [peer for peer in members if not score.below(peer, score_min)]
 
 
 def _check_topic(topic: str) -> None:

@@ -7,20 +7,20 @@ protocol. Counters decay; the time in the mesh is brought up to date with them.
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from protocol.gossip.score_params import ScoreParams, TopicScoreParams
 from protocol.types import PeerId
 
-Score = Callable[[PeerId], float]
-"""How well a peer behaved; below 0 it has no place in a mesh."""
+Opinions = Callable[[], Mapping[PeerId, float]]
+"""What the application thinks of peers (P5); 0 of those that are not in it."""
 
 
-def neutral(_peer: PeerId) -> float:
-    """Score everybody 0: an application without an opinion."""
-    return 0.0
+def no_opinions() -> Mapping[PeerId, float]:
+    """Think nothing of anybody."""
+    return {}
 
 
 class _Factors(NamedTuple):
@@ -78,10 +78,14 @@ class TopicStats:
     def age(self, params: TopicScoreParams, factors: _Factors, now: float) -> None:
         """Let the counters decay, and the time in the mesh pass."""
         zero = factors.zero
-        self.first_deliveries = _decayed(self.first_deliveries, factors.first_deliveries, zero)
-        self.mesh_deliveries = _decayed(self.mesh_deliveries, factors.mesh_deliveries, zero)
-        self.mesh_failures = _decayed(self.mesh_failures, factors.mesh_failures, zero)
-        self.invalid = _decayed(self.invalid, factors.invalid, zero)
+        if self.first_deliveries:  # most are 0, and there are many
+            self.first_deliveries = _decayed(self.first_deliveries, factors.first_deliveries, zero)
+        if self.mesh_deliveries:
+            self.mesh_deliveries = _decayed(self.mesh_deliveries, factors.mesh_deliveries, zero)
+        if self.mesh_failures:
+            self.mesh_failures = _decayed(self.mesh_failures, factors.mesh_failures, zero)
+        if self.invalid:
+            self.invalid = _decayed(self.invalid, factors.invalid, zero)
         if self.grafted_at is not None:
             self.mesh_seconds = max(self.mesh_seconds, now - self.grafted_at)
             active = self.mesh_seconds > params.mesh_deliveries_activation_seconds
@@ -117,29 +121,41 @@ class _Retained:
 class Scores:
     """The scores of the connected peers, and of those that left with something to answer for.
 
-    ``application`` is P5. What is said of a peer that is not connected has no effect.
+    What is said of a peer that is not connected has no effect.
     """
 
-    def __init__(self, params: ScoreParams, application: Score = neutral) -> None:
+    def __init__(self, params: ScoreParams, opinions: Opinions = no_opinions) -> None:
         self._params = params
-        self._application = application
+        self._opinions = opinions
         self._standings: dict[PeerId, _Standing] = {}
         self._retained: dict[PeerId, _Retained] = {}
         self._at_address: dict[str, int] = {}
         self._aged_at: float | None = None
-        self.lowest = -math.inf
-        """Of the connected peers at the last heartbeat: with it most questions need no look."""
+        self._suspects: dict[PeerId, None] = {}
+        """All connected peers whose score is below 0, and some that did what lowers it."""
+        self._judged: dict[PeerId, None] = {}
+        """Of whom the application thought something at the last heartbeat."""
+        self._lowest = 0.0
+        """No connected peer's score is below it: with it most questions need no look."""
 
     def __call__(self, peer: PeerId) -> float:
         """Return the score of a peer; a stranger's is what the application thinks of it."""
         standing = self._standings.get(peer)
         if standing is None:
-            return self._application(peer)
+            return self._opinions().get(peer, 0.0)
         score = standing.score
         if score is None:
             behaviour, colocation = self._behaviour(standing), self._colocation(standing)
             score = standing.score = standing.application + behaviour + colocation
         return score
+
+    def below(self, peer: PeerId, bound: float) -> bool:
+        """Tell whether the score of a connected peer is below a bound, which is 0 at most."""
+        return self._lowest < bound and self(peer) < bound
+
+    def any_below(self, bound: float) -> bool:
+        """Tell whether a score may be below a bound, which is 0 at most."""
+        return self._lowest < bound
 
     @property
     def retained(self) -> int:
@@ -185,8 +201,8 @@ class Scores:
         retained = self._retained.pop(peer, None)
         fits = retained is not None and now < retained.until
         standing = self._standings[peer] = retained.standing if retained and fits else _Standing()
-        standing.application = self._application(peer)
-        standing.score = None
+        standing.application = self._opinions().get(peer, 0.0)
+        self._suspect(peer, standing)
 
     def disconnect(self, peer: PeerId, now: float) -> None:
         """Forget a peer, unless it has something to answer for; idempotent."""
@@ -197,6 +213,7 @@ class Scores:
         for topic in standing.topics:
             self.pruned(peer, topic)
         del self._standings[peer]
+        self._suspects.pop(peer, None)
         if not _to_answer_for(standing):
             return
         for stats in standing.topics.values():
@@ -213,6 +230,7 @@ class Scores:
         some = tuple(dict.fromkeys(addresses))[: self._params.addresses_per_peer_max]
         if standing is None or some == standing.addresses:
             return
+        touched = {*standing.addresses, *some}
         for address in standing.addresses:
             self._at_address[address] -= 1
             if self._at_address[address] == 0:
@@ -220,8 +238,10 @@ class Scores:
         standing.addresses = some
         for address in some:
             self._at_address[address] = self._at_address.get(address, 0) + 1
-        for each in self._standings.values():  # those at the same addresses, and few others change
-            each.score = None
+        for each, other in self._standings.items():
+            if not touched.isdisjoint(other.addresses):
+                self._suspect(each, other)
+        self._suspect(peer, standing)
 
     # What it does
 
@@ -232,14 +252,17 @@ class Scores:
             stats.grafted_at = now
             stats.mesh_seconds = 0.0
             stats.mesh_active = False
+            self._suspect(peer, self._standings[peer])
 
     def pruned(self, peer: PeerId, topic: str) -> None:
         """Note that a peer has left our mesh; what it owes sticks (P3b)."""
-        stats = self._stats(peer, topic)
-        if stats is not None and stats.grafted_at is not None:
+        standing = self._standings.get(peer)
+        stats = None if standing is None else standing.topics.get(topic)
+        if standing is not None and stats is not None and stats.grafted_at is not None:
             stats.mesh_failures += stats.deficit(self._params.topic) ** 2
             stats.grafted_at = None
             stats.mesh_active = False
+            self._suspect(peer, standing)
 
     def first_delivery(self, peer: PeerId, topic: str) -> None:
         """Note that a peer was the first to bring a message that we accepted."""
@@ -263,24 +286,29 @@ class Scores:
         stats = self._stats(peer, topic)
         if stats is not None:
             stats.invalid += 1
+            self._suspect(peer, self._standings[peer])
 
     def breach(self, peer: PeerId, count: int = 1) -> None:
         """Note that a peer broke the protocol."""
         standing = self._standings.get(peer)
         if standing is not None:
             standing.breaches += count
-            standing.score = None
+            self._suspect(peer, standing)
 
     # Time
 
     def heartbeat(self, now: float) -> None:
         """Ask what the application thinks now; let counters decay, once in an interval."""
-        for peer, standing in self._standings.items():
-            application = self._application(peer)
-            if application != standing.application:
-                standing.application, standing.score = application, None
+        opinions = self._opinions()
+        for peer in {**self._judged, **opinions}:
+            standing, opinion = self._standings.get(peer), opinions.get(peer, 0.0)
+            if standing is not None and opinion != standing.application:
+                standing.application = opinion
+                self._suspect(peer, standing)
+        self._judged = dict.fromkeys(opinions)
         self._age_all(now)
-        self.lowest = min(map(self, self._standings), default=0.0)
+        self._suspects = {peer: None for peer in self._suspects if self(peer) < 0}
+        self._lowest = min(map(self, self._suspects), default=0.0)
 
     def _age_all(self, now: float) -> None:
         """Let the counters decay, and forget who left long ago."""
@@ -294,6 +322,7 @@ class Scores:
         factors = _factors(self._params, now - last)
         for standing in self._standings.values():
             self._age(standing, factors, now)
+        self._suspects = dict.fromkeys(self._standings)
         self._retained = {peer: kept for peer, kept in self._retained.items() if now < kept.until}
 
     def _age(self, standing: _Standing, factors: _Factors, now: float) -> None:
@@ -301,8 +330,15 @@ class Scores:
             stats.age(self._params.topic, factors, now)
         for topic in [topic for topic, stats in standing.topics.items() if stats.empty]:
             del standing.topics[topic]
-        standing.breaches = _decayed(standing.breaches, factors.breaches, factors.zero)
+        if standing.breaches:
+            standing.breaches = _decayed(standing.breaches, factors.breaches, factors.zero)
         standing.score = None
+
+    def _suspect(self, peer: PeerId, standing: _Standing) -> None:
+        """Note that a score is to be summed up again, and may be lower."""
+        standing.score = None
+        self._suspects[peer] = None
+        self._lowest = -math.inf
 
     def _stats(self, peer: PeerId, topic: str) -> TopicStats | None:
         """Return what is about to change."""
@@ -326,8 +362,6 @@ def _factors(params: ScoreParams, seconds: float) -> _Factors:
 
 
 def _decayed(counter: float, factor: float, zero: float) -> float:
-    if counter == 0:
-        return counter  # most are
     counter *= factor
     return counter if counter >= zero else 0.0
 

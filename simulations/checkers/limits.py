@@ -13,6 +13,7 @@ LIMITS = {
     "outbox_bytes": 4 << 20,
     "outbox_frames": 4096,
     "pending": 1024,
+    "reading": 4096,
     "roster": 20_000,
     "seen": 1 << 17,
     "waiting": 1024,

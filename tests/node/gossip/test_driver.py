@@ -6,9 +6,12 @@ from types import MappingProxyType
 import pytest
 
 from node.gossip.driver import Gossip
-from node.gossip.links import GossipLimits, Tasks
+from node.gossip.links import GossipLimits
+from node.gossip.reading import BURST_BYTES, ReadRates
+from node.gossip.tasks import Tasks
 from node.membership.bans import BAN_SECONDS, FAULTS_MAX
 from node.membership.peers import POLL_SECONDS, PeerTable
+from node.streams.places import Trust
 from node.streams.protocols import GOSSIP
 from protocol.crypto import Identity
 from protocol.faults import Fault, FaultCode
@@ -31,11 +34,8 @@ def accept(_author, _data):
 
 
 class Table(PeerTable):
-    picked = ()
+    chosen = frozenset()
     places = MappingProxyType({})
-
-    def chosen(self, peer):
-        return peer in self.picked
 
     def blame(self, peer, fault):
         self.blamed.append((peer, fault.code))
@@ -428,7 +428,8 @@ def test_a_stalled_peer_delays_nobody_drops_visibly_and_is_cut():
     async def scenario():
         limits = GossipLimits(outbox_frames_max=50, publish_wait_seconds=0.01)
         params = Params(heartbeat_seconds=1.0, mesh_low=1)
-        async with swarm(3, limits=limits, params=params) as (hub, nodes):
+        trust = Trust(proven=lambda _: True)
+        async with swarm(3, limits=limits, params=params, trust=trust) as (hub, nodes):
             await eventually(lambda: meshed(*nodes))
             author, healthy, stalled = nodes[1], nodes[0], nodes[2]
             hub.stall(stalled.peer_id)
@@ -442,6 +443,39 @@ def test_a_stalled_peer_delays_nobody_drops_visibly_and_is_cut():
             await eventually(lambda: not hub.connected(author.peer_id, stalled.peer_id), 60)
             assert author.gossip.link_counters.peers_cut == 1
             await eventually(lambda: stalled.peer_id not in author.gossip._links._links)
+
+    run_virtual(scenario())
+
+
+def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else():
+    async def scenario():
+        async with swarm(2) as (hub, nodes):
+            await eventually(lambda: meshed(*nodes))
+            author, reader = nodes
+            raw = RawPeer(hub)
+            hub.connect(raw.identity.peer_id, reader.peer_id)
+            read_before = reader.gossip.link_counters.bytes_in
+            stream = await raw.stream_to(reader)
+            slow = frame(bytes((15 << 3, 0)) * 20_000)
+
+            async def flood():
+                while True:
+                    await stream.write(slow)
+
+            flooding = asyncio.create_task(flood())
+            begun_at = asyncio.get_running_loop().time()
+            for number in range(30):
+                await author.gossip.publish(TOPIC, bytes([number]))
+                await eventually(lambda number=number: len(reader.inbox) == number + 1, 1)
+                await asyncio.sleep(1)
+            flooding.cancel()
+            seconds = asyncio.get_running_loop().time() - begun_at
+            read = reader.gossip.link_counters.bytes_in - read_before
+            rates = ReadRates()
+            assert read > rates.stranger * seconds, "as much as it may"
+            assert read < rates.stranger * (seconds + 2) + 3 * BURST_BYTES
+            assert reader.gossip.link_counters.reads_delayed > 10
+            assert reader.blamed == [], "it broke nothing"
 
     run_virtual(scenario())
 
@@ -732,7 +766,7 @@ def test_a_peer_that_we_chose_comes_into_a_full_mesh():
     async def scenario():
         async with swarm(7, params=two) as (hub, (node, *others)):
             chosen = others[-1].peer_id
-            node.peers.picked = (chosen,)
+            node.peers.chosen = frozenset({chosen})
             for one in others[:-1]:
                 hub.connect(one.peer_id, node.peer_id)
             await eventually(lambda: len(node.gossip.mesh_peers(TOPIC)) == 2)

@@ -414,7 +414,7 @@ def test_chosen_are_bootstrap_peers_and_members_dialled_by_chance_but_nobody_for
         net.add("boot", "member", "guest", "wanted")
         ours = net.table("boot")
         await ours.reach()
-        assert ours.chosen(net.peer("boot"))
+        assert net.peer("boot") in ours.chosen
         net.tell("wanted")
         net.hub.connect(net.peer("guest"), net.peer("ours"))
         assert await ours.ensure(net.peer("wanted"))
@@ -425,7 +425,7 @@ def test_chosen_are_bootstrap_peers_and_members_dialled_by_chance_but_nobody_for
             map(net.peer, ("boot", "guest", "member", "wanted"))
         )
         chosen = [
-            name for name in ("boot", "guest", "member", "wanted") if ours.chosen(net.peer(name))
+            name for name in ("boot", "guest", "member", "wanted") if net.peer(name) in ours.chosen
         ]
         assert chosen == ["boot", "member"]
         running.cancel()
@@ -446,7 +446,7 @@ def test_who_was_chosen_and_left_is_not_chosen_when_it_comes_by_itself():
         net.hub.connect(net.peer("boot"), net.peer("ours"))
         await asyncio.sleep(2 * POLL_SECONDS)
         assert net.peer("boot") in ours.connected
-        assert not ours.chosen(net.peer("boot"))
+        assert net.peer("boot") not in ours.chosen
         running.cancel()
 
     run_virtual(scenario())

@@ -20,10 +20,12 @@ from protocol.gossip.events import (
     Validate,
     Validated,
 )
+from protocol.gossip.mesh import nobody
 from protocol.gossip.message import encode_message, sign_message
 from protocol.gossip.params import Params
 from protocol.gossip.router import Router
 from protocol.gossip.rpc import Rpc, Subscription, decode_rpc, encode_rpc
+from protocol.gossip.scores import no_opinions
 from protocol.rng import Rng
 from protocol.types import PeerId, ValidationResult
 
@@ -40,11 +42,11 @@ SELF = identity(1000)
 
 def router(
     params: Params | None = None,
-    score=lambda _peer: 0.0,
+    opinions=no_opinions,
     seed: bytes = b"seed",
-    chosen=lambda _peer: False,
+    chosen=nobody,
 ) -> Router:
-    return Router(SELF, params or Params(), Rng(seed), score=score, chosen=chosen)
+    return Router(SELF, params or Params(), Rng(seed), opinions=opinions, chosen=chosen)
 
 
 def rpc_of(effect: Effect) -> Rpc:
@@ -76,13 +78,13 @@ ENTER = Rpc(subscriptions=(Subscription(True, TOPIC),))
 def joined_router(
     count: int = 3,
     params: Params | None = None,
-    score=lambda _peer: 0.0,
+    opinions=no_opinions,
     *,
     may_wait: bool = False,
-    chosen=lambda _peer: False,
+    chosen=nobody,
 ) -> Router:
     """Return a router subscribed to TOPIC, with ``count`` subscribed peers in its mesh."""
-    node = router(params, score, chosen=chosen)
+    node = router(params, opinions, chosen=chosen)
     for each in PEERS[:count]:
         node.handle(PeerConnected(each.peer_id), 0)
         node.handle(received(each.peer_id, ENTER), 0)

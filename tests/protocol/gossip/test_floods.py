@@ -187,7 +187,7 @@ def test_levels_follow_the_thresholds():
             (0.0, -0.1, -10.0, -10.1, -50.0, -50.1, -80.0, -80.1), start=1
         )
     }
-    node = joined_router(8, score=scores.__getitem__)
+    node = joined_router(8, opinions=lambda: scores)
     levels = [each.level for each in node.report(0)]
     assert levels == [
         "good",

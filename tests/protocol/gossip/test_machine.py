@@ -92,8 +92,8 @@ class RouterMachine(RuleBasedStateMachine):
         self.scores = dict.fromkeys((each.peer_id for each in PEERS), 0.0)
         self.node = router(
             LIMITS,
-            score=lambda peer: self.scores[peer],
-            chosen=lambda peer: peer == PEERS[0].peer_id,
+            opinions=lambda: self.scores,
+            chosen=lambda: {PEERS[0].peer_id},
         )
         self.now = 1000.0
         self.connected = {}

@@ -13,7 +13,7 @@ from protocol.gossip.outbox import Outbox
 from protocol.gossip.params import Params
 from protocol.gossip.rpc import RPC_BYTES_MAX
 from protocol.gossip.score_params import ScoreParams
-from protocol.gossip.scores import Scores, neutral
+from protocol.gossip.scores import Scores
 from protocol.rng import Rng
 from protocol.types import PeerId
 
@@ -179,9 +179,11 @@ def test_params_check_their_relations(wrong):
         Params(**wrong)
 
 
-def mesh_of(params=None, seed=b"", score=neutral, chosen=()):
-    scores = Scores(ScoreParams(), score)
-    return Mesh(params or Params(), Rng(seed), scores, lambda peer: peer in chosen)
+def mesh_of(params=None, seed=b"", opinions=None, chosen=()):
+    scores = Scores(ScoreParams(), lambda: opinions or {})
+    for peer in opinions or {}:
+        scores.connect(peer, now=0)
+    return Mesh(params or Params(), Rng(seed), scores, lambda: frozenset(chosen))
 
 
 def test_back_offs_are_bounded_and_the_oldest_leaves():
@@ -216,7 +218,7 @@ def test_a_thinned_mesh_keeps_the_best_and_others_by_chance():
     scores = {peer: float(number) for number, peer in enumerate(peers)}
     kept: list[PeerId] = []
     for seed in range(100):
-        mesh = mesh_of(params, bytes([seed]), scores.__getitem__)
+        mesh = mesh_of(params, bytes([seed]), scores)
         mesh.join("t", [], now=0)
         for peer in peers:
             assert mesh.grafted_by("t", peer, now=0) is GraftAnswer.ACCEPT

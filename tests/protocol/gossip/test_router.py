@@ -240,7 +240,7 @@ def test_pending_messages_are_bounded_and_a_dropped_one_may_come_again():
 
 def test_strangers_and_graylisted_peers_are_not_heard():
     scores = {A: 0.0}
-    node = joined(1, score=lambda peer: scores[peer])
+    node = joined(1, opinions=lambda: scores)
     assert node.handle(RpcReceived(B, b"\xff"), 0) == []
     assert blames(node.handle(RpcReceived(A, b"\xff"), 0)) == ["rpc-malformed"]
     scores[A] = -81.0
@@ -308,7 +308,7 @@ def test_a_back_off_has_a_default_and_an_upper_bound(asked, granted):
 def test_a_graft_is_refused_when_the_mesh_is_full_or_the_score_is_bad():
     scores = {each.peer_id: 0.0 for each in PEERS}
     params = Params(mesh_low=1, mesh_size=1, mesh_high=2, mesh_keep_by_score=1, mesh_outbound=0)
-    node = joined(4, params, lambda peer: scores[peer])
+    node = joined(4, params, lambda: scores)
     (first,) = node.mesh_peers(TOPIC)
     others = [each.peer_id for each in PEERS[:4] if each.peer_id != first]
     scores[others[0]] = -1.0
@@ -334,7 +334,7 @@ def test_the_heartbeat_fills_a_thin_mesh_to_its_size():
 
 def test_the_heartbeat_thins_a_full_mesh_and_keeps_the_best():
     scores = {each.peer_id: float(number) for number, each in enumerate(PEERS)}
-    node = joined(0, score=lambda peer: scores[peer])
+    node = joined(0, opinions=lambda: scores)
     for each in PEERS[:14]:
         node.handle(PeerConnected(each.peer_id), 0)
         node.handle(received(each.peer_id, ENTER), 0)
@@ -350,7 +350,7 @@ def test_the_heartbeat_thins_a_full_mesh_and_keeps_the_best():
 
 def test_bad_scores_leave_the_mesh_at_the_heartbeat_and_are_not_grafted_again():
     scores = {each.peer_id: 0.0 for each in PEERS}
-    node = joined(3, score=lambda peer: scores[peer])
+    node = joined(3, opinions=lambda: scores)
     scores[A] = -1.0
     sent = sends(node.handle(Heartbeat(), 1))
     assert sent == [(A, Rpc(prune=(Prune(TOPIC, 60),)))]
@@ -465,7 +465,7 @@ def test_many_ids_are_advertised_in_part():
 def test_bad_scores_get_no_gossip_and_no_floods():
     score = {A: 0.0, B: 0.0}
     node, encoded = lazy_pair()
-    node = joined(1, score=lambda peer: score[peer])
+    node = joined(1, opinions=lambda: score)
     node.handle(Publish(TOPIC, b""), 1)
     node.handle(received(A, Rpc(prune=(Prune(TOPIC, 60),))), 1)
     score[A] = -11.0

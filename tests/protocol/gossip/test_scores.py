@@ -1,5 +1,6 @@
 """Each part of the score against plain sums, and the tables' bounds."""
 
+import itertools
 from dataclasses import dataclass, replace
 
 import pytest
@@ -10,7 +11,7 @@ from protocol.gossip.deliveries import Deliveries
 from protocol.gossip.params import Params
 from protocol.gossip.promises import Promises
 from protocol.gossip.score_params import ScoreParams, TopicScoreParams
-from protocol.gossip.scores import Scores
+from protocol.gossip.scores import Scores, no_opinions
 from protocol.rng import Rng
 from protocol.types import PeerId
 
@@ -21,11 +22,11 @@ OFF = TopicScoreParams(mesh_time_weight=0.0, first_deliveries_weight=0.0, invali
 """P1 to P4 off: each test turns one on."""
 
 
-def scores(application=lambda _peer: 0.0, *, topic=OFF, **params):
+def scores(opinions=no_opinions, *, topic=OFF, **params):
     """Return scores that know PEER, with time begun at 0 and no cap unless given."""
     made = Scores(
         ScoreParams(topic=topic, **{"topics_score_max": 1e9, "decay_seconds": 1.0, **params}),
-        application,
+        opinions,
     )
     made.heartbeat(0.0)
     made.connect(PEER, 0.0)
@@ -92,14 +93,14 @@ class Model:
         )
 
 
-def do(made, what, now):
+def do(made, what, now, peer=PEER):
     {
         "second": lambda: made.heartbeat(now),
-        "graft": lambda: made.grafted(PEER, TOPIC, now),
-        "prune": lambda: made.pruned(PEER, TOPIC),
-        "first": lambda: made.first_delivery(PEER, TOPIC),
-        "mesh": lambda: made.mesh_delivery(PEER, TOPIC),
-        "invalid": lambda: made.invalid(PEER, TOPIC),
+        "graft": lambda: made.grafted(peer, TOPIC, now),
+        "prune": lambda: made.pruned(peer, TOPIC),
+        "first": lambda: made.first_delivery(peer, TOPIC),
+        "mesh": lambda: made.mesh_delivery(peer, TOPIC),
+        "invalid": lambda: made.invalid(peer, TOPIC),
     }[what]()
 
 
@@ -146,9 +147,61 @@ def test_a_topic_s_parts_are_those_of_a_plain_model(part, history):
         assert made(PEER) == pytest.approx(model.score())
 
 
+BOUNDS = (-40.0, -5.0, -1.0, 0.0)
+
+WHO = st.sampled_from([PEER, OTHER])
+STEPS = st.one_of(
+    st.tuples(
+        st.sampled_from(["graft", "prune", "first", "mesh", "invalid", "breach", "leave", "come"]),
+        WHO,
+    ),
+    st.tuples(st.just("second"), st.integers(0, 3)),
+    st.tuples(st.just("place"), WHO, st.lists(st.sampled_from("xyz"), max_size=2)),
+    st.tuples(st.just("opinion"), WHO, st.sampled_from([-30.0, -0.1, 0.0, 2.0])),
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(STEPS, max_size=30))
+def test_who_is_below_a_bound_is_known_without_a_look_at_all(steps):
+    """A shortcut may not hide a score that fell between two heartbeats, whatever it fell by."""
+    opinions, now = {}, 0.0
+    topic = replace(SHORT, **{name: one for part in ONE_ON.values() for name, one in part.items()})
+    made = scores(
+        lambda: opinions,
+        topic=topic,
+        behaviour_threshold=1.0,
+        colocated_peers_max=1,
+        colocation_weight=-2.0,
+    )
+    made.connect(OTHER, 0.0)
+    here = {PEER, OTHER}
+    for what, *rest in steps:
+        if what == "second":
+            now += rest[0]
+            made.heartbeat(now)
+        elif what == "place":
+            made.place(*rest)
+        elif what == "opinion":
+            opinions[rest[0]] = rest[1]
+        elif what == "leave":
+            made.disconnect(rest[0], now)
+            here -= {rest[0]}
+        elif what == "come":
+            made.connect(rest[0], now)
+            here |= {rest[0]}
+        elif what == "breach":
+            made.breach(rest[0])
+        else:
+            do(made, what, now, rest[0])
+        for peer, bound in itertools.product(here, BOUNDS):
+            assert made.below(peer, bound) == (made(peer) < bound)
+        assert all(made.any_below(made(peer) + 1e-9) for peer in here if made(peer) < 0)
+
+
 def test_the_application_s_opinion_counts_from_a_heartbeat_on_and_of_strangers_at_once():
     opinion = {PEER: 2.0, OTHER: -3.0}
-    made = scores(opinion.__getitem__)
+    made = scores(lambda: opinion)
     made.breach(PEER, 4)
     assert (made(PEER), made(OTHER)) == (-3.0, -3.0)
     opinion[PEER], opinion[OTHER] = 7.0, 1.0

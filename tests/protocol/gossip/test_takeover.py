@@ -77,7 +77,7 @@ def test_strangers_that_graft_at_every_heartbeat_do_not_take_our_mesh(grafts_per
 
 def test_members_that_we_have_dialled_stay_whatever_strangers_earn():
     scores = {each.peer_id: 5.0 for each in STRANGERS}
-    node = joined_router(0, score=lambda peer: scores.get(peer, 0.0), chosen=CHOSEN.__contains__)
+    node = joined_router(0, opinions=lambda: scores, chosen=lambda: CHOSEN)
     enter(node, HONEST, 1)
     node.handle(Heartbeat(), 2)
     enter(node, STRANGERS, 2)
@@ -90,7 +90,7 @@ def test_members_that_we_have_dialled_stay_whatever_strangers_earn():
 
 
 def test_a_mesh_of_strangers_is_given_members_that_we_have_dialled():
-    node = joined_router(0, chosen=CHOSEN.__contains__)
+    node = joined_router(0, chosen=lambda: CHOSEN)
     enter(node, STRANGERS[:6], 1)
     node.handle(Heartbeat(), 2)
     assert honest_members(node) == 0
@@ -100,7 +100,7 @@ def test_a_mesh_of_strangers_is_given_members_that_we_have_dialled():
 
 
 def test_who_we_have_dialled_may_graft_into_a_full_mesh():
-    node = joined_router(0, chosen=CHOSEN.__contains__)
+    node = joined_router(0, chosen=lambda: CHOSEN)
     enter(node, STRANGERS[:13], 1)
     for each in STRANGERS[:12]:
         graft(node, each, 1)

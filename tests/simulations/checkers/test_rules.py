@@ -417,6 +417,7 @@ def test_limits_are_those_that_the_design_states():
         "outbox_bytes": 4 << 20,
         "outbox_frames": 4096,
         "pending": params.pending_max,
+        "reading": 4096,
         "roster": 20_000,
         "seen": params.seen_max,
         "waiting": 1024,

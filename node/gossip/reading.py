@@ -1,0 +1,127 @@
+"""How fast a node reads what its peers gossip: each may take so much of its time.
+
+What takes long to read is no fault, so who sends too much of it is not kept away but waits: its
+bytes stay in its stream, whose window fills, and nothing but its own is late. Keys are free, so
+those without standing share one rate, in equal parts among those that send a lot.
+
+A machine without I/O: the clock is an argument, and the caller waits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from protocol.types import PeerId
+
+READ_BYTES_MIN = 8 << 10
+"""Read of any peer between two looks at its account: twenty messages, or 3 ms of the slowest."""
+
+BURST_BYTES = 128 << 10
+"""Read of a peer before its rate holds: four times what an honest one sent in its busiest second
+(30 KB, ``churn-100``)."""
+
+RECOUNT_SECONDS = 1.0
+LOUD_SECONDS = 10.0
+"""For so long a stranger that sent a lot counts among those that share; a guess, above what their
+waits take while there are a few hundred of them."""
+
+ACCOUNTS_MAX = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadRates:
+    """Bytes per second.
+
+    The slowest byte takes 0.4 us, half an unknown field of an RPC (``benchmarks/handling.py``): all
+    strangers together take a fifth of a core.
+    """
+
+    proven: int = 1 << 20
+    """Of a peer that has standing: a thousand messages."""
+    stranger: int = 128 << 10
+    """Of a peer that has none, while there is enough for all of them."""
+    strangers: int = 512 << 10
+    """Of all that have none together."""
+
+
+class _Account:
+    """What was read of somebody and is not earned yet at its rate."""
+
+    __slots__ = ("came_bytes", "loud_until", "owed_bytes", "rate", "settled_at")
+
+    def __init__(self, rate: float) -> None:
+        self.came_bytes = 0
+        """Not part of what is owed yet."""
+        self.loud_until = 0.0
+        self.owed_bytes = 0.0
+        self.rate = rate
+        self.settled_at = 0.0
+
+    def settle(self, now: float) -> None:
+        earned = (now - self.settled_at) * self.rate
+        self.owed_bytes = max(0.0, self.owed_bytes + self.came_bytes - earned)
+        self.came_bytes = 0
+        self.settled_at = now
+
+
+class Reading:
+    """The accounts of all peers; ``proven`` tells who has standing."""
+
+    def __init__(self, rates: ReadRates, proven: Callable[[PeerId], bool]) -> None:
+        self._rates = rates
+        self._proven = proven
+        self._accounts: dict[PeerId, _Account] = {}
+        self._strangers = _Account(rates.strangers)
+        self._loud = 0
+        self._recounted_at = 0.0
+
+    def __len__(self) -> int:
+        """Return how many accounts are kept."""
+        return len(self._accounts)
+
+    def came(self, peer: PeerId, count: int) -> bool:
+        """Note that so many bytes of a peer came; False: they are read at once."""
+        account = self._accounts.get(peer)
+        if account is None:
+            account = self._open(peer)
+        account.came_bytes += count
+        return account.came_bytes > READ_BYTES_MIN
+
+    def wait_seconds(self, peer: PeerId, now: float) -> float:
+        """Return how long what came of a peer waits until it is read."""
+        self._recount(now)
+        account, burst_bytes = self._accounts.get(peer) or self._open(peer), BURST_BYTES
+        if self._proven(peer):
+            account.rate = self._rates.proven
+        else:
+            self._loud += account.loud_until <= now
+            account.loud_until = now + LOUD_SECONDS
+            account.rate = self._stranger_rate()
+            self._strangers.came_bytes += account.came_bytes
+            self._strangers.settle(now)
+            if self._strangers.owed_bytes > self._rates.strangers:
+                burst_bytes = READ_BYTES_MIN  # else every new key would have a burst of its own
+        account.settle(now)
+        return max(0.0, account.owed_bytes - burst_bytes) / account.rate
+
+    def _open(self, peer: PeerId) -> _Account:
+        if len(self._accounts) >= ACCOUNTS_MAX:
+            del self._accounts[next(iter(self._accounts))]
+        account = self._accounts[peer] = _Account(self._stranger_rate())
+        return account
+
+    def _recount(self, now: float) -> None:
+        """Close the accounts that owe nothing, and count who shares what is for strangers."""
+        if now < self._recounted_at + RECOUNT_SECONDS:
+            return
+        self._recounted_at = now
+        for account in self._accounts.values():
+            account.settle(now)
+        self._accounts = {
+            peer: each
+            for peer, each in self._accounts.items()
+            if each.owed_bytes or each.loud_until > now
+        }
+        self._loud = sum(each.loud_until > now for each in self._accounts.values())
+
+    def _stranger_rate(self) -> float:
+        return min(self._rates.stranger, self._rates.strangers / max(1, self._loud))

@@ -1,0 +1,38 @@
+"""The tasks of gossip: they end together, and a fault in one of them is heard of at once."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+
+class Tasks:
+    """Tasks that end together; one that fails tells the loop's exception handler at once."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[asyncio.Task[None], None] = {}
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Run ``work`` until it ends or ``cancel`` is called."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks[task] = None
+        task.add_done_callback(self._ended)
+        return task
+
+    async def cancel(self) -> None:
+        """Cancel all tasks and wait until they have ended."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            surface(error)
+
+
+def surface(error: BaseException) -> None:
+    """Give an exception of our own to the loop's handler, for code that must go on."""
+    context = {"message": "gossip met a fault of our own", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)

@@ -1,0 +1,103 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from node.gossip.reading import (
+    ACCOUNTS_MAX,
+    BURST_BYTES,
+    READ_BYTES_MIN,
+    RECOUNT_SECONDS,
+    Reading,
+    ReadRates,
+)
+
+RATES = ReadRates()
+READ = 64 << 10
+
+
+def reading(*proven):
+    return Reading(RATES, lambda peer: peer in proven)
+
+
+def wait_seconds(table, peer, size, now):
+    return table.wait_seconds(peer, now) if table.came(peer, size) else 0.0
+
+
+def read_for(table, seconds, *peers, size=READ):
+    """Let peers send all they can, and return the bytes that were read of each meanwhile."""
+    due, read = dict.fromkeys(peers, 0.0), dict.fromkeys(peers, 0)
+    while True:
+        peer = min(due, key=due.__getitem__)
+        now = due[peer]
+        if now >= seconds:
+            return read
+        read[peer] += size
+        due[peer] = now + wait_seconds(table, peer, size, now) + 0.001
+
+
+def test_a_stranger_that_sends_all_it_can_is_read_at_its_rate():
+    read = read_for(reading(), 60.0, "stranger")["stranger"]
+    assert 60 * RATES.stranger < read <= 60 * RATES.stranger + BURST_BYTES + READ
+
+
+def test_who_has_standing_is_read_faster():
+    read = read_for(reading("worker"), 60.0, "worker")["worker"]
+    assert 60 * RATES.proven < read <= 60 * RATES.proven + BURST_BYTES + READ
+
+
+def test_strangers_share_one_rate_evenly():
+    strangers = [f"stranger-{number}" for number in range(40)]
+    read = read_for(reading(), 120.0, *strangers, size=4096)
+    bursts = RATES.strangers + len(strangers) * 2 * (READ_BYTES_MIN + 4096)
+    assert sum(read.values()) <= 122 * RATES.strangers + bursts
+    assert sum(read.values()) > 100 * RATES.strangers
+    assert max(read.values()) - min(read.values()) <= BURST_BYTES + 4096
+
+
+def test_a_quiet_stranger_does_not_wait_for_the_loud_ones():
+    table = reading()
+    loud = [f"stranger-{number}" for number in range(20)]
+    read_for(table, 30.0, *loud)
+    waits = [wait_seconds(table, "quiet", 2048, 30.0 + second) for second in range(60)]
+    assert waits == [0.0] * 60
+
+
+def test_new_keys_have_no_burst_of_their_own_while_strangers_are_over_their_rate():
+    table = reading()
+    keys = RATES.strangers // READ_BYTES_MIN * 4
+    waits = [wait_seconds(table, f"stranger-{n}", READ_BYTES_MIN * 2, 1.0) for n in range(keys)]
+    assert waits[0] == 0.0
+    assert waits[-1] > 0.0
+    assert wait_seconds(table, "worker", READ_BYTES_MIN * 2, 1.0) > 0.0
+    assert wait_seconds(reading("worker"), "worker", READ_BYTES_MIN * 2, 1.0) == 0.0
+
+
+def test_accounts_that_owe_nothing_are_closed_and_their_number_is_bounded():
+    table = reading()
+    for number in range(ACCOUNTS_MAX + 100):
+        wait_seconds(table, f"stranger-{number}", 1, 0.0)
+    assert len(table) == ACCOUNTS_MAX
+    wait_seconds(table, "last", READ_BYTES_MIN + 1, 2 * RECOUNT_SECONDS)
+    assert len(table) == 1
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["worker", "a", "b", "c"]),
+            st.integers(1, READ),
+            st.floats(0, 10),
+        ),
+        max_size=80,
+    )
+)
+def test_nobody_gets_more_than_its_rate_and_a_burst(steps):
+    table, now, read = reading("worker"), 0.0, {}
+    free_at = {}
+    for peer, size, pause in steps:
+        now = max(now + pause, free_at.get(peer, 0.0))
+        wait = wait_seconds(table, peer, size, now)
+        assert wait >= 0
+        free_at[peer] = now + wait
+        read[peer] = read.get(peer, 0) + size
+        rate = RATES.proven if peer == "worker" else RATES.stranger
+        assert read[peer] <= BURST_BYTES + READ + rate * free_at[peer] + 1
