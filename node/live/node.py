@@ -52,6 +52,15 @@ MODULES = (
 MakeEngines = Callable[[NodeConfig, Background], Engines]
 
 
+MakePorts = Callable[[Any, Identity, Callable[[], Any]], Any]
+"""``(ports, identity, replica)`` -> the ports of the daemon; there is no replica at first."""
+
+
+def live_ports(ports: Any, _identity: Identity, _replica: Callable[[], Any]) -> Any:
+    """Give the daemon what is live, as it is."""
+    return ports
+
+
 def live_engines(config: NodeConfig, background: Background) -> Engines:
     """Return engines that compute for real, in processes of their own."""
     from roles.engines.child.engines import ChildEngines  # noqa: PLC0415 - not for a relay's start
@@ -68,7 +77,12 @@ def live_engines(config: NodeConfig, background: Background) -> Engines:
     )
 
 
-def run_node(config: NodeConfig, *, make_engines: MakeEngines = live_engines) -> int:
+def run_node(
+    config: NodeConfig,
+    *,
+    make_engines: MakeEngines = live_engines,
+    make_ports: MakePorts = live_ports,
+) -> int:
     """Run a node until it drains; returns the exit code. Raises ``NodeError`` for what to mend.
 
     The first SIGTERM or SIGINT drains, the second ends the process at once.
@@ -82,7 +96,7 @@ def run_node(config: NodeConfig, *, make_engines: MakeEngines = live_engines) ->
     datadir = open_data_dir(config.data_dir)
     with locked(datadir):
         identity = load_or_create_identity(config.identity_path or datadir.identity)
-        node = LiveNode(config, datadir, identity, make_engines)
+        node = LiveNode(config, datadir, identity, make_engines, make_ports)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(node.run())
 
@@ -91,12 +105,18 @@ class LiveNode:
     """Opens what is live, finds the run, and hands over to the daemon."""
 
     def __init__(
-        self, config: NodeConfig, datadir: DataDir, identity: Identity, make_engines: MakeEngines
+        self,
+        config: NodeConfig,
+        datadir: DataDir,
+        identity: Identity,
+        make_engines: MakeEngines,
+        make_ports: MakePorts,
     ) -> None:
         self._config = config
         self._datadir = datadir
         self._identity = identity
         self._make_engines = make_engines
+        self._make_ports = make_ports
         self._daemon: Any = None
         self._joining: Any = None
         self._started_at = 0.0
@@ -242,7 +262,7 @@ class LiveNode:
                 manifest,
                 self._identity,
                 about,
-                ports,
+                self._make_ports(ports, self._identity, self._replica),
                 self._make_engines(self._config, ports.background),
                 initial_peers,
                 upload_bytes_per_second=self._config.upload_limit,
@@ -250,6 +270,9 @@ class LiveNode:
             )
         except ValueError as error:  # such as a task that needs what is not here
             raise NodeError(str(error), ExitCode.CONFIG) from None
+
+    def _replica(self) -> Any:
+        return None if self._daemon is None else self._daemon.replica
 
     async def _find_run(self, transport: Any) -> SignedManifest | None:
         """Ask peers which run they are in, check it and pin it; tries until one says.

@@ -6,7 +6,7 @@ from contextlib import suppress
 
 from typing_extensions import override
 
-from node.gossip.links import Tasks
+from node.gossip.tasks import Tasks
 from node.streams.deadline import within
 from node.streams.protocols import GOSSIP, topic_name
 from protocol.crypto import Signer
@@ -55,7 +55,7 @@ class GossipingTransport(PassingTransport):
 
     async def _run(self) -> None:
         while self.parts.session.alive:
-            await asyncio.sleep(self.pause_seconds)
+            await asyncio.sleep(self.pause_seconds / self.parts.times)
             replica = self.parts.replica()
             if replica is not None and self.parts.session.alive and self.parts.acting():
                 await self.act(replica)

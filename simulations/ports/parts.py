@@ -28,6 +28,8 @@ class Parts:
     """Whether it is time for its behaviour; before and after the node is honest."""
     accomplices: dict[PeerId, Signer] = field(default_factory=dict)
     """Shared by the nodes of one behaviour: what they tell each other outside of the protocol."""
+    times: int = 1
+    """How many times as often it acts as a behaviour does by itself."""
 
     def with_ports(self, **ports: Any) -> "Parts":
         """Return the same daemon on other ports, by their names in ``Ports``."""

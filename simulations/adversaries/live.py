@@ -1,0 +1,43 @@
+"""The attackers of simulations on the ports of a live node: found by name through entry points.
+
+``node`` never imports this package; it looks the names up in the group ``prime_node.attacks``.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from node.context import Ports
+from protocol.crypto import Signer
+from protocol.replica import Replica
+from simulations.adversaries import covert, records, strangers, streams
+from simulations.adversaries.rpcs import RPC_FLOODS
+from simulations.ports.parts import Behaviour, Parts
+from simulations.ports.storage import Disk, Session
+
+Attack = Callable[[Ports, Signer, Callable[[], Replica | None], int], Ports]
+"""``(ports, signer, replica, times)`` -> the ports with which a daemon attacks so many times as
+often as one of a simulation does."""
+
+
+def _live(behaviour: Behaviour) -> Attack:
+    def attack(
+        ports: Ports, signer: Signer, replica: Callable[[], Replica | None], times: int
+    ) -> Ports:
+        nothing: Any = None  # what takes ports has no use for engines
+        parts = Parts(signer, ports, nothing, Disk(), Session(), replica)
+        return behaviour(replace(parts, times=times), ports.rng.child("attack")).ports
+
+    return attack
+
+
+junk_commits = _live(strangers.junk_commits)
+slow_streams = _live(streams.slow_streams)
+record_spam = _live(records.record_spam)
+covert_flash = _live(covert.covert_flash)
+graft_flood = _live(RPC_FLOODS["graft-flood"])
+ihave_flood = _live(RPC_FLOODS["ihave-flood"])
+iwant_flood = _live(RPC_FLOODS["iwant-flood"])
+invalid_signatures = _live(RPC_FLOODS["invalid-signatures"])
+malformed_rpc = _live(RPC_FLOODS["malformed-rpc"])
+slow_rpc = _live(RPC_FLOODS["slow-rpc"])
