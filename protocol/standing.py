@@ -12,15 +12,21 @@ STRANGER_COMMITS_MAX = 4096
 run everybody is one of them, and has one or two under way."""
 
 
+WORTH_MIN = 0.5
+"""Certified rollouts: one gives standing for a day of epochs of a minute, a hundred for a week."""
+
+
 def has_standing(peer: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:
     """Tell whether a key has shown that it is worth something.
 
-    The genesis names it, or more of its rollouts are certified than rejected and it is not slashed.
+    The genesis names it, or what it has had certified of late outweighs what it has wasted, and it
+    is not slashed.
     """
     if manifest.is_of_genesis(peer):
         return True
     counts = ledger.workers.get(peer)
-    return counts is not None and counts.certified > counts.rejected and not ledger.slashed(peer)
+    worth = 0.0 if counts is None else counts.worth(ledger.epoch)
+    return worth >= WORTH_MIN and not ledger.slashed(peer)
 
 
 def has_room_for(worker: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:

@@ -1,5 +1,6 @@
 """What became of the commits of one worker, or of all of them, in numbers."""
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
 
@@ -8,6 +9,38 @@ from protocol.ledger.commits import CommitState, Entry
 CREDIT_MAX = 8
 """Unsettled commits of one worker that hold back the others: as many as an honest one has. Half of
 what a ledger takes, because the certificates of some are still on their way to others. A guess."""
+
+
+HALF_LIFE_EPOCHS = 1440
+"""After which work counts half as much, in standing: a day of epochs of a minute. A guess: a worker
+that was away for a night comes back to its place, one that was away for a week does not."""
+
+EARNED_MAX = 64.0
+"""Rollouts that speak for a worker, however many were certified: else who has done a lot could
+waste as much before it counts. A guess: some hundred of its commits may come to nothing."""
+
+EXPIRED_COST, REJECTED_COST = 0.5, 1.0
+"""Of a certified rollout. A commit expires when its body is withheld, and at times because nobody
+found the time to check it."""
+
+
+@dataclass(slots=True)
+class Fading:
+    """A sum whose parts count half as much after each half-life, in whatever order they come."""
+
+    amount: float = 0.0
+    epoch: int = 0
+    """As of which ``amount`` is."""
+
+    def at(self, epoch: int) -> float:
+        """Return what it has faded to."""
+        return self.amount * _faded(epoch - self.epoch)
+
+    def add(self, amount: float, epoch: int) -> None:
+        """Add what happened in an epoch, also in one that is past."""
+        if epoch > self.epoch:
+            self.amount, self.epoch = self.at(epoch), epoch
+        self.amount += amount * _faded(self.epoch - epoch)
 
 
 @dataclass(slots=True)
@@ -21,22 +54,36 @@ class Counts:
     trained: int = 0
     tokens_certified: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
+    earned: Fading = field(default_factory=Fading)
+    wasted: Fading = field(default_factory=Fading)
 
     @property
     def credit(self) -> int:
         """How many unsettled commits are believed to come to something: they are free to make."""
         return max(0, min(CREDIT_MAX, self.certified - self.expired - self.rejected))
 
+    def worth(self, epoch: int) -> float:
+        """Return what speaks for a worker, in certified rollouts of this epoch."""
+        return min(EARNED_MAX, self.earned.at(epoch)) - self.wasted.at(epoch)
+
     def add_state(self, entry: Entry, sign: int = 1) -> None:
         """Count the state of a commit, or with ``sign`` -1 take it out again."""
+        epoch = entry.commit.message.epoch
         match entry.state:
             case CommitState.COMMITTED:
                 pass
             case CommitState.EXPIRED:
                 self.expired += sign
+                self.wasted.add(sign * EXPIRED_COST, epoch)
             case CommitState.CERTIFIED:
                 self.certified += sign
+                self.earned.add(sign, epoch)
                 self.tokens_certified += sign * entry.commit.message.tokens
             case CommitState.REJECTED:
                 self.rejected += sign
+                self.wasted.add(sign * REJECTED_COST, epoch)
                 self.reasons[entry.reason] += sign
+
+
+def _faded(epochs: int) -> float:
+    return math.exp2(-epochs / HALF_LIFE_EPOCHS)

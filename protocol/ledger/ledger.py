@@ -45,7 +45,7 @@ class Ledger:
         """Commits that ``entries`` has forgotten and a restart could not do without."""
         self._slots = Slots()
         self._in_flight: dict[PeerId, dict[Digest, None]] = {}
-        self._epoch = 0
+        self.epoch = 0
         self._tidied: tuple[int, int] | None = None
         """Epoch and number of versions when old commits and slots were last forgotten."""
         self._lies: dict[PeerId, Digest] = {}
@@ -123,7 +123,7 @@ class Ledger:
             self.forks[worker] = (first, commit.digest)
         self._in_flight.setdefault(worker, {})[commit.digest] = None
         self._demand.file(entry)
-        if commit.message.epoch < self._epoch or not self._demand.is_current(entry):
+        if commit.message.epoch < self.epoch or not self._demand.is_current(entry):
             self._tidied = None  # else tidying now would leave it alone
         for counts in self._counts(worker):
             counts.committed += 1
@@ -307,7 +307,7 @@ class Ledger:
     def advance(self, epoch: int) -> None:
         """Expire commits that waited too long and forget old ones."""
         rules = self._manifest.committee
-        self._epoch = epoch
+        self.epoch = epoch
         oldest = epoch - rules.expire_after_epochs
         for entry in self.open_entries():
             if entry.commit.message.epoch < oldest:
@@ -365,7 +365,7 @@ class Ledger:
 
     def backlog(self) -> int:
         """Return how many fresh commits are certified or on their way and not learned from."""
-        return self._demand.backlog(self._epoch, self.workers, self.slashed)
+        return self._demand.backlog(self.epoch, self.workers, self.slashed)
 
     def wanted(self) -> int:
         """Return how many rollouts all workers should make now: back-pressure without a queue."""

@@ -48,4 +48,5 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "false-sync": newcomers.false_sync,
     "eclipse": newcomers.eclipse,
     "covert-flash": covert.covert_flash,
+    "sybil-flood": covert.sybil_flood,
 }

@@ -1,9 +1,14 @@
-"""How much of the ledger keys without standing may take together."""
+"""Who has standing, for how long, and how much of the ledger all others may take together."""
+
+from types import SimpleNamespace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from protocol import standing
 from protocol.ledger.commits import CommitState
+from protocol.ledger.counts import EARNED_MAX, HALF_LIFE_EPOCHS, Counts, Fading
 from protocol.types import ValidationResult
 from tests.worlds.messages import World, found, identity, run_manifest
 
@@ -63,3 +68,75 @@ def test_what_others_have_certified_is_taken_however_full_it_is(full):
     assert take(full, late, anti_entropy=True) is ACCEPT
     full.advance(NOW)
     assert full.ledger.entries[late.digest].state is CommitState.CERTIFIED
+
+
+def with_work(certified=0, expired=0, rejected=0, epoch=0):
+    """Return the ledger of a replica in which a worker has done so much, all in one epoch."""
+    here, worker = WORLD.replica(), WORLD.workers[0].peer_id
+    counts = here.ledger.workers[worker] = Counts()
+    entry = SimpleNamespace(
+        commit=SimpleNamespace(message=SimpleNamespace(epoch=epoch, tokens=1)), reason=""
+    )
+    work = {
+        CommitState.CERTIFIED: certified,
+        CommitState.EXPIRED: expired,
+        CommitState.REJECTED: rejected,
+    }
+    for entry.state, count in work.items():
+        for _ in range(count):
+            counts.add_state(entry)
+    return here.ledger, worker
+
+
+def has(ledger, worker, epoch=0):
+    ledger.epoch = epoch
+    return standing.has_standing(worker, WORLD.manifest, ledger)
+
+
+def test_one_certified_rollout_gives_standing_for_a_half_life():
+    ledger, worker = with_work(certified=1, epoch=7)
+    assert has(ledger, worker, 7)
+    assert has(ledger, worker, 7 + HALF_LIFE_EPOCHS)
+    assert not has(ledger, worker, 8 + HALF_LIFE_EPOCHS)
+
+
+def test_more_work_lasts_longer_and_not_for_ever():
+    ledger, worker = with_work(certified=1000)
+    assert has(ledger, worker, 6 * HALF_LIFE_EPOCHS)
+    assert not has(ledger, worker, 11 * HALF_LIFE_EPOCHS)
+
+
+def test_who_has_done_a_lot_cannot_waste_as_much():
+    assert has(*with_work(certified=10_000, expired=100))
+    assert not has(*with_work(certified=10_000, expired=2 * int(EARNED_MAX)))
+    assert not has(*with_work(certified=10_000, rejected=int(EARNED_MAX)))
+
+
+def test_commits_that_come_to_nothing_cost_standing():
+    assert has(*with_work(certified=2, expired=3))
+    assert not has(*with_work(certified=2, expired=4))
+    assert not has(*with_work(certified=1, rejected=1))
+
+
+def test_an_outcome_that_is_taken_back_leaves_nothing():
+    ledger, _ = with_work(certified=3, expired=1, epoch=5)
+    counts = next(iter(ledger.workers.values()))
+    entry = SimpleNamespace(
+        commit=SimpleNamespace(message=SimpleNamespace(epoch=5, tokens=1)),
+        reason="",
+        state=CommitState.EXPIRED,
+    )
+    counts.add_state(entry, -1)
+    assert counts.worth(5) == 3.0
+
+
+@given(st.lists(st.tuples(st.sampled_from([1.0, -0.5]), st.integers(0, 20_000)), max_size=20))
+def test_the_order_in_which_work_is_heard_of_does_not_matter(parts):
+    one, other = Fading(), Fading()
+    for part in parts:
+        one.add(*part)
+    for part in reversed(parts):
+        other.add(*part)
+    assert one.at(20_000) == pytest.approx(other.at(20_000), abs=1e-9)
+    plain = sum(amount * 0.5 ** ((20_000 - epoch) / HALF_LIFE_EPOCHS) for amount, epoch in parts)
+    assert one.at(20_000) == pytest.approx(plain, abs=1e-9)
