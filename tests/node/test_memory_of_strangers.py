@@ -1,0 +1,193 @@
+"""What strangers can make a node remember: bytes of an entry, by the limits, in all.
+
+Each table is filled with the largest entries that it takes, as the daemon fills it. The table in
+docs/security.md is what ``python -m tests.node.test_memory_of_strangers`` prints.
+"""
+
+import gc
+import sys
+import tracemalloc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from node.gossip.reading import ACCOUNTS_MAX, Reading, ReadRates
+from node.membership.bans import PEERS_MAX, Bans
+from protocol.faults import Fault, FaultCode
+from protocol.gossip.cache import SeenCache
+from protocol.gossip.params import Params
+from protocol.gossip.promises import Promises
+from protocol.gossip.score_params import ScoreParams
+from protocol.gossip.scores import Scores
+from protocol.messages import ADMISSION_BYTES_MAX, WITNESSED_MAX, Hardware
+from protocol.rng import Rng
+from protocol.standing import STRANGER_COMMITS_MAX
+from protocol.types import MEMBERS_MAX, PeerId, Role
+from tests.worlds.messages import World, identity, run_manifest
+
+MEGABYTE = 1_000_000
+TOTAL_MB = 400
+"""As docs/security.md says: more than this no strangers take, beside what is in the streams."""
+
+LONGEST = 200 * "x"
+SAMPLE = 300
+
+WORLD = World(run_manifest())
+STRANGERS = [identity(f"stranger {number}") for number in range(SAMPLE)]
+RNG = Rng(b"memory")
+
+
+def peer_ids():
+    return [PeerId(str(one.peer_id)) for one in STRANGERS]
+
+
+def roster():
+    witnessed = tuple(identity(f"witness {n}").public_key for n in range(WITNESSED_MAX))
+    largest = {
+        "addresses": tuple(f"{number}{LONGEST[1:]}" for number in range(8)),
+        "hardware": Hardware(gpu=LONGEST, cores=2),
+        "software": LONGEST,
+        "witnessed": witnessed,
+        "upload_classes": (40,) * WITNESSED_MAX,
+        "admission": bytes(ADMISSION_BYTES_MAX),
+    }
+    envelopes = [WORLD.record(one, [Role.RELAY], **largest).envelope for one in STRANGERS]
+    here = WORLD.replica()
+
+    def fill():
+        for envelope in envelopes:
+            here.receive(bytes(bytearray(envelope)), WORLD.at(0))
+        return here
+
+    yield fill
+    assert sum(here.roster.get(one.peer_id) is not None for one in STRANGERS) == SAMPLE
+
+
+def commits():
+    here = WORLD.replica()
+    # Each of a body of its own, of which nothing else is known.
+    envelopes = [WORLD.commit(one, body=RNG.bytes(32)).envelope for one in STRANGERS]
+
+    def fill():
+        for envelope in envelopes:
+            here.receive(bytes(bytearray(envelope)), WORLD.at(0))
+        return here
+
+    yield fill
+    assert len(here.ledger.unsettled) == SAMPLE
+
+
+def seen():
+    cache, ids = SeenCache(600.0, 1 << 17), [RNG.bytes(46) for _ in range(SAMPLE)]
+
+    def fill():
+        for one in ids:
+            cache.add(bytes(bytearray(one)), 0.0)
+        return cache
+
+    yield fill
+
+
+def promises():
+    made, ids = Promises(ScoreParams(), Rng(b"")), [RNG.bytes(46) for _ in range(SAMPLE)]
+
+    def fill():
+        for peer, one in zip(peer_ids(), ids, strict=True):
+            made.add(peer, [bytes(bytearray(one))], 0.0)
+        return made
+
+    yield fill
+    assert len(made) == SAMPLE
+
+
+def retained():
+    scores = Scores(ScoreParams())
+
+    def fill():
+        for peer in peer_ids():
+            scores.connect(peer, 0.0)
+            for topic in range(5):
+                scores.invalid(peer, f"prime-node/topic/{topic}")
+            scores.disconnect(peer, 0.0)
+        return scores
+
+    yield fill
+    assert scores.retained == SAMPLE
+
+
+def bans():
+    held = Bans()
+
+    def fill():
+        for peer in peer_ids():
+            for _ in range(2):
+                held.blame(peer, Fault(FaultCode.RPC_MALFORMED, "x"), 0.0)
+        return held
+
+    yield fill
+    assert len(held.faults(0.0)) == SAMPLE
+
+
+def reading():
+    table = Reading(ReadRates(), lambda _peer: False)
+
+    def fill():
+        for peer in peer_ids():
+            table.came(peer, 1)
+        return table
+
+    yield fill
+    assert len(table) == SAMPLE
+
+
+@dataclass(frozen=True)
+class Table:
+    what: str
+    filling: Callable
+    limit: int
+
+    def bytes_each(self) -> float:
+        """Return what an entry takes, measured over a sample of them."""
+        filling = self.filling()
+        fill = next(filling)
+        gc.collect()
+        tracemalloc.start()
+        try:
+            kept = fill()
+            gc.collect()
+            taken = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert next(filling, None) is None, "the table holds them all"
+        del kept
+        return taken / SAMPLE
+
+
+TABLES = [
+    Table("records of members", roster, MEMBERS_MAX),
+    Table("commits without an outcome", commits, STRANGER_COMMITS_MAX),
+    Table("messages seen", seen, Params().seen_max),
+    Table("promises", promises, ScoreParams().promises_max),
+    Table("scores of who has left", retained, ScoreParams().retained_max),
+    Table("faults and bans", bans, 2 * PEERS_MAX),
+    Table("accounts of reading", reading, ACCOUNTS_MAX),
+]
+
+
+@pytest.mark.parametrize("table", TABLES, ids=lambda table: table.what.replace(" ", "-"))
+def test_an_entry_of_a_stranger_takes_memory_and_not_much(table):
+    assert 50 < table.bytes_each() < 20_000
+
+
+def test_strangers_take_no_more_memory_than_is_stated():
+    total = sum(table.bytes_each() * table.limit for table in TABLES)
+    caches = Params().cache_bytes_max
+    assert 0.7 * TOTAL_MB < (total + caches) / MEGABYTE < TOTAL_MB
+
+
+if __name__ == "__main__":
+    for one in TABLES:
+        each = one.bytes_each()
+        megabytes = each * one.limit / MEGABYTE
+        sys.stdout.write(f"| {one.what} | {one.limit:,} | {each:,.0f} | {megabytes:.0f} |\n")
