@@ -33,7 +33,5 @@ def recipe_path(recipe: str) -> Path:
 
 
 def _directory() -> Path:
-    """Return where recipes are in the checkout, or where they were installed to."""
-    package = Path(__file__).resolve().parents[1]
-    checkout = package.parent / DIRECTORY
-    return checkout if checkout.exists() else package / DIRECTORY
+    """Return where recipes are, beside our packages."""
+    return Path(__file__).resolve().parents[2] / DIRECTORY

@@ -1,0 +1,5 @@
+"""``python -m prime_node``."""
+
+from prime_node import main
+
+main()
