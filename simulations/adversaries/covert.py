@@ -19,7 +19,7 @@ AT_ONCE: tuple[Behaviour, ...] = (
 )
 """Nothing that breaks the protocol for certain: that would soon end the rest."""
 
-AGAINST_NEWCOMERS: tuple[Behaviour, ...] = (slow_streams, record_spam, false_sync)
+AGAINST_NEWCOMERS: tuple[Behaviour, ...] = (slow_streams, false_sync)
 
 
 def covert_flash(parts: Parts, rng: Rng) -> Parts:
@@ -28,5 +28,5 @@ def covert_flash(parts: Parts, rng: Rng) -> Parts:
 
 
 def sybil_flood(parts: Parts, rng: Rng) -> Parts:
-    """Be many, take the places of streams, fill the roster, and tell newcomers next to nothing."""
+    """Be many, take the places of streams, and tell newcomers next to nothing."""
     return reduce(lambda done, behaviour: behaviour(done, rng), AGAINST_NEWCOMERS, parts)
