@@ -29,7 +29,9 @@ from tests.worlds.swarm import scenario
 RELAY = "relay-0"
 LINE_BYTES_PER_SECOND = 125e6
 VERSIONS = 2
-ENDLESS_BYTES = 4 << 20
+ENDLESS_BYTES = 512 << 10
+"""Of what repeats itself: small RPCs take 1.5 us of a core for each byte (docs/security.md)."""
+
 END_SECONDS = 200.0
 """Longer than any deadline of a handler: what has not ended by then never does."""
 

@@ -86,7 +86,8 @@ class Run:
             self._note(f"slow: {self.target.name} takes {seconds:.0f} s", "", data)
         self._watch(data)
         if self.target.lasting and len(self._history) >= self.target.lasting:
-            self.renew()
+            self.look()
+            self._begin_again()
 
     def _watch(self, data: bytes) -> None:
         """Note how much the process grew, where the peak has moved."""
@@ -99,14 +100,12 @@ class Run:
         if growth_bytes > self.target.growth_bytes_max:
             self._note(f"growth: {self.target.name} by {growth_bytes >> 20} MiB", "", data)
 
-    def renew(self) -> None:
-        """Look at what the inputs have left, and begin with another session if it keeps them."""
+    def look(self) -> None:
+        """Look at what the inputs have left."""
         try:
             self.session.check()
         except Exception as error:  # noqa: BLE001 - that is what is looked for
             self._crashed(error, b"")
-        if self.target.lasting:
-            self._begin_again()
 
     def _crashed(self, error: BaseException, data: bytes) -> None:
         frames = traceback.extract_tb(error.__traceback__)
@@ -142,7 +141,7 @@ def fuzzed(run: Run, inputs: int, seconds: float, seed: int) -> Found:
         except BaseException as error:
             raise RuntimeError(f"{run.target.name} cannot draw: {error!r}") from error
         run.take(data)
-    run.renew()
+    run.look()
     run.found.seconds = time.perf_counter() - began
     return run.found
 
