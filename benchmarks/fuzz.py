@@ -1,4 +1,4 @@
-"""Mutated inputs for everything that takes bytes from a stranger: no crash, bounded time and memory.
+"""Mutated inputs for everything that takes a stranger's bytes: no crash, bounded time and memory.
 
 ``python -m benchmarks.fuzz [--minutes N | --inputs N] [--targets a,b]`` gives each target its share
 in a process of its own, first with mutators that know the formats and sign again, then, where
@@ -93,9 +93,7 @@ def _all(jobs: list[tuple[str, str]], arguments: argparse.Namespace) -> list[dic
         return list(pool.map(one, jobs))
 
 
-def _child(
-    name: str, engine: str, seconds: float, arguments: argparse.Namespace
-) -> dict[str, Any]:
+def _child(name: str, engine: str, seconds: float, arguments: argparse.Namespace) -> dict[str, Any]:
     """Return what a process of its own found; how it died is a crash."""
     inputs = EVERY_INPUT if arguments.minutes else arguments.inputs
     with tempfile.TemporaryDirectory() as directory:
@@ -149,12 +147,14 @@ def _work(arguments: argparse.Namespace) -> None:
     name, _, place = arguments.worker.partition("/")
     directory = Path("/" + place.lstrip("/"))
     if arguments.engine == "atheris":
-        targets = guided.instrumented()
+        target = guided.instrumented(name)
     else:
-        from benchmarks.fuzzing.targets import TARGETS as targets  # noqa: N811, PLC0415
-    from benchmarks.fuzzing.running import Run, fuzzed, limit_room  # noqa: PLC0415
+        from benchmarks.fuzzing.targets import TARGETS  # noqa: PLC0415 - as in ``main``
 
-    run = Run(targets[name], arguments.engine, arguments.crashes, directory / "input")
+        target = TARGETS[name]
+    from benchmarks.fuzzing.running import Run, fuzzed, limit_room  # noqa: PLC0415 - as in ``main``
+
+    run = Run(target, arguments.engine, arguments.crashes, directory / "input")
     limit_room()
     result = directory / "result.json"
     if arguments.engine == "atheris":

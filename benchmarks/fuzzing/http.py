@@ -30,12 +30,41 @@ RANGE_BYTES = 100
 
 PATHS = (
     *(BLOB, "/distribution.txt", "/data1.bin", "/v0/shard_00001.bin", "/v9999999/shard_99999.bin"),
-    *("/status", "/peers", "/why", "/metrics", "/healthz", "/readyz", "/", "/%00", "*", "//", "/../x"),
+    *(
+        "/status",
+        "/peers",
+        "/why",
+        "/metrics",
+        "/healthz",
+        "/readyz",
+        "/",
+        "/%00",
+        "*",
+        "//",
+        "/../x",
+    ),
 )
 HEADERS = (
-    *("Range: bytes=0-99", "Range: bytes=-1", "Range: bytes=5-1", "Prefer: wait, x", "Prefer: wait=9"),
-    *("If-None-Match: *", 'If-Range: "x"', "Content-Length: 0", "Content-Length: 5", "Expect: 100-continue"),
-    *("Transfer-Encoding: chunked", "Connection: upgrade", "Upgrade: websocket", "Connection: close"),
+    *(
+        "Range: bytes=0-99",
+        "Range: bytes=-1",
+        "Range: bytes=5-1",
+        "Prefer: wait, x",
+        "Prefer: wait=9",
+    ),
+    *(
+        "If-None-Match: *",
+        'If-Range: "x"',
+        "Content-Length: 0",
+        "Content-Length: 5",
+        "Expect: 100-continue",
+    ),
+    *(
+        "Transfer-Encoding: chunked",
+        "Connection: upgrade",
+        "Upgrade: websocket",
+        "Connection: close",
+    ),
     *("Host: 127.0.0.1", "Host: evil.example", "Accept-Encoding: gzip", "X: " + "y" * 9000),
 )
 

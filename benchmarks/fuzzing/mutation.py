@@ -79,7 +79,19 @@ def _random(data: bytearray, rng: Random, _others: Sequence[bytes]) -> None:
         data[start : start + count] = rng.randbytes(count)
 
 
-_BYTE_CHANGES = (_flip, _flip, _set, _set, _cut, _remove, _insert, _repeat, _number, _splice, _random)
+_BYTE_CHANGES = (
+    _flip,
+    _flip,
+    _set,
+    _set,
+    _cut,
+    _remove,
+    _insert,
+    _repeat,
+    _number,
+    _splice,
+    _random,
+)
 
 
 class Values:

@@ -1,7 +1,7 @@
 """Many messages into one replica, many RPCs into one router: what they leave stays bounded."""
 
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 from benchmarks.fuzzing.documents import fields, rpcs
 from benchmarks.fuzzing.mutation import mutated_bytes
@@ -32,8 +32,6 @@ from protocol.ledger.branches import VERSIONS_WAITING_MAX
 from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
 from protocol.membership import UNCHECKED_MAX
 from protocol.messages import (
-    NodeRecord,
-    RolloutCommit,
     Signed,
     Verdict,
 )
@@ -48,7 +46,7 @@ _TOPICS = tuple(Topic)
 class ReplicaSession:
     """One replica. The first byte of an input lets time pass, the second says what it came by."""
 
-    LIMITS = {
+    LIMITS: ClassVar = {
         "in_flight": COMMITS_IN_FLIGHT_MAX,
         "roster": MEMBERS_MAX,
         "versions_waiting": VERSIONS_WAITING_MAX,
@@ -254,12 +252,11 @@ class RouterSession:
             if sizes[name] > limit:
                 raise BrokenBoundError(f"{name}: {sizes[name]}, limit {limit}")
         for report in self.router.report(self._now):
-            if report.score != report.score:  # noqa: PLR0124 - that is how NaN shows
+            if report.score != report.score:
                 raise BrokenBoundError(f"a score that is no number: {report}")
 
     def close(self) -> None:
         """Do nothing."""
-
 
 
 _INVITED = {"admission": {"rule": "invite", "probation_epochs": 2, "settled_epochs": 5}}

@@ -10,7 +10,7 @@ from contextlib import aclosing
 from random import Random
 from typing import Any
 
-from benchmarks.fuzzing.daemon import END_SECONDS, RELAY, Stranger, Swarm, heard, spoken
+from benchmarks.fuzzing.daemon import END_SECONDS, Stranger, Swarm, heard, spoken
 from benchmarks.fuzzing.documents import fields, packed
 from benchmarks.fuzzing.mutation import NUMBERS, Values, mutated_bytes
 from benchmarks.fuzzing.target import INPUT_BYTES_MAX, BrokenBoundError, Target
@@ -70,9 +70,9 @@ class StreamSession:
         if len(data) < 2:
             return False
         stranger = self._swarm.stranger(data[1])
-        return self._swarm.run(self._talk(stranger, data[2:], data[0], data[1]))
+        return self._swarm.run(self._talk(stranger, data))
 
-    async def _talk(self, stranger: Stranger, data: bytes, mode: int, choice: int) -> bool:
+    async def _talk(self, stranger: Stranger, data: bytes) -> bool:
         raise NotImplementedError
 
     def check(self) -> None:
@@ -88,12 +88,12 @@ class StreamSession:
 class Served(StreamSession):
     """The daemon serves; accepted is what it answers."""
 
-    async def _talk(self, stranger: Stranger, data: bytes, mode: int, choice: int) -> bool:
+    async def _talk(self, stranger: Stranger, data: bytes) -> bool:
         mine, theirs = self._swarm.open(stranger)
         serving = asyncio.ensure_future(self._serve(theirs))
         hearing = asyncio.ensure_future(heard(mine))
         before = self._swarm.daemon._gossip.counters.received
-        await spoken(mine, data, mode)
+        await spoken(mine, data[2:], data[0])
         if self._protocol is GOSSIP:  # which is served for as long as it is open
             await asyncio.sleep(0.1)
             await mine.close()
@@ -129,11 +129,13 @@ class Asked(StreamSession):
         super().__init__(draws, protocol)
         self._ask = ask
 
-    async def _talk(self, stranger: Stranger, data: bytes, mode: int, choice: int) -> bool:
+    async def _talk(self, stranger: Stranger, data: bytes) -> bool:
+        mode, choice = data[:2]
+
         async def answer(stream: Any) -> None:
             hearing = asyncio.ensure_future(heard(stream))
             try:
-                await spoken(stream, data, mode)
+                await spoken(stream, data[2:], mode)
                 await asyncio.wait([hearing], timeout=1.0 if mode & 3 != 1 else END_SECONDS)
             finally:
                 hearing.cancel()
@@ -186,9 +188,7 @@ async def _ask_blobs(swarm: Swarm, peer: PeerId, choice: int) -> bool:
 
 
 async def _ask_dial_back(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
-    stream = await swarm.daemon._peers.open_stream(
-        peer, DIAL_BACK.on(swarm.daemon.replica.run_id)
-    )
+    stream = await swarm.daemon._peers.open_stream(peer, DIAL_BACK.on(swarm.daemon.replica.run_id))
     try:
         async with asyncio.timeout(DIAL_BACK.exchange_seconds):
             return await dialled_back(stream, ["/sim/relay-0"], 100_000)

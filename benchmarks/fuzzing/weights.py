@@ -1,7 +1,6 @@
 """Decoders of what is fetched by digest: indexes, encodings of weights, rollouts, proofs."""
 
 import json
-from dataclasses import asdict
 from random import Random
 from typing import Any
 
@@ -16,11 +15,11 @@ from protocol.faults import Fault
 from protocol.rollout import RolloutSequence, encode_body
 from protocol.shardcast import index as shard_index
 from protocol.shardcast.encodings import block, stream, tensor_file
-from protocol.shardcast.encodings.stream import Base, Decoder as StreamDecoder, PatchReader
+from protocol.shardcast.encodings.stream import Base, PatchReader
+from protocol.shardcast.encodings.stream import Decoder as StreamDecoder
 from protocol.shardcast.encodings.tensor_file import EncodingError
 from protocol.toploc.layout import Layout, Variant
 from protocol.toploc.proof import build_proofs_batch, proof_fault, verify_proofs_batch
-from protocol.types import Digest
 from tests.vectors import made
 from tests.worlds.messages import run_manifest
 
