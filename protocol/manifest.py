@@ -36,7 +36,8 @@ class Genesis(Section):
     """How a run began: its creator, time, first policy, files, and the keys it trusts."""
 
     creator: str
-    created_at: Annotated[int, Field(ge=0, le=2**40)]
+    created_at: Annotated[int, Field(ge=0, le=2**37)]
+    """Unix seconds; before the year 10000, since people and chat templates read it as a date."""
     policy: HexDigest
     files: dict[RunFileName, RunFile] = Field(default_factory=dict)
     """None for a task over characters."""

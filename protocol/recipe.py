@@ -352,7 +352,7 @@ def parsed(text: str) -> dict[str, Any]:
     """Return the values of a TOML text; raises ``ManifestError``."""
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except (ValueError, RecursionError) as error:  # also a number of 5000 digits
         raise ManifestError(f"not TOML: {error}") from None
 
 
@@ -362,6 +362,8 @@ def validated(model: type[_Model], values: dict[str, Any]) -> _Model:
         return model.model_validate(_tuples(values))
     except ValidationError as error:
         raise ManifestError(first_error(error)) from None
+    except RecursionError:
+        raise ManifestError("tables within tables, too many") from None
 
 
 def _tuples(value: Any) -> Any:

@@ -10,7 +10,7 @@ import asyncio
 import ssl
 
 from cryptography import x509
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
@@ -22,6 +22,14 @@ _EXTENSION = x509.ObjectIdentifier("1.3.6.1.4.1.53594.1.1")
 _SIGNED = b"libp2p-tls-handshake:"
 _KEY = b"\x08\x01\x12\x20"
 """A ``PublicKey`` protobuf: type Ed25519, 32 bytes of data."""
+
+_UNREADABLE = (
+    UnsupportedAlgorithm,
+    x509.DuplicateExtension,
+    x509.InvalidVersion,
+    x509.UnsupportedGeneralNameType,
+)
+"""What reading a certificate raises beside ``ValueError``."""
 
 _SEQUENCE, _OCTETS = b"\x30", b"\x04"
 _GREETING = tuple(
@@ -57,29 +65,41 @@ async def _handshake(reader: asyncio.StreamReader, writer: asyncio.StreamWriter)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.check_hostname = False
-    context.verify_mode = ssl.CERT_NONE  # the certificate is its own issuer: see _key_of
+    context.verify_mode = ssl.CERT_NONE  # the certificate is its own issuer: see key_of
     context.set_alpn_protocols(["libp2p"])
     await writer.start_tls(context)
     certificate = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
-    return _key_of(x509.load_der_x509_certificate(certificate))
+    return key_of(certificate or b"")
 
 
-def _key_of(certificate: x509.Certificate) -> PeerId:
-    """Return the libp2p key of a certificate, which must have signed that of the certificate."""
-    values = [
-        extension.value.value
-        for extension in certificate.extensions
-        if isinstance(extension.value, x509.UnrecognizedExtension) and extension.oid == _EXTENSION
-    ]
-    fields, rest = _element(_SEQUENCE, b"".join(values))
+def key_of(der: bytes) -> PeerId:
+    """Return the libp2p key of a certificate, which must have signed that of the certificate.
+
+    Raises ``ValueError`` and ``InvalidSignature``.
+    """
+    try:
+        extension, named = _contents(x509.load_der_x509_certificate(der))
+    except _UNREADABLE as error:
+        raise ValueError(f"a certificate that nobody shows: {error}") from error
+    fields, rest = _element(_SEQUENCE, extension)
     key, fields = _element(_OCTETS, fields)
     signature, fields = _element(_OCTETS, fields)
     if rest or fields or not key.startswith(_KEY) or len(key) != len(_KEY) + 32:
         raise ValueError("a certificate without an Ed25519 key")
     public_key = key.removeprefix(_KEY)
-    named = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
     Ed25519PublicKey.from_public_bytes(public_key).verify(signature, _SIGNED + named)
     return peer_id_from_public_key(public_key)
+
+
+def _contents(certificate: x509.Certificate) -> tuple[bytes, bytes]:
+    """Return libp2p's extension, empty where there is none, and the certificate's own key."""
+    values = [
+        extension.value.value
+        for extension in certificate.extensions
+        if isinstance(extension.value, x509.UnrecognizedExtension) and extension.oid == _EXTENSION
+    ]
+    named = certificate.public_key().public_bytes(Encoding.DER, PublicFormat.SubjectPublicKeyInfo)
+    return b"".join(values), named
 
 
 def _element(tag: bytes, data: bytes) -> tuple[bytes, bytes]:

@@ -23,16 +23,21 @@ async def agreed(manifest: RunManifest) -> bool:
             f"add --run-id {run_id}, and --yes joins whatever peers offer",
             ExitCode.CONFIG,
         )
+    sys.stderr.write(question(manifest))
+    sys.stderr.flush()
+    return (await _line()).strip().lower() in _YES
+
+
+def question(manifest: RunManifest) -> str:
+    """Return what a person is asked about a run that peers offer."""
     began = datetime.fromtimestamp(manifest.genesis.created_at, UTC)
-    sys.stderr.write(
+    return (
         f"\nThe peers offer the run {manifest.name!r}, of {began:%Y-%m-%d %H:%M} UTC\n"
-        f"  id       {run_id}\n"
-        f"  creator  {creator}\n"
+        f"  id       {manifest.run_id.hex()}\n"
+        f"  creator  {manifest.genesis.creator}\n"
         "Its rules decide what this machine computes. Compare the id with what you were told.\n"
         "Join it? [y/N] "
     )
-    sys.stderr.flush()
-    return (await _line()).strip().lower() in _YES
 
 
 async def _line() -> str:

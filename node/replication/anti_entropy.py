@@ -35,6 +35,9 @@ ENVELOPES_MAX = 1024
 """Messages asked for at once."""
 
 REQUEST_BYTES_MAX = 64
+NUMBER_MAX = 2**53
+"""Of ids to skip, and of a version, as in messages."""
+
 EXCHANGE_SECONDS = SYNC.exchange_seconds or 0.0
 
 REVIEW_VERSIONS_MIN = 8
@@ -191,7 +194,9 @@ def _request(data: bytes) -> tuple[int, int] | Fault:
     if isinstance(fields, Fault):
         return fields
     skip, version = fields.get("skip"), fields.get("version")
-    if type(skip) is not int or type(version) is not int or min(skip, version) < 0:
+    if type(skip) is not int or type(version) is not int:
+        return Fault(FaultCode.BAD_FIELDS, "skip and version")
+    if min(skip, version) < 0 or max(skip, version) > NUMBER_MAX:
         return Fault(FaultCode.BAD_FIELDS, "skip and version")
     return skip, version
 

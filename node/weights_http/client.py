@@ -171,10 +171,10 @@ async def _ask(link: Link, request: bytes, offset: int, length: int) -> bool:
         head = await link.read_head()
     except ValueError as error:
         raise TransportError(str(error)) from error
-    return _check_head(head, offset, length)
+    return check_head(head, offset, length)
 
 
-def _check_head(head: bytes, offset: int, length: int) -> bool:
+def check_head(head: bytes, offset: int, length: int) -> bool:
     """Require that exactly the range follows; tell whether the connection stays open."""
     first, *lines = head.split(b"\r\n")
     status = _STATUS.fullmatch(first)

@@ -149,7 +149,10 @@ def last_block(answer: str) -> str | None:
 
 def read_tests(text: str) -> list[Test]:
     """Return the tests of a row; raises ``ValueError`` for what is none."""
-    items = json.loads(text)
+    try:
+        items = json.loads(text)
+    except RecursionError:
+        raise ValueError("tests within tests, too many") from None
     if not isinstance(items, list) or not 1 <= len(items) <= TESTS_MAX:
         raise ValueError(f"tests must be a list of 1 to {TESTS_MAX}")
     return [_test(item) for item in items]

@@ -35,6 +35,10 @@ def unpack(data: memoryview, limit: int) -> tuple[Positions, memoryview]:
     others, k = k & _OTHERS, k & ~_OTHERS
     if len(data) < HEAD_BYTES or k > _PARAMETER_MAX or count > limit:
         raise EncodingError("positions with an impossible head")
+    # A bit for each, and as many more as gaps can hold: whatever is longer would take 72 times its
+    # length to read.
+    if length > -(-(count + (limit >> k)) // 8):
+        raise EncodingError("positions with impossible gaps")
     row_bytes = -(-count // 8)
     end = HEAD_BYTES + length + k * row_bytes
     if len(data) < end:

@@ -92,6 +92,7 @@ def _place(name: str, entry: Any, data_offset: int) -> TensorPlace:
     if (
         element_bytes is None
         or len(name) > _NAME_CHARACTERS_MAX
+        or not _is_utf8(name)
         or not _lengths(shape, _DIMENSIONS_MAX)
         or not (_lengths(offsets, 2) and len(offsets) == 2)
     ):
@@ -100,6 +101,15 @@ def _place(name: str, entry: Any, data_offset: int) -> TensorPlace:
     if offsets[1] - offsets[0] != count * element_bytes:
         raise EncodingError(f"tensor {name} takes other bytes than its shape")
     return TensorPlace(name, dtype, tuple(shape), data_offset + offsets[0], count, element_bytes)
+
+
+def _is_utf8(name: str) -> bool:
+    """Tell whether a name can be written again: JSON may escape half of a character."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _lengths(value: Any, length_max: int) -> bool:

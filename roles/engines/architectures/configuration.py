@@ -144,6 +144,9 @@ _SIZES = (
     "max_position_embeddings",
 )
 
+_LAYERS_MAX = 4096
+"""Ten times what published models have. Hugging Face makes a list of them, however many."""
+
 
 def configuration(architecture: str, values: Mapping[str, Any]) -> Config:
     """Return Hugging Face's configuration of what ``values`` say.
@@ -165,6 +168,9 @@ def configuration(architecture: str, values: Mapping[str, Any]) -> Config:
             raise ValueError(f"config.{key} is not a key of {architecture} that is supported")
     arguments = {key: _lists(value) for key, value in values.items() if key in computed}
     _set_rope(arguments)
+    layers = arguments.get("num_hidden_layers")
+    if type(layers) is int and layers > _LAYERS_MAX:
+        raise ValueError(f"config.num_hidden_layers must not exceed {_LAYERS_MAX}")
     try:
         config: Config = made.config(**arguments)
     except (StrictDataclassError, ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -204,7 +210,7 @@ def _rope_table(given: Any) -> dict[str, Any]:
     rope = {key: value for key, value in given.items() if value is not None}
     kinds = [rope.pop(key) for key in ("rope_type", "type") if key in rope] or ["default"]
     kind = kinds[0]
-    if kind not in _ROPE_KEYS or kinds[-1] != kind:
+    if type(kind) is not str or kind not in _ROPE_KEYS or kinds[-1] != kind:
         raise ValueError(f"config.rope_parameters.rope_type: {kinds!r:.80} is not supported")
     if rope.get("partial_rotary_factor") == 1:
         del rope["partial_rotary_factor"]

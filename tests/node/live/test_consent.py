@@ -11,6 +11,9 @@ import pytest
 
 from node.live import consent
 from node.local.errors import ExitCode, NodeError
+from protocol.codec import encode
+from protocol.faults import FaultCode
+from protocol.manifest import decode_manifest
 from tests.worlds.messages import run_manifest
 
 MANIFEST = run_manifest()
@@ -50,6 +53,14 @@ async def test_a_person_sees_id_and_creator_and_decides(seat, typed, joined):
     assert MANIFEST.genesis.creator in shown
     os.write(terminal, typed.encode())
     assert await asyncio.wait_for(asking, 5) is joined
+
+
+def test_every_date_that_a_manifest_may_have_is_shown():
+    last = MANIFEST.genesis.model_copy(update={"created_at": 2**37})
+    assert "6325" in consent.question(MANIFEST.model_copy(update={"genesis": last}))
+    values = MANIFEST.model_dump(mode="json")
+    values["genesis"]["created_at"] = 2**37 + 1
+    assert decode_manifest(encode(values)).code is FaultCode.BAD_MANIFEST
 
 
 async def test_a_question_can_be_left(seat):

@@ -285,6 +285,8 @@ def test_who_drips_is_left_after_a_while():
         encode({"version": 0}),
         encode({"skip": -1, "version": 0}),
         encode({"skip": 0, "version": -1}),
+        encode({"skip": 2**53 + 1, "version": 0}),
+        encode({"skip": 0, "version": 2**53 + 1}),
         encode({"skip": 0, "version": True}),
         encode({"skip": "0", "version": 0}),
         encode([0, 0]),
@@ -300,6 +302,19 @@ def test_a_malformed_request_is_not_answered(request_):
         assert await stream.read(1) == b""
         assert [peer for peer, _ in pair.theirs.blamed] == [OURS]
         assert pair.theirs.anti_entropy._bounded._serving == {}
+
+    run_virtual(scenario())
+
+
+def test_pages_that_are_far_beyond_the_last_are_empty():
+    async def scenario():
+        pair = Pair()
+        pair.theirs.take(*records(3))
+        await pair.theirs.anti_entropy.start()
+        stream = await pair.ours.transport.open_stream(THEIRS, pair.ours.anti_entropy._protocol)
+        await write_frame(stream, encode({"skip": 2**53, "version": 2**53}))
+        assert await read_frame(stream, 1024) == encode({"ids": []})
+        assert pair.theirs.blamed == []
 
     run_virtual(scenario())
 

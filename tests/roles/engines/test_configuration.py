@@ -159,6 +159,8 @@ REFUSED = [
     ({"rope_scaling": YARN | {"truncate": 1}}, "rope_parameters.truncate: 1"),
     ({"rope_scaling": {"type": "linear"}}, "factor"),
     ({"rope_scaling": "yarn"}, "not a table"),
+    ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope_type: [['yarn']]"),
+    ({"num_hidden_layers": 1 << 40}, "config.num_hidden_layers must not exceed 4096"),
     ({"partial_rotary_factor": 0.5}, "config.partial_rotary_factor: 0.5"),
     ({"num_attention_heads": 3}, "config"),
     ({"num_key_value_heads": 3}, "config.num_key_value_heads"),

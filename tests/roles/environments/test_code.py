@@ -169,7 +169,16 @@ async def test_a_row_that_cannot_be_read_is_no_ones_fault(jail, tokenizer):
 
 @pytest.mark.parametrize(
     "tests",
-    ["", "{}", "[]", "[1]", '[{"input": "1"}]', '[{"assert": " "}]', json.dumps([{}] * 65)],
+    [
+        "",
+        "{}",
+        "[]",
+        "[1]",
+        '[{"input": "1"}]',
+        '[{"assert": " "}]',
+        json.dumps([{}] * 65),
+        "[" * 9999,
+    ],
 )
 def test_tests_that_are_none(tests):
     with pytest.raises(ValueError):  # noqa: PT011 - json's own error is one

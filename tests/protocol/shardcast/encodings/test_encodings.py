@@ -335,6 +335,32 @@ def test_positions_and_counts_are_bounded():
         positions.unpack(memoryview(honest), 99)
 
 
+def test_gaps_take_no_more_bits_than_they_can_have():
+    """What is in no honest code is refused before it is unpacked to 72 times its length."""
+    for others in (0, 0x80):
+        for k in (0, 3):
+            most = -(-(1 + (100 >> k)) // 8)
+            row = bytes(k)
+            for length in (most, most + 1, 1 << 20):
+                head = (
+                    bytes([k | others]) + (1).to_bytes(4, "little") + length.to_bytes(4, "little")
+                )
+                quotients = b"\x80" + bytes(length - 1)
+                data = memoryview(head + quotients + row)
+                if length == most:
+                    assert len(positions.unpack(data, 100)[0]) == (99 if others else 1)
+                else:
+                    with pytest.raises(EncodingError, match="gaps"):
+                        positions.unpack(data, 100)
+    ones = memoryview(bytes(5) + (1 << 20).to_bytes(4, "little") + b"\xff" * (1 << 20))
+    tracemalloc.start()
+    with pytest.raises(EncodingError):
+        positions.unpack(ones, 1 << 16)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 16
+
+
 def test_a_block_longer_than_its_planes_is_refused():
     oversize = bytes([block.PATCH]) + (100 + 6).to_bytes(4, "little")
     assert "a block of" in refused(full_encoding(oversize, 100))
@@ -394,6 +420,7 @@ def entry(**change: object) -> dict[str, object]:
         {"w": entry(data_offsets=[0, 4, 8])},
         {"w": entry(more=1)},
         {"w" * 600: entry()},
+        {"\ud800": entry()},
         {"v": entry(), "w": entry()},
         {"v": entry(), "w": entry(data_offsets=[5, 9])},
     ],

@@ -1,0 +1,194 @@
+"""Mutated inputs for everything that takes a stranger's bytes: no crash, bounded time and memory.
+
+``python -m benchmarks.fuzz [--minutes N | --inputs N] [--targets a,b]`` gives each target its share
+in a process of its own, first with mutators that know the formats and sign again, then, where
+``pip install '.[fuzz]'`` has put atheris, guided by coverage. A crash becomes a file, and the
+command that repeats it is printed. Without ``--minutes`` every target gets ``--inputs``.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from benchmarks.fuzzing import guided
+
+ENGINES = ("own", "atheris")
+EVERY_INPUT = 1 << 60
+GRACE_SECONDS = 120.0
+"""For a process to import, make its session and end, beside its share of the time."""
+
+
+def main() -> int:
+    """Fuzz, and print what came of it; 1 when something crashed."""
+    arguments = _arguments()
+    if arguments.worker:
+        _work(arguments)
+        return 0
+    from benchmarks.fuzzing.targets import TARGETS  # noqa: PLC0415 - a guided worker's come later
+
+    if arguments.repeat:
+        from benchmarks.fuzzing.running import repeated  # noqa: PLC0415 - as above
+
+        repeated(Path(arguments.repeat), TARGETS)
+        print("nothing crashed")
+        return 0
+    names = arguments.targets.split(",") if arguments.targets else list(TARGETS)
+    unknown = [name for name in names if name not in TARGETS]
+    if unknown:
+        print(f"no target {unknown[0]}; there are {', '.join(TARGETS)}", file=sys.stderr)
+        return 2
+    engines = [arguments.engine] if arguments.engine else list(ENGINES)
+    if not guided.is_there():
+        engines = [engine for engine in engines if engine != "atheris"]
+    jobs = [
+        (name, engine)
+        for engine in engines
+        for name in names
+        if engine == "own" or not TARGETS[name].lasting
+    ]
+    found = _all(jobs, arguments)
+    print(json.dumps(found) if arguments.json else _table(found))
+    return int(any(row["crashes"] for row in found))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--minutes", type=float, help="for all targets together")
+    parser.add_argument("--inputs", type=int, default=20_000, help="for each target")
+    parser.add_argument("--targets", default="", help="names, with commas between them")
+    parser.add_argument("--engine", choices=ENGINES, help="only this one")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--crashes", type=Path, default=Path("fuzz-crashes"))
+    parser.add_argument("--repeat", help="a file of a crash")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+def _all(jobs: list[tuple[str, str]], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run all jobs, some at once; what time one leaves over goes to those after it."""
+    processes = arguments.processes
+    ends_at = time.monotonic() + 60 * (arguments.minutes or 0)
+    left = len(jobs)
+
+    def one(job: tuple[str, str]) -> dict[str, Any]:
+        nonlocal left
+        seconds = 3600.0
+        if arguments.minutes:
+            seconds = max(1.0, (ends_at - time.monotonic()) * processes / max(left, processes))
+        left -= 1
+        row = _child(*job, seconds, arguments)
+        print(_line(row), file=sys.stderr, flush=True)
+        return row
+
+    with ThreadPoolExecutor(processes) as pool:
+        return list(pool.map(one, jobs))
+
+
+def _child(name: str, engine: str, seconds: float, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return what a process of its own found; how it died is a crash."""
+    inputs = EVERY_INPUT if arguments.minutes else arguments.inputs
+    with tempfile.TemporaryDirectory() as directory:
+        result = Path(directory) / "result.json"
+        command = [sys.executable, "-m", "benchmarks.fuzz", "--worker", f"{name}/{directory}"]
+        command += ["--engine", engine, "--inputs", str(inputs), "--seconds", str(seconds)]
+        command += ["--seed", str(arguments.seed), "--crashes", str(arguments.crashes)]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=Path(__file__).parents[1],
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                timeout=seconds + GRACE_SECONDS,
+                check=False,
+            )
+            status, said = done.returncode, done.stderr
+        except subprocess.TimeoutExpired as error:
+            status, said = -1, (error.stderr or b"").decode(errors="replace")
+        row = json.loads(result.read_text()) if result.exists() else _nothing(name, engine)
+        if row["crashes"]:
+            sys.stderr.write(said)
+        if status or not result.exists():
+            sys.stderr.write(said[-4000:])
+            row["crashes"][f"ended with {status}"] = _kept(name, Path(directory), arguments.crashes)
+        return dict(row)
+
+
+def _nothing(name: str, engine: str) -> dict[str, Any]:
+    from benchmarks.fuzzing.running import Found  # noqa: PLC0415 - as in ``main``
+
+    return Found(name, engine).as_json()
+
+
+def _kept(name: str, directory: Path, crashes: Path) -> str:
+    """Keep the last input of a process that died."""
+    from benchmarks.fuzzing.running import left_in, repeat_command, written  # noqa: PLC0415
+    from benchmarks.fuzzing.targets import TARGETS  # noqa: PLC0415
+
+    scratch = directory / "input"
+    if not scratch.exists():
+        return ""
+    path = written(crashes, TARGETS[name], [left_in(scratch)])
+    sys.stderr.write(repeat_command(path) + "\n")
+    return str(path)
+
+
+def _work(arguments: argparse.Namespace) -> None:
+    """Fuzz one target in this process, and write what came of it."""
+    name, _, place = arguments.worker.partition("/")
+    directory = Path("/" + place.lstrip("/"))
+    if arguments.engine == "atheris":
+        target = guided.instrumented(name)
+    else:
+        from benchmarks.fuzzing.targets import TARGETS  # noqa: PLC0415 - as in ``main``
+
+        target = TARGETS[name]
+    from benchmarks.fuzzing.running import Run, fuzzed, limit_room  # noqa: PLC0415 - as in ``main``
+
+    run = Run(target, arguments.engine, arguments.crashes, directory / "input")
+    limit_room()
+    result = directory / "result.json"
+    if arguments.engine == "atheris":
+        guided.fuzz(run, arguments.inputs, arguments.seconds, arguments.seed, result)
+        return
+    found = fuzzed(run, arguments.inputs, arguments.seconds, arguments.seed)
+    result.write_text(json.dumps(found.as_json()))
+
+
+HEADINGS = ("target", "engine", "inputs", "inputs/s", "accepted", "slowest", "growth", "crashes")
+
+
+def _line(row: dict[str, Any]) -> str:
+    per_second = row["inputs"] / row["seconds"] if row["seconds"] else 0.0
+    accepted = row["accepted"] / row["inputs"] if row["inputs"] else 0.0
+    cells = (
+        row["target"],
+        row["engine"],
+        f"{row['inputs']:,}",
+        f"{per_second:,.0f}",
+        f"{accepted:.1%}",
+        f"{1000 * row['slowest_seconds']:,.0f} ms",
+        f"{row['growth_bytes'] / 2**20:.1f} MiB",
+        str(len(row["crashes"])),
+    )
+    return "| " + " | ".join(cells) + " |"
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    inputs = sum(row["inputs"] for row in rows)
+    crashes = sum(len(row["crashes"]) for row in rows)
+    lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
+    return "\n".join((*lines, *map(_line, rows), f"{inputs:,} inputs, {crashes} crashes"))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,206 @@
+"""A daemon of a small swarm in virtual time, and strangers that are connected to it.
+
+The swarm trains a little; then all but one relay go, whose handlers and clients are what strangers
+talk to, over the simulator's streams.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import structlog
+
+from benchmarks.fuzzing.target import BrokenBoundError
+from node.daemon import Daemon
+from node.membership.bans import PEERS_MAX
+from node.replication.inbox import OTHER_VERSIONS_MAX
+from protocol.crypto import Signer
+from protocol.types import MEMBERS_MAX, PeerId
+from roles.ports.transport import TransportError
+from simulations.cluster.world import World
+from simulations.network.network import SimNetwork
+from simulations.network.streams import SimStream
+from simulations.network.transport import SimTransport
+from simulations.runtime.loop import VirtualLoop
+from simulations.runtime.trace import Trace
+from tests.worlds.messages import identity
+from tests.worlds.swarm import scenario
+
+RELAY = "relay-0"
+LINE_BYTES_PER_SECOND = 125e6
+VERSIONS = 2
+ENDLESS_BYTES = 512 << 10
+"""Of what repeats itself: small RPCs take 1.5 us of a core for each byte (docs/security.md)."""
+
+END_SECONDS = 200.0
+"""Longer than any deadline of a handler: what has not ended by then never does."""
+
+T = TypeVar("T")
+
+
+class Stranger:
+    """A machine with a key that nobody knows, connected to the relay."""
+
+    def __init__(self, network: SimNetwork, signer: Signer, on_error: Any) -> None:
+        self.signer = signer
+        self.name = signer.peer_id
+        rates = dict.fromkeys(
+            ("upload_bytes_per_second", "download_bytes_per_second"), LINE_BYTES_PER_SECOND
+        )
+        self.host = network.add_host(self.name, signer.peer_id, region="here", **rates)
+        self.transport: SimTransport = network.attach(self.name, on_error)
+        network.connect(self.host, network.hosts[RELAY])
+
+
+class Swarm:
+    """The relay, and what strangers do to it; make it outside of any loop."""
+
+    STRANGERS = 12
+
+    def __init__(self) -> None:
+        structlog.configure(logger_factory=structlog.ReturnLoggerFactory(), processors=[_silent])
+        self._loop = VirtualLoop()
+        self._count = 0
+        self.strangers: list[Stranger] = []
+        self.world: World = self.run(self._found())
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run something in virtual time; raises what a daemon failed with meanwhile."""
+        result = self._loop.run_until_complete(self._loop.create_task(work))
+        if hasattr(self, "world") and self.world.ended.done():
+            self.world.ended.result()
+        return result
+
+    async def _found(self) -> World:
+        plan = scenario({"relay": 1}, {}).model_copy(update={"signatures": "ed25519"})
+        world = World(plan, 1, Trace())
+        world.begin()
+        for name in world.machines:
+            world.start(name)
+        relay = world.machines[RELAY]
+        while relay.daemon is None or relay.daemon.replica.ledger.version < VERSIONS:
+            await asyncio.sleep(0.5)
+            if world.ended.done():
+                world.ended.result()
+        self.signers = {one.signer.peer_id: one.signer for one in world.machines.values()}
+        await asyncio.gather(*(world.leave(name) for name in world.running if name != RELAY))
+        for _ in range(self.STRANGERS):
+            self._add(world)
+        await asyncio.sleep(3.0)
+        return world
+
+    def _add(self, world: World) -> None:
+        self._count += 1
+        signer = identity(f"stranger {self._count}")
+        self.strangers.append(Stranger(world.network, signer, world._handler_failed))
+        self.signers[signer.peer_id] = signer
+
+    @property
+    def daemon(self) -> Daemon:
+        """The relay's."""
+        daemon = self.world.machines[RELAY].daemon
+        if daemon is None:
+            raise BrokenBoundError("the daemon has ended")
+        return daemon
+
+    def stranger(self, number: int) -> Stranger:
+        """Return one that is not kept away; in the place of one that is comes another key."""
+        place = number % len(self.strangers)
+        one, network = self.strangers[place], self.world.network
+        relay = self.world.machines[RELAY].host.peer_id
+        banned = one.signer.peer_id in self.daemon._peers._bans._until
+        if banned or relay not in one.host.connections:
+            network.detach(one.name)
+            del network.hosts[one.name]
+            del network._by_peer[one.signer.peer_id]
+            del self.strangers[place]
+            self._add(self.world)
+            self.strangers.insert(place, self.strangers.pop())
+            one = self.strangers[place]
+        return one
+
+    def handler(self, protocol: str) -> Callable[[Any], Awaitable[None]]:
+        """Return what the relay has registered."""
+        transport = self.world.network.running(self.world.machines[RELAY].host.peer_id)
+        handler = None if transport is None else transport.handler(protocol)
+        if handler is None:
+            raise BrokenBoundError(f"nobody serves {protocol}")
+        return handler
+
+    def open(self, stranger: Stranger) -> tuple[SimStream, SimStream]:
+        """Return both ends of a new stream, the stranger's first."""
+        relay = self.world.machines[RELAY].host.peer_id
+        outgoing = stranger.host.connections[relay].open_stream(stranger.host, "fuzz")
+        mine = SimStream(relay, outgoing)
+        return mine, SimStream(PeerId(stranger.signer.peer_id), outgoing.opposite)
+
+    def check(self) -> None:
+        """Compare the tables of the daemon with their limits."""
+        daemon = self.daemon
+        sizes, bans = daemon._gossip.sizes(), daemon._peers._bans
+        tables = (
+            ("members", len(daemon.replica.roster), MEMBERS_MAX),
+            ("banned", len(bans._until), PEERS_MAX),
+            ("faults", len(bans._faults), PEERS_MAX),
+            ("other versions", len(daemon._inbox.other_versions), OTHER_VERSIONS_MAX),
+            ("outbox", sizes["outbox_bytes"], 5 << 20),
+        )
+        for name, size, limit in tables:
+            if size > limit:
+                raise BrokenBoundError(f"{name}: {size}, limit {limit}")
+        # What gossip, the services and the strangers' streams need; not one more for each input.
+        tasks = len(asyncio.all_tasks(self._loop))
+        if tasks > 40 + 12 * self.STRANGERS:
+            raise BrokenBoundError(f"{tasks} tasks")
+
+    def close(self) -> None:
+        """End the daemon and the loop."""
+        self._loop.run_until_complete(self.world.leave(RELAY))
+        self._loop.set_exception_handler(lambda _loop, _context: None)
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(60.0))
+        self._loop.close()
+
+
+def _silent(_logger: Any, _method: str, _event: Any) -> Any:
+    raise structlog.DropEvent
+
+
+async def spoken(stream: SimStream, data: bytes, mode: int) -> None:
+    """Write ``data`` whole or in pieces, and end as the mode says: close, wait, reset, or never."""
+    pieces = _pieces(data, mode >> 2 & 7)
+    try:
+        for piece in pieces:
+            await stream.write(piece)
+            if len(pieces) > 1:
+                await asyncio.sleep(0.001)
+        if mode & 3 == 0:
+            await stream.close()
+        elif mode & 3 == 2:
+            stream.outgoing.reset()
+        elif mode & 3 == 3 and mode & 0x20 and data:
+            part = data * (1 + 65536 // len(data))
+            for _ in range(ENDLESS_BYTES // len(part)):
+                await stream.write(part)
+            await stream.close()
+    except TransportError:
+        pass
+
+
+def _pieces(data: bytes, cut: int) -> list[bytes]:
+    if cut == 0 or not data:
+        return [data] if data else []
+    step = max(1, (1, 2, 3, 5, 17, 100, 1000)[cut - 1], len(data) // 40)
+    return [data[start : start + step] for start in range(0, len(data), step)]
+
+
+async def heard(stream: SimStream, bytes_max: int = 8 << 20) -> int:
+    """Read all that comes; return how much it was."""
+    count = 0
+    try:
+        while count < bytes_max and (piece := await stream.read(1 << 16)):
+            count += len(piece)
+    except TransportError:
+        pass
+    return count

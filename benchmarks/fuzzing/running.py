@@ -1,0 +1,203 @@
+"""Gives inputs to one target, in a process of its own, and watches what each of them costs.
+
+The process has little room beyond what the target may grow by. Before an input is taken it lies in
+a file that is mapped into memory, so that whatever ends the process leaves it there.
+"""
+
+import contextlib
+import mmap
+import resource
+import signal
+import sys
+import time
+import traceback
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgpack
+
+from benchmarks.fuzzing.target import INPUT_BYTES_MAX, Session, Target
+
+SLOW_SECONDS = 1.0
+"""Of a core: a busy machine makes nothing slow."""
+
+HANG_SECONDS = 120
+"""By the clock."""
+
+ROOM_BYTES = 1 << 30
+"""Of addresses, over what the session took: more is a ``MemoryError``, and so a crash."""
+
+_PAGE_BYTES = resource.getpagesize()
+_LENGTH_BYTES = 4
+
+
+class HangError(BaseException):
+    """An input takes too long; not an ``Exception``, which the code might catch."""
+
+
+@dataclass(slots=True)
+class Found:
+    """What became of the inputs of one target."""
+
+    target: str
+    engine: str
+    inputs: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+    """Of a core, all that was done: drawing inputs, too."""
+    slowest_seconds: float = 0.0
+    growth_bytes: int = 0
+    crashes: dict[str, str] = field(default_factory=dict)
+    """What went wrong, and the file that repeats it; the first of each place."""
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as JSON."""
+        return asdict(self)
+
+
+class Run:
+    """A session of a target, and what it was given since it began."""
+
+    def __init__(self, target: Target, engine: str, crashes: Path, scratch: Path) -> None:
+        self.target, self.found = target, Found(target.name, engine)
+        self._directory = crashes
+        with scratch.open("w+b") as file:
+            file.truncate(_LENGTH_BYTES + INPUT_BYTES_MAX)
+            self._scratch = mmap.mmap(file.fileno(), 0)
+        self._history: list[bytes] = []
+        self.session: Session = target.start()
+        self._peak_kib = _begin_peak()
+        signal.signal(signal.SIGALRM, _hangs)
+
+    def take(self, data: bytes) -> None:
+        """Give one input, and note what came of it."""
+        self._scratch[: _LENGTH_BYTES + len(data)] = len(data).to_bytes(4, "little") + data
+        if self.target.lasting:
+            self._history.append(data)
+        signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS)
+        began = time.process_time()
+        try:
+            self.found.accepted += self.session.take(data)
+        except (Exception, HangError) as error:  # noqa: BLE001 - that is what is looked for
+            self._crashed(error, data)
+        finally:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        seconds = time.process_time() - began
+        self.found.inputs += 1
+        self.found.slowest_seconds = max(self.found.slowest_seconds, seconds)
+        if seconds > SLOW_SECONDS:
+            self._note(f"slow: {self.target.name} takes {seconds:.0f} s", "", data)
+        self._watch(data)
+        if self.target.lasting and len(self._history) >= self.target.lasting:
+            self.look()
+            self._begin_again()
+
+    def _watch(self, data: bytes) -> None:
+        """Note how much the process grew, where the peak has moved."""
+        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if peak_kib <= self._peak_kib:
+            return
+        growth_bytes = (peak_kib - self._peak_kib) << 10
+        self._peak_kib = peak_kib
+        self.found.growth_bytes = max(self.found.growth_bytes, growth_bytes)
+        if growth_bytes > self.target.growth_bytes_max:
+            self._note(f"growth: {self.target.name} by {growth_bytes >> 20} MiB", "", data)
+
+    def look(self) -> None:
+        """Look at what the inputs have left."""
+        try:
+            self.session.check()
+        except Exception as error:  # noqa: BLE001 - that is what is looked for
+            self._crashed(error, b"")
+
+    def _crashed(self, error: BaseException, data: bytes) -> None:
+        frames = traceback.extract_tb(error.__traceback__)
+        places = [f"{Path(frame.filename).name}:{frame.lineno}" for frame in frames[-3:]]
+        key = f"{type(error).__name__} at {' '.join(places)}"
+        self._note(key, "".join(traceback.format_exception(error)), data)
+        if self.target.lasting and data:
+            self._begin_again()
+
+    def _begin_again(self) -> None:
+        with contextlib.suppress(Exception):  # a session that broke may not end in order
+            self.session.close()
+        self._history.clear()
+        self.session = self.target.start()
+        self._peak_kib = _begin_peak()
+
+    def _note(self, key: str, text: str, data: bytes) -> None:
+        if key in self.found.crashes or len(self.found.crashes) >= 20:
+            return
+        path = written(self._directory, self.target, [*self._history] or [data])
+        self.found.crashes[key] = str(path)
+        sys.stderr.write(f"\n{key}\n{text}{repeat_command(path)}\n")
+
+
+def fuzzed(run: Run, inputs: int, seconds: float, seed: int) -> Found:
+    """Draw inputs until there were enough, or for long enough."""
+    rng = Random(f"{seed}/{run.target.name}")
+    began, spent = time.perf_counter(), time.process_time()
+    ends_at = began + seconds
+    while run.found.inputs < inputs and time.perf_counter() < ends_at:
+        try:
+            data = run.session.draw(rng)[:INPUT_BYTES_MAX]
+        except BaseException as error:
+            raise RuntimeError(f"{run.target.name} cannot draw: {error!r}") from error
+        run.take(data)
+    run.look()
+    run.found.seconds = time.process_time() - spent
+    return run.found
+
+
+def left_in(scratch: Path) -> bytes:
+    """Return the input that was taken last."""
+    data = scratch.read_bytes()
+    length = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    return data[_LENGTH_BYTES : _LENGTH_BYTES + length]
+
+
+def written(directory: Path, target: Target, inputs: list[bytes]) -> Path:
+    """Write what repeats a crash; return the path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    number = len(list(directory.glob(f"{target.name}-*.crash")))
+    path = directory / f"{target.name}-{number}.crash"
+    path.write_bytes(msgpack.packb({"target": target.name, "inputs": inputs}))
+    return path
+
+
+def repeat_command(path: Path) -> str:
+    """Return the one command that repeats a crash."""
+    return f"repeat with: python -m benchmarks.fuzz --repeat {path}"
+
+
+def repeated(path: Path, targets: dict[str, Target]) -> None:
+    """Give the inputs of a file again; raises what they raise."""
+    content = msgpack.unpackb(path.read_bytes())
+    session = targets[content["target"]].start()
+    try:
+        for data in content["inputs"]:
+            session.take(data)
+        session.check()
+    finally:
+        with contextlib.suppress(Exception):
+            session.close()
+
+
+def limit_room() -> None:
+    """Let this process have little more memory than it has now."""
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
+    limit = pages * _PAGE_BYTES + ROOM_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+def _begin_peak() -> int:
+    """Forget the peak of this process's memory; return what it has now, in KiB."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _hangs(_signal: int, _frame: Any) -> None:
+    raise HangError(f"no end after {HANG_SECONDS} s")

@@ -1,0 +1,272 @@
+"""Many messages into one replica, many RPCs into one router: what they leave stays bounded."""
+
+from random import Random
+from typing import Any, ClassVar
+
+from benchmarks.fuzzing.documents import fields, rpcs
+from benchmarks.fuzzing.mutation import mutated_bytes
+from benchmarks.fuzzing.signed import STRANGERS, Correspondence
+from benchmarks.fuzzing.target import BrokenBoundError, Target
+from protocol.admitted import KEYS_MAX, REFUSED_MAX
+from protocol.crypto import Identity, verify
+from protocol.gossip.events import (
+    Deliver,
+    Effect,
+    Flush,
+    Heartbeat,
+    PeerConnected,
+    PeerDisconnected,
+    PeerLocated,
+    Publish,
+    RpcReceived,
+    Subscribe,
+    Unsubscribe,
+    Validate,
+    Validated,
+)
+from protocol.gossip.message import encode_message, sign_message
+from protocol.gossip.params import Params
+from protocol.gossip.router import Router
+from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
+from protocol.ledger.branches import VERSIONS_WAITING_MAX
+from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
+from protocol.membership import UNCHECKED_MAX
+from protocol.messages import (
+    Signed,
+    Verdict,
+)
+from protocol.replica import STRANGERS_MAX, WAITING_MAX, Replica
+from protocol.rng import Rng
+from protocol.types import MEMBERS_MAX, Topic, ValidationResult
+from tests.worlds.messages import fingerprint
+
+_TOPICS = tuple(Topic)
+
+
+class ReplicaSession:
+    """One replica. The first byte of an input lets time pass, the second says what it came by."""
+
+    LIMITS: ClassVar = {
+        "in_flight": COMMITS_IN_FLIGHT_MAX,
+        "roster": MEMBERS_MAX,
+        "versions_waiting": VERSIONS_WAITING_MAX,
+        "waiting": WAITING_MAX,
+    }
+
+    def __init__(self, **sections: Any) -> None:
+        self._post = Correspondence(**sections)
+        self._world = self._post.world
+        self.replica = Replica(self._world.manifest, verify)
+        self._now = self._world.at(0)
+        self._said = 0
+        self._fresh: list[Signed[Any]] = []
+
+    def draw(self, rng: Random) -> bytes:
+        """Return the next message in order, one that others sent before, or a changed one."""
+        step = bytes((rng.choice((0,) * 200 + (1, 1, 5, 30)), rng.randrange(len(_TOPICS) + 3)))
+        choice, messages = rng.random(), self._post.messages
+        if choice < 0.15 and self._said < 4 * len(messages):
+            self._said += 1
+            return step + messages[self._said % len(messages)].envelope
+        if choice < 0.25:
+            return step + rng.choice(messages).envelope
+        if choice < 0.50:
+            return step + self._new(rng).envelope
+        one = rng.choice(self._fresh[-50:] if self._fresh and rng.random() < 0.3 else messages)
+        envelope = self._post.remade(one, rng)
+        if rng.random() < 0.1:
+            envelope = mutated_bytes(envelope, rng, [one.envelope], 16 * 1024)
+        return step + envelope
+
+    def _new(self, rng: Random) -> Signed[Any]:
+        """Return something valid that nobody has said: what fills tables."""
+        world, choice = self._world, rng.random()
+        signer = Identity(rng.randbytes(32))
+        now = self._now * 1000
+        if choice < 0.3:
+            fields = {"sequence": round(now) + rng.randrange(-1000, 1000), "joined_at": 0}
+            signed: Signed[Any] = world.record(signer, ("inference",), **fields)
+        elif choice < 0.6:
+            epoch = world.manifest.epoch_at(self._now)
+            worker = rng.choice((*world.workers, signer))
+            body = rng.randbytes(32)
+            signed = world.commit(worker, 0, epoch=epoch, body=body)
+        else:
+            validator = rng.choice(world.validators)
+            reason = rng.choice(("accepted", "reward"))
+            verdict = Verdict(commit=rng.randbytes(32), accept=True, reason=reason)
+            signed = self._post.sealed(verdict, validator)
+        self._post.by_peer[signer.peer_id] = signer
+        if len(self._post.by_peer) > 4096:
+            del self._post.by_peer[next(iter(self._post.by_peer))]
+            self._fresh = [one for one in self._fresh if one.signer in self._post.by_peer]
+        self._fresh = [*self._fresh[-100:], signed]
+        return signed
+
+    def take(self, data: bytes) -> bool:
+        """Take a message; what is refused for its sender's fault leaves no trace."""
+        if len(data) < 2:
+            return False
+        if data[0]:
+            self._now += data[0]
+            self.replica.advance(self._now)
+            self.check()
+        way, envelope = data[1] % (len(_TOPICS) + 3), data[2:]
+        watched = data[1] & 0xE0 == 0 and len(self.replica.ledger.entries) < 64 and data[0] == 5
+        before = fingerprint(self.replica) if watched else None
+        if way < len(_TOPICS):
+            received = self.replica.receive_topic(_TOPICS[way], envelope, self._now)
+        else:
+            missed = way == len(_TOPICS)
+            received = self.replica.receive(envelope, self._now, anti_entropy=missed)
+        if received.result is ValidationResult.REJECT:
+            if before is not None and fingerprint(self.replica) != before:
+                raise BrokenBoundError("a rejected message has left something")
+            if received.fault is None:
+                raise BrokenBoundError("rejected for nothing")
+        self.replica.evidence_due()
+        return received.result is ValidationResult.ACCEPT
+
+    def check(self) -> None:
+        """Compare every table with its limit."""
+        replica, admitted = self.replica, self.replica.roster.admitted
+        sizes, limits = dict(replica.sizes()), dict(self.LIMITS)
+        workers = set(replica.ledger.unsettled)
+        unknown = [worker for worker in workers if not admitted.knows(worker)]
+        tables = (
+            ("strangers", len(unknown), STRANGERS_MAX),
+            ("admitted", len(admitted._known), KEYS_MAX),
+            ("refused", len(admitted._refused), REFUSED_MAX),
+            ("unchecked", len(replica.roster._unchecked), UNCHECKED_MAX),
+            ("tallies", len(replica._tallies), len(replica.ledger.entries) + 1),
+        )
+        for name, size, limit in tables:
+            sizes[name], limits[name] = size, limit
+        for name, limit in limits.items():
+            if sizes[name] > limit:
+                raise BrokenBoundError(f"{name}: {sizes[name]}, limit {limit}")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class RouterSession:
+    """One router and forty peers. The first byte of an input is the peer, the second the event."""
+
+    PEERS = STRANGERS[:40]
+    OWN = ("commits", "certificates", "roster")
+
+    def __init__(self) -> None:
+        self._params = Params(
+            seen_max=2048, cache_bytes_max=1 << 20, backoffs_max=256, pending_max=64
+        )
+        self.router = Router(Identity(bytes(32)), self._params, Rng(b"router"))
+        self._now = 0.0
+        self._connected: set[str] = set()
+        self._seqno = 0
+        for topic in self.OWN:
+            self.router.handle(Subscribe(topic, topic == "roster"), 0.0)
+
+    def draw(self, rng: Random) -> bytes:
+        """Return an RPC of a peer, or something else that happens to it."""
+        head = bytes((rng.randrange(len(self.PEERS)), min(int(rng.expovariate(0.3)), 255)))
+        choice = rng.random()
+        if choice < 0.3:
+            return head + fields(rng)
+        if choice < 0.5:
+            return head + mutated_bytes(rng.choice(rpcs()), rng, rpcs(), 8192)
+        return head + encode_rpc(self._rpc(rng))
+
+    def _rpc(self, rng: Random) -> Rpc:
+        topics = (*self.OWN, "other", "x" * 128, f"t{rng.randrange(600)}")
+        topic = rng.choice(topics)
+        ids = tuple(rng.randbytes(46) for _ in range(int(rng.random() ** 4 * 400)))
+        self._seqno += 1
+        author = rng.choice(self.PEERS)
+        message = encode_message(sign_message(author, topic, rng.randbytes(40), self._seqno))
+        if rng.random() < 0.2:
+            message = mutated_bytes(message, rng, [message], 1024)
+        known = tuple(author.peer_id.encode()[:46] for _ in range(3))
+        return rng.choice(
+            (
+                Rpc(subscriptions=tuple(Subscription(rng.random() < 0.8, one) for one in topics)),
+                Rpc(publish=(message,)),
+                Rpc(publish=(message, message)),
+                Rpc(ihave=(IHave(topic, ids),)),
+                Rpc(iwant=ids + known),
+                Rpc(graft=(topic, topic)),
+                Rpc(prune=(Prune(topic, rng.choice((0, 1, 60, 2**32, 2**64 - 1))),)),
+            )
+        )
+
+    def take(self, data: bytes) -> bool:
+        """Let an event happen, and answer what the router asks."""
+        if len(data) < 2:
+            return False
+        peer = self.PEERS[data[0] % len(self.PEERS)].peer_id
+        kind = data[1]
+        self._now += kind / 100
+        if peer not in self._connected:
+            self._connected.add(peer)
+            self._handle(PeerConnected(peer))
+        if kind == 20:
+            self._handle(PeerDisconnected(peer))
+            self._connected.discard(peer)
+        elif kind == 19:
+            self._handle(PeerLocated(peer, ("192.0.2.1",)))
+        elif kind == 18:
+            topic = self.OWN[data[0] % 3]
+            self._handle(Unsubscribe(topic))
+            self._handle(Subscribe(topic, False))
+        elif kind == 17:
+            self._handle(Publish(self.OWN[0], data[2:1000]))
+        elif kind in (7, 8, 9):
+            self._handle(Heartbeat())
+            self.check()
+        effects = self._handle(RpcReceived(peer, data[2:]))
+        return any(isinstance(effect, Validate | Deliver) for effect in effects)
+
+    def _handle(self, event: Any) -> list[Effect]:
+        effects = self.router.handle(event, self._now)
+        for effect in effects:
+            if isinstance(effect, Validate):
+                verdicts = tuple(ValidationResult)
+                verdict = verdicts[effect.message_id[-1] % 5 % 3]
+                if effect.message_id[-1] % 11:  # else it waits for ever
+                    self._handle(Validated(effect.message_id, verdict))
+        if effects and isinstance(event, RpcReceived) and self._now % 1 < 0.1:
+            self.router.handle(Flush(), self._now)
+        return effects
+
+    def check(self) -> None:
+        """Compare every table with its limit."""
+        params, sizes = self._params, self.router.sizes()
+        limits = {
+            "backoffs": params.backoffs_max,
+            "cache_bytes": params.cache_bytes_max,
+            "pending": params.pending_max,
+            "promises": params.score.promises_max,
+            "seen": params.seen_max,
+        }
+        for name, limit in limits.items():
+            if sizes[name] > limit:
+                raise BrokenBoundError(f"{name}: {sizes[name]}, limit {limit}")
+        for report in self.router.report(self._now):
+            if report.score != report.score:
+                raise BrokenBoundError(f"a score that is no number: {report}")
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+_INVITED = {"admission": {"rule": "invite", "probation_epochs": 2, "settled_epochs": 5}}
+_WORKED = {
+    "admission": {"rule": "open", "work_bits": 1, "work_kib": 8, "probation_epochs": 0},
+}
+
+TARGETS = (
+    Target("replica", ReplicaSession, lasting=20_000),
+    Target("replica-invited", lambda: ReplicaSession(**_INVITED), lasting=20_000),
+    Target("replica-worked", lambda: ReplicaSession(**_WORKED), lasting=20_000),
+    Target("router", RouterSession, lasting=20_000),
+)

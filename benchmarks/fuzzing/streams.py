@@ -1,0 +1,357 @@
+"""The stream protocols, from both ends: what a daemon serves, and whom it asks.
+
+An input begins with a byte that says how the bytes after the second one are sent (whole, cut, then
+closed, left open, reset, or repeated without an end), and a byte that chooses the stranger.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
+from random import Random
+from typing import Any
+
+from benchmarks.fuzzing.daemon import END_SECONDS, Stranger, Swarm, heard, spoken
+from benchmarks.fuzzing.documents import fields, packed
+from benchmarks.fuzzing.mutation import NUMBERS, Values, mutated_bytes
+from benchmarks.fuzzing.target import INPUT_BYTES_MAX, BrokenBoundError, Target
+from node.blobs.wire import Kind
+from node.membership.reachability import dialled_back
+from node.replication.manifest_exchange import fetch_manifest
+from node.streams.protocols import (
+    BLOBS,
+    DIAL_BACK,
+    GOSSIP,
+    MANIFEST,
+    MESSAGE,
+    SYNC,
+    StreamProtocol,
+    topic_name,
+)
+from protocol.codec import decode, encode
+from protocol.crypto import signing_bytes, verify
+from protocol.gossip.frames import frame
+from protocol.gossip.message import encode_message, sign_message
+from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
+from protocol.messages import ENVELOPE_BYTES_MAX
+from protocol.types import Digest, PeerId, Topic
+from roles.ports.transport import TransportError
+
+Draw = Callable[[Swarm, Random], bytes]
+"""Returns what a stranger says."""
+
+MODES = (0, 0, 0, 1, 2, 3, 4, 8, 12, 16, 20, 24, 28, 5, 9, 0x23)
+
+_FRAME_BYTES = {"2 bytes, big-endian": 2, "4 bytes, big-endian": 4}
+
+
+class StreamSession:
+    """A session on one swarm, whose inputs are what a stranger writes on one stream."""
+
+    def __init__(self, draws: Sequence[Draw], protocol: StreamProtocol) -> None:
+        self._swarm = Swarm()
+        self._draws = draws
+        self._name = protocol.on(self._swarm.daemon.replica.run_id)
+        self._protocol = protocol
+
+    def draw(self, rng: Random) -> bytes:
+        """Return a mode, a stranger, and what it says."""
+        head = bytes((rng.choice(MODES), rng.randrange(256)))
+        data = rng.choice(self._draws)(self._swarm, rng)
+        if rng.random() < 0.4:
+            data = mutated_bytes(data, rng, [data], INPUT_BYTES_MAX)
+        elif rng.random() < 0.1:
+            data = data[: rng.randrange(len(data) + 1)]
+        elif rng.random() < 0.05:
+            data = rng.randbytes(int(rng.random() ** 2 * 2000))
+        return head + data[: INPUT_BYTES_MAX - 2]
+
+    def take(self, data: bytes) -> bool:
+        """Let a stranger say it."""
+        if len(data) < 2:
+            return False
+        stranger = self._swarm.stranger(data[1])
+        return self._swarm.run(self._talk(stranger, data))
+
+    async def _talk(self, stranger: Stranger, data: bytes) -> bool:
+        raise NotImplementedError
+
+    def check(self) -> None:
+        """Compare the daemon's tables with their limits, after its next look at its peers."""
+        self._swarm.run(asyncio.sleep(5.0))
+        self._swarm.check()
+
+    def close(self) -> None:
+        """End the swarm."""
+        self._swarm.close()
+
+
+class Served(StreamSession):
+    """The daemon serves; accepted is what it answers."""
+
+    async def _talk(self, stranger: Stranger, data: bytes) -> bool:
+        mine, theirs = self._swarm.open(stranger)
+        serving = asyncio.ensure_future(self._serve(theirs))
+        hearing = asyncio.ensure_future(heard(mine))
+        before = self._swarm.daemon._gossip.counters.received
+        await spoken(mine, data[2:], data[0])
+        if self._protocol is GOSSIP:  # which is served for as long as it is open
+            await asyncio.sleep(0.1)
+            await mine.close()
+        done, _ = await asyncio.wait([serving], timeout=END_SECONDS)
+        if not done:
+            serving.cancel()
+            raise BrokenBoundError(f"still served after {END_SECONDS:g} s")
+        serving.result()
+        done, _ = await asyncio.wait([hearing], timeout=5.0)
+        hearing.cancel()
+        taken = self._swarm.daemon._gossip.counters.received > before
+        return taken or (bool(done) and hearing.result() > 0)
+
+    async def _serve(self, stream: Any) -> None:
+        try:
+            await self._swarm.handler(self._name)(stream)
+        except (TransportError, TimeoutError):
+            pass
+        except LookupError as error:
+            if type(error) is not LookupError:  # that is a blob that is not there any more
+                raise
+        finally:
+            await stream.close()
+
+
+Ask = Callable[[Swarm, PeerId, int], Awaitable[bool]]
+
+
+class Asked(StreamSession):
+    """The daemon asks, and what the stranger says is its answer."""
+
+    def __init__(self, draws: Sequence[Draw], protocol: StreamProtocol, ask: Ask) -> None:
+        super().__init__(draws, protocol)
+        self._ask = ask
+
+    async def _talk(self, stranger: Stranger, data: bytes) -> bool:
+        mode, choice = data[:2]
+
+        async def answer(stream: Any) -> None:
+            hearing = asyncio.ensure_future(heard(stream))
+            try:
+                await spoken(stream, data[2:], mode)
+                await asyncio.wait([hearing], timeout=1.0 if mode & 3 != 1 else END_SECONDS)
+            finally:
+                hearing.cancel()
+
+        await stranger.transport.handle(self._name, answer)
+        peer = PeerId(stranger.signer.peer_id)
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                return await self._ask(self._swarm, peer, choice)
+        except TransportError:
+            return False
+        except TimeoutError:
+            raise BrokenBoundError(f"still asking after {END_SECONDS:g} s") from None
+
+
+# What is asked
+
+
+async def _ask_manifest(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
+    found = await fetch_manifest(swarm.daemon._peers, peer, verify)
+    return hasattr(found, "manifest")
+
+
+async def _ask_message(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
+    envelope = swarm.daemon.replica.envelopes()[0]
+    return await swarm.daemon._network.send(peer, envelope)
+
+
+async def _ask_sync(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
+    return await swarm.daemon._anti_entropy.pull(peer)
+
+
+BLOB = bytes(range(250))
+
+
+async def _ask_blobs(swarm: Swarm, peer: PeerId, choice: int) -> bool:
+    exchange, digest = swarm.daemon.exchange, Digest(bytes([choice]) * 32)
+    if choice % 2:
+        return await exchange.fetch(digest, 100_000, [peer], 30.0) is not None
+    pieces = exchange.fetch_range(
+        peer, digest, 0, 500, piece_bytes=64, wait=choice % 4 == 0, kind=Kind.WEIGHTS
+    )
+    length = 0
+    async with aclosing(pieces) as coming:
+        async for piece in coming:
+            length += len(piece)
+    if length != 500:
+        raise BrokenBoundError(f"{length} bytes of 500")
+    return True
+
+
+async def _ask_dial_back(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
+    stream = await swarm.daemon._peers.open_stream(peer, DIAL_BACK.on(swarm.daemon.replica.run_id))
+    try:
+        async with asyncio.timeout(DIAL_BACK.exchange_seconds):
+            return await dialled_back(stream, ["/sim/relay-0"], 100_000)
+    except TimeoutError:
+        return False
+    finally:
+        await stream.close()
+
+
+# What strangers say
+
+
+def _framed(data: bytes, rng: Random, length_bytes: int) -> bytes:
+    """Return a frame, whose length lies now and then."""
+    length = len(data)
+    if rng.random() < 0.06:
+        length = rng.choice((*NUMBERS, length + 1, length - 1)) % (1 << 8 * length_bytes)
+    return length.to_bytes(length_bytes, "big") + data
+
+
+_VALUES = Values([0, 1, b"", bytes(32)])
+
+
+def _envelope(swarm: Swarm, rng: Random) -> bytes:
+    """Return something that the swarm has said, or a change of it that is signed again."""
+    replica = swarm.daemon.replica
+    said = [*replica.envelopes(), *(one.envelope for one in replica.roster.records())]
+    envelope = rng.choice(said)
+    if rng.random() < 0.15:
+        return envelope
+    outer = decode(envelope, bytes_max=ENVELOPE_BYTES_MAX)
+    signer = swarm.signers.get(outer["signer"])
+    if signer is None or rng.random() < 0.3:
+        signer = rng.choice(swarm.strangers).signer
+    payload = decode(outer["payload"], bytes_max=ENVELOPE_BYTES_MAX)
+    if rng.random() < 0.8:
+        payload = _VALUES.changed(payload, rng)
+    body = packed(payload)
+    signature = signer.sign(signing_bytes(outer["kind"], replica.run_id, body))
+    fields = {"kind": outer["kind"], "payload": body, "signature": signature}
+    return encode({**fields, "signer": signer.peer_id})
+
+
+def _said_message(swarm: Swarm, rng: Random) -> bytes:
+    return _framed(_envelope(swarm, rng), rng, 4)
+
+
+def _said_sync_question(swarm: Swarm, rng: Random) -> bytes:
+    request: Any = {"skip": rng.choice((0, 0, 0, 1, 5)), "version": rng.choice((0, 0, 1, 2))}
+    ids = [one.digest for one in swarm.daemon.replica.roster.records()]
+    ids += [one.manifest.digest for one in swarm.daemon.replica.ledger.checkpoints]
+    wanted: Any = {"ids": rng.sample(ids, rng.randrange(len(ids) + 1))}
+    if rng.random() < 0.5:
+        request = _VALUES.changed(request, rng)
+    if rng.random() < 0.5:
+        wanted = Values(ids).changed(wanted, rng)
+    return _framed(packed(request), rng, 4) + _framed(packed(wanted), rng, 4)
+
+
+def _said_sync_answer(swarm: Swarm, rng: Random) -> bytes:
+    envelopes = [_envelope(swarm, rng) for _ in range(rng.randrange(6))]
+    ids: Any = {"ids": [rng.randbytes(32) for _ in envelopes]}
+    if rng.random() < 0.3:
+        ids = _VALUES.changed(ids, rng)
+    frames = [_framed(envelope, rng, 4) for envelope in envelopes]
+    return _framed(packed(ids), rng, 4) + b"".join(frames)
+
+
+def _said_blob_question(swarm: Swarm, rng: Random) -> bytes:
+    ledger = swarm.daemon.replica.ledger
+    digests = [bytes(entry.commit.message.body) for entry in ledger.entries.values()]
+    digests += [bytes(one.manifest.message.index) for one in ledger.checkpoints]
+    request: Any = {
+        "digest": rng.choice((*digests, bytes(32))),
+        "offset": rng.choice((0, 0, 1, 10, 1 << 40)),
+        "length": rng.choice((1, 100, 1 << 20, 1 << 40)),
+        "wait": rng.random() < 0.5,
+        "kind": rng.choice(("body", "weights")),
+    }
+    if rng.random() < 0.6:
+        request = Values([*digests, 1 << 40, "ok"]).changed(request, rng)
+    return _framed(packed(request), rng, 2)
+
+
+def _said_blob_answer(_swarm: Swarm, rng: Random) -> bytes:
+    header: Any = {
+        "status": rng.choice(("ok", "ok", "ok", "unknown", "busy")),
+        "total_bytes": rng.choice((500, 500, 250, 1, 0, 100_000, 2**40)),
+    }
+    if rng.random() < 0.2:
+        header["held"] = rng.randbytes(rng.randrange(170))
+    if rng.random() < 0.4:
+        header = Values([500, "ok"]).changed(header, rng)
+    return _framed(packed(header), rng, 2) + BLOB * rng.randrange(4)
+
+
+def _said_addresses(swarm: Swarm, rng: Random) -> bytes:
+    one = rng.choice(swarm.strangers)
+    address = f"/sim/{one.name}/p2p/{one.signer.peer_id}"
+    lines = [rng.choice((address, "/sim/relay-0", "", "/ip4/10.0.0.1/tcp/1", "\0", "/" * 99))]
+    lines *= rng.choice((1, 1, 2, 8, 20))
+    return _framed("\n".join([address, *lines]).encode(), rng, 2) + bytes(rng.randrange(3000))
+
+
+def _said_manifest(swarm: Swarm, rng: Random) -> bytes:
+    encoded = swarm.world.manifest.encoded()
+    if rng.random() < 0.7:
+        outer = decode(encoded, bytes_max=1 << 20)
+        if rng.random() < 0.5:
+            body = decode(outer["manifest"], bytes_max=1 << 20)
+            outer = {**outer, "manifest": packed(_VALUES.changed(body, rng))}
+        else:
+            outer = _VALUES.changed(outer, rng)
+        encoded = packed(outer)
+    return _framed(encoded, rng, 4)
+
+
+def _said_byte(_swarm: Swarm, rng: Random) -> bytes:
+    return rng.choice((b"\x06", b"\x01", b"\x00", b"\x02", b"", b"\x06\x06"))
+
+
+def _said_gossip(swarm: Swarm, rng: Random) -> bytes:
+    run_id = swarm.daemon.replica.run_id
+    parts = []
+    for _ in range(1 + rng.randrange(3)):
+        topic = topic_name(rng.choice(tuple(Topic)), run_id) if rng.random() < 0.9 else "other"
+        author = rng.choice(swarm.strangers).signer
+        message = sign_message(author, topic, _envelope(swarm, rng), rng.getrandbits(60))
+        ids = tuple(rng.randbytes(46) for _ in range(rng.randrange(20)))
+        rpc = rng.choice(
+            (
+                Rpc(publish=(encode_message(message),)),
+                Rpc(publish=(encode_message(message),)),
+                Rpc(subscriptions=(Subscription(True, topic),), graft=(topic,)),
+                Rpc(ihave=(IHave(topic, (*ids, message.message_id)),), iwant=ids),
+                Rpc(prune=(Prune(topic, rng.choice((0, 60, 2**63))),)),
+            )
+        )
+        data = encode_rpc(rpc) if rng.random() < 0.8 else fields(rng)
+        parts.append(frame(data))
+    return b"".join(parts)
+
+
+def _served(protocol: StreamProtocol, *draws: Draw) -> Target:
+    name, covers = f"serve-{protocol.word}", (f"stream:{protocol.word}:opener",)
+    return Target(name, lambda: Served(draws, protocol), covers, lasting=3000)
+
+
+def _asked(protocol: StreamProtocol, ask: Ask, *draws: Draw) -> Target:
+    name, covers = f"ask-{protocol.word}", (f"stream:{protocol.word}:acceptor",)
+    return Target(name, lambda: Asked(draws, protocol, ask), covers, lasting=3000)
+
+
+TARGETS = (
+    _served(MANIFEST, _said_byte, _said_manifest),
+    _served(MESSAGE, _said_message),
+    _served(SYNC, _said_sync_question),
+    _served(BLOBS, _said_blob_question),
+    _served(DIAL_BACK, _said_addresses),
+    _served(GOSSIP, _said_gossip),
+    _asked(MANIFEST, _ask_manifest, _said_manifest),
+    _asked(MESSAGE, _ask_message, _said_byte),
+    _asked(SYNC, _ask_sync, _said_sync_answer),
+    _asked(BLOBS, _ask_blobs, _said_blob_answer),
+    _asked(DIAL_BACK, _ask_dial_back, _said_byte),
+)
