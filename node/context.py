@@ -42,6 +42,10 @@ class Peers(Streams, Protocol):
     def connected(self) -> list[PeerId]:
         """The peers that were connected at the last look."""
 
+    @property
+    def in_local_swarm(self) -> bool:
+        """Whether addresses of a local network mean something to the members of this swarm."""
+
     def follow(self, follower: Callable[[Sequence[PeerId]], None]) -> None:
         """Have ``follower`` told who is connected after each look, every two seconds."""
 

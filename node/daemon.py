@@ -16,6 +16,7 @@ from node.api.observer import Observer
 from node.api.status import NodeStatus, Snapshot
 from node.api.why import Why
 from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.circuits.circuits import Circuits
 from node.context import NodeContext, Ports
 from node.gossip.driver import Gossip
 from node.membership.admission import OwnAdmission
@@ -109,9 +110,10 @@ class Daemon:
         self._exchange = self._make_exchange(upload_bytes_per_second)
         self._downloads = downloads = Downloads(ports, replica, self._exchange)
         self._witness = Witness(context)
-        self._reachability = Reachability(
+        self._reachability = reachability = Reachability(
             context, proven, self._witness.finding_seconds, upload_bytes_per_second
         )
+        self._circuits = Circuits(context, about.roles, reachability, self._exchange.upload_cap)
         self._run_files = RunFiles(ports, replica, downloads, context.conditions)
         self._policies = PolicyLibrary(
             ports, replica, self._exchange, downloads, context.changes, context.conditions
@@ -181,6 +183,7 @@ class Daemon:
             reachable=lambda: self._reachability.reachable,
             witnessed=self._witness.findings,
             policy_version=self._policies.newest_version,
+            relayed=lambda: self._circuits.addresses,
         )
 
     def _make_observer(self, p2pd_pid: Callable[[], int | None]) -> Observer:
@@ -190,6 +193,7 @@ class Daemon:
             peers=self._peers,
             gossip=self._gossip,
             exchange=self._exchange,
+            circuits=self._circuits,
             policies=self._policies,
             arrivals=self._downloads.arrivals,
             inbox=self._inbox,
@@ -256,6 +260,7 @@ class Daemon:
                 self._context.conditions.resign(role)
         await self._exchange.start()
         await self._witness.start()
+        await self._circuits.start()
         await serve_manifest(self._peers, self._signed_manifest, self._context.trust)
         await self._anti_entropy.start()
         await self._network.start()
@@ -277,6 +282,7 @@ class Daemon:
             "peers": self._peers.run(),
             "membership": self._announcer.run(),
             "reachability": self._reachability.run(),
+            "circuits": self._circuits.run(self._announcer.renew),
             "anti-entropy": self._anti_entropy.run(),
             "inbox": self._inbox.run(),
             "policies": self._policies.run(),

@@ -24,6 +24,7 @@ from node.api.arrivals import ArrivalStatus, DurationsStatus
 from node.api.status import (
     GOSSIP_LEVELS,
     LOOP_DELAY_BOUNDS,
+    CircuitsStatus,
     GossipPeerStatus,
     LoopStatus,
     NodeStatus,
@@ -69,6 +70,7 @@ class NodeMetrics(Collector):
         yield from _arrivals(status)
         yield from _loop(status.loop)
         yield _uptake(status.uptake)
+        yield from _circuits(status.circuits)
 
     def _rejections(self, counts: RolloutCounts) -> Metric:
         family = CounterMetricFamily(
@@ -128,6 +130,18 @@ def _outcomes(name: str, text: str, counts: RolloutCounts) -> Metric:
     for outcome in ("committed", "certified", "rejected", "expired", "trained"):
         family.add_metric([outcome], getattr(counts, outcome))
     return family
+
+
+def _circuits(circuits: CircuitsStatus) -> Iterator[Metric]:
+    for name, text, value in (
+        ("relays", "Relays that take connections for this node.", circuits.relays),
+        ("circuit_reservations", "Nodes that can be reached through us.", circuits.reservations),
+        ("circuits", "Connections that this node carries now.", circuits.circuits),
+    ):
+        yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
+    yield CounterMetricFamily(
+        f"{PREFIX}_circuit_bytes", "Bytes of circuits carried.", circuits.carried_bytes
+    )
 
 
 def _traffic(status: NodeStatus) -> Iterator[Metric]:

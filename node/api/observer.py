@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from node.api.arrivals_observer import arrival_statuses, durations_statuses, receiver_statuses
 from node.api.status import (
     CheckpointStatus,
+    CircuitsStatus,
     GossipPeerStatus,
     MemberStatus,
     NodeStatus,
@@ -20,6 +21,7 @@ from node.api.why import FailedRollout, MeasuredValue, TrainedOnRejected, Verdic
 from node.blobs.exchange import BlobExchange
 from node.blobs.ways import Way
 from node.blobs.wire import Kind
+from node.circuits.circuits import Circuits
 from node.context import NodeContext
 from node.gossip.driver import Gossip
 from node.membership.peers import PeerTable
@@ -45,6 +47,7 @@ class Observer:
     peers: PeerTable
     gossip: Gossip
     exchange: BlobExchange
+    circuits: Circuits
     policies: PolicyLibrary
     arrivals: Arrivals
     inbox: Inbox
@@ -100,6 +103,7 @@ class Observer:
             durations=durations_statuses(self.arrivals),
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),
             uptake=self._uptake(),
+            circuits=self._circuits(),
             gossip_peers=self._gossip_peers(),
         )
 
@@ -208,6 +212,12 @@ class Observer:
             gossip_received=gossip.bytes_in,
             gossip_dropped=gossip.frames_dropped,
         )
+
+    def _circuits(self) -> CircuitsStatus:
+        relays, relay = len(self.circuits.addresses), self.circuits.relay
+        if relay is None:
+            return CircuitsStatus(relays)
+        return CircuitsStatus(relays, relay.reservations, relay.circuits, relay.carried_bytes)
 
     def _gossip_peers(self) -> tuple[GossipPeerStatus, ...]:
         faults = self.peers.faults()

@@ -94,6 +94,19 @@ GOSSIP_LEVELS = tuple(map(str, Level))
 
 
 @dataclass(frozen=True, slots=True)
+class CircuitsStatus:
+    """Connections through relays: ``relays`` take some for this node, the rest is what it relays.
+
+    ``carried_bytes`` counts both directions, since the start.
+    """
+
+    relays: int = 0
+    reservations: int = 0
+    circuits: int = 0
+    carried_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class UptakeStatus:
     """How soon an inference node uses new versions: seconds since it knew of a manifest.
 
@@ -190,6 +203,7 @@ class NodeStatus:
     receivers: tuple[PartyStatus, ...] = ()
     """Who was sent blobs in the last seconds, the one that is sent most first."""
     uptake: UptakeStatus = UptakeStatus()
+    circuits: CircuitsStatus = CircuitsStatus()
     gossip_peers: tuple[GossipPeerStatus, ...] = ()
     """The best score first."""
 

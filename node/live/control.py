@@ -21,7 +21,8 @@ from hivemind.utils.multiaddr import Multiaddr
 from typing_extensions import override
 
 from node.live.p2pd import MESSAGE_BYTES_MAX
-from protocol.crypto import public_key_from_peer_id
+from node.local.addresses import CIRCUIT
+from protocol.crypto import PEER_ID_PREFIX, public_key_from_peer_id
 from protocol.types import PeerId
 from roles.ports.transport import Stream, TransportError
 
@@ -47,7 +48,8 @@ REPLY_BYTES_MAX = MESSAGE_BYTES_MAX - 1024
 _ERROR_CHARACTERS_MAX = 200
 _IP4_CODE = 4
 _TCP_CODE = 6
-"""In the multicodec table."""
+_P2P_CODE, _CIRCUIT_CODE = bytes.fromhex("a503"), bytes.fromhex("a202")
+"""In the multicodec table; the last two as varints."""
 
 
 class AttachedP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
@@ -165,10 +167,7 @@ class Control:
 
     async def connect(self, peer: PeerId, address: str) -> None:
         """Dial ``peer`` at a multiaddress without its ``/p2p`` part; raises ``TransportError``."""
-        try:
-            address_bytes = Multiaddr(address).to_bytes()
-        except Exception as error:  # multiaddr's codecs raise whatever their parsers raise
-            raise TransportError(f"not a multiaddress: {address}") from error
+        address_bytes = binary_address(address)
         await self._call(
             p2pd_pb2.Request(
                 type=p2pd_pb2.Request.CONNECT,
@@ -287,6 +286,26 @@ def peer_id_from_bytes(raw: bytes) -> PeerId | None:
     """Return the base58 form of an Ed25519 peer id, or None for any other id."""
     peer = PeerId(base58.b58encode(raw).decode())
     return None if public_key_from_peer_id(peer) is None else peer
+
+
+def binary_address(address: str) -> bytes:
+    """Return the binary form of a multiaddress, which may go through a relay.
+
+    hivemind writes a relay's id in a form that Go does not read. Raises ``TransportError``.
+    """
+    base, circuit, rest = address.partition(CIRCUIT)
+    behind = b""
+    if circuit:
+        base, _, relay = base.rpartition("/p2p/")
+        key = public_key_from_peer_id(relay)
+        if key is None or rest:
+            raise TransportError(f"not a way through a relay: {address}")
+        peer = PEER_ID_PREFIX + key
+        behind = _P2P_CODE + bytes((len(peer),)) + peer + _CIRCUIT_CODE
+    try:
+        return bytes(Multiaddr(base).to_bytes()) + behind
+    except Exception as error:  # multiaddr's codecs raise whatever their parsers raise
+        raise TransportError(f"not a multiaddress: {address}") from error
 
 
 def ipv4_of(address: bytes) -> str | None:

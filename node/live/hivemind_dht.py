@@ -35,9 +35,14 @@ class HivemindDirectory(Directory):
     """``roles.ports.Directory`` on hivemind's DHT; use ``create`` and ``close``."""
 
     def __init__(
-        self, transport: HivemindTransport, validator: RecordValidator, keys: Iterable[str]
+        self,
+        transport: HivemindTransport,
+        validator: RecordValidator,
+        keys: Iterable[str],
+        hidden: bool,
     ) -> None:
         self._transport = transport
+        self._hidden = hidden
         self._validator = validator
         self._keys = frozenset(keys)
         self._storage = BoundedStorage()
@@ -52,12 +57,14 @@ class HivemindDirectory(Directory):
         run_id: RunId,
         keys: Iterable[str],
         *,
+        hidden: bool = False,
         now: Callable[[], float] | None = None,
     ) -> "HivemindDirectory":
         """Join with whoever ``transport`` is connected to; alone is fine, others may come later.
 
         ``keys`` are all names that may ever be used, each beginning with the run id in hexadecimal
-        and a slash: ``ValueError`` otherwise. Raises ``TransportError`` when p2pd does not answer.
+        and a slash: ``ValueError`` otherwise. A ``hidden`` node, behind NAT, asks others and stores
+        nothing for them. Raises ``TransportError`` when p2pd does not answer.
         """
         names = tuple(keys)
         prefix = f"{run_id.hex()}/"
@@ -65,7 +72,7 @@ class HivemindDirectory(Directory):
             if not name.startswith(prefix):
                 raise ValueError(f"{name} is outside the run's namespace {prefix}")
         validator = RecordValidator(identity, run_id, names, now or SystemClock().now)
-        directory = cls(transport, validator, names)
+        directory = cls(transport, validator, names, hidden)
         await directory._rebuild()
         transport.on_restart(directory._rebuild)
         return directory
@@ -148,6 +155,7 @@ class HivemindDirectory(Directory):
                 node = await DHTNode.create(
                     p2p=self._transport.p2p,
                     node_id=node_id(self._transport.peer_id),
+                    client_mode=self._hidden,
                     num_replicas=REPLICAS,
                     wait_timeout=RPC_SECONDS,
                     record_validator=self._validator,

@@ -53,6 +53,8 @@ STABLE_SECONDS = 60.0
 class HivemindTransport(Transport):
     """``roles.ports.Transport`` over p2pd; use ``create`` and ``close``."""
 
+    circuits = True
+
     def __init__(self, identity: Identity, identity_path: Path, options: P2pdOptions) -> None:
         self._identity = identity
         self._identity_path = identity_path
@@ -104,6 +106,11 @@ class HivemindTransport(Transport):
     @override
     def peer_id(self) -> PeerId:
         return self._identity.peer_id
+
+    @property
+    def hidden(self) -> bool:
+        """Whether this node is behind NAT for all that is known."""
+        return self._options.hidden
 
     @property
     def p2pd_pid(self) -> int | None:

@@ -17,12 +17,13 @@ from node.api.status import NodeStatus, RolloutCounts, TrafficStatus
 from node.api.why import Why
 from node.live.consent import agreed
 from node.live.loop_watch import LoopWatch
-from node.local.addresses import load_cached_peers, store_cached_peers
+from node.local.addresses import host_of, is_local, load_cached_peers, store_cached_peers
 from node.local.config import NodeConfig
 from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
 from node.local.errors import ExitCode, NodeError
 from node.local.logs import adopt_hivemind_logs, configure_logging
 from node.local.run_pin import local_run, pin_run
+from node.membership.dials import Dials
 from protocol.crypto import Identity, verify
 from protocol.faults import Fault
 from protocol.manifest import SignedManifest
@@ -129,8 +130,6 @@ class LiveNode:
         """Live until drained."""
         from node.api.server import ControlServer  # noqa: PLC0415
         from node.live.clock import SystemClock  # noqa: PLC0415
-        from node.live.hivemind_p2p import HivemindTransport  # noqa: PLC0415
-        from node.live.p2pd import P2pdOptions  # noqa: PLC0415
         from node.membership.peers import PeerTable  # noqa: PLC0415
 
         adopt_hivemind_logs()
@@ -143,11 +142,9 @@ class LiveNode:
             control = ControlServer(
                 self._status, self._why, self._config.api_port, datadir=self._datadir
             )
-            transport = await HivemindTransport.create(
-                self._identity,
-                self._config.identity_path or self._datadir.identity,
-                P2pdOptions(self._config.host, self._config.port, self._config.announce),
-            )
+            cached = load_cached_peers(self._datadir)
+            initial = list(dict.fromkeys((*self._config.initial_peers, *cached)))
+            transport = await self._open_transport(initial)
         except TransportError as error:
             raise NodeError(str(error), ExitCode.RETRY) from None
         self._loop_watch.start()
@@ -155,8 +152,6 @@ class LiveNode:
             await control.start()
             self._addresses = tuple(await transport.addresses())
             log.info("listening", peer_id=self._identity.peer_id, addresses=self._addresses)
-            cached = load_cached_peers(self._datadir)
-            initial = list(dict.fromkeys((*self._config.initial_peers, *cached)))
             self._joining = PeerTable(transport, clock, rng.child("joining"), initial)
             manifest = known or await self._until_stopped(self._find_run(transport))
             if manifest is None:
@@ -167,6 +162,20 @@ class LiveNode:
             await transport.close()
             self._loop_watch.stop()
         return ExitCode.OK
+
+    async def _open_transport(self, initial: list[str]) -> Any:
+        """Start p2pd, and once more if this is a home: it takes that as an option only."""
+        from node.live.hivemind_p2p import HivemindTransport  # noqa: PLC0415
+        from node.live.p2pd import P2pdOptions  # noqa: PLC0415
+
+        path = self._config.identity_path or self._datadir.identity
+        options = P2pdOptions(self._config.host, self._config.port, self._config.announce)
+        transport = await HivemindTransport.create(self._identity, path, options)
+        own = await transport.addresses()
+        if not all(map(is_local, map(host_of, own))) or Dials(initial).is_local(own):
+            return transport
+        await transport.close()
+        return await HivemindTransport.create(self._identity, path, replace(options, hidden=True))
 
     async def _live(
         self,
@@ -195,7 +204,7 @@ class LiveNode:
             creator=manifest.manifest.genesis.creator,
         )
         directory = await HivemindDirectory.create(
-            transport, self._identity, run_id, [directory_key(run_id)]
+            transport, self._identity, run_id, [directory_key(run_id)], hidden=transport.hidden
         )
         blobs = await asyncio.to_thread(FileBlobs, self._datadir.blobs, self._config.blob_quota)
         policy_files = await asyncio.to_thread(

@@ -39,6 +39,12 @@ CONNECTIONS_HIGH = 512
 CONNECTIONS_LOW = 256
 """Above so many connections p2pd drops old ones until so many are left."""
 
+_CONFIG_FILE = "p2pd.json"
+_CONFIG = '{"Relay": {"Enabled": false}}'
+"""Keeps p2pd from being a relay, which no flag can: by default each carries circuits of anybody, of
+128 KiB and two minutes, whatever ``relay``, ``relayService`` and its limits say (docs/adr/0032).
+Circuits are dialled and accepted all the same, and ``node.circuits`` carries them."""
+
 _LOG_LINES_KEPT = 20
 _TIMESTAMP = re.compile(r"^\d{4}/\d\d/\d\d \d\d:\d\d:\d\d ")
 
@@ -64,12 +70,15 @@ class P2pdOptions:
     """What the child is started with.
 
     ``host`` is the IPv4 address to listen on, ``port`` its TCP port (0: any free one), ``announce``
-    the multiaddresses to tell others instead of the listen address.
+    the multiaddresses to tell others instead of the listen address. A ``hidden`` node is behind NAT
+    for all that is known: it serves no lookups, and has a direct connection arranged with whoever
+    reaches it through a relay. (``p2pd`` finds that out by itself only after minutes.)
     """
 
     host: str = "127.0.0.1"
     port: int = 0
     announce: tuple[str, ...] = ()
+    hidden: bool = False
 
 
 def binary_path() -> Path:
@@ -115,6 +124,7 @@ class P2pd:
         _require_free_port(options)
         control_path = sockets / "control.sock"
         control_path.unlink(missing_ok=True)
+        (sockets / _CONFIG_FILE).write_text(_CONFIG)
         try:
             process = await asyncio.create_subprocess_exec(
                 str(binary),
@@ -199,8 +209,8 @@ def _arguments(identity_path: Path, control_path: Path, options: P2pdOptions) ->
     """Return the command line.
 
     TLS only, because it carries 1.2 times the bytes of Noise and Go's default hosts accept both.
-    The Kademlia server finds the addresses of peers that are known by id alone. We carry strangers'
-    traffic by our own rules only, so the built-in relay service is off (relays may still be used).
+    The Kademlia server finds the addresses of peers that are known by id alone. ``autonat`` is what
+    switches hole punching on.
     """
     arguments = {
         "listen": f"/unix{control_path}",
@@ -209,13 +219,15 @@ def _arguments(identity_path: Path, control_path: Path, options: P2pdOptions) ->
         "announceAddrs": ",".join(options.announce),
         "idleTimeout": f"{IDLE_SECONDS}s",
         "persistentConnMaxMsgSize": str(MESSAGE_BYTES_MAX),
-        "dhtServer": "true",
+        "dhtClient" if options.hidden else "dhtServer": "true",
+        "forceReachabilityPrivate": "true" if options.hidden else "",
         "noise": "false",
         "tls": "true",
-        "relay": "true",
+        "f": str(control_path.with_name(_CONFIG_FILE)),
+        "relay": "false",
         "relayService": "false",
         "natPortMap": "false",
-        "autonat": "false",
+        "autonat": "true",
         "connManager": "true",
         "connHi": str(CONNECTIONS_HIGH),
         "connLo": str(CONNECTIONS_LOW),

@@ -20,6 +20,9 @@ CACHED_PEERS_MAX = 64
 ADDRESS_CHARACTERS_MAX = 200
 """As in ``NodeRecord.addresses``."""
 
+CIRCUIT = "/p2p-circuit"
+"""In an address: through the relay before it, to the peer after it."""
+
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
 _CACHE_BYTES_MAX = 64 * 1024
 
@@ -48,13 +51,23 @@ def is_local(host: str) -> bool:
         return False
 
 
+def is_circuit(address: str) -> bool:
+    """Tell whether a multiaddress goes through a relay."""
+    return CIRCUIT in address
+
+
+def relay_address_of(address: str) -> str:
+    """Return the address of the relay through which an address goes, with its ``/p2p`` part."""
+    return address.partition(CIRCUIT)[0]
+
+
 def place_of(address: str) -> str | None:
     """Return what a multiaddress shares with its neighbours: an IPv4 address, an IPv6 /64.
 
     None where it tells nothing: a local address, a name, or a relay's, which many share.
     """
     host = host_of(address)
-    if "/p2p-circuit" in address or is_local(host):
+    if is_circuit(address) or is_local(host):
         return None
     try:
         ip = ip_address(host)
@@ -62,6 +75,15 @@ def place_of(address: str) -> str | None:
         return None
     # Whoever rents an IPv6 address rents 2^64 of them (go-libp2p-pubsub counts /64 too).
     return host if ip.version == 4 else str(ip_network((ip, 64), strict=False))
+
+
+def prefix_of(place: str) -> str:
+    """Return the network that a place is in: an IPv4 /16, an IPv6 /32.
+
+    What one provider or one attacker rents together, mostly; Bitcoin's peers are told apart so.
+    """
+    ip = ip_network(place, strict=False)
+    return str(ip.supernet(new_prefix=16 if ip.version == 4 else 32))
 
 
 def load_cached_peers(datadir: DataDir) -> tuple[str, ...]:

@@ -1,7 +1,7 @@
 """Our own record: made, told to the swarm, put into the directory; and the directory's hints."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
@@ -63,7 +63,8 @@ class Announcer:
     """Announces us and listens to the directory; ``hint`` takes the records that it finds.
 
     ``synchronised`` waits until a peer has told us what we missed; ``reachable`` is what others
-    found of us, ``witnessed`` what we found of them: a class of rates for each public key.
+    found of us, ``witnessed`` what we found of them: a class of rates for each public key;
+    ``relayed`` are the addresses at which relays take connections for us.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Announcer:
         reachable: Callable[[], bool],
         witnessed: Callable[[], Mapping[bytes, int]],
         policy_version: Callable[[], int],
+        relayed: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._context = context
         self._incarnation = incarnation
@@ -90,6 +92,8 @@ class Announcer:
         self._reachable = reachable
         self._witnessed = witnessed
         self._policy_version = policy_version
+        self._relayed = relayed
+        self._stale = asyncio.Event()
         self._newest: Signed[NodeRecord] | None = None
         self._announced = asyncio.Event()
         self._key = directory_key(context.replica.run_id)
@@ -141,10 +145,25 @@ class Announcer:
                 except TransportError as error:
                     log.warning("record not announced", error=str(error))
                     wait_seconds = epochs.seconds
-                await asyncio.sleep(wait_seconds)
+                await self._rest(wait_seconds)
+
+    def renew(self) -> None:
+        """Announce us again as soon as that is news: what our record says is not so any more."""
+        self._stale.set()
+
+    async def _rest(self, seconds: float) -> None:
+        """Wait until our next record is due."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stale.wait()
+                await asyncio.sleep(max(0.0, self._incarnation.early_seconds()))
+        self._stale.clear()
 
     async def _record(self, *, leaving: bool) -> NodeRecord:
-        addresses = await within(CALL_SECONDS, self._context.ports.transport.addresses())
+        # What nobody gets through to is left out where there is another way.
+        addresses = self._relayed() or await within(
+            CALL_SECONDS, self._context.ports.transport.addresses()
+        )
         short = [item for item in addresses if len(item) <= ADDRESS_CHARACTERS_MAX]
         head = self._context.replica.ledger.head
         conditions = self._context.conditions

@@ -2,14 +2,14 @@
 
 Anybody may write any address into a record. So an address of a local network is dialled only in a
 swarm of that network, and a host where nothing has answered is left alone for a while, however many
-keys point at it. What a person gave to join through is always dialled.
+X
 
 A machine without I/O: the clock is an argument.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from node.local.addresses import host_of, is_local
+from node.local.addresses import host_of, is_circuit, is_local, relay_address_of
 
 SILENT_DIALS_MAX = 4
 SILENT_SECONDS = 60.0
@@ -21,10 +21,16 @@ HOSTS_MAX = 1024
 
 
 class Dials:
-    """The rules for one node; ``initial`` are the addresses that it joins through."""
+    """The rules for one node; ``initial`` are the addresses that it joins through.
 
-    def __init__(self, initial: Sequence[str]) -> None:
+    ``is_relay`` tells whether an address is that of a relay, by its own word.
+    """
+
+    def __init__(
+        self, initial: Sequence[str], is_relay: Callable[[str], bool] = lambda _address: False
+    ) -> None:
         self._initial = dict.fromkeys(initial)
+        self._is_relay = is_relay
         self._silent: dict[str, list[float]] = {}  # when a host was dialled in vain; oldest first
 
     def is_local(self, own: Iterable[str]) -> bool:
@@ -43,21 +49,33 @@ class Dials:
             address
             for address in addresses
             if address in self._initial
-            or ((local or not is_local(host_of(address))) and not self._is_silent(address, now))
+            or (
+                (local or not is_local(host_of(address)))
+                and not self._is_silent(address, now)
+                and (not is_circuit(address) or self._is_relay(relay_address_of(address)))
+            )
         ]
 
     def note(self, address: str, now: float, *, answered: bool) -> None:
         """Note what came of a dial."""
-        host = host_of(address)
-        dialled = self._silent.pop(host, [])
+        door = _door(address)
+        dialled = self._silent.pop(door, [])
         if answered:
             return
-        self._silent[host] = [*_recent(dialled, now), now]
+        self._silent[door] = [*_recent(dialled, now), now]
         if len(self._silent) > HOSTS_MAX:
             del self._silent[next(iter(self._silent))]
 
     def _is_silent(self, address: str, now: float) -> bool:
-        return len(_recent(self._silent.get(host_of(address), []), now)) >= SILENT_DIALS_MAX
+        return len(_recent(self._silent.get(_door(address), []), now)) >= SILENT_DIALS_MAX
+
+
+def _door(address: str) -> str:
+    """Return what does not answer when an address does not: a host, or who is behind a relay.
+
+    A relay is not silent because somebody who says to be behind it is not there.
+    """
+    return address if is_circuit(address) else host_of(address)
 
 
 def _recent(dialled: Sequence[float], now: float) -> list[float]:

@@ -14,14 +14,14 @@ import structlog
 from typing_extensions import override
 
 from node.context import Peers
-from node.local.addresses import place_of
+from node.local.addresses import is_circuit, place_of
 from node.membership.bans import BAN_SECONDS, Bans
 from node.membership.dials import Dials
 from node.streams.deadline import within
 from protocol.faults import Fault
 from protocol.membership import Roster
 from protocol.rng import Rng
-from protocol.types import PeerId
+from protocol.types import PeerId, Role
 from roles.ports.clock import Clock
 from roles.ports.transport import Stream, StreamHandler, Transport, TransportError
 
@@ -62,7 +62,8 @@ class PeerTable(Peers):
         self._clock = clock
         self._rng = rng
         self._initial = list(initial)
-        self._dials = Dials(initial)
+        self._dials = Dials(initial, self._is_relay)
+        self._own: list[str] = []
         self._roster = roster
         self._connected: dict[PeerId, None] = {}
         self._answered: dict[str, None] = {}
@@ -90,6 +91,11 @@ class PeerTable(Peers):
     def banned(self) -> int:
         """How many peers are kept away."""
         return len(self._bans.held(_now()))
+
+    @property
+    @override
+    def in_local_swarm(self) -> bool:
+        return self._dials.is_local(self._own)
 
     @override
     def follow(self, follower: Callable[[Sequence[PeerId]], None]) -> None:
@@ -190,8 +196,25 @@ class PeerTable(Peers):
         return await self._dial_any(self._addresses_of(peer))
 
     def reachable_addresses(self) -> list[str]:
-        """Return addresses of the connected members: what a later start may try first."""
-        return [address for peer in self._connected for address in self._addresses_of(peer)]
+        """Return addresses of the connected members: what a later start may try first.
+
+        None through a relay: it does not last so long.
+        """
+        return [
+            address
+            for peer in self._connected
+            for address in self._addresses_of(peer)
+            if not is_circuit(address)
+        ]
+
+    def _is_relay(self, address: str) -> bool:
+        """Tell whether a member which relays gives an address as its own."""
+        roster, peer = self._roster, _peer_of(address)
+        member = roster.get(peer) if roster is not None else None
+        if roster is None or member is None or not roster.is_live(peer, self._clock.now()):
+            return False
+        message = member.record.message
+        return Role.RELAY in message.roles and address in message.addresses
 
     def _addresses_of(self, peer: PeerId) -> list[str]:
         """Return what a member says of itself; an address of somebody else is left out."""
@@ -224,6 +247,7 @@ class PeerTable(Peers):
             self._connected = {}
             self._few.set()
             return
+        await self._look_at_ourselves()
         self._connected = dict.fromkeys(peers)
         self._chosen = {peer: None for peer in self._chosen if peer in self._connected}
         away = [peer for peer in self._bans.held(_now()) if peer in self._connected]
@@ -238,6 +262,12 @@ class PeerTable(Peers):
             self._few.set()
         for follower in self._followers:
             follower(self.connected)
+
+    async def _look_at_ourselves(self) -> None:
+        """Learn our own addresses, where they tell what swarm this is."""
+        if not self._initial:
+            with suppress(TransportError):  # then no dial gets through either
+                self._own = list(await self._transport.addresses())
 
     async def _locate(self) -> None:
         """Ask once where each peer is that is new."""
@@ -305,11 +335,8 @@ class PeerTable(Peers):
 
     async def _dial_any(self, addresses: Sequence[str]) -> bool:
         """Dial at once all that may be dialled; True as soon as one answers."""
-        own: list[str] = []
-        if not self._initial:
-            with suppress(TransportError):  # then no dial gets through either
-                own = list(await self._transport.addresses())
-        allowed = self._dials.allowed(addresses, own, _now())
+        await self._look_at_ourselves()
+        allowed = self._dials.allowed(addresses, self._own, _now())
         dials = [asyncio.create_task(self._dial(address)) for address in allowed]
         try:
             for dial in asyncio.as_completed(dials):

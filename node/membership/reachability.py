@@ -12,6 +12,7 @@ from itertools import islice
 import structlog
 
 from node.context import NodeContext
+from node.local.addresses import host_of, is_local
 from node.membership.witness import ADDRESSES_MAX, ANSWERED, SILENT
 from node.streams.deadline import within
 from node.streams.framing import write_frame
@@ -58,10 +59,15 @@ class Reachability:
         self._rng = context.ports.rng.child("witnesses")
         self._answers: dict[PeerId, tuple[bool, float]] = {}
         self._tried: dict[PeerId, float] = {}
+        self._addresses: list[str] = []
+        self._hidden = False
+        """Whether none of our addresses means anything to the others."""
 
     @property
     def reachable(self) -> bool:
         """Whether others get through to us, as far as we know."""
+        if self._hidden:
+            return False
         silent = sum(not answered for answered, _ in self._answers.values())
         return silent < DOUBTERS_MIN or 2 * silent <= len(self._answers)
 
@@ -71,8 +77,10 @@ class Reachability:
         while True:
             before = self.reachable
             self._forget()
-            if len(self._answers) < WITNESSES:
-                await self._ask_some()
+            with suppress(TransportError):  # looked at again soon
+                await self._look_at_addresses()
+                if len(self._answers) < WITNESSES:
+                    await self._ask_some()
             if self.reachable is not before:
                 log.info("dialled back", reachable=self.reachable, witnesses=len(self._answers))
             await asyncio.sleep(epochs.seconds)
@@ -82,14 +90,16 @@ class Reachability:
         self._answers = {peer: item for peer, item in self._answers.items() if item[1] >= since}
         self._tried = {peer: at for peer, at in self._tried.items() if at >= since}
 
+    async def _look_at_addresses(self) -> None:
+        """Learn where we are, and whether that is a home: then nobody has to try in vain."""
+        asking = self._context.ports.transport.addresses()
+        self._addresses = list(await within(DIAL_BACK.stall_seconds, asking))
+        local = all(is_local(host_of(address)) for address in self._addresses)
+        self._hidden = local and not self._context.peers.in_local_swarm
+
     async def _ask_some(self) -> None:
-        transport = self._context.ports.transport
-        try:
-            addresses = await within(DIAL_BACK.stall_seconds, transport.addresses())
-        except TransportError:
-            return
         for peer in self._witnesses(WITNESSES - len(self._answers)):
-            await self._ask(peer, addresses)  # one by one: two samples would share our line
+            await self._ask(peer, self._addresses)  # one by one: two samples would share our line
 
     def _witnesses(self, count: int) -> list[PeerId]:
         """Return members to ask that we have not asked lately, from a random place on."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import structlog
 
 from node.context import NodeContext
-from node.local.addresses import host_of, is_local
+from node.local.addresses import host_of, is_circuit, is_local
 from node.streams.deadline import within
 from node.streams.framing import read_frame
 from node.streams.limits import Bounded
@@ -125,7 +125,8 @@ class Witness:
     async def _where(self, peer: PeerId, addresses: Sequence[str]) -> str | None:
         """Return the first address at which we may look for a peer."""
         transport = self._context.ports.transport
-        here = [host_of(remote) for remote in await transport.remote_addresses(peer)]
+        remotes = await transport.remote_addresses(peer)
+        here = [host_of(remote) for remote in remotes if not is_circuit(remote)]
         ours = [host_of(address) for address in await transport.addresses()]
         for address in addresses:
             host = host_of(address)

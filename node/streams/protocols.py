@@ -1,8 +1,8 @@
 """The stream protocols of a node: one table of their names, who speaks, and their limits.
 
 A name carries the version of the protocol. A node of another version serves other names, so a
-stream to it fails as unsupported and nothing of it is misread. All but gossip's begin alike; those
-that are about one run carry the first sixteen digits of its id.
+stream to it fails as unsupported and nothing of it is misread. All but those of libp2p begin alike;
+those that are about one run carry the first sixteen digits of its id.
 
 All but gossip are one exchange per stream: the opener asks, the acceptor answers and closes.
 """
@@ -144,6 +144,25 @@ DIAL_BACK = StreamProtocol(
 """Whether a member answers at its own address, and how fast it sends; what a stranger can make us
 do with it is four dials in a few seconds, to the host that it comes from itself."""
 
+HOP = StreamProtocol(
+    word="hop",
+    name="/libp2p/circuit/relay/0.2.0/hop",
+    speaks_first=Side.OPENER,
+    framing=Framing.VARINT,
+    opener_bytes_max=4096,
+    acceptor_bytes_max=4096,
+    streams_per_peer=16,
+    streams_total=128,
+    stall_seconds=10.0,
+    exchange_seconds=600.0,
+)
+"""A reservation at a relay, or a circuit through it (``node.circuits``): name, messages and the
+limit of one are libp2p's, as is how many circuits one peer may have. It is served by relays only;
+the stream of a circuit is the circuit, for as long as it lasts."""
+
+STOP_NAME = "/libp2p/circuit/relay/0.2.0/stop"
+"""What a relay opens to the node behind it; served by ``p2pd`` itself."""
+
 GOSSIP = StreamProtocol(
     word="gossip",
     name="/meshsub/1.1.0",
@@ -159,7 +178,7 @@ GOSSIP = StreamProtocol(
 """Each side of a pair writes on the stream that it opened. The name and the limit of a message are
 libp2p's; a newer stream of a peer replaces its older one."""
 
-STREAM_PROTOCOLS = (MANIFEST, MESSAGE, SYNC, BLOBS, DIAL_BACK, GOSSIP)
+STREAM_PROTOCOLS = (MANIFEST, MESSAGE, SYNC, BLOBS, DIAL_BACK, HOP, GOSSIP)
 
 
 def topic_name(topic: Topic, run_id: RunId) -> str:

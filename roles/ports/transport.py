@@ -56,6 +56,9 @@ class Streams(Protocol):
 class Transport(Streams, Protocol):
     """Authenticated connections and streams between peers."""
 
+    circuits: bool = False
+    """Whether it connects and can be connected to through a relay."""
+
     async def addresses(self) -> list[str]:
         """Return our dialable multiaddresses, each ending in ``/p2p/<peer id>``."""
 

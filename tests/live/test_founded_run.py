@@ -28,21 +28,27 @@ ROWS = [{"prompt": f"{n} + 1 = ?", "answer": str(n + 1), "pass_rate": n / 20} fo
 
 
 class Node:
-    """A node as a person starts it."""
+    """A node as a person starts it; ``before`` is what the command begins with."""
 
-    def __init__(self, directory, *arguments):
+    def __init__(self, directory, *arguments, host="127.0.0.1", before=()):
         self.data = DataDir(directory)
         self.log = directory.with_suffix(".log")
-        options = ["--data-dir", str(directory), "--host", "127.0.0.1", "--yes"]
+        options = ["--data-dir", str(directory), "--host", host, "--yes"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [PRIME_NODE, *arguments, *options], stdout=log, stderr=log
+                [*before, PRIME_NODE, *arguments, *options], stdout=log, stderr=log
             )
 
     def status(self):
+        return json.loads(self.ask("/status"))
+
+    def ask(self, path):
         port = json.loads(self.data.api.read_text())["port"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/status", timeout=10) as answer:
-            return json.load(answer)
+        return self.read(f"http://127.0.0.1:{port}{path}")
+
+    def read(self, url):
+        with urllib.request.urlopen(url, timeout=10) as answer:
+            return answer.read().decode()
 
     def until(self, what):
         """Return the first value of ``what`` about the status that is not empty."""
@@ -65,8 +71,11 @@ class Node:
             self.process.kill()
 
 
-def founded(tmp_path, admission=None, **config):
-    """Found a run of a tiny model with a chat, and rows; return its directory."""
+def founded(tmp_path, admission=None, validators=1, **config):
+    """Found a run of a tiny model with a chat, and rows; return its directory.
+
+    A committee is one validator.
+    """
     config = {"vocab_size": 300, "eos_token_id": [256, 1]} | config
     model = write_directory(tmp_path / "model", **config)
     byte_tokenizer(model)
@@ -78,7 +87,7 @@ def founded(tmp_path, admission=None, **config):
     (tmp_path / "recipe.toml").write_text(tomlkit.dumps(values))
     rows = write_rows(tmp_path / "rows.parquet", ROWS)
     options = {"model": model, "recipe": tmp_path / "recipe.toml", "dataset": rows,
-               "validators": 1, "out": tmp_path / "run"}  # fmt: skip
+               "validators": validators, "out": tmp_path / "run"}  # fmt: skip
     arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
     assert main(["run", "create", *arguments]) == 0
     return tmp_path / "run"

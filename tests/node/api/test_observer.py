@@ -4,6 +4,7 @@ from types import SimpleNamespace
 import pytest
 
 from node.api.observer import Observer
+from node.api.status import CircuitsStatus
 from node.blobs.tally import Tally
 from node.blobs.ways import Way
 from node.blobs.wire import Kind
@@ -59,6 +60,10 @@ def observer(peer=OTHER, **changes) -> Observer:
         "inbox": SimpleNamespace(other_versions={"somebody": 1, "stranger": 99}),
         "gossip": gossip,
         "exchange": exchange,
+        "circuits": SimpleNamespace(
+            addresses=("/through/a/relay",),
+            relay=SimpleNamespace(reservations=3, circuits=2, carried_bytes=1000),
+        ),
         "policies": SimpleNamespace(
             newest=lambda: SimpleNamespace(version=0), newest_version=lambda: 0, spared_bytes=8
         ),
@@ -252,3 +257,10 @@ def test_a_node_says_when_its_peers_speak_a_newer_protocol(versions, reason):
     inbox = SimpleNamespace(other_versions=versions)
     status = observer(peers=peers("a", "b"), inbox=inbox).status()
     assert (status.state, status.reason) == ("ready", reason)
+
+
+def test_circuits_are_told_by_whoever_carries_them_and_by_whoever_is_behind_them():
+    node = observer()
+    assert node.status().circuits == CircuitsStatus(1, 3, 2, 1000)
+    node.circuits.relay = None
+    assert node.status().circuits == CircuitsStatus(1)

@@ -72,7 +72,7 @@ class Node:
         self.clock = Clock()
         self.synchronised = asyncio.Event()
         self.synchronised.set()
-        self.reachable, self.witnessed = True, {}
+        self.reachable, self.witnessed, self.relayed = True, {}, ()
         self.network = Network(self)
         self.begin()
 
@@ -100,6 +100,7 @@ class Node:
             reachable=lambda: self.reachable,
             witnessed=lambda: self.witnessed,
             policy_version=lambda: 7,
+            relayed=lambda: self.relayed,
         )
 
     def show(self, record):
@@ -457,5 +458,22 @@ def test_a_record_that_is_refused_is_told_until_one_is_taken():
         node.network.publish = publish
         await node.announcer.announce()
         assert str(node.conditions) == ""
+
+    run_virtual(scenario())
+
+
+def test_a_way_through_a_relay_is_told_soon_and_alone():
+    async def scenario():
+        node = Node()
+        task = asyncio.create_task(node.announcer.run())
+        await asyncio.sleep(1)
+        node.relayed = ("/ip4/9.9.9.9/tcp/1/p2p/r/p2p-circuit/p2p/own",)
+        node.announcer.renew()
+        await asyncio.sleep(node.replica.roster.pause_seconds)
+        assert node.record.addresses == node.announcer.addresses == node.relayed
+        assert len(node.said) == 2
+        await asyncio.sleep(REFRESH_SECONDS - 1)
+        assert len(node.said) == 2, "the next one is due a refresh later"
+        task.cancel()
 
     run_virtual(scenario())

@@ -52,6 +52,27 @@ def test_a_host_that_answers_is_dialled_again():
     assert dials.allowed([PUBLIC], [], 1.0)
 
 
+RELAY = "/ip4/8.8.4.4/tcp/1/p2p/relay"
+THROUGH = f"{RELAY}/p2p-circuit/p2p/a"
+
+
+def test_only_a_relay_that_says_so_is_a_way_to_somebody():
+    behind_nobody = "/ip4/8.8.8.8/tcp/1/p2p/relay/p2p-circuit/p2p/a"
+    behind_local = "/ip4/10.0.0.1/tcp/1/p2p/relay/p2p-circuit/p2p/a"
+    dials = Dials([PUBLIC], lambda address: address != behind_nobody.partition("/p2p-circuit")[0])
+    assert dials.allowed([THROUGH, behind_nobody, behind_local], [], 0.0) == [THROUGH]
+    assert Dials([PUBLIC]).allowed([THROUGH], [], 0.0) == []
+    assert Dials([THROUGH]).allowed([THROUGH], [], 0.0) == [THROUGH]
+
+
+def test_who_is_not_behind_a_relay_does_not_make_it_silent():
+    dials = Dials([PUBLIC], lambda _address: True)
+    for _ in range(SILENT_DIALS_MAX):
+        dials.note(THROUGH, 0.0, answered=False)
+    other = f"{RELAY}/p2p-circuit/p2p/b"
+    assert dials.allowed([THROUGH, RELAY, other], [], 1.0) == [RELAY, other]
+
+
 @given(st.lists(st.tuples(st.integers(0, 3000), st.booleans()), max_size=400))
 def test_what_is_remembered_is_bounded(dialled):
     dials = Dials([])

@@ -482,3 +482,47 @@ def test_peers_are_located_once_and_again_when_they_come_back():
         running.cancel()
 
     run_virtual(scenario())
+
+
+def test_a_member_is_dialled_through_a_relay_by_that_relays_own_word():
+    async def scenario():
+        net = Net()
+        net.add("relay", "home")
+        table = net.table("relay")
+        relay, home = net.peer("relay"), net.peer("home")
+        way = f"{address(relay)}/p2p-circuit/p2p/{home}"
+        net.tell("home", at=(way,))
+        assert not await table.ensure(home)
+        net.tell("relay")
+        assert await table.ensure(home)
+        assert net.dials == [way]
+        net.dials.clear()
+        await asyncio.sleep(1000)
+        net.hub.disconnect(net.peer("ours"), home)
+        await table._look()
+        net.tell("home", at=(f"/sim/elsewhere/p2p/{relay}/p2p-circuit/p2p/{home}",))
+        net.tell("relay")
+        assert not await table.ensure(home)
+        net.tell("home", at=(way,))
+        assert net.dials == []
+        assert way not in table.reachable_addresses()
+
+    run_virtual(scenario())
+
+
+def test_a_swarm_is_local_when_we_join_it_at_a_local_address_or_begin_it_there():
+    async def scenario():
+        net = Net()
+        assert not net.table("friend").in_local_swarm
+        table = net.table()
+        await table._look()
+        assert not table.in_local_swarm, "names of a simulation are global"
+
+        async def at_home():
+            return ["/ip4/192.168.1.2/tcp/1"]
+
+        table._transport.addresses = at_home
+        await table._look()
+        assert table.in_local_swarm
+
+    run_virtual(scenario())

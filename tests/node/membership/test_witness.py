@@ -28,6 +28,8 @@ EPOCH_SECONDS = 10
 class Peers:
     """The part of the peer table that these services use: a transport and who is connected."""
 
+    in_local_swarm = False
+
     def __init__(self, transport, hub):
         self.transport, self.hub, self.blamed = transport, hub, []
         self.peer_id = transport.peer_id
@@ -348,3 +350,39 @@ def test_hosts_of_addresses():
     assert is_local("::1")
     assert not is_local("8.8.8.8")
     assert not is_local("n-1")
+
+
+def test_a_node_whose_addresses_mean_nothing_elsewhere_is_not_reachable():
+    async def scenario():
+        swarm = Swarm(3)
+        await swarm.begin()
+        home, *_ = swarm.nodes
+
+        async def at_home():
+            return [f"/ip4/192.168.1.2/tcp/1/p2p/{home.peer}"]
+
+        home.transport.addresses = at_home
+        await swarm.run(home, epochs=1)
+        assert not home.reachability.reachable
+        home.peers.in_local_swarm = True
+        await swarm.run(home, epochs=1)
+        assert home.reachability.reachable
+
+    run_virtual(scenario())
+
+
+def test_nobody_is_looked_for_at_the_host_of_a_relay():
+    async def scenario():
+        swarm = Swarm(2)
+        await swarm.begin()
+        asker, witness = swarm.nodes
+        relay = "/ip4/9.9.9.9/tcp/1"
+
+        async def through_a_relay(_peer):
+            return [f"{relay}/p2p/x/p2p-circuit"]
+
+        witness.transport.remote_addresses = through_a_relay
+        with pytest.raises(TransportError):
+            await asked(asker, witness, f"{relay}/p2p/{asker.peer}")
+
+    run_virtual(scenario())
