@@ -1,6 +1,6 @@
 """Every attack of the catalogue against the same swarm without it: what it takes, and for how long.
 
-``python -m benchmarks.attacks [--attack NAME ...] [--ratio 0 1 10] [--seed N ...] [--json FILE]``
+``python -m benchmarks.attacks [--attack NAME ...] [--ratio 0 1 10] [--nodes N] [--seed N ...]``
 
 Each scenario ``attack-NAME`` is run with so many attackers for each honest node, in a process of
 its own; ratio 0 is run in any case, since all is compared with it. The bars of the project: no
@@ -150,6 +150,7 @@ def main() -> None:
     parser.add_argument("--attack", nargs="+", choices=attacks, default=attacks)
     parser.add_argument("--ratio", nargs="+", type=float, default=[1.0])
     parser.add_argument("--seed", nargs="+", type=int, default=[0])
+    parser.add_argument("--nodes", type=int, help="Honest nodes; as in the scenario if not given.")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     print(
@@ -164,7 +165,8 @@ def main() -> None:
             plain: list[Played] = []
             for ratio in sorted({0.0, *arguments.ratio}):
                 plans = [
-                    Plan(PREFIX + attack, seed, strangers_per_node=ratio) for seed in arguments.seed
+                    Plan(PREFIX + attack, seed, arguments.nodes, strangers_per_node=ratio)
+                    for seed in arguments.seed
                 ]
                 played = pool.map(play, plans)
                 plain = plain or played
