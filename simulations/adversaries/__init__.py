@@ -48,5 +48,4 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "false-sync": newcomers.false_sync,
     "eclipse": newcomers.eclipse,
     "covert-flash": covert.covert_flash,
-    "sybil-flood": covert.sybil_flood,
 }

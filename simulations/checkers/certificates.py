@@ -26,7 +26,6 @@ HARMLESS = (
     "record-spam",
     "false-sync",
     "eclipse",
-    "sybil-flood",
     "covert-flash",
 )
 """Behaviours of workers that annoy the network and still compute honest rollouts."""

@@ -262,7 +262,6 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "false-sync": ALL_ROLES,
     "eclipse": ALL_ROLES,
     "covert-flash": ALL_ROLES,
-    "sybil-flood": ALL_ROLES,
 }
 """What dishonest nodes do, and for which roles it is; ``simulations.adversaries`` does it."""
 
