@@ -14,7 +14,8 @@ import structlog
 from typing_extensions import override
 
 from node.context import Peers
-from node.local.addresses import is_circuit, place_of
+from node.local.addresses import place_of
+from node.membership.anchors import anchors, crowded, network_of
 from node.membership.bans import BAN_SECONDS, Bans
 from node.membership.dials import Dials
 from node.streams.deadline import within
@@ -196,16 +197,12 @@ class PeerTable(Peers):
         return await self._dial_any(self._addresses_of(peer))
 
     def reachable_addresses(self) -> list[str]:
-        """Return addresses of the connected members: what a later start may try first.
+        """Return addresses of connected members: what a later start may try first.
 
-        None through a relay: it does not last so long.
+        Those that we have chosen come before those that have chosen us.
         """
-        return [
-            address
-            for peer in self._connected
-            for address in self._addresses_of(peer)
-            if not is_circuit(address)
-        ]
+        peers = sorted(self._connected, key=lambda peer: peer not in self._chosen)
+        return anchors(peers, {peer: self._addresses_of(peer) for peer in peers})
 
     def _is_relay(self, address: str) -> bool:
         """Tell whether a member which relays gives an address as its own."""
@@ -317,21 +314,28 @@ class PeerTable(Peers):
     def _choose_stranger(self, now: float) -> PeerId | None:
         """Return a member to dial, the first one from a random place in the roster on.
 
+        One of a network in which we have not chosen enough yet, if there is such a member.
         Not a sample of all of them: looking at a thousand members to take two costs more than the
         rest of this task.
         """
         roster, wall_now = self._roster, self._clock.now()
         if roster is None:
             return None
+        networks = (network_of(self._addresses_of(peer)) for peer in self._chosen)
+        full, second_best = crowded(networks), None
         for peer in roster.peers_from(self._rng.below(max(1, len(roster)))):
             if peer in self._connected or peer in self._dialled_at:
                 continue
             member = roster.get(peer)
             reachable = member is not None and member.record.message.reachable
             if reachable and peer != self.peer_id and roster.is_live(peer, wall_now):
-                self._dialled_at[peer] = now
-                return peer
-        return None
+                if not full or network_of(self._addresses_of(peer)) not in full:
+                    self._dialled_at[peer] = now
+                    return peer
+                second_best = second_best or peer
+        if second_best is not None:
+            self._dialled_at[second_best] = now
+        return second_best
 
     async def _dial_any(self, addresses: Sequence[str]) -> bool:
         """Dial at once all that may be dialled; True as soon as one answers."""

@@ -14,6 +14,7 @@ import structlog
 
 from node.context import NodeContext
 from node.replication.inbox import Inbox, Source
+from node.replication.sources import Sources
 from node.streams.deadline import within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
@@ -22,6 +23,7 @@ from protocol.codec import decode, encode
 from protocol.faults import Fault, FaultCode
 from protocol.messages import ENVELOPE_BYTES_MAX, Signed
 from protocol.replica import Replica
+from protocol.rng import Rng
 from protocol.types import DIGEST_BYTES, Digest, PeerId, ValidationResult
 from roles.ports.transport import Stream, TransportError
 
@@ -57,16 +59,17 @@ class AntiEntropy:
         # The client takes a closed stream for "ask another one".
         self._bounded = Bounded(self._serve, SYNC, context.trust)
         self._review = 0
+        self._sources = Sources(context)
         self._told = asyncio.Event()
         self._connected = asyncio.Event()
 
     @property
     def synchronised(self) -> bool:
-        """Whether a peer has told us since our start what we had missed."""
+        """Whether enough peers have told us since our start what we had missed."""
         return self._told.is_set()
 
     async def wait_until_synchronised(self) -> None:
-        """Return when a peer has told us what we had missed."""
+        """Return when enough peers have told us what we had missed."""
         await self._told.wait()
 
     async def start(self) -> None:
@@ -75,7 +78,7 @@ class AntiEntropy:
         self._context.peers.follow(self._note_connected)
 
     async def run(self) -> None:
-        """Pull from one peer after another: often until one has told us all, then ever less often.
+        """Pull from peer after peer: at once until enough have told us all, then ever less often.
 
         The first peer may have just come too: after a power cut half of the swarm has.
         """
@@ -84,11 +87,20 @@ class AntiEntropy:
         pause_epochs = PAUSE_EPOCHS_MIN
         await self._connected.wait()
         while True:
-            for peer in rng.sample(context.peers.connected, 1):
-                await self.pull(peer)
+            if self.synchronised:
+                for peer in rng.sample(context.peers.connected, 1):
+                    await self.pull(peer)
+            else:
+                await self._begin(rng)
             calm = self.synchronised and not self._replica.behind
             pause_epochs = min(2 * pause_epochs, PAUSE_EPOCHS_MAX) if calm else PAUSE_EPOCHS_MIN
             await asyncio.sleep(pause_epochs * self._replica.manifest.epochs.seconds)
+
+    async def _begin(self, rng: Rng) -> None:
+        """Ask until enough have told us, or until all that we know of have been asked."""
+        self._sources.begin()
+        while not self.synchronised and (peer := self._sources.next(rng)) is not None:
+            await self.pull(peer)
 
     def _note_connected(self, peers: Sequence[PeerId]) -> None:
         if peers:
@@ -100,11 +112,18 @@ class AntiEntropy:
             await within(EXCHANGE_SECONDS, self._pull(peer))
         except TransportError as error:
             log.info("synchronisation failed", peer=peer[-8:], error=str(error))
+            self._sources.failed(peer)
+            self._look()
             return False
-        self._told.set()
+        self._sources.told(peer)
+        self._look()
         # The versions that we lack may replace many of ours: we look further back each time.
         self._review = max(REVIEW_VERSIONS_MIN, 8 * self._review) if self._replica.forked else 0
         return True
+
+    def _look(self) -> None:
+        if self._sources.enough():
+            self._told.set()
 
     async def _pull(self, peer: PeerId) -> None:
         """Go through the peer's pages; each id is asked for once, whatever comes of it."""

@@ -15,6 +15,7 @@ from hivemind.utils.multiaddr import Multiaddr
 from node.live import control, hivemind_p2p, p2pd
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.p2pd import P2pd, P2pdError, P2pdOptions, StartFault
+from node.streams.protocols import HOP
 from protocol.crypto import Identity
 from protocol.types import PeerId
 from roles.ports.transport import Stream, TransportError
@@ -197,6 +198,26 @@ async def test_an_unsupported_protocol_is_refused_quickly(pair):
     with pytest.raises(TransportError, match="protocols not supported"):
         await left.open_stream(right.peer_id, "/prime-test/unknown")
     assert time.monotonic() - before < control.DIAL_SECONDS
+
+
+async def test_p2pd_itself_relays_for_nobody(pair):
+    left, right = pair
+    await connects(left, right)
+    with pytest.raises(TransportError, match="protocols not supported"):
+        await left.open_stream(right.peer_id, HOP.name)
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/ip4/9.9.9.9/tcp/1/p2p/QmNoKeyOfOurs/p2p-circuit",
+        f"/ip4/9.9.9.9/tcp/1/p2p/{Identity(bytes(32)).peer_id}/p2p-circuit/tcp/1",
+        f"/nonsense/p2p/{Identity(bytes(32)).peer_id}/p2p-circuit",
+    ],
+)
+async def test_what_is_no_way_through_a_relay_is_refused(address):
+    with pytest.raises(TransportError):
+        control.binary_address(address)
 
 
 async def test_a_second_handler_for_a_protocol_is_our_mistake(pair):

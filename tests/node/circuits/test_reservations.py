@@ -77,7 +77,8 @@ def test_two_relays_of_different_networks_are_used():
         held = [name for name, relay in world.relays.items() if relay.reservations]
         assert set(held) == world.used
 
-    run(scenario, one=FIRST, two=NEAR, three=NEAR, apart=SECOND)
+    near = {f"near {number}": NEAR for number in range(8)}
+    run(scenario, **near, apart=SECOND)
 
 
 def test_the_address_is_the_relays_own_word_and_not_of_a_local_network():

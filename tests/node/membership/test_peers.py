@@ -526,3 +526,31 @@ def test_a_swarm_is_local_when_we_join_it_at_a_local_address_or_begin_it_there()
         assert table.in_local_swarm
 
     run_virtual(scenario())
+
+
+def test_members_to_dial_are_spread_over_networks_and_kept_before_those_that_dialled_us():
+    async def scenario():
+        net = Net()
+        table = net.table("near 0")
+        crowd = [f"near {number}" for number in range(20)]
+        net.add(*crowd, "apart", "visitor")
+        for number, name in enumerate(crowd):
+            peer = net.peer(name)
+            net.tell(name, at=(f"/ip4/9.9.{number}.1/tcp/1/p2p/{peer}",))
+        apart, visitor = net.peer("apart"), net.peer("visitor")
+        net.tell("apart", at=(f"/ip4/8.8.8.8/tcp/1/p2p/{apart}",))
+        net.tell("visitor", at=(f"/ip4/7.7.7.7/tcp/1/p2p/{visitor}",), reachable=False)
+        for name in crowd[:2]:
+            net.hub.connect(net.peer("ours"), net.peer(name))
+            table._chosen[net.peer(name)] = None
+        net.hub.connect(visitor, net.peer("ours"))
+        await table._look()
+        assert table._choose_stranger(0.0) == apart
+        others = {table._choose_stranger(0.0) for _ in range(18)}
+        assert others == {net.peer(name) for name in crowd[2:]}, "better than nobody"
+        assert table._choose_stranger(0.0) is None
+        hosts = [kept.split("/")[2] for kept in table.reachable_addresses()]
+        assert hosts[1] == "7.7.7.7", "one of each network first"
+        assert sorted(hosts) == ["7.7.7.7", "9.9.0.1", "9.9.1.1"]
+
+    run_virtual(scenario())

@@ -106,7 +106,7 @@ def test_a_newcomer_takes_all_that_matters():
         pair.theirs.take(WORLD.certificate(CHAIN[0]))
         assert await pair.pull()
         assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
-        assert pair.ours.anti_entropy.synchronised
+        assert not pair.ours.anti_entropy.synchronised, "validators are here, and none has told us"
         assert len(pair.ours.accepted) == 6 + 4 + 3 + 1 + 2
         assert await pair.pull()
         assert len(pair.ours.accepted) == 6 + 4 + 3 + 1 + 2, "the second time there is no news"
@@ -382,7 +382,7 @@ class Peers:
     """A peer table that is connected to whomever it is told."""
 
     def __init__(self):
-        self.connected, self.followers = [], []
+        self.connected, self.followers, self.places = [], [], {}
 
     def follow(self, follower):
         self.followers.append(follower)
@@ -428,5 +428,45 @@ def test_peers_are_asked_soon_after_the_start_and_ever_less_often_until_somethin
         await asyncio.sleep(12 * epoch_seconds)
         assert len(asked) >= 8, "twice per epoch once it is noticed"
         running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_a_node_asks_several_and_one_of_the_genesis_before_it_calls_itself_synchronised():
+    async def scenario():
+        hub = Hub()
+        ours, *others = (
+            Node(hub, key)
+            for key in (
+                OUR_KEY,
+                THEIR_KEY,
+                identity("third"),
+                identity("fourth"),
+                WORLD.validators[0],
+            )
+        )
+        told, pull = [], ours.anti_entropy._pull
+
+        async def noted(peer):
+            told.append(peer)
+            await pull(peer)
+
+        ours.anti_entropy._pull = noted
+        for other in others:
+            await other.anti_entropy.start()
+        for other in others[:3]:
+            hub.connect(OURS, other.transport.peer_id)
+        validator = WORLD.validators[0]
+        at = (f"/sim/{validator.peer_id}/p2p/{validator.peer_id}",)
+        others[0].take(WORLD.record(validator, ("validator",), addresses=at))
+        await ours.peers.reach()
+        await ours.anti_entropy.start()
+        tasks = [asyncio.create_task(ours.anti_entropy.run())]
+        ours.anti_entropy._connected.set()
+        async with asyncio.timeout(WORLD.manifest.epochs.seconds):
+            await ours.anti_entropy.wait_until_synchronised()
+        assert validator.peer_id in told
+        assert len(told) >= 3
+        tasks[0].cancel()
 
     run_virtual(scenario())
