@@ -5,35 +5,25 @@ import contextlib
 import logging
 import os
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 
-import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route
 
+from node.api.local_server import guarded, local_server, web_routes
 from node.api.metrics import NodeMetrics
-from node.api.pages import Guard, pages
 from node.api.status import NodeStatus
-from node.api.v1.routes import api_v1
 from node.api.v1.source import Source
 from node.api.why import Why
 from node.local.datadir import API_HOST, DataDir, last_api_port, store_api_endpoint
 from node.local.errors import NodeError
-from node.local.http_server import EmbeddedServer, listen
+from node.local.http_server import listen
 
 log = logging.getLogger(__name__)
-
-HOST_NAMES = [API_HOST, "localhost"]
-"""Accepted in the Host header: a web page that rebinds its name to 127.0.0.1 sends its own."""
-
-REQUESTS_MAX = 64
-"""At once; more are answered 503."""
 
 
 class ControlServer:
@@ -56,19 +46,7 @@ class ControlServer:
     ) -> None:
         self._port = port
         self._datadir = datadir
-        self._server = EmbeddedServer(
-            uvicorn.Config(
-                application(status, why, source),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                http="h11",
-                ws="none",
-                limit_concurrency=REQUESTS_MAX,
-                server_header=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        self._server = local_server(application(status, why, source))
 
     async def start(self) -> int:
         """Begin to serve and return the port; raises ``NodeError`` when it is taken."""
@@ -145,19 +123,3 @@ def application(
         Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()
     ]
     return guarded([*routes, *web_routes(source)] if source is not None else routes)
-
-
-def web_routes(source: Source) -> list[BaseRoute]:
-    """Return the pages and what they read."""
-    return [api_v1(source), pages()]
-
-
-def guarded(routes: Sequence[BaseRoute]) -> Starlette:
-    """Return an application for browsers and programs of this machine alone."""
-    return Starlette(
-        routes=routes,
-        middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=HOST_NAMES, www_redirect=False),
-            Middleware(Guard),
-        ],
-    )

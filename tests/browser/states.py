@@ -258,9 +258,7 @@ def ready(count=14, versions=41, steps=60):
         history=History(2.0, tuple(STARTED_AT + at for at in seconds), columns),
         rollouts=tuple(reversed(found)),
         peers=PeerPage(rows, count, count, min(32, count - 1), 1, roles),
-        weights=WeightsPage(
-            published, (ARRIVING, ARRIVED), (), {}, (), forest_of(peers, versions)
-        ),
+        weights=WeightsPage(published, (ARRIVING, ARRIVED), (), {}, (), forest_of(peers, versions)),
         machine=MachinePage(
             pid=4711,
             software="prime-node/0.1.0",
@@ -341,9 +339,7 @@ def slashed():
         ("ce" * 32,),
         known.rollouts[-6].row.commit,
     )
-    rows = tuple(
-        replace(row, standing="slashed") if row.me else row for row in known.peers.rows
-    )
+    rows = tuple(replace(row, standing="slashed") if row.me else row for row in known.peers.rows)
     return replace(
         known,
         overview=replace(
@@ -388,9 +384,7 @@ def hostile():
         )
         for number, row in enumerate(known.peers.rows)
     )
-    counts = replace(
-        known.overview.rollouts, rejected_reasons={word: 3 for word in HOSTILE}
-    )
+    counts = replace(known.overview.rollouts, rejected_reasons=dict.fromkeys(HOSTILE, 3))
     arrivals = tuple(
         replace(one, name=HOSTILE[0], form=HOSTILE[1]) for one in known.weights.arrivals
     )
@@ -398,7 +392,11 @@ def hostile():
         known,
         title=HOSTILE[0],
         overview=replace(
-            known.overview, run_name=HOSTILE[1], reason=HOSTILE[0], rollouts=counts, happened=happened
+            known.overview,
+            run_name=HOSTILE[1],
+            reason=HOSTILE[0],
+            rollouts=counts,
+            happened=happened,
         ),
         rollouts=tuple(rollouts),
         peers=replace(known.peers, rows=rows),

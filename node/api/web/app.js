@@ -28,6 +28,7 @@ const line = document.getElementById("line");
 let meta = null;
 let shown = null;
 let stream = null;
+let boot = null;
 
 // The page that an address asks for: its name, its path behind that, and its parameters.
 function route() {
@@ -102,7 +103,10 @@ function drawLine(look) {
 
 function heard(kind, value) {
   if (kind === "lost") drawLine(null);
-  if (kind === "hello" && meta && value.boot !== meta.boot) begin();
+  if (kind === "hello") {
+    if (boot !== null && boot !== value.boot) { begin(); return; }
+    boot = value.boot;
+  }
   if (kind === "look") {
     drawLine(value);
     const due = shown && performance.now() - shown.at >= 1000 * shown.seconds;
@@ -140,6 +144,7 @@ async function begin() {
   drawFrame();
   navigate();
   stream?.close();
+  boot = null;
   stream = new Stream(heard);
 }
 
