@@ -108,12 +108,12 @@ def read_recording(directory: Path) -> Recorded:
 
 
 class Recording(Source):
-    """A recorded node."""
+    """A recorded node; another ``boot`` tells pages that are open to look again."""
 
-    def __init__(self, recorded: Recorded) -> None:
+    def __init__(self, recorded: Recorded, boot: str = "recorded") -> None:
         self._recorded = recorded
         self._rollouts = {one.row.commit: one for one in recorded.rollouts}
-        self.happenings = Happenings("recorded", reversed(recorded.happened))
+        self.happenings = Happenings(boot, reversed(recorded.happened))
 
     @override
     def meta(self) -> Meta:

@@ -13,6 +13,8 @@ SAMPLES_MAX = 720
 """A chart is about as many pixels wide; at one a second it is full after 12 minutes. 0.2 MB."""
 
 RECENT_SECONDS = 60
+EARLY_SECONDS = 0.25
+"""A look that comes so much too early is in time: the next one is most of a second later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ class Samples:
     def note(self, sample: Sample) -> None:
         """Take a sample; it is kept when the last one that was is old enough."""
         self._recent.append(sample)
-        if self._kept and sample.at < self._kept[-1].at + 0.9 * self._interval_seconds:
+        if self._kept and sample.at < self._kept[-1].at + self._interval_seconds - EARLY_SECONDS:
             return
         self._kept.append(sample)
         if len(self._kept) > self._samples_max:

@@ -26,7 +26,7 @@ _LOOK, _HAPPENING = TypeAdapter(Look), TypeAdapter(Happening)
 def resume_from(last_event_id: str) -> tuple[str, int]:
     """Return boot and number of an event's id; nothing for what is none."""
     boot, _, number = last_event_id[:64].rpartition("-")
-    return (boot, int(number)) if number.isascii() and number.isdigit() else ("", 0)
+    return (boot, int(number)) if boot and number.isascii() and number.isdigit() else ("", 0)
 
 
 class Streams:

@@ -41,7 +41,7 @@ export function duration(seconds) {
 
 export const milliseconds = (seconds) =>
   seconds === null || seconds === undefined ? NONE
-    : seconds < 1 ? `${short(1000 * seconds)} ms` : `${short(seconds)} s`;
+    : seconds < 0.001 ? "< 1 ms" : seconds < 1 ? `${short(1000 * seconds)} ms` : `${short(seconds)} s`;
 
 export const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
 

@@ -17,7 +17,7 @@ export default {
       const page = await get("node", {}, signal);
       drawHead({ ...page, log: 0, loop_delays: 0, now: Math.floor(page.now / 10) * 10, load: page.load });
       drawBody({ ...page, log: 0, now: 0, load: 0 });
-      const text = page.log.map((one) => clean(one, 1000)).join("\n");
+      const text = page.log.map((one) => clean(told(one), 1000)).join("\n");
       if (text === lines) return;
       const at = follows();
       lines = text;
@@ -26,6 +26,17 @@ export default {
     };
   },
 };
+
+// A line as people read it: nodes that run unattended write JSON.
+function told(text) {
+  try {
+    const { timestamp, level, message, logger, ...rest } = JSON.parse(text);
+    const facts = Object.entries(rest).map(([name, value]) => `${name}=${typeof value === "string" ? value : JSON.stringify(value)}`);
+    return [String(timestamp ?? "").slice(11, 19), String(level ?? "").padEnd(7), message, ...facts].join("  ");
+  } catch {
+    return text;
+  }
+}
 
 function header(page) {
   return [heading("This node", h("p", { className: "sub" }, clean(page.software, 60), page.started_at ? h("span", {}, `up ${duration(page.now - page.started_at)}`) : "")),
