@@ -14,6 +14,7 @@ import structlog
 
 from node.api.observer import Observer
 from node.api.status import NodeStatus, Snapshot
+from node.api.v1.node_source import NodeView
 from node.api.why import Why
 from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.circuits.circuits import Circuits
@@ -92,6 +93,7 @@ class Daemon:
         self._engines = engines
         computes = set(about.roles) - {Role.RELAY}
         self._environment = engines.environment(self._manifest) if computes else None
+        self._task: Environment | None = None
         self._stop = asyncio.Event()
         replica = Replica(self._manifest, verifier, opened)
         self._peers = PeerTable(
@@ -242,6 +244,12 @@ class Daemon:
         """Explain this node's state and its rollouts that failed."""
         return self._observer.why()
 
+    def view(self) -> NodeView:
+        """Return what pages about this node are made of."""
+        members, trips = self._downloads.members, lambda: self._anti_entropy.answer_seconds
+        signed, task = self._signed_manifest, lambda: self._task
+        return NodeView(signed, self._observer, task, members, trips)
+
     def stop(self) -> None:
         """Begin to drain; ``run`` returns when that is done."""
         self._observer.draining = True
@@ -322,6 +330,7 @@ class Daemon:
             log.exception("the run's task cannot be opened")
             self._context.conditions.set("task", f"the run's task cannot be opened: {reason}")
             return False
+        self._task = environment
         return True
 
     def _flows(self, environment: Environment) -> dict[str, Coroutine[Any, Any, None]]:

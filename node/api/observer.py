@@ -93,11 +93,11 @@ class Observer:
             policy_lag_max=ledger.policy_lag_max,
             first_certificate_at=self.first_certificate_at,
             members=self._members(now),
-            rollouts=_counts(ledger.totals),
-            own_rollouts=_counts(ledger.workers.get(peer_id, Counts())),
-            workers={peer: _counts(counts) for peer, counts in sorted(ledger.workers.items())},
+            rollouts=counted(ledger.totals),
+            own_rollouts=counted(ledger.workers.get(peer_id, Counts())),
+            workers={peer: counted(counts) for peer, counts in sorted(ledger.workers.items())},
             checkpoints=self._checkpoints(),
-            traffic=self._traffic(),
+            traffic=self.traffic(),
             p2pd_pid=self.p2pd_pid(),
             arrivals=arrival_statuses(self.arrivals, monotonic_now, now),
             durations=durations_statuses(self.arrivals),
@@ -128,6 +128,10 @@ class Observer:
             weights_received=self.exchange.received[Kind.WEIGHTS],
             sizes={**gossip.sizes(), **self.context.replica.sizes()},
         )
+
+    def reason(self) -> str:
+        """Return why the node is in its state."""
+        return self._state()[1]
 
     def _count_members(self) -> int:
         """Count the live records, once per epoch: that is a look at every one of them."""
@@ -198,7 +202,8 @@ class Observer:
             for entry in ledger.checkpoints
         )
 
-    def _traffic(self) -> TrafficStatus:
+    def traffic(self) -> TrafficStatus:
+        """Return the bytes moved since the start."""
         blobs, gossip = self.exchange, self.gossip.link_counters
         return TrafficStatus(
             blobs_sent=blobs.sent.total(),
@@ -316,7 +321,8 @@ def _finding(verdict: Signed[Verdict], rules: ToplocSection, tokens: int) -> Ver
     )
 
 
-def _counts(counts: Counts) -> RolloutCounts:
+def counted(counts: Counts) -> RolloutCounts:
+    """Return a ledger's counts as a status has them."""
     return RolloutCounts(
         committed=counts.committed,
         certified=counts.certified,

@@ -4,38 +4,35 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 from collections.abc import Callable
 from dataclasses import asdict
 
-import uvicorn
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
-from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 
+from node.api.local_server import guarded, local_server, web_routes
 from node.api.metrics import NodeMetrics
 from node.api.status import NodeStatus
+from node.api.v1.source import Source
 from node.api.why import Why
-from node.local.datadir import API_HOST, DataDir, store_api_endpoint
-from node.local.http_server import EmbeddedServer, listen
+from node.local.datadir import API_HOST, DataDir, last_api_port, store_api_endpoint
+from node.local.errors import NodeError
+from node.local.http_server import listen
 
 log = logging.getLogger(__name__)
-
-HOST_NAMES = [API_HOST, "localhost"]
-"""Accepted in the Host header: a web page that rebinds its name to 127.0.0.1 sends its own."""
-
-REQUESTS_MAX = 64
-"""At once; more are answered 503."""
 
 
 class ControlServer:
     """Serves the control API from the running loop until ``stop``.
 
-    ``status`` and ``why`` are called in the loop, once per request. ``port`` 0 takes a free one.
-    With ``datadir`` the port is written to its ``api.json``, where the commands look for it.
+    ``status`` and ``why`` are called in the loop, once per request; ``source`` is what pages read,
+    and without it there are none. With ``datadir`` the port is written to its ``api.json``, where
+    the commands look for it. ``port`` 0 takes a free one: that of the last time if it still is, so
+    that a page which is open finds the node again.
     """
 
     def __init__(
@@ -45,37 +42,28 @@ class ControlServer:
         port: int = 0,
         *,
         datadir: DataDir | None = None,
+        source: Source | None = None,
     ) -> None:
         self._port = port
         self._datadir = datadir
-        self._server = EmbeddedServer(
-            uvicorn.Config(
-                application(status, why),
-                log_config=None,
-                access_log=False,
-                lifespan="off",
-                http="h11",
-                ws="none",
-                limit_concurrency=REQUESTS_MAX,
-                server_header=False,
-                timeout_graceful_shutdown=1,
-            )
-        )
+        self._server = local_server(application(status, why, source))
 
     async def start(self) -> int:
         """Begin to serve and return the port; raises ``NodeError`` when it is taken."""
-        listener = listen(
-            API_HOST,
-            self._port,
-            failure="cannot open the control API",
-            remedy="choose another --api-port, or 0 for a free one",
-        )
+        listener = self._listener()
         port: int = listener.getsockname()[1]
         await self._server.begin(listener, "control-api")
         if self._datadir is not None:
             await asyncio.to_thread(store_api_endpoint, self._datadir, port)
         log.info("control API on http://%s:%d", API_HOST, port)
         return port
+
+    def _listener(self) -> socket.socket:
+        last = last_api_port(self._datadir) if self._datadir is not None and not self._port else 0
+        if last:
+            with contextlib.suppress(NodeError):  # somebody else has it by now
+                return _listen(last)
+        return _listen(self._port)
 
     async def stop(self) -> None:
         """Answer what was asked, then close, within a few seconds; idempotent."""
@@ -85,7 +73,18 @@ class ControlServer:
         await self._server.end()
 
 
-def application(status: Callable[[], NodeStatus], why: Callable[[], Why]) -> Starlette:
+def _listen(port: int) -> socket.socket:
+    return listen(
+        API_HOST,
+        port,
+        failure="cannot open the control API",
+        remedy="choose another --api-port, or 0 for a free one",
+    )
+
+
+def application(
+    status: Callable[[], NodeStatus], why: Callable[[], Why], source: Source | None = None
+) -> Starlette:
     """Return the API as an ASGI application; see the package for its paths."""
     metrics = NodeMetrics(status)
 
@@ -120,9 +119,7 @@ def application(status: Callable[[], NodeStatus], why: Callable[[], Why]) -> Sta
         "/peers": peers,
         "/why": why_,
     }
-    return Starlette(
-        routes=[Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()],
-        middleware=[
-            Middleware(TrustedHostMiddleware, allowed_hosts=HOST_NAMES, www_redirect=False)
-        ],
-    )
+    routes: list[BaseRoute] = [
+        Route(path, endpoint, methods=["GET"]) for path, endpoint in paths.items()
+    ]
+    return guarded([*routes, *web_routes(source)] if source is not None else routes)

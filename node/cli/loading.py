@@ -30,6 +30,7 @@ BUILT_IN = tuple(
         "status",
         "peers",
         "why",
+        "dashboard",
         "calibrate",
         "version",
     )

@@ -1,16 +1,12 @@
 """A run in words: what it trains, by which rules, and what it asks of those who join."""
 
-from collections.abc import Iterator
-from datetime import UTC, datetime
-
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from node.founding.needs import Needs
+from node.local.run_words import run_words
 from node.local.units import bytes_text, duration_text
-from protocol.admission import AdmissionSection
 from protocol.manifest import RunManifest
-from protocol.recipe import EnvironmentSection
 
 LINE_BITS_PER_SECOND = 100e6
 """An ordinary line, to tell what a version takes on it."""
@@ -23,65 +19,9 @@ def describe(manifest: RunManifest, needs: Needs) -> RenderableType:
     """Return the manifest and its needs as tables."""
     facts = Table(box=None, show_header=False)
     facts.add_column(style="bold")
-    for name, value in _facts(manifest):
+    for name, value in run_words(manifest):
         facts.add_row(name, value)
     return Group(facts, "", _needs(needs))
-
-
-def _facts(manifest: RunManifest) -> Iterator[tuple[str, str]]:
-    model, sampling, grpo = manifest.model, manifest.sampling, manifest.grpo
-    genesis, committee, rules = manifest.genesis, manifest.committee, manifest.toploc
-    began = datetime.fromtimestamp(genesis.created_at, UTC)
-    yield "run", f"{manifest.name}, {manifest.run_id.hex()}"
-    yield "creator", f"{genesis.creator}, {began:%Y-%m-%d %H:%M} UTC"
-    yield "model", f"{model.name}, {model.architecture} in {model.dtype}"
-    yield "task", ", ".join(_task(manifest.environment))
-    files = (f"{name}, {bytes_text(one.total_bytes)}" for name, one in genesis.files.items())
-    yield "files", "; ".join(files) or "none"
-    answers = f"{sampling.prompts_per_rollout} prompts of {sampling.group_size} answers"
-    limits = f"at most {sampling.tokens_max:,} tokens, temperature {sampling.temperature:g}"
-    yield "rollout", f"{answers}, each {limits}"
-    if sampling.length_targets:
-        targets = ", ".join(f"{target:,}" for target in sampling.length_targets)
-        cost = f"{sampling.length_penalty:g} of the reward for each token away from it"
-        yield "length", f"asked for: {targets}; {cost}"
-    batch = f"{grpo.rollouts_per_step} rollouts at most {grpo.async_level} versions old"
-    yield "training", f"{grpo.steps:,} versions, each from {batch}, rate {grpo.learning_rate:g}"
-    yield (
-        "checks",
-        f"{committee.size} validators a rollout, {committee.escalated_size} when they disagree",
-    )
-    rate = f"{1 / rules.false_reject_rate:,.0f}"
-    measured = f"measured with {rules.measured_tokens:,} tokens on {rules.measured_on}"
-    yield "thresholds", f"an honest rollout is rejected at most once in {rate}; {measured}"
-    workers = "; ".join(_admission(manifest.admission))
-    yield "workers", workers + (", a proven lie ends it" if manifest.credit.slash else "")
-    yield "trainers", "\n".join(genesis.trainers)
-    yield "validators", "\n".join(genesis.validators)
-
-
-def _admission(rules: AdmissionSection) -> Iterator[str]:
-    match rules.rule:
-        case "open" if rules.work_bits:
-            hashes = f"{2**rules.work_bits:,} hashes of {bytes_text(1024 * rules.work_kib)}"
-            yield f"anybody for the work of about {hashes}"
-        case "open":
-            yield "anybody"
-        case "invite":
-            yield f"those whom the creator invites, or {len(rules.inviters)} others"
-        case "allowlist":
-            yield "those it lists"
-    if rules.probation_epochs:
-        yield f"for versions made {rules.probation_epochs} epochs after that"
-
-
-def _task(section: EnvironmentSection) -> Iterator[str]:
-    yield section.name
-    if section.pass_rates:
-        least, most = section.pass_rates
-        yield f"rows with a pass rate from {least:g} to {most:g}"
-    for name, value in section.options.items():
-        yield f"{name} {value}"
 
 
 def _needs(needs: Needs) -> Table:

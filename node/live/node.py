@@ -21,6 +21,7 @@ from node.local.addresses import host_of, is_local, load_cached_peers, store_cac
 from node.local.config import NodeConfig
 from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
 from node.local.errors import ExitCode, NodeError
+from node.local.log_tail import LogTail
 from node.local.logs import adopt_hivemind_logs, configure_logging
 from node.local.run_pin import local_run, pin_run
 from node.membership.dials import Dials
@@ -124,6 +125,8 @@ class LiveNode:
         self._stopping = asyncio.Event()
         self._addresses: tuple[str, ...] = ()
         self._loop_watch = LoopWatch()
+        self._log_tail = LogTail()
+        self._source: Any = None
         self._asking = False
 
     async def run(self) -> ExitCode:
@@ -139,8 +142,13 @@ class LiveNode:
         rng = Rng(os.urandom(32))
         try:
             known = local_run(self._datadir, self._config.run, self._config.run_id)
+            self._source = self._make_source(clock)
             control = ControlServer(
-                self._status, self._why, self._config.api_port, datadir=self._datadir
+                self._status,
+                self._why,
+                self._config.api_port,
+                datadir=self._datadir,
+                source=self._source,
             )
             cached = load_cached_peers(self._datadir)
             initial = list(dict.fromkeys((*self._config.initial_peers, *cached)))
@@ -148,6 +156,8 @@ class LiveNode:
         except TransportError as error:
             raise NodeError(str(error), ExitCode.RETRY) from None
         self._loop_watch.start()
+        self._log_tail.install()
+        watching = asyncio.create_task(self._source.watch(), name="web")
         try:
             await control.start()
             self._addresses = tuple(await transport.addresses())
@@ -158,9 +168,11 @@ class LiveNode:
                 return ExitCode.OK
             await self._live(transport, clock, rng, manifest, initial)
         finally:
+            watching.cancel()
             await control.stop()
             await transport.close()
             self._loop_watch.stop()
+            self._log_tail.remove()
         return ExitCode.OK
 
     async def _open_transport(self, initial: list[str]) -> Any:
@@ -176,6 +188,21 @@ class LiveNode:
             return transport
         await transport.close()
         return await HivemindTransport.create(self._identity, path, replace(options, hidden=True))
+
+    def _make_source(self, clock: Any) -> Any:
+        """Return what pages about this node are made of; before it joins that is its status."""
+        from node.api.v1.machine import MachineReader  # noqa: PLC0415
+        from node.api.v1.node_source import NodeSource  # noqa: PLC0415
+
+        machine = MachineReader(
+            self._datadir,
+            self._log_tail,
+            self._loop_watch.status,
+            f"prime-node/{version('prime-node')}",
+            self._started_at,
+            self._config.blob_quota,
+        )
+        return NodeSource(self._status, clock, f"{self._started_at:.3f}", machine)
 
     async def _live(
         self,
@@ -234,6 +261,7 @@ class LiveNode:
         try:
             self._daemon = self._make_daemon(manifest, about, ports, initial_peers)
             directory.prefer(self._daemon.trust.proven)
+            self._source.join(self._daemon.view())
             if self._stopping.is_set():
                 self._daemon.stop()
             await http.serve(self._daemon, blobs)

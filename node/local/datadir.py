@@ -11,6 +11,7 @@
 ``genesis…``        version 0 for a trainer to publish, if the creator left it here
 ``peers.json``     addresses that answered (``node.local.addresses``)
 ``api.json``       port and process id of the running daemon
+``api.port``       the port that the control API had last
 ``LOCK``           held by the running daemon (``flock``)
 =================  ===========================================================
 """
@@ -48,6 +49,7 @@ class DataDir:
         self.genesis = root / "genesis.safetensors"
         self.peers = root / "peers.json"
         self.api = root / "api.json"
+        self.api_port = root / "api.port"
 
 
 def open_data_dir(root: Path) -> DataDir:
@@ -159,6 +161,16 @@ def store_api_endpoint(datadir: DataDir, port: int) -> None:
     """Tell local programs where our control API listens."""
     endpoint = {"port": port, "pid": os.getpid()}
     write_atomically(datadir.api, json.dumps(endpoint).encode())
+    if last_api_port(datadir) != port:
+        write_atomically(datadir.api_port, f"{port}\n".encode())
+
+
+def last_api_port(datadir: DataDir) -> int:
+    """Return the port that the control API of this directory had last, 0 before the first time."""
+    with suppress(OSError, ValueError):
+        port = int(_read_small(datadir.api_port) or b"0")
+        return port if 0 < port < 65_536 else 0
+    return 0
 
 
 def load_api_endpoint(datadir: DataDir) -> ApiEndpoint | None:

@@ -45,6 +45,9 @@ EXCHANGE_SECONDS = SYNC.exchange_seconds or 0.0
 REVIEW_VERSIONS_MIN = 8
 """How many of our own versions are compared first when another chain has shown up."""
 
+ANSWERS_MAX = 1024
+"""Peers whose time to answer is remembered."""
+
 T = TypeVar("T")
 
 
@@ -62,6 +65,8 @@ class AntiEntropy:
         self._sources = Sources(context)
         self._told = asyncio.Event()
         self._connected = asyncio.Event()
+        self.answer_seconds: dict[PeerId, float] = {}
+        """From a question to the first of the answer, the shortest of each peer: a round trip."""
 
     @property
     def synchronised(self) -> bool:
@@ -148,8 +153,10 @@ class AntiEntropy:
         try:
             version = max(0, self._replica.ledger.version + 1 - self._review)
             request = {"skip": skip, "version": version}
+            asked_at = asyncio.get_running_loop().time()
             await write_frame(stream, encode(request))
             ids = self._sound(stream, _ids(await self._read(stream, SYNC.acceptor_bytes_max)))
+            self._note_answer(peer, asyncio.get_running_loop().time() - asked_at)
             known = {signed.digest: None for signed in _current(self._replica, 0)}
             here = self._replica.is_waiting
             new = (
@@ -165,6 +172,13 @@ class AntiEntropy:
         finally:
             await stream.close()
         return len(ids), wanted
+
+    def _note_answer(self, peer: PeerId, seconds: float) -> None:
+        """Keep the shortest of a peer's answers: the rest of it is what the peer computed."""
+        known = self.answer_seconds.pop(peer, seconds)
+        self.answer_seconds[peer] = min(known, seconds)
+        if len(self.answer_seconds) > ANSWERS_MAX:
+            del self.answer_seconds[next(iter(self.answer_seconds))]
 
     def _take(self, envelope: bytes, peer: PeerId) -> None:
         received = self._inbox.take(envelope, Source.ANTI_ENTROPY, sender=peer)

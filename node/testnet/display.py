@@ -47,6 +47,7 @@ async def show_lines(record: SwarmRecord, screen: Screen, console: Console) -> N
             console.print(
                 f"join with: {screen.join_command}", markup=False, highlight=False, soft_wrap=True
             )
+            console.print(f"watch it: {screen.web_url}", highlight=False, soft_wrap=True)
             join_shown = True
         await asyncio.sleep(REFRESH_SECONDS)
         waited_seconds += REFRESH_SECONDS

@@ -32,6 +32,8 @@ class Screen:
     stage: Stage = "loading"
     run_id: str = ""
     join_command: str = ""
+    web_url: str = ""
+    """Where the pages about the whole swarm are."""
     notice: str = ""
 
 

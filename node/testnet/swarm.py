@@ -24,6 +24,7 @@ from node.testnet.plan import Layout, NodePlan, Options
 from node.testnet.record import SwarmRecord
 from node.testnet.report import build_report, write_report
 from node.testnet.screen import Screen
+from node.testnet.web import SwarmPages
 from protocol.recipe import Recipe
 from protocol.types import Role
 from roles.ports.storage import weights_name
@@ -83,8 +84,10 @@ class SwarmRun:
         failure = ""
         async with httpx.AsyncClient() as client:
             fleet = Fleet(self.layout, self.record, client, self.options)
+            pages = SwarmPages(self.record, lambda: f"testnet, {self.screen.environment}")
             with self._signals(fleet):
                 try:
+                    self.screen.web_url = await pages.start()
                     self._working = asyncio.create_task(self._work(fleet))
                     await self._working
                 except asyncio.CancelledError:
@@ -97,6 +100,7 @@ class SwarmRun:
                     self.screen.stage = "draining"
                     self.screen.notice = ""
                     await self._drain(fleet)
+                    await pages.stop()
                     fleet.close()
                 report = await self._epilogue(failure)
         self.screen.stage = "failed" if failure else "done"

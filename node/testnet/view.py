@@ -248,6 +248,7 @@ def _footer(screen: Screen) -> RenderableType:
     if not screen.join_command:
         return Text(" Ctrl-C drains", style=DIM)
     return Group(
-        Text(" Ctrl-C drains. Join from another shell:", style=DIM),
+        Text(f" Ctrl-C drains. Watch it in a browser: {screen.web_url}", style=DIM),
+        Text(" Join from another shell:", style=DIM),
         Text(f" {screen.join_command}", style=ACCENT, overflow="fold"),
     )

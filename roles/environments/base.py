@@ -89,6 +89,13 @@ class CharacterTask(BlockingTask, ABC):
         instruction = "" if length_target is None else f"{length_target}="
         return self.encode(instruction + self.question(seed))
 
+    @override
+    def text(self, tokens: Sequence[int]) -> str:
+        vocabulary = self.vocabulary
+        return "".join(
+            vocabulary[token] if 0 <= token < VOCABULARY_SIZE else "<unknown>" for token in tokens
+        )
+
     def solution(self, seed: int) -> tuple[int, ...]:
         """Return the one completion that scores 1."""
         return (*self.encode(self.answer(seed)), END)

@@ -28,6 +28,9 @@ class BlockingTask(Protocol):
     def score(self, seed: int, completion: Sequence[int]) -> float:
         """Return what the task gives completion tokens for problem ``seed``."""
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return tokens as people read them; unknown ones harm nothing."""
+
 
 class InBackground(Environment):
     """A ``BlockingTask`` as an environment: whatever it raises is an ``EngineError``."""
@@ -55,6 +58,10 @@ class InBackground(Environment):
             return [self._task.score(answer.seed, answer.tokens) for answer in answers]
 
         return await in_background(self._background, scores)
+
+    @override
+    async def texts(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        return await in_background(self._background, lambda: [*map(self._task.text, sequences)])
 
 
 async def in_background(background: Background, function: Callable[[], T]) -> T:

@@ -78,6 +78,12 @@ class TextTask(Environment, ABC):
         except ExceptionGroup as errors:
             raise EngineError.of(errors.exceptions[0]) from None
 
+    @override
+    async def texts(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        return await in_background(
+            self._background, lambda: [self._tokenizer.decode(tuple(one)) for one in sequences]
+        )
+
     async def grade_all(self, seeds: Sequence[int], answers: Sequence[str]) -> list[Score]:
         """Return the score of each answer to the problem of its seed, in order."""
         async with asyncio.TaskGroup() as group:

@@ -314,6 +314,9 @@ class Environment(Protocol):
     async def score_batch(self, answers: Sequence[Answer]) -> list[Score]:
         """Return what the task gives each answer, in order."""
 
+    async def texts(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        """Return sequences of tokens as people read them; tokens that do not exist harm nothing."""
+
 
 class Engines(Protocol):
     """Makes the engine that a role needs, when it needs it."""

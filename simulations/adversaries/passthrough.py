@@ -170,6 +170,10 @@ class PassingEnvironment(Environment):
     async def score_batch(self, answers: Sequence[Answer]) -> list[Score]:
         return await self._honest.score_batch(answers)
 
+    @override
+    async def texts(self, sequences: Sequence[Sequence[int]]) -> list[str]:
+        return await self._honest.texts(sequences)
+
 
 class OtherEngines(Engines):
     """The ``Engines`` port, with what is given in place of what the honest one makes."""

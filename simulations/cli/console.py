@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from simulations.cli.comparison import Difference, flattened
+from simulations.cluster.world import Actor
 from simulations.scenario.scenario import Scenario, scenario_names
 from simulations.study.regressions import Regression, add_regression
 from simulations.study.study import Plan, RunOutcome, run_plan
@@ -66,7 +67,7 @@ def _progress(title: str, counted: ProgressColumn) -> Progress:
     )
 
 
-def show_run(plan: Plan) -> RunOutcome:
+def show_run(plan: Plan, actors: Sequence[Actor] = ()) -> RunOutcome:
     """Run a plan, with a bar of virtual and wall time on a terminal."""
     with _progress(f"{plan.scenario}, seed {plan.seed}", _VirtualTime()) as bar:
         task = bar.add_task("", total=plan.load().seconds)
@@ -74,7 +75,7 @@ def show_run(plan: Plan) -> RunOutcome:
         def on_progress(now: float, end: float) -> None:
             bar.update(task, completed=now, total=end)
 
-        return run_plan(plan, clock=time.perf_counter, on_progress=on_progress)
+        return run_plan(plan, clock=time.perf_counter, on_progress=on_progress, actors=actors)
 
 
 def clock_text(seconds: float) -> str:

@@ -10,6 +10,7 @@ import typer
 from node.local.errors import ExitCode, NodeError
 
 if TYPE_CHECKING:
+    from simulations.cluster.world import Actor
     from simulations.study.study import Plan, RunOutcome
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
@@ -71,7 +72,18 @@ def run(
     """Run a scenario once."""
     from simulations.study.study import Plan  # noqa: PLC0415 - when it is called
 
-    outcome = _run(Plan(scenario, seed, nodes, minutes, strangers))
+    plan = Plan(scenario, seed, nodes, minutes, strangers)
+    if report is None:
+        outcome = _run(plan)
+    else:
+        from node.api.v1.recording import write_recording  # noqa: PLC0415 - for reports alone
+        from simulations.report.view import ViewRecorder  # noqa: PLC0415 - as above
+
+        recorder = ViewRecorder()
+        outcome = _run(plan, recorder)
+        if recorder.recorded is not None:
+            report.mkdir(parents=True, exist_ok=True)
+            write_recording(report, recorder.recorded)
     _show(outcome, as_json=as_json, report=report)
     _end(outcome)
 
@@ -168,11 +180,11 @@ def _repeat_all(file: Path) -> None:
 # What the commands share
 
 
-def _run(plan: "Plan") -> "RunOutcome":
+def _run(plan: "Plan", *actors: "Actor") -> "RunOutcome":
     from simulations.cli.console import show_run  # noqa: PLC0415 - when a command needs it
 
     _check(plan)
-    return show_run(plan)
+    return show_run(plan, actors)
 
 
 def _check(plan: "Plan") -> None:

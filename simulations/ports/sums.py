@@ -44,6 +44,10 @@ class SumTask(BlockingTask):
     def score(self, seed: int, completion: Sequence[int]) -> float:
         return float(bool(completion) and completion[0] == _answer(self.prompt(seed, None)))
 
+    @override
+    def text(self, tokens: Sequence[int]) -> str:
+        return " ".join(map(str, tokens))
+
 
 def _answer(prompt: Sequence[int]) -> int:
     return _FIRST + sum(token - _FIRST for token in prompt[:2]) % _SYMBOLS

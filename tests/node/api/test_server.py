@@ -202,6 +202,21 @@ async def test_the_server_leaves_signals_to_the_daemon(datadir):
     assert before == during
 
 
+async def test_a_node_that_is_started_again_is_found_at_the_same_address(datadir):
+    async with served(datadir) as first:
+        pass
+    async with served(datadir) as second:
+        assert second == first
+        other = open_data_dir(datadir.root.with_name("other"))
+        other.api_port.write_text(f"{first}\n")
+        async with served(other) as third:  # somebody else has the port by now
+            assert third != first
+    for damaged in ("", "x", "0", "70000", "-1"):
+        other.api_port.write_text(damaged)
+        async with served(other) as port:
+            assert port > 0
+
+
 async def test_it_listens_on_this_machine_alone(datadir):
     server = ControlServer(lambda: STATUS, lambda: EXPLAINED)
     port = await server.start()

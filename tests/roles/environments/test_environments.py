@@ -96,3 +96,12 @@ def test_a_task_without_solutions_cannot_be_supervised():
 
     with pytest.raises(ValueError, match="unsolved"):
         solved(Unsolved())
+
+
+@pytest.mark.parametrize("name", ["arithmetic", "sorting"])
+def test_tokens_are_read_as_they_were_written(name):
+    task = environment(name)
+    prompt, answer = task.prompt(7, 12), solved(task).solution(7)
+    assert task.text(prompt).startswith("12=") and task.encode(task.text(prompt)) == prompt
+    assert task.text(answer) == f"{task.answer(7)}<end>"
+    assert task.text((0, -1, 32, 10**9)) == "<pad><unknown><unknown><unknown>"

@@ -1,0 +1,157 @@
+"""Notices what people want to know of a run, from the signed messages that prove it.
+
+After a restart most of it follows from the replica again, dated by the epoch of the commit that it
+is about: what a message is evidence of stays the same, only when it came is lost.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from node.api.status import Snapshot
+from node.api.v1.answers import EventKind, Happening
+from node.api.v1.happenings import Happenings
+from node.replication.inbox import Source
+from protocol.audit import LIES
+from protocol.faults import Fault
+from protocol.ledger.commits import CommitState, Entry
+from protocol.messages import (
+    Certificate,
+    CheckpointManifest,
+    Evidence,
+    RolloutCommit,
+    Signed,
+    Verdict,
+    open_envelope,
+)
+from protocol.replica import Received, Replica
+from protocol.types import Digest, ValidationResult
+
+RESTORED_MAX = 256
+"""Escalations found again after a restart: the newest ones; what is rarer is found completely."""
+
+
+class Chronicle:
+    """Tells ``happenings`` what happens at one node, whose id is ``me``."""
+
+    def __init__(self, replica: Replica, happenings: Happenings, me: str) -> None:
+        self._replica = replica
+        self._happenings = happenings
+        self._me = me
+        self._state = ""
+
+    def restore(self, now: float) -> None:
+        """Find what the replica already shows."""
+        ledger = self._replica.ledger
+        found = [*self._leaders(), *self._excluded(now)]
+        entries = [*ledger.kept.values(), *ledger.entries.values()]
+        for worker, commits in ledger.forks.items():
+            found.append(self._fork(worker, commits, now))
+        outcomes = [one for entry in entries for one in self._outcome(entry, None)]
+        rare = [one for one in outcomes if one.kind != "escalated"]
+        escalated = [one for one in outcomes if one.kind == "escalated"][-RESTORED_MAX:]
+        for happening in sorted((*found, *rare, *escalated), key=lambda one: one.at):
+            self._happenings.add(happening)
+
+    def note(self, received: Received, _source: Source, now: float) -> None:
+        """Look at what a message has changed."""
+        accepted = received.result is ValidationResult.ACCEPT
+        for signed in (*((received.signed,) if accepted else ()), *received.settled):
+            for happening in self._of(signed, now):
+                self._happenings.add(happening)
+
+    def look(self, snapshot: Snapshot, reason: str, now: float) -> None:
+        """Note how the node's own state changes."""
+        if snapshot.state == self._state:
+            return
+        before, self._state = self._state, snapshot.state
+        if not before:
+            return  # it was so when the page began to look
+        text = f"this node is {snapshot.state}" + (f": {reason}" if reason else "")
+        kind: EventKind = "paused" if snapshot.state == "paused" else "state"
+        key = f"state/{self._me}/{now:.3f}"
+        self._happenings.add(Happening(key, now, kind, self._me, text))
+
+    def _of(self, signed: Signed[Any] | None, now: float) -> Iterator[Happening]:
+        ledger = self._replica.ledger
+        match signed.message if signed is not None else None:
+            case Certificate(commit=commit):
+                entry = ledger.entries.get(Digest(commit))
+                if entry is not None:
+                    yield from self._outcome(entry, now)
+            case RolloutCommit() if signed is not None and signed.signer in ledger.forks:
+                yield self._fork(signed.signer, ledger.forks[signed.signer], now)
+            case CheckpointManifest(version=version):
+                yield from self._leader(version)
+            case Evidence():
+                yield from self._excluded(now)
+            case _:
+                pass
+
+    def _outcome(self, entry: Entry, now: float | None) -> Iterator[Happening]:
+        """Tell of an outcome that is not the usual one; ``now`` is None for an old one."""
+        certificate, worker = entry.certificate, entry.commit.signer
+        if certificate is None:
+            return
+        epoch_seconds = self._replica.manifest.epoch_start(entry.commit.message.epoch + 1)
+        at = epoch_seconds if now is None else now
+        commit, evidence = entry.commit.digest.hex(), (certificate.digest.hex(),)
+        if certificate.message.escalated:
+            said = "certified" if certificate.message.accepted else f"rejected: {entry.reason}"
+            text = f"the larger committee looked at a rollout: {said}"
+            yield Happening(f"escalated/{commit}", at, "escalated", worker, text, evidence, commit)
+        lied = entry.state is CommitState.REJECTED and entry.reason in LIES
+        if lied and self._replica.manifest.credit.slash:
+            text = f"slashed for {entry.reason}: nobody checks what it commits to any more"
+            yield Happening(f"slashed/{worker}", at, "slashed", worker, text, evidence, commit)
+        if entry.state is CommitState.REJECTED and entry.trained_in is not None:
+            text = f"version {entry.trained_in} learned from a rollout that is rejected"
+            yield Happening(
+                f"trained/{commit}", at, "rejected-trained", worker, text, evidence, commit
+            )
+
+    def _fork(self, worker: str, commits: tuple[Digest, Digest], now: float) -> Happening:
+        entry = self._replica.ledger.entries.get(commits[1])
+        at, slot = now, ""
+        if entry is not None:
+            message = entry.commit.message
+            at = self._replica.manifest.epoch_start(message.epoch)
+            slot = f" {message.slot} of version {message.version}"
+        evidence = tuple(commit.hex() for commit in commits)
+        text = f"signed two commits for slot{slot}: slashed"
+        return Happening(f"fork/{worker}", at, "fork", worker, text, evidence, evidence[1])
+
+    def _leaders(self) -> Iterator[Happening]:
+        for version in range(self._replica.ledger.version + 1):
+            yield from self._leader(version)
+
+    def _leader(self, version: int) -> Iterator[Happening]:
+        """Tell of a version whose publisher is not that of the one before."""
+        ledger = self._replica.ledger
+        manifest, before = ledger.checkpoint(version), ledger.checkpoint(version - 1)
+        if manifest is None or (before is not None and before.signer == manifest.signer):
+            return
+        text = "published the first version"
+        if before is not None:
+            text = f"took over as trainer with version {version}, term {manifest.message.term}"
+        at, digest = manifest.message.created_at / 1000, manifest.digest.hex()
+        yield Happening(f"leader/{digest}", at, "leader", manifest.signer, text, (digest,))
+
+    def _excluded(self, now: float) -> Iterator[Happening]:
+        """Tell of validators that contradicted themselves."""
+        for evidence in self._replica.evidence:
+            run_id, digest = self._replica.run_id, evidence.digest.hex()
+            # It was checked when it came.
+            verdict = open_envelope(evidence.message.accepting, Verdict, run_id, lambda *_: True)
+            if isinstance(verdict, Fault):
+                continue
+            text = "signed an accepting and a rejecting verdict on one rollout: excluded"
+            commit = verdict.message.commit.hex()
+            yield Happening(
+                f"excluded/{verdict.signer}",
+                now,
+                "excluded",
+                verdict.signer,
+                text,
+                (digest,),
+                commit,
+            )

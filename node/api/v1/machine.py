@@ -1,0 +1,113 @@
+"""This node's process and the machine that it is on."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from node.api.status import LOOP_DELAY_BOUNDS, LoopStatus
+from node.api.v1.answers import MachineGpu, MachinePage, Usage
+from node.local.datadir import DataDir
+from node.local.hardware import gpus
+from node.local.log_tail import LogTail
+
+LOOK_SECONDS = 10.0
+"""The disk is looked at no more often: a data directory has thousands of files."""
+
+FILES_MAX = 200_000
+"""Looked at; what is beyond is not counted."""
+
+
+@dataclass(slots=True)
+class MachineReader:
+    """Looks at one machine; ``blob_quota_bytes`` is the operator's limit, None without one."""
+
+    datadir: DataDir
+    log: LogTail
+    loop: Callable[[], LoopStatus]
+    software: str
+    started_at: float
+    blob_quota_bytes: int | None = None
+    _disk: tuple[Usage, ...] = ()
+    _gpus: tuple[MachineGpu, ...] = ()
+    _looked_at: float = field(default=float("-inf"))
+    _process: psutil.Process = field(default_factory=psutil.Process)
+
+    @property
+    def rss_bytes(self) -> int:
+        """Memory that this process fills now."""
+        return int(self._process.memory_info().rss)
+
+    async def page(
+        self, queues: tuple[Usage, ...], traffic: dict[str, int], now: float
+    ) -> MachinePage:
+        """Return the machine, its disk as it was a few seconds ago."""
+        loop, monotonic = self.loop(), asyncio.get_running_loop().time()
+        if monotonic >= self._looked_at + LOOK_SECONDS:
+            self._looked_at = monotonic
+            self._disk, self._gpus = await asyncio.to_thread(self._look)
+        memory = psutil.virtual_memory()
+        return MachinePage(
+            pid=os.getpid(),
+            software=self.software,
+            started_at=self.started_at,
+            now=now,
+            memory=(
+                Usage("this node", self.rss_bytes, memory.total),
+                Usage("machine", memory.total - memory.available, memory.total),
+            ),
+            disk=self._disk,
+            data_dir=str(self.datadir.root),
+            gpus=self._gpus,
+            cores=psutil.cpu_count() or 0,
+            load=tuple(round(one, 2) for one in psutil.getloadavg()),
+            queues=queues,
+            loop_delays=loop.delays,
+            loop_bounds=LOOP_DELAY_BOUNDS,
+            loop_delay_seconds_max=loop.delay_seconds_max,
+            traffic=traffic,
+            log=self.log.lines,
+        )
+
+    def _look(self) -> tuple[tuple[Usage, ...], tuple[MachineGpu, ...]]:
+        """Look at the disk and the cards; blocks."""
+        datadir = self.datadir
+        disk = psutil.disk_usage(str(datadir.root))
+        cards = tuple(
+            MachineGpu(card.name, card.memory_bytes - card.free_bytes, card.memory_bytes)
+            for card in gpus()
+        )
+        return (
+            Usage("blobs", _bytes_under(datadir.blobs), self.blob_quota_bytes),
+            Usage("weights", _bytes_under(datadir.weights)),
+            Usage("state", _bytes_of(datadir.state)),
+            Usage("file system", disk.used, disk.total),
+        ), cards
+
+
+def _bytes_of(path: Path) -> int:
+    try:
+        return path.stat().st_blocks * 512
+    except OSError:
+        return 0
+
+
+def _bytes_under(directory: Path) -> int:
+    """Return the bytes that a directory's files take on the disk; linked ones count once."""
+    seen: dict[int, int] = {}
+    folders = [str(directory)]
+    while folders and len(seen) < FILES_MAX:
+        try:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+                    else:
+                        stat = entry.stat(follow_symlinks=False)
+                        seen[stat.st_ino] = stat.st_blocks * 512
+        except OSError:  # it went while we looked
+            continue
+    return sum(seen.values())

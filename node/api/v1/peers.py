@@ -1,0 +1,147 @@
+"""The peers that a node knows: the roster, with what was measured and seen of each."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from node.api.observer import Observer
+from node.api.v1.answers import PeerPage, PeerRow, Standing
+from node.api.v1.queries import PeerQuery
+from node.local.units import bytes_text
+from protocol.gossip.report import PeerReport
+from protocol.membership import Member
+from protocol.messages import Hardware
+from protocol.shardcast.forest import ForestMembers
+from protocol.standing import has_standing
+from protocol.types import PeerId
+
+_ROLES = ("trainer", "validator", "inference", "relay")
+
+_ORDERS: dict[str, Callable[[PeerRow], tuple[object, ...]]] = {
+    "role": lambda row: (not row.me, _rank(row.roles), row.peer_id),
+    "age": lambda row: (row.age_seconds is None, row.age_seconds or 0.0, row.peer_id),
+    "version": lambda row: (-row.policy_version, row.peer_id),
+    "rejected": lambda row: (-row.rejected, -row.certified, row.peer_id),
+    "round-trip": lambda row: (
+        row.round_trip_seconds is None,
+        row.round_trip_seconds or 0.0,
+        row.peer_id,
+    ),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """Reads one node; ``forest`` returns what was witnessed of the members."""
+
+    observer: Observer
+    forest: Callable[[], ForestMembers]
+    round_trips: Callable[[], Mapping[PeerId, float]]
+
+    def page(self, query: PeerQuery) -> PeerPage:
+        """Return the rows that are asked for."""
+        context, table = self.observer.context, self.observer.peers
+        live = context.replica.roster.live(context.ports.clock.now())
+        gossip = {report.peer: report for report in self.observer.gossip.report()}
+        looks = _Looks(
+            frozenset(table.connected),
+            gossip,
+            dict(table.faults()),
+            {one.peer: (one.reachable, one.upload_bytes_per_second) for one in self.forest()},
+            self.round_trips(),
+        )
+        rows = [self._row(member.peer, member, looks) for member in live]
+        known = {row.peer_id for row in rows}
+        rows += [self._row(peer, None, looks) for peer in table.connected if peer not in known]
+        wanted = selected(rows, query)
+        return PeerPage(
+            tuple(wanted[query.offset : query.offset + query.limit]),
+            len(wanted),
+            len(live),
+            len(table.connected),
+            table.banned,
+            dict(Counter(role for row in rows for role in row.roles)),
+        )
+
+    def _row(self, peer: PeerId, member: Member | None, looks: "_Looks") -> PeerRow:
+        context, report = self.observer.context, looks.gossip.get(peer)
+        message = None if member is None else member.record.message
+        counts = context.replica.ledger.workers.get(peer)
+        reachable, upload = looks.witnessed.get(peer, (None, 0))
+        now = context.ports.clock.now()
+        return PeerRow(
+            peer_id=peer,
+            me=peer == context.signer.peer_id,
+            roles=() if message is None else message.roles,
+            policy_version=-1 if message is None else message.policy_version,
+            age_seconds=None if member is None else max(0.0, round(now - member.seen_at, 1)),
+            software="" if message is None else message.software,
+            standing=self._standing(peer),
+            connected=peer in looks.connected,
+            round_trip_seconds=looks.round_trips.get(peer),
+            reachable=reachable,
+            upload_bytes_per_second=upload,
+            addresses=() if message is None else message.addresses,
+            remote=tuple(self.observer.peers.places.get(peer, ())),
+            machine="" if message is None else _machine(message.hardware),
+            score=None if report is None else round(report.score, 3),
+            level="" if report is None else str(report.level),
+            faults=looks.faults.get(peer, 0),
+            certified=0 if counts is None else counts.certified,
+            rejected=0 if counts is None else counts.rejected,
+        )
+
+    def _standing(self, peer: PeerId) -> Standing:
+        replica = self.observer.context.replica
+        if replica.ledger.slashed(peer):
+            return "slashed"
+        if replica.manifest.is_of_genesis(peer):
+            return "genesis"
+        return "proven" if has_standing(peer, replica.manifest, replica.ledger) else "newcomer"
+
+
+@dataclass(frozen=True, slots=True)
+class _Looks:
+    """What is looked up once for all rows."""
+
+    connected: frozenset[PeerId]
+    gossip: Mapping[PeerId, PeerReport]
+    faults: Mapping[PeerId, int]
+    witnessed: Mapping[PeerId, tuple[bool, int]]
+    round_trips: Mapping[PeerId, float]
+
+
+def selected(rows: Iterable[PeerRow], query: PeerQuery) -> list[PeerRow]:
+    """Return the rows that are asked for, in the order that is."""
+    wanted = [row for row in rows if _is_wanted(row, query)]
+    return sorted(wanted, key=_ORDERS.get(query.sort, _ORDERS["role"]))
+
+
+def _is_wanted(row: PeerRow, query: PeerQuery) -> bool:
+    """Tell whether a row is asked for; the text is looked for in ids, addresses and software."""
+    text = query.text.lower()
+    return (
+        (not query.role or query.role in row.roles)
+        and (not query.standing or query.standing == row.standing)
+        and (
+            not text
+            or any(
+                text in one.lower()
+                for one in (row.peer_id, row.software, row.machine, *row.addresses)
+            )
+        )
+    )
+
+
+def _rank(roles: tuple[str, ...]) -> int:
+    return min((_ROLES.index(role) for role in roles if role in _ROLES), default=len(_ROLES))
+
+
+def _machine(hardware: Hardware) -> str:
+    """Return in a line what a member says that its machine is."""
+    parts = []
+    if hardware.gpu:
+        parts.append(f"{hardware.gpus} x {hardware.gpu}, {bytes_text(hardware.gpu_memory_bytes)}")
+    if hardware.cores:
+        parts.append(f"{hardware.cores} cores, {bytes_text(hardware.memory_bytes)}")
+    return ", ".join(parts)

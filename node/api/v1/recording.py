@@ -1,0 +1,186 @@
+"""Answers from what was recorded of a node: the same pages read a report and a living node."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
+from typing_extensions import override
+
+from node.api.v1.answers import (
+    EventsPage,
+    Happening,
+    History,
+    Look,
+    MachinePage,
+    Meta,
+    Overview,
+    PeerPage,
+    RolloutPage,
+    RolloutShown,
+    RunPage,
+    WeightsPage,
+)
+from node.api.v1.happenings import Happenings
+from node.api.v1.node_source import NodeSource
+from node.api.v1.peers import selected
+from node.api.v1.queries import (
+    LIMIT_MAX,
+    EventQuery,
+    PeerQuery,
+    RolloutQuery,
+    WeightsQuery,
+)
+from node.api.v1.source import Source
+from node.local.errors import ExitCode, NodeError
+
+RECORDING_NAME = "view.json"
+RECORDING_BYTES_MAX = 256 * 1024 * 1024
+ROLLOUTS_MAX = 400
+"""Of which a report keeps text and verdicts: the newest ones; about 20 KB each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """Everything that was recorded of one node, at one time."""
+
+    title: str
+    overview: Overview
+    history: History
+    rollouts: tuple[RolloutShown, ...]
+    peers: PeerPage
+    weights: WeightsPage
+    machine: MachinePage
+    run: RunPage
+    happened: tuple[Happening, ...]
+
+
+_RECORDED = TypeAdapter(Recorded)
+
+
+async def record(source: NodeSource, title: str) -> Recorded:
+    """Return what a node answers now."""
+    found: list[RolloutShown] = []
+    after = ""
+    while len(found) < ROLLOUTS_MAX:
+        page = await source.rollouts(RolloutQuery(after=after, limit=50))
+        shown = [await source.rollout(row.commit) for row in page.rows]
+        found += [one for one in shown if one is not None]
+        after = page.older
+        if not after:
+            break
+    peers = source.peers(PeerQuery(limit=LIMIT_MAX))
+    rows = list(peers.rows)
+    while len(rows) < peers.total:
+        rows += source.peers(PeerQuery(offset=len(rows), limit=LIMIT_MAX)).rows
+    return Recorded(
+        title,
+        source.overview(),
+        source.history(),
+        tuple(found[:ROLLOUTS_MAX]),
+        replace(peers, rows=tuple(rows)),
+        source.weights(WeightsQuery()),
+        await source.machine(),
+        source.run(),
+        source.happenings.newest(LIMIT_MAX),
+    )
+
+
+def write_recording(directory: Path, recorded: Recorded) -> None:
+    """Write the file that ``read_recording`` reads."""
+    (directory / RECORDING_NAME).write_bytes(_RECORDED.dump_json(recorded))
+
+
+def read_recording(directory: Path) -> Recorded:
+    """Read what a report holds; raises ``NodeError``."""
+    path = directory / RECORDING_NAME
+    try:
+        if path.stat().st_size > RECORDING_BYTES_MAX:
+            raise NodeError(f"{path} is too large to be a recording", ExitCode.USAGE)
+        return _RECORDED.validate_json(path.read_bytes())
+    except OSError:
+        raise NodeError(
+            f"no recording in {directory}; make one with: prime-node simulate run SCENARIO "
+            "--report DIR",
+            ExitCode.USAGE,
+        ) from None
+    except ValidationError:
+        raise NodeError(f"{path} is damaged, or of another version", ExitCode.USAGE) from None
+
+
+class Recording(Source):
+    """A recorded node; another ``boot`` tells pages that are open to look again."""
+
+    def __init__(self, recorded: Recorded, boot: str = "recorded") -> None:
+        self._recorded = recorded
+        self._rollouts = {one.row.commit: one for one in recorded.rollouts}
+        self.happenings = Happenings(boot, reversed(recorded.happened))
+
+    @override
+    def meta(self) -> Meta:
+        return Meta("recorded", self.happenings.boot, self._recorded.title)
+
+    @override
+    def look_now(self) -> Look:
+        seen = self._recorded.overview
+        return Look(
+            seen.state,
+            seen.reason,
+            seen.epoch,
+            seen.version,
+            seen.rollouts.certified,
+            seen.rollouts.rejected,
+            seen.peers_connected,
+        )
+
+    @override
+    def overview(self) -> Overview:
+        return self._recorded.overview
+
+    @override
+    def history(self) -> History:
+        return self._recorded.history
+
+    @override
+    async def rollouts(self, query: RolloutQuery) -> RolloutPage:
+        rows = [one.row for one in self._rollouts.values()]
+        wanted = [
+            row for row in rows if query.takes(row.state, row.worker, row.version, row.reason)
+        ]
+        commits = [row.commit for row in wanted]
+        start = commits.index(query.after) + 1 if query.after in commits else 0
+        chosen = wanted[start : start + query.limit]
+        more = start + query.limit < len(wanted)
+        reasons = {row.reason for row in rows if row.state == "rejected"}
+        older = chosen[-1].commit if more else ""
+        return RolloutPage(tuple(chosen), len(wanted), older, tuple(sorted(reasons)))
+
+    @override
+    async def rollout(self, commit: str) -> RolloutShown | None:
+        return self._rollouts.get(commit)
+
+    @override
+    def peers(self, query: PeerQuery) -> PeerPage:
+        page = self._recorded.peers
+        wanted = selected(page.rows, query)
+        chosen = wanted[query.offset : query.offset + query.limit]
+        return replace(page, rows=tuple(chosen), total=len(wanted))
+
+    @override
+    def weights(self, query: WeightsQuery) -> WeightsPage:
+        page = self._recorded.weights
+        if page.forest is None or query.version in (-1, page.forest.version):
+            return page
+        note = f"Only the forest of version {page.forest.version} was recorded."
+        return replace(page, forest=None, note=note)
+
+    @override
+    async def machine(self) -> MachinePage:
+        return self._recorded.machine
+
+    @override
+    def run(self) -> RunPage:
+        return self._recorded.run
+
+    @override
+    def events(self, query: EventQuery) -> EventsPage:
+        return self.happenings.page(query)

@@ -1,0 +1,257 @@
+"""A node's rollouts as pages show them: from its ledger, and their text where a body is here."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+from node.api.v1.answers import (
+    Drawn,
+    Limit,
+    RolloutPage,
+    RolloutRow,
+    RolloutShown,
+    SequenceShown,
+    VerdictShown,
+)
+from node.api.v1.queries import RolloutQuery
+from node.context import NodeContext
+from protocol.assignment import SequenceAssignment, assign
+from protocol.audit import read_body
+from protocol.ledger.commits import CommitState, Entry
+from protocol.messages import RolloutCommit, Signed, Verdict, open_envelope
+from protocol.rollout import REWARD_SCALE, RolloutSequence
+from protocol.statistics import explained
+from protocol.types import DIGEST_BYTES, Digest
+from roles.ports.engines import EngineError, Environment
+from roles.task import Task
+
+SEQUENCES_MAX = 64
+"""Of a rollout that are put into words; two groups of most recipes."""
+
+TEXT_CHARACTERS_MAX = 8_000
+"""Of a prompt or a completion."""
+
+REWARDS_BYTES_MAX = 128 * 1024
+"""Bodies up to this length are read for a mean reward in a list: a page of them takes 50 ms."""
+
+REWARDS_REMEMBERED = 4096
+
+NO_BODY = "Its body is not on this node: its worker, its committee and the trainer have it."
+NO_TASK = "This node holds no task, so it cannot tell what the tokens say."
+
+
+class Rollouts:
+    """The rollouts of one node; ``task`` returns the run's task, None while it is not here."""
+
+    def __init__(self, context: NodeContext, task: Callable[[], Environment | None]) -> None:
+        self._context = context
+        self._task = task
+        self._rewards: dict[Digest, float] = {}
+
+    async def page(self, query: RolloutQuery) -> RolloutPage:
+        """Return the rows that are asked for, the newest first."""
+        ledger = self._context.replica.ledger
+        wanted = [entry for entry in self._newest_first() if _is_wanted(entry, query)]
+        digests = [entry.commit.digest.hex() for entry in wanted]
+        start = digests.index(query.after) + 1 if query.after in digests else 0
+        chosen = wanted[start : start + query.limit]
+        rows = [replace(self.row(one), reward=await self._reward(one)) for one in chosen]
+        more = start + query.limit < len(wanted)
+        return RolloutPage(
+            tuple(rows),
+            len(wanted),
+            rows[-1].commit if more else "",
+            tuple(sorted(+ledger.totals.reasons)),
+        )
+
+    def _newest_first(self) -> Iterator[Entry]:
+        ledger = self._context.replica.ledger
+        yield from reversed(ledger.entries.values())
+        yield from reversed(ledger.kept.values())
+
+    def row(self, entry: Entry) -> RolloutRow:
+        """Return a commit in one line."""
+        message, certificate = entry.commit.message, entry.certificate
+        if certificate is not None:  # whose verdicts all say what it says
+            count, accepted = len(certificate.message.verdicts), certificate.message.accepted
+            accepts, rejects = (count, 0) if accepted else (0, count)
+        else:
+            accepts = sum(verdict.message.accept for verdict in self._verdicts(entry))
+            rejects = len(self._verdicts(entry)) - accepts
+        return RolloutRow(
+            commit=entry.commit.digest.hex(),
+            worker=entry.commit.signer,
+            version=message.version,
+            slot=message.slot,
+            epoch=message.epoch,
+            at=self._context.replica.manifest.epoch_start(message.epoch),
+            sequences=message.sequences,
+            tokens=message.tokens,
+            state=entry.state.value,
+            reason=entry.reason,
+            escalated=certificate is not None and certificate.message.escalated,
+            accepts=accepts,
+            rejects=rejects,
+            trained_in=entry.trained_in,
+        )
+
+    async def _reward(self, entry: Entry) -> float | None:
+        """Return the mean claimed reward, from a body that is short enough to be read for it."""
+        commit = entry.commit
+        if commit.digest not in self._rewards and commit.message.body_bytes <= REWARDS_BYTES_MAX:
+            body = await self._body(commit)
+            if body:
+                if len(self._rewards) >= REWARDS_REMEMBERED:
+                    del self._rewards[next(iter(self._rewards))]
+                rewards = [one.reward for one in body]
+                self._rewards[commit.digest] = sum(rewards) / len(rewards) / REWARD_SCALE
+        return self._rewards.get(commit.digest)
+
+    async def _body(self, commit: Signed[RolloutCommit]) -> list[RolloutSequence] | None:
+        """Return what the body says; None where it is not here, or none of this commit."""
+        digest, length = Digest(commit.message.body), commit.message.body_bytes
+        if self._context.ports.blobs.size(digest) != length:
+            return None
+        data = await self._context.ports.blobs.get(digest)
+        if data is None:
+            return None
+        found = read_body(self._context.replica.manifest, commit.message, data)
+        return found if isinstance(found, list) else None
+
+    def _verdicts(self, entry: Entry) -> list[Signed[Verdict]]:
+        """Return the verdicts of the certificate, and others that came here."""
+        replica, certificate = self._context.replica, entry.certificate
+        found: dict[str, Signed[Verdict]] = {}
+        for envelope in certificate.message.verdicts if certificate is not None else ():
+            # They were checked when the certificate came.
+            verdict = open_envelope(envelope, Verdict, replica.run_id, lambda *_: True)
+            if isinstance(verdict, Signed):
+                found[verdict.signer] = verdict
+        if entry.commit.digest in replica.ledger.entries:
+            for signer, verdict in replica.tally(entry.commit.digest).verdicts.items():
+                found.setdefault(signer, verdict)
+        return list(found.values())
+
+    async def shown(self, commit: str) -> RolloutShown | None:
+        """Return everything about a commit, given in hexadecimal; None for an unknown one."""
+        ledger, digest = self._context.replica.ledger, _digest(commit)
+        entry = ledger.entries.get(digest) or ledger.kept.get(digest)
+        if entry is None:
+            return None
+        message, certificate = entry.commit.message, entry.certificate
+        drawn = self._drawn(entry)
+        body = await self._body(entry.commit)
+        sequences, note = await self._sequences(entry, body)
+        rewards = [one.reward for one in body or ()]
+        mean = sum(rewards) / len(rewards) / REWARD_SCALE if rewards else None
+        return RolloutShown(
+            row=replace(self.row(entry), reward=mean),
+            checkpoint=message.checkpoint.hex(),
+            previous=message.previous.hex(),
+            body=message.body.hex(),
+            body_bytes=message.body_bytes,
+            committee=drawn,
+            verdicts=self._verdicts_shown(entry, drawn),
+            certificate="" if certificate is None else certificate.digest.hex(),
+            certified_by="" if certificate is None else certificate.signer,
+            sequences=sequences,
+            sequences_total=message.sequences,
+            note=note,
+        )
+
+    def _drawn(self, entry: Entry) -> Drawn:
+        epoch = entry.commit.message.epoch + 1
+        committee = self._context.replica.committee(entry.commit)
+        if committee is None:
+            return Drawn(epoch)
+        return Drawn(epoch, committee.first, committee.escalated, committee.quorum)
+
+    def _verdicts_shown(self, entry: Entry, drawn: Drawn) -> tuple[VerdictShown, ...]:
+        ranks = {peer: rank for rank, peer in enumerate(drawn.escalated)}
+        rules, tokens = self._context.replica.manifest.toploc, entry.commit.message.tokens
+        shown = [
+            VerdictShown(
+                validator=verdict.signer,
+                place=ranks.get(verdict.signer),
+                accept=verdict.message.accept,
+                reason=verdict.message.reason,
+                detail=verdict.message.detail,
+                evidence=verdict.digest.hex(),
+                measured=tuple(
+                    Limit(one.name, one.value, one.allowed)
+                    for one in explained(rules, verdict.message, tokens)
+                ),
+            )
+            for verdict in self._verdicts(entry)
+        ]
+        return tuple(sorted(shown, key=lambda one: (one.place is None, one.place or 0)))
+
+    async def _sequences(
+        self, entry: Entry, body: Sequence[RolloutSequence] | None
+    ) -> tuple[tuple[SequenceShown, ...], str]:
+        """Return the text of a rollout, and what is missing from it."""
+        if body is None:
+            return (), NO_BODY
+        message, environment = entry.commit.message, self._task()
+        if environment is None:
+            return (), NO_TASK
+        assignments = assign(
+            self._context.replica.manifest,
+            Digest(message.checkpoint),
+            entry.commit.signer,
+            message.slot,
+        )[:SEQUENCES_MAX]
+        try:
+            pairs = await self._texts(environment, assignments, body[:SEQUENCES_MAX])
+        except EngineError as error:
+            return (), f"The task cannot tell what the tokens say: {error}"
+        shown = tuple(
+            _sequence(assignment, claimed, *texts)
+            for assignment, claimed, texts in zip(assignments, body, pairs, strict=False)
+        )
+        left_out = len(body) - len(shown)
+        return shown, f"{left_out} more are not shown" if left_out else ""
+
+    async def _texts(
+        self,
+        environment: Environment,
+        assignments: Sequence[SequenceAssignment],
+        body: Sequence[RolloutSequence],
+    ) -> list[tuple[str, str]]:
+        """Return (prompt, completion) of each sequence; raises ``EngineError``."""
+        prompts = await Task(self._context.replica.manifest, environment).prompts(assignments)
+        distinct = list(dict.fromkeys(prompts))
+        cut = [one.tokens[:TEXT_CHARACTERS_MAX] for one in body]
+        texts = await environment.texts([*(one[:TEXT_CHARACTERS_MAX] for one in distinct), *cut])
+        known = dict(zip(distinct, texts, strict=False))
+        said = texts[len(distinct) :]
+        return [(known[prompt], text) for prompt, text in zip(prompts, said, strict=True)]
+
+
+def _sequence(
+    assignment: SequenceAssignment, claimed: RolloutSequence, prompt: str, completion: str
+) -> SequenceShown:
+    return SequenceShown(
+        group=assignment.group,
+        tokens=len(claimed.tokens),
+        length_target=assignment.length_target,
+        reward=claimed.reward / REWARD_SCALE,
+        prompt=prompt[:TEXT_CHARACTERS_MAX],
+        completion=completion[:TEXT_CHARACTERS_MAX],
+        cut=max(len(prompt), len(completion), len(claimed.tokens)) > TEXT_CHARACTERS_MAX,
+    )
+
+
+def _is_wanted(entry: Entry, query: RolloutQuery) -> bool:
+    commit = entry.commit
+    return query.takes(entry.state.value, commit.signer, commit.message.version, entry.reason) and (
+        entry.state is not CommitState.EXPIRED or entry.timely or bool(query.state)
+    )
+
+
+def _digest(commit: str) -> Digest:
+    """Return a digest, an impossible one for what is none."""
+    try:
+        raw = bytes.fromhex(commit)
+    except ValueError:
+        return Digest(b"")
+    return Digest(raw if len(raw) == DIGEST_BYTES else b"")

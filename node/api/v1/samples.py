@@ -1,0 +1,88 @@
+"""Counters over time in a bounded ring, for as long as a node lives.
+
+When the ring is full every second sample goes and the interval doubles. Counters only grow, so a
+rate between any two samples that are left is still exact.
+"""
+
+from collections import deque
+from dataclasses import dataclass, fields
+
+from node.api.v1.answers import History
+
+SAMPLES_MAX = 720
+"""A chart is about as many pixels wide; at one a second it is full after 12 minutes. 0.2 MB."""
+
+RECENT_SECONDS = 60
+EARLY_SECONDS = 0.25
+"""A look that comes so much too early is in time: the next one is most of a second later."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """What a node counted up to ``at``; ``looks_idle`` are the looks at which the trainer waited.
+
+    ``version``, ``backlog``, ``connected``, ``members`` and ``rss_bytes`` are as they were then.
+    """
+
+    at: float
+    committed: int
+    certified: int
+    rejected: int
+    expired: int
+    version: int
+    backlog: int
+    connected: int
+    members: int
+    looks: int
+    looks_idle: int
+    loop_delay_seconds: float
+    weights_received: int
+    rss_bytes: int
+
+
+COLUMNS = tuple(field.name for field in fields(Sample) if field.name != "at")
+
+
+class Samples:
+    """The samples of one node."""
+
+    def __init__(self, interval_seconds: float = 1.0, samples_max: int = SAMPLES_MAX) -> None:
+        self._interval_seconds = interval_seconds
+        self._samples_max = samples_max
+        self._kept: list[Sample] = []
+        self._recent: deque[Sample] = deque(maxlen=RECENT_SECONDS + 1)
+
+    def note(self, sample: Sample) -> None:
+        """Take a sample; it is kept when the last one that was is old enough."""
+        self._recent.append(sample)
+        if self._kept and sample.at < self._kept[-1].at + self._interval_seconds - EARLY_SECONDS:
+            return
+        self._kept.append(sample)
+        if len(self._kept) > self._samples_max:
+            self._kept = self._kept[::2]
+            self._interval_seconds *= 2
+
+    @property
+    def certified_per_minute(self) -> float | None:
+        """Over the last minute; None before there are two samples."""
+        first, last = self._ends()
+        if first is None or last is None or last.at <= first.at:
+            return None
+        return 60 * max(0, last.certified - first.certified) / (last.at - first.at)
+
+    @property
+    def trainer_idle_share(self) -> float | None:
+        """Over all that is kept; None before the trainer was looked at."""
+        if not self._kept or self._kept[-1].looks <= self._kept[0].looks:
+            return None
+        first, last = self._kept[0], self._kept[-1]
+        return (last.looks_idle - first.looks_idle) / (last.looks - first.looks)
+
+    def _ends(self) -> tuple[Sample | None, Sample | None]:
+        return (self._recent[0], self._recent[-1]) if self._recent else (None, None)
+
+    def history(self) -> History:
+        """Return what is kept."""
+        kept = self._kept
+        columns = {name: tuple(getattr(one, name) for one in kept) for name in COLUMNS}
+        return History(self._interval_seconds, tuple(one.at for one in kept), columns)

@@ -1,0 +1,97 @@
+// What several pages are made of.
+
+import { h } from "./dom.js";
+import { clean, count, digest, peer } from "./format.js";
+
+const TONES = {
+  ready: "good", certified: "good", accepted: "good", joining: "warn", syncing: "warn", paused: "bad",
+  draining: "quiet", committed: "quiet", rejected: "bad", expired: "warn", slashed: "bad",
+  genesis: "accent", proven: "good", newcomer: "quiet",
+};
+
+export const state = (name, spelled = false) =>
+  h("span", { className: `state ${TONES[name] ?? "quiet"}` }, h("span", { className: "dot", "aria-hidden": "true" }), spelled ? clean(name, 40) : clean(name, 40));
+
+export const peerLink = (id, me = "") => !id ? "–"
+  : h("a", { className: "mono", href: `#/peers?text=${encodeURIComponent(id)}`, title: clean(id, 80) }, peer(id),
+    id === me ? h("span", { className: "you" }, "this node") : "");
+
+export const rolloutLink = (commit) =>
+  h("a", { className: "mono", href: `#/rollouts/${encodeURIComponent(commit)}`, title: commit }, digest(commit));
+
+export const mono = (text, title = "") => h("span", { className: "mono", title: title || null }, text);
+
+export const section = (title, note, ...children) => h("section", {},
+  h("div", { className: "over" }, h("h2", {}, title), note ? h("p", { className: "note" }, note) : ""), children);
+
+export const heading = (title, ...children) => h("div", { className: "head" }, h("h1", {}, title), children);
+
+// A table: columns are [title, cell, options]; on a phone each row is a small card.
+export function table(label, columns, rows, empty = "Nothing yet.") {
+  if (!rows.length) return h("p", { className: "empty" }, empty);
+  return h("div", { className: "scroll", role: "region", "aria-label": label, tabindex: "0" },
+    h("table", {},
+      h("thead", {}, h("tr", {}, columns.map(([title, , options]) =>
+        h("th", { scope: "col", className: options?.className }, title)))),
+      h("tbody", {}, rows.map((row) => h("tr", {}, columns.map(([title, cell, options]) =>
+        h("td", { className: options?.className, "data-title": title }, cell(row))))))));
+}
+
+// A filled bar; share 1 is full. Width is set by script: the page allows no inline style.
+export function bar(share, tone = "", label = "") {
+  const inner = h("span", {});
+  inner.hidden = !(share > 0);
+  inner.style.inlineSize = `${Math.max(0, Math.min(1, share)) * 100}%`;
+  return h("span", { className: `bar ${tone}`, role: label ? "img" : null, "aria-label": label || null }, inner);
+}
+
+export const facts = (pairs) => h("dl", { className: "facts" }, pairs.filter(Boolean).map(([name, value]) =>
+  h("div", {}, h("dt", {}, name), h("dd", {}, value))));
+
+export function select(label, options, value, change) {
+  const control = h("select", { onchange: (event) => change(event.target.value), "data-key": label },
+    options.map(([key, text]) => h("option", { value: key }, text)));
+  control.value = value;
+  return h("label", { className: "field" }, h("span", {}, label), control);
+}
+
+export function search(label, value, change) {
+  let waiting;
+  const control = h("input", {
+    type: "search", value, "data-key": label, autocomplete: "off", spellcheck: "false", maxlength: "64",
+    oninput: (event) => { clearTimeout(waiting); waiting = setTimeout(() => change(event.target.value.trim()), 350); },
+  });
+  return h("label", { className: "field" }, h("span", {}, label), control);
+}
+
+// One of a few, as buttons beside each other.
+export const choice = (label, options, value, change) =>
+  h("div", { className: "choice", role: "group", "aria-label": label }, options.map(([key, text, number]) =>
+    h("button", { type: "button", "aria-pressed": String(key === value), "data-key": `${label}/${key}`, onclick: () => change(key) },
+      text, number === undefined ? "" : h("span", { className: "number" }, count(number)))));
+
+export function copied(text) {
+  const button = h("button", { type: "button", className: "copy", onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(text);
+      button.textContent = "Copied";
+    } catch {
+      button.textContent = "Select and copy it";
+    }
+    setTimeout(() => { button.textContent = "Copy"; }, 2000);
+  } }, "Copy");
+  return h("div", { className: "command" }, h("code", {}, text), button);
+}
+
+export const KINDS = {
+  slashed: "Slashed", fork: "Fork", excluded: "Validator excluded", leader: "Leader", escalated: "Escalated",
+  "rejected-trained": "Trained on rejected", paused: "Pause", state: "State",
+};
+
+export const KIND_TONES = {
+  slashed: "bad", fork: "bad", excluded: "bad", "rejected-trained": "warn", escalated: "warn", paused: "warn",
+  leader: "accent", state: "quiet",
+};
+
+export const kind = (name) =>
+  h("span", { className: `state ${KIND_TONES[name] ?? "quiet"}` }, h("span", { className: "dot", "aria-hidden": "true" }), KINDS[name] ?? clean(name, 30));

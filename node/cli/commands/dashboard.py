@@ -1,0 +1,115 @@
+"""Open the pages of the running node, or of a report."""
+
+import getpass
+import http.client
+import os
+import socket
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from node.cli.commands.context import data_dir_of, print_json
+from node.cli.options import CommandDataDir, Json
+from node.local.datadir import API_HOST, DataDir, load_api_endpoint
+from node.local.errors import ExitCode, NodeError
+
+app = typer.Typer(add_completion=False)
+
+ANSWER_SECONDS = 5.0
+
+Report = Annotated[
+    Path | None,
+    typer.Argument(metavar="[REPORT]", help="Directory of `simulate run --report`."),
+]
+Port = Annotated[
+    int, typer.Option(metavar="PORT", min=0, max=65_535, help="Of a report's pages; 0: any.")
+]
+Open = Annotated[
+    bool | None, typer.Option("--open/--no-open", help="Start a browser; default where one can.")
+]
+
+
+@app.command()
+def dashboard(
+    ctx: typer.Context,
+    report: Report = None,
+    *,
+    port: Port = 0,
+    open_: Open = None,
+    data_dir: CommandDataDir = None,
+    as_json: Json = False,
+) -> None:
+    """Open the pages of the running node, or of a report.
+
+    They are served on 127.0.0.1 alone; from another machine they are reached through ssh.
+    """
+    if report is not None:
+        _serve(report, port, open_=open_, as_json=as_json)
+        return
+    found = _port_of(data_dir_of(ctx, data_dir))
+    _tell(found, open_=open_, as_json=as_json)
+
+
+def _port_of(datadir: DataDir) -> int:
+    """Return where the daemon serves; raises ``NodeError`` when none answers."""
+    endpoint = load_api_endpoint(datadir)
+    if endpoint is not None:
+        connection = http.client.HTTPConnection(API_HOST, endpoint.port, timeout=ANSWER_SECONDS)
+        try:
+            connection.request("GET", "/healthz")
+            if connection.getresponse().status == http.client.OK:
+                return endpoint.port
+        except (OSError, http.client.HTTPException):
+            pass
+        finally:
+            connection.close()
+    raise NodeError(
+        f"no daemon is running in {datadir.root}; start one with prime-node --role ROLE, "
+        "or say where it is with --data-dir",
+        ExitCode.NO_DAEMON,
+    )
+
+
+def _serve(report: Path, port: int, *, open_: bool | None, as_json: bool) -> None:
+    """Serve a report until Ctrl-C."""
+    import asyncio  # noqa: PLC0415 - a running node's pages need none of these
+
+    from node.api.recorded_server import serve_recording  # noqa: PLC0415 - the same
+
+    def told(found: int) -> None:
+        _tell(found, open_=open_, as_json=as_json)
+        if not as_json:
+            typer.echo("Ctrl-C ends it.")
+
+    try:
+        asyncio.run(serve_recording(report, port, told))
+    except KeyboardInterrupt:
+        return
+
+
+def _tell(port: int, *, open_: bool | None, as_json: bool) -> None:
+    url, tunnel = f"http://{API_HOST}:{port}/", tunnel_command(port)
+    if as_json:
+        print_json({"url": url, "ssh": tunnel})
+        sys.stdout.flush()
+        return
+    typer.echo(url)
+    if open_ is True or (open_ is None and _has_screen()):
+        webbrowser.open(url)
+    else:
+        typer.echo(f"From another machine: {tunnel}\nand then open the same address there.")
+
+
+def tunnel_command(port: int) -> str:
+    """Return what makes the pages reachable on another machine, at the same address."""
+    return f"ssh -N -L {port}:{API_HOST}:{port} {getpass.getuser()}@{socket.gethostname()}"
+
+
+def _has_screen() -> bool:
+    """Tell whether a browser that starts here would be seen."""
+    if "SSH_CONNECTION" in os.environ or not sys.stdout.isatty():
+        return False
+    return sys.platform == "darwin" or bool({"DISPLAY", "WAYLAND_DISPLAY"} & set(os.environ))

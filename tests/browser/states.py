@@ -1,0 +1,422 @@
+"""Nodes as they were recorded in their lives, for the pages to show."""
+
+import random
+from dataclasses import replace
+
+from node.api.status import RolloutCounts
+from node.api.v1.answers import (
+    Drawn,
+    Forest,
+    FormShown,
+    Happening,
+    History,
+    Limit,
+    MachineGpu,
+    MachinePage,
+    Overview,
+    PeerPage,
+    PeerRow,
+    RewardPoint,
+    RolloutRow,
+    RolloutShown,
+    RunPage,
+    SequenceShown,
+    Usage,
+    VerdictShown,
+    VersionShown,
+    WeightsPage,
+)
+from node.api.v1.node_source import REWARDS_MAX
+from node.api.v1.recording import Recorded
+from node.api.v1.samples import COLUMNS
+from protocol.crypto import Identity
+from protocol.shardcast.forest import ForestMember, ForestMembers, tree
+from tests.node.api.status_examples import ARRIVED, ARRIVING
+
+STARTED_AT = 1_780_000_000.0
+ROLES = ("trainer", "validator", "validator", "validator", "relay")
+STATISTICS = (
+    "logprob_error",
+    "logprob_shift",
+    "logprob_outliers",
+    "sampling_mismatches",
+    "sampling_gap",
+    "sampling_surprise",
+    "exponent_mismatches",
+    "mantissa_error",
+    "exponent_mismatches_max",
+    "logprob_error_max",
+)
+
+HOSTILE = (
+    "<script>window.pwned=1</script>",
+    '"><img src=x onerror="window.pwned=1">',
+    "javascript:window.pwned=1",
+    "<svg onload=window.pwned=1>",
+    "{{constructor.constructor('window.pwned=1')()}}",
+    "\u202egnp.exe\u202c \u0000\u001b[31mred\u2066 ",
+    "A" * 5000,
+    "<style>body{display:none}</style>",
+    "</pre></section><h1>ready</h1>",
+)
+
+
+def peers_of(count):
+    """Return the ids of a swarm; the same ones each time."""
+    return [Identity(number.to_bytes(32, "big")).peer_id for number in range(1, count + 1)]
+
+
+def role_of(number):
+    return ROLES[number] if number < len(ROLES) else "inference"
+
+
+def rollout(number, worker, validators, *, state="certified", reason="", text=("2+3=", "5<end>")):
+    """Return a rollout of a worker that was looked at by validators."""
+    draw = random.Random(number)
+    honest = state != "rejected"
+    verdicts = tuple(
+        VerdictShown(
+            validator,
+            place,
+            accept=honest,
+            reason="accepted" if honest else reason,
+            detail="" if honest else f"sequence {place}: claimed 1, recomputed 0",
+            evidence=f"{number:04x}{place:04x}" * 8,
+            measured=tuple(
+                Limit(name, scale * draw.uniform(0.05, 0.9 if honest else 2.4), scale)
+                for name, scale in zip(
+                    STATISTICS, (0.01, 0.002, 0.3, 0.05, 1e-7, 0.4, 4, 3e-6, 60, 1), strict=True
+                )
+            ),
+        )
+        for place, validator in enumerate(validators)
+    )
+    row = RolloutRow(
+        commit=f"{number * 2654435761 % 2**32:08x}" * 8,
+        worker=worker,
+        version=number // 4,
+        slot=number % 4,
+        epoch=number // 3,
+        at=STARTED_AT + number,
+        sequences=8,
+        tokens=8 * 12,
+        state=state,
+        reason=reason,
+        escalated=not honest,
+        accepts=sum(one.accept for one in verdicts),
+        rejects=sum(not one.accept for one in verdicts),
+        trained_in=number // 4 + 1 if honest else None,
+        reward=round(min(1.0, 0.3 + number / 200), 3),
+    )
+    prompt, completion = text
+    sequences = tuple(
+        SequenceShown(group, 12, 12, float(index % 2), prompt, completion)
+        for group in range(2)
+        for index in range(4)
+    )
+    return RolloutShown(
+        row=row,
+        checkpoint="c4" * 32,
+        previous="9e" * 32 if row.slot else "",
+        body="b0" * 32,
+        body_bytes=4123,
+        committee=Drawn(row.epoch + 1, tuple(validators[:2]), tuple(validators), 2),
+        verdicts=verdicts,
+        certificate="ce" * 32,
+        certified_by=validators[0],
+        sequences=sequences,
+        sequences_total=8,
+    )
+
+
+def forest_of(peers, version):
+    members = ForestMembers(ForestMember(peer, 12_500_000, reachable=True) for peer in peers)
+    root, names = peers[0], list(peers)
+    places = {peer: place for place, peer in enumerate(names)}
+    parents = []
+    for stripe in range(4):
+        line = tree(members, root, bytes([version % 256]) * 32, stripe, 4, 4)
+        above = [line.parents.get(peer) for peer in names]
+        parents.append(
+            tuple(-2 if one is None else -1 if one == root else places[one] for one in above)
+        )
+    return Forest(version, root, 4, tuple(names), (12_500_000,) * len(names), tuple(parents))
+
+
+def ready(count=14, versions=41, steps=60):
+    """Return a node that works, in a swarm of so many members, after so many versions."""
+    peers = peers_of(count)
+    me, validators, workers = peers[-1], peers[1:4], peers[5:] or peers[-1:]
+    draw = random.Random(7)
+    width = -(-versions // REWARDS_MAX)
+    rewards = tuple(
+        RewardPoint(
+            version,
+            round(0.35 + 0.55 * version / versions + draw.uniform(-0.05, 0.05), 4),
+            STARTED_AT + 3 * version,
+        )
+        for version in range(width, versions + 1, width)
+    )
+    found = [rollout(number, workers[number % len(workers)], validators) for number in range(120)]
+    for number, reason in ((5, "reward"), (23, "computation"), (61, "format")):
+        found[number] = rollout(
+            number, workers[number % len(workers)], validators, state="rejected", reason=reason
+        )
+    rejected = [one.row for one in found if one.row.state == "rejected"]
+    happened = [
+        Happening("leader/0", STARTED_AT, "leader", peers[0], "published the first version"),
+        *(
+            Happening(
+                f"slashed/{row.worker}",
+                row.at + 2,
+                "slashed",
+                row.worker,
+                f"slashed for {row.reason}: nobody checks what it commits to any more",
+                ("ce" * 32,),
+                row.commit,
+            )
+            for row in rejected
+        ),
+        Happening("state/1", STARTED_AT + 100, "paused", me, "this node is paused: disk full"),
+    ]
+    seconds = range(0, 360, 2)
+    columns = dict.fromkeys(COLUMNS, (0.0,) * len(seconds)) | {
+        "certified": tuple(float(at * 2 // 3 + draw.randrange(2)) for at in seconds),
+        "rejected": tuple(float(at // 90) for at in seconds),
+        "backlog": tuple(float(6 + at % 14 // 3) for at in seconds),
+    }
+    counts = RolloutCounts(860, 812, 12, 4, 790, {"computation": 6, "reward": 4, "format": 2})
+    rows = tuple(
+        PeerRow(
+            peer,
+            me=peer == me,
+            roles=(role_of(number),),
+            policy_version=versions - number % 2,
+            age_seconds=float(number % 9),
+            software="prime-node/0.1.0",
+            standing="genesis" if number < 4 else "slashed" if number == 8 else "proven",
+            connected=number < 32,
+            round_trip_seconds=0.004 * (number + 1) if number < 32 else None,
+            reachable=number % 5 != 0,
+            upload_bytes_per_second=12_500_000,
+            addresses=(f"/ip4/203.0.113.{number % 250}/tcp/31337/p2p/{peer}",),
+            machine="1 x NVIDIA H100, 80 GB, 16 cores, 128 GB",
+            score=1.25,
+            level="good",
+            certified=40,
+            rejected=int(number == 8),
+        )
+        for number, peer in enumerate(peers)
+    )
+    roles = {role: sum(role in row.roles for row in rows) for role in {*ROLES, "inference"}}
+    published = tuple(
+        VersionShown(
+            version,
+            STARTED_AT + 3 * version,
+            peers[0],
+            0,
+            "d1" * 32,
+            "90" * 32,
+            0.8,
+            4,
+            (FormShown("file", -1, 4_900_000), FormShown("patch", version - 1, 310_000)),
+            here=version > versions - 6,
+        )
+        for version in range(versions, max(0, versions - 60), -1)
+    )
+    return Recorded(
+        title="arithmetic-testnet",
+        overview=Overview(
+            peer_id=me,
+            roles=("inference",),
+            run_id="5f" * 32,
+            run_name="arithmetic-testnet",
+            state="ready",
+            reason="",
+            started_at=STARTED_AT,
+            now=STARTED_AT + 754,
+            epoch=412,
+            epoch_seconds=2.0,
+            steps=steps,
+            version=versions,
+            policy_version=versions - 1,
+            policy_lag_max=2,
+            seconds_to_go=57.0,
+            certified_per_minute=41.5,
+            trainer_idle_share=0.12,
+            leader=peers[0],
+            members=roles,
+            members_total=count,
+            peers_connected=min(32, count - 1),
+            backlog=6,
+            slashed=1,
+            rollouts=counts,
+            own_rollouts=RolloutCounts(120, 118, 1, 0, 110, {"computation": 1}),
+            rewards=rewards,
+            happened=tuple(reversed(happened)),
+        ),
+        history=History(2.0, tuple(STARTED_AT + at for at in seconds), columns),
+        rollouts=tuple(reversed(found)),
+        peers=PeerPage(rows, count, count, min(32, count - 1), 1, roles),
+        weights=WeightsPage(published, (ARRIVING, ARRIVED), (), {}, (), forest_of(peers, versions)),
+        machine=MachinePage(
+            pid=4711,
+            software="prime-node/0.1.0",
+            started_at=STARTED_AT,
+            now=STARTED_AT + 754,
+            memory=(Usage("this node", 96e6, 24e9), Usage("machine", 11e9, 24e9)),
+            disk=(
+                Usage("blobs", 3.1e9, 20e9),
+                Usage("weights", 1.2e9),
+                Usage("state", 4.2e6),
+                Usage("file system", 412e9, 450e9),
+            ),
+            data_dir="/var/lib/prime-node",
+            gpus=(MachineGpu("NVIDIA H100 80GB HBM3", 61_000_000_000, 80_000_000_000),),
+            cores=16,
+            load=(1.2, 0.9, 0.7),
+            queues=(
+                Usage("messages being checked", 3, 1024, "count"),
+                Usage("bytes for the slowest peer", 3.9e6, 4 << 20, "bytes"),
+                Usage("members on the roster", count, 20_000, "count"),
+            ),
+            loop_delays=(9100, 240, 60, 12, 3, 0, 1, 0, 0),
+            loop_bounds=(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5),
+            loop_delay_seconds_max=0.62,
+            traffic={"blobs sent": 3_100_000_000, "blobs received": 1_250_000_000},
+            log=tuple(f'{{"message": "line {number}", "level": "info"}}' for number in range(80)),
+        ),
+        run=RunPage(
+            run_id="5f" * 32,
+            name="arithmetic-testnet",
+            creator=peers[0],
+            created_at=STARTED_AT - 3600,
+            words=(
+                ("run", "arithmetic-testnet"),
+                ("model", "tiny, qwen3 in float32"),
+                ("training", "60 versions, each from 4 rollouts at most 2 versions old"),
+                ("validators", "\n".join(validators)),
+            ),
+            join_command=f"prime-node --role inference --run-id {'5f' * 32} --initial-peers "
+            f"/ip4/203.0.113.7/tcp/31337/p2p/{peers[4]}",
+            signed="ab" * 64,
+        ),
+        happened=tuple(reversed(happened)),
+    )
+
+
+def joining():
+    """Return a node that has found nobody yet."""
+    me = peers_of(1)[0]
+    reason = "no bootstrap peer answers; trying again"
+    known = ready()
+    return Recorded(
+        title="",
+        overview=Overview(
+            me, ("inference",), "", "", "joining", reason, STARTED_AT, STARTED_AT + 12
+        ),
+        history=History(),
+        rollouts=(),
+        peers=PeerPage(),
+        weights=WeightsPage(),
+        machine=replace(known.machine, queues=(), gpus=(), traffic={}, loop_delays=(0,) * 9),
+        run=RunPage(),
+        happened=(),
+    )
+
+
+def slashed():
+    """Return a worker whose lie was proven."""
+    known = ready()
+    me = known.overview.peer_id
+    reason = "a rollout of ours was rejected; `prime-node why` shows it"
+    lie = Happening(
+        f"slashed/{me}",
+        STARTED_AT + 700,
+        "slashed",
+        me,
+        "slashed for reward: nobody checks what it commits to any more",
+        ("ce" * 32,),
+        known.rollouts[-6].row.commit,
+    )
+    rows = tuple(replace(row, standing="slashed") if row.me else row for row in known.peers.rows)
+    return replace(
+        known,
+        overview=replace(
+            known.overview,
+            state="paused",
+            reason=reason,
+            happened=(lie, *known.overview.happened),
+        ),
+        peers=replace(known.peers, rows=rows),
+        happened=(lie, *known.happened),
+    )
+
+
+def hostile():
+    """Return a node whose peers have put into every text what could do harm on a page."""
+    known = ready()
+    words = [HOSTILE[number % len(HOSTILE)] for number in range(40)]
+    rollouts = []
+    for number, one in enumerate(known.rollouts):
+        word = words[number % len(words)]
+        verdicts = tuple(
+            replace(verdict, reason=word, detail=word, validator=word[:60])
+            for verdict in one.verdicts
+        )
+        sequences = tuple(
+            replace(sequence, prompt=word, completion=word) for sequence in one.sequences
+        )
+        row = replace(one.row, reason=word, worker=word[:60])
+        rollouts.append(replace(one, row=row, verdicts=verdicts, sequences=sequences, note=word))
+    happened = tuple(
+        replace(one, text=words[number], subject=words[number][:60])
+        for number, one in enumerate(known.happened)
+    )
+    rows = tuple(
+        replace(
+            row,
+            software=words[number],
+            machine=words[number],
+            addresses=(words[number],),
+            roles=(words[number][:20], *row.roles),
+            level=words[number][:20],
+        )
+        for number, row in enumerate(known.peers.rows)
+    )
+    counts = replace(known.overview.rollouts, rejected_reasons=dict.fromkeys(HOSTILE, 3))
+    arrivals = tuple(
+        replace(one, name=HOSTILE[0], form=HOSTILE[1]) for one in known.weights.arrivals
+    )
+    return replace(
+        known,
+        title=HOSTILE[0],
+        overview=replace(
+            known.overview,
+            run_name=HOSTILE[1],
+            reason=HOSTILE[0],
+            rollouts=counts,
+            happened=happened,
+        ),
+        rollouts=tuple(rollouts),
+        peers=replace(known.peers, rows=rows),
+        weights=replace(known.weights, arrivals=arrivals, note=HOSTILE[3]),
+        machine=replace(known.machine, log=tuple(words), data_dir=HOSTILE[0], software=HOSTILE[1]),
+        run=replace(
+            known.run,
+            name=HOSTILE[0],
+            words=tuple((word[:30], word) for word in words),
+            join_command=HOSTILE[1],
+        ),
+        happened=happened,
+    )
+
+
+STATES = {
+    "joining": joining,
+    "ready": ready,
+    "slashed": slashed,
+    "peers-1000": lambda: ready(count=1000),
+    "versions-10000": lambda: ready(versions=10_000, steps=12_000),
+    "hostile": hostile,
+}

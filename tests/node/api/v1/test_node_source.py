@@ -1,0 +1,280 @@
+"""A node's answers, from a replica that real messages have made."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from node.api.status import LoopStatus
+from node.api.v1.machine import MachineReader
+from node.api.v1.node_source import NodeSource, NodeView, seconds_to_go
+from node.api.v1.queries import EventQuery, PeerQuery, RolloutQuery, WeightsQuery
+from node.api.v1.recording import Recording, read_recording, record, write_recording
+from node.api.v1.rollouts import NO_BODY, NO_TASK
+from node.local.datadir import open_data_dir
+from node.local.errors import NodeError
+from node.local.log_tail import LogTail
+from node.replication.inbox import Source
+from node.storage.blobs import FileBlobs
+from protocol.capacity import forest_members
+from protocol.crypto import digest
+from protocol.manifest import sign_manifest
+from protocol.rollout import RolloutSequence, encode_body
+from protocol.types import ValidationResult
+from roles.environments.arithmetic import Arithmetic
+from roles.environments.blocking import InBackground
+from roles.ports.storage import Owner, Purpose
+from simulations.ports.background import SimBackground
+from tests.node.api.test_observer import NOW, WORKER, WORLD, observer
+from tests.worlds.messages import identity
+
+OTHER = WORLD.workers[1]
+SEQUENCES = [
+    RolloutSequence((5, 1), (-0.1, -0.2), 1_000_000 if number == 2 else 0, (b"proof",))
+    for number in range(4)
+]
+BODY = encode_body(SEQUENCES)
+TASK = InBackground(Arithmetic(), SimBackground())
+
+
+class Node:
+    """A source over a replica, and what it is told."""
+
+    def __init__(self, tmp_path, task=TASK):
+        self.clock = SimpleNamespace(now=lambda: NOW)
+        self.listeners = []
+        inbox = SimpleNamespace(other_versions={}, listen=self.listeners.append)
+        policies = SimpleNamespace(
+            newest=lambda: SimpleNamespace(version=0),
+            newest_version=lambda: 0,
+            spared_bytes=0,
+            get=lambda version: version or None,
+        )
+        self.observer = observer(WORKER, inbox=inbox, policies=policies)
+        self.observer.peers.places = {}
+        self.blobs = self.observer.context.ports.blobs = FileBlobs(tmp_path / "blobs", None)
+        self.replica = self.observer.context.replica
+        manifest = sign_manifest(WORLD.manifest, identity("creator"))
+        self.view = NodeView(
+            manifest, self.observer, lambda: task, self.forest, lambda: {OTHER.peer_id: 0.25}
+        )
+        machine = MachineReader(
+            open_data_dir(tmp_path / "data"), LogTail(), LoopStatus, "prime-node/0", NOW - 60
+        )
+        self.source = NodeSource(self.observer.status, self.clock, "boot", machine)
+        self.source.join(self.view)
+
+    def forest(self):
+        live = self.replica.roster.live(NOW)
+        return forest_members(live, WORLD.manifest, lambda _: True, lambda _: True)
+
+    def hear(self, *messages):
+        for signed in messages:
+            received = self.replica.receive(signed.envelope, NOW)
+            assert received.result is ValidationResult.ACCEPT
+            for listener in self.listeners:
+                listener(received, Source.GOSSIP)
+
+    def kinds(self):
+        return [one.kind for one in self.source.events(EventQuery()).rows]
+
+
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path)
+
+
+def commit_with_body(signer=WORKER, **changes):
+    body = {"body": digest(BODY), "body_bytes": len(BODY), "tokens": 8}
+    return WORLD.commit(signer, **body | changes)
+
+
+async def test_before_it_joins_there_is_the_status_alone(tmp_path):
+    status = observer(WORKER).status()
+    source = NodeSource(lambda: status, SimpleNamespace(now=lambda: NOW), "boot")
+    source.look()
+    assert (source.overview().state, source.overview().now) == (status.state, NOW)
+    assert (await source.rollouts(RolloutQuery())).rows == ()
+    assert await source.rollout("00" * 32) is None
+    assert source.peers(PeerQuery()).rows == source.weights(WeightsQuery()).versions == ()
+    assert source.run().run_id == "" and (await source.machine()).log == ()
+
+
+async def test_a_rollout_is_told_with_its_text_its_way_and_its_verdicts(node):
+    commit = commit_with_body()
+    node.hear(commit)
+    owner = Owner(Purpose.ROLLOUT_BODY, commit.digest)
+    assert await node.blobs.put(BODY, owner) == commit.message.body
+    node.hear(WORLD.certificate(commit))
+    shown = await node.source.rollout(commit.digest.hex())
+    assert (shown.row.state, shown.row.accepts, shown.row.reward) == ("certified", 3, 0.25)
+    assert [one.completion for one in shown.sequences] == ["3<end>"] * 4
+    assert all("=" in one.prompt for one in shown.sequences)
+    assert [one.reward for one in shown.sequences] == [0, 0, 1, 0]
+    assert [one.group for one in shown.sequences] == [0, 0, 1, 1]
+    drawn = WORLD.committee(commit)
+    assert shown.committee.first == drawn.first and shown.committee.epoch == 1
+    assert [one.validator for one in shown.verdicts] == list(drawn.first)
+    assert [one.place for one in shown.verdicts] == [0, 1, 2]
+    (row,) = (await node.source.rollouts(RolloutQuery())).rows
+    assert row == shown.row
+
+
+async def test_what_is_missing_is_said(tmp_path, node):
+    commit = commit_with_body()
+    node.hear(commit)
+    shown = await node.source.rollout(commit.digest.hex())
+    assert (shown.sequences, shown.note) == ((), NO_BODY)
+    relay = Node(tmp_path / "relay", task=None)
+    relay.hear(commit)
+    await relay.blobs.put(BODY, Owner(Purpose.ROLLOUT_BODY, commit.digest))
+    assert (await relay.source.rollout(commit.digest.hex())).note == NO_TASK
+    for nothing in ("", "zz", "ab", "00" * 32, "../../etc/passwd"):
+        assert await node.source.rollout(nothing) is None
+
+
+async def test_a_body_of_another_length_than_promised_is_not_shown(node):
+    commit = commit_with_body(body_bytes=len(BODY) - 1)
+    node.hear(commit)
+    await node.blobs.put(BODY, Owner(Purpose.ROLLOUT_BODY, commit.digest))
+    assert (await node.source.rollout(commit.digest.hex())).note == NO_BODY
+
+
+async def test_rollouts_come_page_by_page_the_newest_first(node):
+    commits = WORLD.chain(WORKER, 5)
+    rejected = WORLD.commit(OTHER)
+    node.hear(*commits, rejected, WORLD.certificate(rejected, accepted=False, escalated=True))
+    first = await node.source.rollouts(RolloutQuery(limit=4))
+    assert [row.slot for row in first.rows] == [0, 4, 3, 2]
+    assert (first.total, first.older, first.reasons) == (6, first.rows[-1].commit, ("reward",))
+    rest = await node.source.rollouts(RolloutQuery(limit=4, after=first.older))
+    assert ([row.slot for row in rest.rows], rest.older) == ([1, 0], "")
+    bad = await node.source.rollouts(RolloutQuery(state="rejected"))
+    assert [(row.worker, row.rejects) for row in bad.rows] == [(OTHER.peer_id, 3)]
+
+
+def test_what_happens_is_told_once_with_its_evidence(node):
+    commit = WORLD.commit(WORKER)
+    certificate = WORLD.certificate(commit, accepted=False, escalated=True)
+    node.hear(commit, certificate)
+    assert sorted(node.kinds()) == ["escalated", "slashed"]
+    told = {one.kind: one for one in node.source.events(EventQuery()).rows}
+    assert told["slashed"].subject == WORKER.peer_id
+    assert told["slashed"].evidence == (certificate.digest.hex(),)
+    assert told["slashed"].rollout == commit.digest.hex()
+    node.source.look()  # finds all of it again in the replica
+    assert sorted(node.kinds()) == ["escalated", "leader", "slashed"]
+    assert node.source.overview().slashed == 1
+
+
+def test_a_fork_and_a_validator_that_contradicts_itself_are_told(node):
+    about = WORLD.commit(OTHER)
+    node.hear(WORLD.commit(WORKER), WORLD.commit(WORKER, tokens=9), about)
+    node.hear(WORLD.evidence(WORLD.validators[2], about))
+    told = {one.kind: one for one in node.source.events(EventQuery()).rows}
+    assert told["fork"].subject == WORKER.peer_id and len(told["fork"].evidence) == 2
+    assert told["excluded"].subject == WORLD.validators[2].peer_id
+
+
+def test_an_unremarkable_certificate_is_no_event(node):
+    commit = WORLD.commit(WORKER)
+    node.hear(commit, WORLD.certificate(commit))
+    assert node.kinds() == []
+
+
+def test_a_pause_is_told_when_it_begins(node):
+    node.source.look()
+    node.observer.context.conditions.set("disk", "disk full")
+    node.source.look()
+    node.source.look()
+    rows = [one for one in node.source.events(EventQuery()).rows if one.kind == "paused"]
+    assert [one.text for one in rows] == ["this node is paused: disk full"]
+
+
+def test_the_overview_is_what_the_ledger_says(node):
+    certified, opened = WORLD.chain(WORKER, 2)
+    node.hear(certified, opened, WORLD.certificate(certified))
+    node.source.look()
+    node.hear(WORLD.checkpoint(WORLD.genesis(), batch=(certified.digest,), reward_mean=250_000))
+    seen = node.source.overview()
+    assert (seen.version, seen.policy_version, seen.steps) == (1, 0, 50)
+    assert (seen.rollouts.committed, seen.rollouts.certified, seen.rollouts.trained) == (2, 1, 1)
+    assert [(point.version, point.reward) for point in seen.rewards] == [(1, 0.25)]
+    assert seen.members["validator"] == 6 and seen.members_total == 6
+    assert seen.state == "ready" and seen.leader == ""
+
+
+def test_peers_are_told_with_what_was_measured(node):
+    node.hear(WORLD.record(OTHER, ("inference",), 1))
+    commit = WORLD.commit(OTHER)
+    node.hear(commit, WORLD.certificate(commit, accepted=False, escalated=True))
+    page = node.source.peers(PeerQuery(role="inference"))
+    (row,) = page.rows
+    assert (row.peer_id, row.standing, row.rejected) == (OTHER.peer_id, "slashed", 1)
+    assert (row.round_trip_seconds, page.roles) == (0.25, {"validator": 6, "inference": 1})
+    assert [row.standing for row in node.source.peers(PeerQuery(text=OTHER.peer_id)).rows] == [
+        "slashed"
+    ]
+    everybody = node.source.peers(PeerQuery(limit=3, offset=6))
+    assert (len(everybody.rows), everybody.total) == (2, 8)  # one is connected and no member
+    assert node.source.peers(PeerQuery(standing="genesis")).total == 6
+
+
+def test_the_forest_of_a_version_has_everybody_once_in_each_tree(node):
+    page = node.source.weights(WeightsQuery())
+    forest = page.forest
+    assert (forest.version, forest.root) == (0, WORLD.trainers[0].peer_id)
+    assert len(forest.members) == 7 and len(forest.parents) == WORLD.manifest.shardcast.stripes
+    for parents in forest.parents:
+        assert [forest.members[at] for at, one in enumerate(parents) if one == -2] == [forest.root]
+        assert parents.count(-1) >= 1
+    assert node.source.weights(WeightsQuery(version=9)).note == "Version 9 is not known here."
+
+
+async def test_the_machine_and_the_run_are_told(node):
+    page = await node.source.machine()
+    assert page.pid > 0 and {one.name for one in page.disk} >= {"blobs", "file system"}
+    run = node.source.run()
+    assert run.run_id == WORLD.run_id.hex() and f"--run-id {run.run_id}" in run.join_command
+    assert dict(run.words)["training"].startswith("50 versions, each from 2 rollouts")
+
+
+async def test_what_is_recorded_answers_as_the_node_did(tmp_path, node):
+    commit = commit_with_body()
+    node.hear(commit, WORLD.certificate(commit), *WORLD.chain(OTHER, 3))
+    node.source.look()
+    write_recording(tmp_path, await record(node.source, "recorded"))
+    recording = Recording(read_recording(tmp_path))
+    assert recording.overview() == node.source.overview()
+    for query in (RolloutQuery(), RolloutQuery(state="certified"), RolloutQuery(limit=2)):
+        ours, theirs = await recording.rollouts(query), await node.source.rollouts(query)
+        assert (ours.rows, ours.total, ours.older) == (theirs.rows, theirs.total, theirs.older)
+    digest_ = commit.digest.hex()
+    assert await recording.rollout(digest_) == await node.source.rollout(digest_)
+    for query in (PeerQuery(), PeerQuery(role="validator", offset=2, limit=3)):
+        assert recording.peers(query) == node.source.peers(query)
+    assert recording.run() == node.source.run()
+    assert recording.events(EventQuery()) == node.source.events(EventQuery())
+    assert recording.meta().mode == "recorded"
+
+
+def test_a_directory_without_a_recording_says_how_to_make_one(tmp_path):
+    with pytest.raises(NodeError, match="simulate run"):
+        read_recording(tmp_path)
+    (tmp_path / "view.json").write_text('{"title": 1}')
+    with pytest.raises(NodeError, match="damaged"):
+        read_recording(tmp_path)
+
+
+def entry(version, at):
+    message = SimpleNamespace(version=version, created_at=round(at * 1000))
+    return SimpleNamespace(manifest=SimpleNamespace(message=message))
+
+
+def test_the_time_to_go_is_at_the_pace_of_the_last_versions():
+    slow = [entry(version, 100 * version) for version in range(5)]
+    fast = [entry(4 + number, 400 + 2 * number) for number in range(1, 11)]
+    assert seconds_to_go([*slow, *fast], 24, 420.0) == 20.0
+    assert seconds_to_go([*slow, *fast], 24, 421.0) == 19.0
+    assert seconds_to_go([*slow, *fast], 24, 9999.0) == 18.0
+    assert seconds_to_go([*slow, *fast], 14, 421.0) == 0.0
+    assert seconds_to_go(slow[:2], 24, 421.0) is None
