@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from node.api.observer import Observer
-from node.api.status import NodeStatus, Snapshot
+from node.api.status import NodeStatus, Snapshot, Stage
 from node.api.why import Why
 from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.context import NodeContext, Ports
@@ -193,7 +193,7 @@ class Daemon:
             arrivals=self._downloads.arrivals,
             inbox=self._inbox,
             addresses=lambda: self._announcer.addresses,
-            synchronised=lambda: self._anti_entropy.synchronised,
+            anti_entropy=self._anti_entropy,
             p2pd_pid=p2pd_pid,
             started_at=self._context.ports.clock.now(),
             monotonic=lambda: asyncio.get_running_loop().time(),
@@ -233,6 +233,10 @@ class Daemon:
         """Return the few numbers of the status that cost nothing to take."""
         return self._observer.snapshot()
 
+    def stage(self) -> Stage:
+        """Return what this node is at."""
+        return self._observer.stage()
+
     def why(self) -> Why:
         """Explain this node's state and its rollouts that failed."""
         return self._observer.why()
@@ -250,6 +254,7 @@ class Daemon:
         self._inbox.advance()
         await self._message_log.compact(self._context.replica)
         await self._policies.restore()
+        self._observer.restored = True
         if not self._run_files.complete:
             for role in self._about.roles:
                 self._context.conditions.resign(role)

@@ -20,7 +20,8 @@ from node.api.metrics import NodeMetrics
 from node.api.status import NodeStatus
 from node.api.why import Why
 from node.local.datadir import API_HOST, DataDir, store_api_endpoint
-from node.local.http_server import EmbeddedServer, listen
+from node.local.http_server import EmbeddedServer
+from node.local.ports import listen
 
 log = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -13,16 +14,18 @@ from typing import Any
 
 import structlog
 
-from node.api.status import NodeStatus, RolloutCounts, TrafficStatus
+from node.api.status import NodeStatus, Stage
 from node.api.why import Why
 from node.live.consent import agreed
 from node.live.loop_watch import LoopWatch
+from node.live.start_log import StartLog
 from node.local.addresses import load_cached_peers, store_cached_peers
 from node.local.config import NodeConfig
 from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
 from node.local.errors import ExitCode, NodeError
 from node.local.logs import adopt_hivemind_logs, configure_logging
 from node.local.run_pin import local_run, pin_run
+from node.local.status_line import StatusLine
 from protocol.crypto import Identity, verify
 from protocol.faults import Fault
 from protocol.manifest import SignedManifest
@@ -36,7 +39,6 @@ log = structlog.get_logger()
 CACHE_PEERS_SECONDS = 10.0
 
 MODULES = (
-    "node.api.server",
     "node.daemon",
     "node.live.background",
     "node.live.hivemind_dht",
@@ -47,7 +49,7 @@ MODULES = (
     "node.storage.state",
     "roles.engines.child.engines",
 )
-"""What takes long to import and would hold up the loop; a wrong argument must not wait for it."""
+"""What takes long to import; a wrong argument must not wait for it, nor who asks for our health."""
 
 MakeEngines = Callable[[NodeConfig, Background], Engines]
 
@@ -75,14 +77,13 @@ def run_node(config: NodeConfig, *, make_engines: MakeEngines = live_engines) ->
     """
     import uvloop  # noqa: PLC0415 - only a live node needs it
 
-    configure_logging(config.log_format, config.log_level)
+    line = status_line(config.log_format)
+    configure_logging(config.log_format, config.log_level, line)
     log.info("starting", roles=[str(role) for role in config.roles], data_dir=str(config.data_dir))
-    for module in MODULES:
-        import_module(module)
     datadir = open_data_dir(config.data_dir)
     with locked(datadir):
         identity = load_or_create_identity(config.identity_path or datadir.identity)
-        node = LiveNode(config, datadir, identity, make_engines)
+        node = LiveNode(config, datadir, identity, make_engines, line)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(node.run())
 
@@ -91,7 +92,12 @@ class LiveNode:
     """Opens what is live, finds the run, and hands over to the daemon."""
 
     def __init__(
-        self, config: NodeConfig, datadir: DataDir, identity: Identity, make_engines: MakeEngines
+        self,
+        config: NodeConfig,
+        datadir: DataDir,
+        identity: Identity,
+        make_engines: MakeEngines,
+        line: StatusLine | None = None,
     ) -> None:
         self._config = config
         self._datadir = datadir
@@ -103,26 +109,43 @@ class LiveNode:
         self._stopping = asyncio.Event()
         self._addresses: tuple[str, ...] = ()
         self._loop_watch = LoopWatch()
-        self._asking = False
+        self._before = Stage("starting", "loading libraries")
+        self._start_log = StartLog(self._stage, line)
 
     async def run(self) -> ExitCode:
         """Live until drained."""
         from node.api.server import ControlServer  # noqa: PLC0415
+
+        self._started_at = time.time()
+        self._watch_signals()
+        self._loop_watch.start()
+        control = ControlServer(
+            self._status, self._why, self._config.api_port, datadir=self._datadir
+        )
+        await control.start()
+        following = asyncio.create_task(self._start_log.run())
+        try:
+            # Seconds of imports beside the loop, which answers meanwhile.
+            await asyncio.to_thread(_import_all)
+            adopt_hivemind_logs()
+            return await self._connect()
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+            await control.stop()
+            self._loop_watch.stop()
+
+    async def _connect(self) -> ExitCode:
+        """Open the transport, find the run, and live in it until drained."""
         from node.live.clock import SystemClock  # noqa: PLC0415
         from node.live.hivemind_p2p import HivemindTransport  # noqa: PLC0415
         from node.live.p2pd import P2pdOptions  # noqa: PLC0415
         from node.membership.peers import PeerTable  # noqa: PLC0415
 
-        adopt_hivemind_logs()
-        self._watch_signals()
-        clock = SystemClock()
-        self._started_at = clock.now()
-        rng = Rng(os.urandom(32))
+        self._before = Stage("starting", "opening the connection to other peers")
+        clock, rng = SystemClock(), Rng(os.urandom(32))
+        known = local_run(self._datadir, self._config.run, self._config.run_id)
         try:
-            known = local_run(self._datadir, self._config.run, self._config.run_id)
-            control = ControlServer(
-                self._status, self._why, self._config.api_port, datadir=self._datadir
-            )
             transport = await HivemindTransport.create(
                 self._identity,
                 self._config.identity_path or self._datadir.identity,
@@ -130,22 +153,19 @@ class LiveNode:
             )
         except TransportError as error:
             raise NodeError(str(error), ExitCode.RETRY) from None
-        self._loop_watch.start()
         try:
-            await control.start()
             self._addresses = tuple(await transport.addresses())
             log.info("listening", peer_id=self._identity.peer_id, addresses=self._addresses)
             cached = load_cached_peers(self._datadir)
             initial = list(dict.fromkeys((*self._config.initial_peers, *cached)))
             self._joining = PeerTable(transport, clock, rng.child("joining"), initial)
+            self._before = Stage("joining", "looking for peers")
             manifest = known or await self._until_stopped(self._find_run(transport))
             if manifest is None:
                 return ExitCode.OK
             await self._live(transport, clock, rng, manifest, initial)
         finally:
-            await control.stop()
             await transport.close()
-            self._loop_watch.stop()
         return ExitCode.OK
 
     async def _live(
@@ -166,6 +186,7 @@ class LiveNode:
         from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
 
         run_id = manifest.manifest.run_id
+        self._before, self._joining = Stage("starting", "reading what is stored"), None
         # All of them read or sync files.
         store = await asyncio.to_thread(self._open_store, manifest)
         log.info(
@@ -221,13 +242,13 @@ class LiveNode:
 
     def _open_store(self, manifest: SignedManifest) -> Any:
         """Open what we remember; raises ``NodeError`` when the run does not take our key."""
+        from node.live.state_file import open_state  # noqa: PLC0415
         from node.membership.admission import stored_proof, why_not  # noqa: PLC0415
-        from node.storage.state import SqliteStore  # noqa: PLC0415
 
-        store = SqliteStore(self._datadir.state)
-        proof = self._config.invite or stored_proof(store)
+        store = open_state(self._datadir.state)
+        proofs = (self._config.invite, stored_proof(store))
         peer, roles = self._identity.peer_id, self._config.roles
-        if reason := why_not(manifest.manifest, peer, roles, proof):
+        if reason := why_not(manifest.manifest, peer, roles, proofs, time.time()):
             store.close()
             raise NodeError(reason, ExitCode.CONFIG)
         return store
@@ -260,6 +281,7 @@ class LiveNode:
 
         while True:
             for peer in await self._joining.reach():
+                self._before = Stage("joining", "asking a peer for the run")
                 try:
                     manifest = await fetch_manifest(transport, peer, verify)
                 except (TransportError, TimeoutError) as error:
@@ -277,7 +299,7 @@ class LiveNode:
                         ExitCode.CONFIG,
                     )
                 if self._config.run_id is None and not self._config.yes:
-                    self._asking = True
+                    self._before = Stage("joining", "asking on the terminal whether to join")
                     if not await agreed(manifest.manifest):
                         log.info("not joined", run_id=offered)
                         return None
@@ -320,37 +342,29 @@ class LiveNode:
         if self._daemon is not None:
             self._daemon.stop()
 
+    def _stage(self) -> Stage:
+        if self._daemon is not None:
+            stage: Stage = self._daemon.stage()
+            return stage
+        if self._stopping.is_set():
+            return Stage("draining")
+        unreachable = "" if self._joining is None else self._joining.unreachable
+        return Stage("joining", unreachable) if unreachable else self._before
+
     def _status(self) -> NodeStatus:
         if self._daemon is not None:
             status: NodeStatus = self._daemon.status()
             return replace(status, loop=self._loop_watch.status())
-        unreachable = self._joining is not None and self._joining.unreachable_since
-        reason = "no bootstrap peer answers; trying again" if unreachable else "asking for the run"
-        if self._asking:
-            reason = "asking on the terminal whether to join"
+        stage = self._stage()
         return NodeStatus(
             peer_id=self._identity.peer_id,
             run_id=self._config.run_id or "",
             run_name="",
             roles=tuple(str(role) for role in self._config.roles),
-            state="joining",
-            reason=reason,
+            state=stage.state,
+            reason=stage.reason,
             started_at=self._started_at,
-            epoch=0,
             addresses=self._addresses,
-            peers_connected=0,
-            peers_banned=0,
-            policy_version=-1,
-            policy_version_newest=-1,
-            policy_lag_max=0,
-            first_certificate_at=None,
-            members=(),
-            rollouts=RolloutCounts(),
-            own_rollouts=RolloutCounts(),
-            workers={},
-            checkpoints=(),
-            traffic=TrafficStatus(),
-            p2pd_pid=None,
             loop=self._loop_watch.status(),
         )
 
@@ -358,8 +372,18 @@ class LiveNode:
         if self._daemon is not None:
             why: Why = self._daemon.why()
             return why
-        status = self._status()
-        return Why(status.state, status.reason, False, (), ())
+        stage = self._stage()
+        return Why(stage.state, stage.reason, False, (), ())
+
+
+def status_line(log_format: str) -> StatusLine | None:
+    """Return the line below the logs; None where they are not for people on a terminal."""
+    return StatusLine(sys.stderr) if log_format != "json" and sys.stderr.isatty() else None
+
+
+def _import_all() -> None:
+    for module in MODULES:
+        import_module(module)
 
 
 def _dump_tasks() -> None:

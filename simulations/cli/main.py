@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -71,6 +72,8 @@ def run(
     """Run a scenario once."""
     from simulations.study.study import Plan  # noqa: PLC0415 - when it is called
 
+    if report is not None:
+        _check_writable(report)
     outcome = _run(Plan(scenario, seed, nodes, minutes, strangers))
     _show(outcome, as_json=as_json, report=report)
     _end(outcome)
@@ -183,6 +186,19 @@ def _check(plan: "Plan") -> None:
         plan.load()
     except (ScenarioError, OSError) as error:
         raise NodeError(f"{plan.scenario}: {error}", ExitCode.CONFIG) from None
+
+
+def _check_writable(directory: Path) -> None:
+    """Make the directory; raises ``NodeError`` when nothing could be written there later."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise NodeError(
+            f"cannot write to --report {directory}: {error.strerror}; choose another directory",
+            ExitCode.LOCKED,
+        ) from None
 
 
 def _show(outcome: "RunOutcome", *, as_json: bool, report: Path | None) -> None:
