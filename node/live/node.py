@@ -24,6 +24,7 @@ from node.local.config import NodeConfig
 from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
 from node.local.errors import ExitCode, NodeError
 from node.local.logs import adopt_hivemind_logs, configure_logging
+from node.local.place import place_of
 from node.local.run_pin import local_run, pin_run
 from node.local.status_line import StatusLine
 from protocol.crypto import Identity, verify
@@ -234,6 +235,8 @@ class LiveNode:
                 await self._daemon.run()
             finally:
                 caching.cancel()
+            if self._daemon.refusal:
+                raise NodeError(self._daemon.refusal, ExitCode.LOCKED)
         finally:
             await http.close()
             background.close()
@@ -267,6 +270,7 @@ class LiveNode:
                 self._make_engines(self._config, ports.background),
                 initial_peers,
                 upload_bytes_per_second=self._config.upload_limit,
+                machine=place_of(self._datadir),
                 p2pd_pid=lambda: ports.transport.p2pd_pid,
             )
         except ValueError as error:  # such as a task that needs what is not here
