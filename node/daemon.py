@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from node.api.observer import Observer
-from node.api.status import NodeStatus, Snapshot
+from node.api.status import NodeStatus, Snapshot, Stage
 from node.api.v1.node_source import NodeView
 from node.api.why import Why
 from node.blobs.exchange import BlobExchange, ExchangeLimits
@@ -32,6 +32,7 @@ from node.replication.manifest_exchange import serve_manifest
 from node.replication.message_log import MessageLog
 from node.replication.network import SwarmNetwork
 from node.replication.rollout_bodies import RolloutBodies
+from node.service import for_ever
 from node.streams.places import Trust
 from node.streams.protocols import BLOBS
 from node.weights.downloads import Downloads
@@ -68,8 +69,9 @@ RELAY_HEARTBEATS = 0.05
 class Daemon:
     """One node; ``run`` ends after ``stop``, or with the error of whatever failed.
 
-    ``initial_peers`` are the addresses to join through. Raises ``ValueError`` when this machine
-    cannot run the task that its roles ask.
+    ``initial_peers`` are the addresses to join through; ``machine`` tells one place of the data
+    directory from another. ``refusal`` says why it stopped by itself, if it did. Raises
+    ``ValueError`` when this machine cannot run the task that its roles ask.
     """
 
     def __init__(
@@ -85,6 +87,7 @@ class Daemon:
         opened: Opened | None = None,
         decoded: Decoded | None = None,
         upload_bytes_per_second: int | None = None,
+        machine: bytes = b"",
         p2pd_pid: Callable[[], int | None] = lambda: None,
     ) -> None:
         self._signed_manifest = manifest
@@ -122,7 +125,8 @@ class Daemon:
         )
         self._bodies = RolloutBodies(replica, ports.blobs, self._exchange)
         self._message_log = MessageLog(ports.store)
-        self._incarnation = Incarnation(context)
+        self._incarnation = Incarnation(context, machine)
+        self.refusal = ""
         self._inbox = Inbox(
             context, self._message_log, self._incarnation, about.roles, self._policies.news
         )
@@ -200,7 +204,7 @@ class Daemon:
             arrivals=self._downloads.arrivals,
             inbox=self._inbox,
             addresses=lambda: self._announcer.addresses,
-            synchronised=lambda: self._anti_entropy.synchronised,
+            anti_entropy=self._anti_entropy,
             p2pd_pid=p2pd_pid,
             started_at=self._context.ports.clock.now(),
             monotonic=lambda: asyncio.get_running_loop().time(),
@@ -240,6 +244,10 @@ class Daemon:
         """Return the few numbers of the status that cost nothing to take."""
         return self._observer.snapshot()
 
+    def stage(self) -> Stage:
+        """Return what this node is at."""
+        return self._observer.stage()
+
     def why(self) -> Why:
         """Explain this node's state and its rollouts that failed."""
         return self._observer.why()
@@ -263,6 +271,7 @@ class Daemon:
         self._inbox.advance()
         await self._message_log.compact(self._context.replica)
         await self._policies.restore()
+        self._observer.restored = True
         if not self._run_files.complete:
             for role in self._about.roles:
                 self._context.conditions.resign(role)
@@ -276,7 +285,7 @@ class Daemon:
         try:
             async with asyncio.TaskGroup() as group:
                 services = [
-                    group.create_task(_for_ever(name, service), name=name)
+                    group.create_task(for_ever(name, service), name=name)
                     for name, service in self._services().items()
                 ]
                 await self._stop.wait()
@@ -296,17 +305,25 @@ class Daemon:
             "policies": self._policies.run(),
             "bodies": self._bodies.run(),
             "evidence": self._network.publish_evidence(),
+            "key": self._leave_to_twin(),
             "roles": self._work(),
         }
+
+    async def _leave_to_twin(self) -> None:
+        """Stop, without a word, when another process has our key: it would be taken for ours."""
+        self.refusal = await self._incarnation.wait_twin()
+        self.stop()
+        await asyncio.Event().wait()
 
     async def _work(self) -> None:
         """Fill the roles once the run's files are here; relays keep these for others, too."""
         await self._run_files.fetch()
+        await self._incarnation.wait_alone()
         if self._environment is not None and await self._opened(self._environment):
             await self._take_up_roles()
             async with asyncio.TaskGroup() as group:
                 for name, flow in self._flows(self._environment).items():
-                    group.create_task(_for_ever(name, flow), name=name)
+                    group.create_task(for_ever(name, flow), name=name)
         await asyncio.Event().wait()
 
     async def _take_up_roles(self) -> None:
@@ -368,9 +385,10 @@ class Daemon:
     async def _leave(self) -> None:
         """Tell the swarm that we leave and write what is pending, within a deadline each."""
         try:
-            async with asyncio.timeout(STOP_SECONDS):
-                await self._announcer.announce(leaving=True)
-                await asyncio.sleep(LEAVING_SECONDS)
+            if not self.refusal:
+                async with asyncio.timeout(STOP_SECONDS):
+                    await self._announcer.announce(leaving=True)
+                    await asyncio.sleep(LEAVING_SECONDS)
         except (TimeoutError, TransportError) as error:
             log.warning("left without telling anybody", error=str(error))
         try:
@@ -379,20 +397,6 @@ class Daemon:
         except (TimeoutError, StorageFullError) as error:  # anti-entropy brings it back
             log.warning("what others said last is not stored", error=str(error))
         await self._gossip.stop()
-
-
-async def _for_ever(name: str, service: Coroutine[Any, Any, None]) -> None:
-    """Run a service that must not end by itself, nor by a cancellation that was not meant for it.
-
-    A group takes either in silence, and the node would go on as half a node.
-    """
-    try:
-        await service
-    except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise
-    raise RuntimeError(f"the service {name} has ended by itself")
 
 
 def _gossip_params(epoch_seconds: float) -> Params:

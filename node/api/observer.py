@@ -13,7 +13,7 @@ from node.api.status import (
     NodeStatus,
     RolloutCounts,
     Snapshot,
-    State,
+    Stage,
     TrafficStatus,
     UptakeStatus,
 )
@@ -24,7 +24,9 @@ from node.blobs.wire import Kind
 from node.circuits.circuits import Circuits
 from node.context import NodeContext
 from node.gossip.driver import Gossip
+from node.local.units import duration_text
 from node.membership.peers import PeerTable
+from node.replication.anti_entropy import AntiEntropy
 from node.replication.inbox import Inbox, Source
 from node.weights.arrivals import Arrivals
 from node.weights.library import PolicyLibrary
@@ -52,12 +54,14 @@ class Observer:
     arrivals: Arrivals
     inbox: Inbox
     addresses: Callable[[], tuple[str, ...]]
-    synchronised: Callable[[], bool]
+    anti_entropy: AntiEntropy
     p2pd_pid: Callable[[], int | None]
     started_at: float
     monotonic: Callable[[], float]
     """The clock of what is measured while it moves."""
     first_certificate_at: float | None = None
+    restored: bool = False
+    """Whether what is stored has been taken back."""
     draining: bool = False
     _counted_in: int = -1
     _members_live: int = 0
@@ -74,15 +78,16 @@ class Observer:
         replica, peer_id = self.context.replica, self.context.signer.peer_id
         now, ledger = self.context.ports.clock.now(), replica.ledger
         monotonic_now = self.monotonic()
-        state, reason = self._state()
+        stage = self.stage()
         newest = self.policies.newest()
         return NodeStatus(
             peer_id=peer_id,
             run_id=replica.run_id.hex(),
             run_name=replica.manifest.name,
             roles=tuple(str(role) for role in self.roles),
-            state=state,
-            reason=reason,
+            state=stage.state,
+            reason=stage.reason,
+            share=stage.share,
             started_at=self.started_at,
             epoch=replica.manifest.epoch_at(now),
             addresses=self.addresses(),
@@ -112,7 +117,7 @@ class Observer:
         ledger, gossip = self.context.replica.ledger, self.gossip
         totals = ledger.totals
         return Snapshot(
-            state=self._state()[0],
+            state=self.stage().state,
             connected=len(self.peers.connected),
             members=self._count_members(),
             policy_version=self.policies.newest_version(),
@@ -131,7 +136,7 @@ class Observer:
 
     def reason(self) -> str:
         """Return why the node is in its state."""
-        return self._state()[1]
+        return self.stage().reason
 
     def _count_members(self) -> int:
         """Count the live records, once per epoch: that is a look at every one of them."""
@@ -141,22 +146,45 @@ class Observer:
             self._counted_in, self._members_live = epoch, len(replica.roster.live(now))
         return self._members_live
 
-    def _state(self) -> tuple[State, str]:
+    def stage(self) -> Stage:
+        """Return what the node is at; cheap enough to look at it often."""
         if self.draining:
-            return "draining", ""
+            return Stage("draining")
+        if not self.restored:
+            return Stage("starting", "reading what is stored")
         if not self.peers.connected:
-            if self.peers.unreachable_since is not None:
-                return "joining", "no bootstrap peer answers; trying again"
-            return "joining", self._other_versions() or "no peer is connected yet"
+            reason = self.peers.unreachable or self._other_versions() or "looking for peers"
+            return Stage("joining", reason)
         if self.context.replica.ledger.slashed(self.context.signer.peer_id):
-            return "paused", "a rollout of ours was rejected; `prime-node why` shows it"
+            return Stage("paused", "a rollout of ours was rejected; `prime-node why` shows it")
         if str(self.context.conditions):
-            return "paused", str(self.context.conditions)
-        if not self.synchronised():
-            return "syncing", self._other_versions() or "no peer has told us yet what we missed"
+            return Stage("paused", str(self.context.conditions))
+        if not self.anti_entropy.synchronised:
+            return self._synchronising()
         if self.policies.newest() is None:
-            return "syncing", "the first policy has not arrived yet"
-        return "ready", self._other_versions()
+            return self._fetching()
+        return Stage("ready", self._other_versions())
+
+    def _synchronising(self) -> Stage:
+        if newer := self._other_versions():
+            return Stage("syncing", newer)
+        taken, asked = self.anti_entropy.progress
+        if not asked:
+            return Stage("syncing", "synchronising")
+        return Stage("syncing", f"synchronising ({taken} of {asked} messages)", taken / asked)
+
+    def _fetching(self) -> Stage:
+        """Tell how far the first policy is; the newest one, should several be on their way."""
+        coming = (one for one in self.arrivals.under_way if one.label.version >= 0)
+        arrival = max(coming, key=lambda one: one.label.version, default=None)
+        if arrival is None or not arrival.total_bytes:
+            known = self.context.replica.ledger.version >= 0
+            waits = "asking for them" if known else "none is published yet"
+            return Stage("syncing", f"fetching weights: {waits}")
+        share = 1 - arrival.bytes_missing / arrival.total_bytes
+        to_go = arrival.seconds_to_go(self.monotonic())
+        left = "nothing comes now" if to_go is None else f"{duration_text(to_go)} left"
+        return Stage("syncing", f"fetching weights {int(100 * share)} %, {left}", share)
 
     def _other_versions(self) -> str:
         """Tell which newer protocol connected peers speak; those with an older one have to upgrade.
@@ -259,7 +287,7 @@ class Observer:
 
     def why(self) -> Why:
         """Explain this node's state and every own rollout that was not certified."""
-        state, reason = self._state()
+        stage = self.stage()
         ledger, peer_id = self.context.replica.ledger, self.context.signer.peer_id
         failed = tuple(
             self._explain(entry)
@@ -267,7 +295,9 @@ class Observer:
             if entry.commit.signer == peer_id
             and entry.state in (CommitState.REJECTED, CommitState.EXPIRED)
         )
-        return Why(state, reason, ledger.slashed(peer_id), failed, self._trained_on_rejected())
+        return Why(
+            stage.state, stage.reason, ledger.slashed(peer_id), failed, self._trained_on_rejected()
+        )
 
     def _explain(self, entry: Entry) -> FailedRollout:
         certificate, run_id = entry.certificate, self.context.replica.run_id

@@ -10,7 +10,17 @@ from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus
 from protocol.gossip.report import Level
 from roles.uptake import UPTAKE_BOUNDS
 
-State = Literal["joining", "syncing", "ready", "paused", "draining"]
+State = Literal["starting", "joining", "syncing", "ready", "paused", "draining"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """What a node is at: its state, what it waits for, and how much of that is done."""
+
+    state: State
+    reason: str = ""
+    share: float | None = None
+    """From 0 to 1; None where nobody can know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,22 +189,22 @@ class NodeStatus:
     state: State
     reason: str
     started_at: float
-    epoch: int
-    addresses: tuple[str, ...]
-    peers_connected: int
-    peers_banned: int
+    epoch: int = 0
+    addresses: tuple[str, ...] = ()
+    peers_connected: int = 0
+    peers_banned: int = 0
     """Kept away for a while because of what they sent."""
-    policy_version: int
-    policy_version_newest: int
-    policy_lag_max: int
-    first_certificate_at: float | None
-    members: tuple[MemberStatus, ...]
-    rollouts: RolloutCounts
-    own_rollouts: RolloutCounts
-    workers: dict[str, RolloutCounts]
-    checkpoints: tuple[CheckpointStatus, ...]
-    traffic: TrafficStatus
-    p2pd_pid: int | None
+    policy_version: int = -1
+    policy_version_newest: int = -1
+    policy_lag_max: int = 0
+    first_certificate_at: float | None = None
+    members: tuple[MemberStatus, ...] = ()
+    rollouts: RolloutCounts = RolloutCounts()
+    own_rollouts: RolloutCounts = RolloutCounts()
+    workers: dict[str, RolloutCounts] = field(default_factory=dict)
+    checkpoints: tuple[CheckpointStatus, ...] = ()
+    traffic: TrafficStatus = TrafficStatus()
+    p2pd_pid: int | None = None
     loop: LoopStatus = LoopStatus()
     arrivals: tuple[ArrivalStatus, ...] = ()
     """On their way, the newest version first; then the last that came, the last one first."""
@@ -206,6 +216,8 @@ class NodeStatus:
     circuits: CircuitsStatus = CircuitsStatus()
     gossip_peers: tuple[GossipPeerStatus, ...] = ()
     """The best score first."""
+    share: float | None = None
+    """How much of what the state waits for is done, from 0 to 1; None where nobody can know."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

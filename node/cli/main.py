@@ -24,8 +24,8 @@ the file.
 
 Exit codes
   0  done or drained     69  no daemon runs       77  key open to others
-  1  crash               73  data dir in use      78  bad configuration
-  2  usage               75  try again later
+  1  crash, or failed    73  data dir in use      78  bad configuration
+  2  usage               75  try again later     130  interrupted
 """
 
 app = typer.Typer(

@@ -6,9 +6,11 @@ Engines take seconds to import; a mistake should be told before that.
 from importlib.util import find_spec
 
 from node.local.addresses import load_cached_peers
-from node.local.config import NodeConfig
-from node.local.datadir import load_or_create_identity, locked, open_data_dir
+from node.local.config import NodeConfig, flag
+from node.local.datadir import API_HOST, load_or_create_identity, locked, open_data_dir
+from node.local.devices import why_no_device
 from node.local.errors import ExitCode, NodeError
+from node.local.ports import listen
 from node.local.run_pin import local_run
 
 
@@ -23,8 +25,11 @@ def preflight(config: NodeConfig) -> None:
             "that has it with --engine-python",
             ExitCode.CONFIG,
         )
+    if reason := why_no_device(config.device, own_torch=config.engine_python is None):
+        raise NodeError(reason, ExitCode.CONFIG)
     datadir = open_data_dir(config.data_dir)
     with locked(datadir):
+        _check_ports(config)
         load_or_create_identity(config.identity_path or datadir.identity)
         run = local_run(datadir, config.run, config.run_id)
     if config.new_swarm and run is None:
@@ -38,3 +43,16 @@ def preflight(config: NodeConfig) -> None:
             "or begin a swarm with --new-swarm --run RUN.toml",
             ExitCode.USAGE,
         )
+
+
+def _check_ports(config: NodeConfig) -> None:
+    """Take each port for a moment; raises ``NodeError`` when somebody else has it."""
+    ports = {"port": config.port, "api_port": config.api_port, "http_port": config.http_port}
+    for key, port in ports.items():
+        host = API_HOST if key == "api_port" else config.host
+        listen(
+            host,
+            port or 0,
+            failure=f"cannot listen for {flag(key)}",
+            remedy=f"choose another {flag(key)}, or 0 for a free one",
+        ).close()

@@ -15,9 +15,9 @@ def read_recipe(recipe: str) -> Recipe:
         return load_recipe(path.read_text())
     except OSError as error:
         if path.parent == _directory():
-            known = ", ".join(sorted(path.stem for path in _directory().glob("*.toml")))
             raise NodeError(
-                f"no recipe {recipe!r}: there are {known}, and files that end with .toml",
+                f"no recipe {recipe!r}: there are {', '.join(recipe_names())}, and files that end "
+                "with .toml",
                 ExitCode.CONFIG,
             ) from None
         raise NodeError(f"{path}: {error.strerror}", ExitCode.CONFIG) from None
@@ -30,6 +30,16 @@ def recipe_path(recipe: str) -> Path:
     if recipe.endswith(".toml") or "/" in recipe:
         return Path(recipe)
     return _directory() / f"{recipe}.toml"
+
+
+def recipe_names() -> list[str]:
+    """Return the names of those that come with the package."""
+    return sorted(path.stem for path in _directory().glob("*.toml"))
+
+
+def expected_file() -> Path:
+    """Return the file that says what runs of these recipes should come to."""
+    return _directory().parent / "expected.toml"
 
 
 def _directory() -> Path:

@@ -46,6 +46,14 @@ KEYS_PER_CALL_MAX = 256
 
 REPLY_BYTES_MAX = MESSAGE_BYTES_MAX - 1024
 _ERROR_CHARACTERS_MAX = 200
+_DIAL_FAILURES = (
+    "connection refused",
+    "i/o timeout",
+    "no route to host",
+    "network is unreachable",
+)
+"""As Go and the system say it."""
+
 _IP4_CODE = 4
 _TCP_CODE = 6
 _P2P_CODE, _CIRCUIT_CODE = bytes.fromhex("a503"), bytes.fromhex("a202")
@@ -168,15 +176,15 @@ class Control:
     async def connect(self, peer: PeerId, address: str) -> None:
         """Dial ``peer`` at a multiaddress without its ``/p2p`` part; raises ``TransportError``."""
         address_bytes = binary_address(address)
-        await self._call(
-            p2pd_pb2.Request(
-                type=p2pd_pb2.Request.CONNECT,
-                connect=p2pd_pb2.ConnectRequest(
-                    peer=base58.b58decode(peer), addrs=[address_bytes], timeout=DIAL_SECONDS
-                ),
-            ),
-            DIAL_SECONDS,
+        request = p2pd_pb2.ConnectRequest(
+            peer=base58.b58decode(peer), addrs=[address_bytes], timeout=DIAL_SECONDS
         )
+        try:
+            await self._call(
+                p2pd_pb2.Request(type=p2pd_pb2.Request.CONNECT, connect=request), DIAL_SECONDS
+            )
+        except _RequestError as error:
+            raise TransportError(dial_failure(error.text, address)) from None
 
     async def disconnect(self, peer: PeerId) -> None:
         """Close every connection to ``peer``; raises ``TransportError``."""
@@ -317,4 +325,27 @@ def ipv4_of(address: bytes) -> str | None:
 
 def _require_ok(response: Any) -> None:
     if response.type == p2pd_pb2.Response.ERROR:
-        raise TransportError(" ".join(response.error.msg.split())[:_ERROR_CHARACTERS_MAX])
+        raise _RequestError(" ".join(response.error.msg.split()))
+
+
+class _RequestError(TransportError):
+    """What p2pd says it could not do, as a whole in ``text``."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text[:_ERROR_CHARACTERS_MAX])
+        self.text = text
+
+
+def dial_failure(text: str, address: str) -> str:
+    """Return why one address did not answer, from go-libp2p's list of all that it ever tried.
+
+    Empty when it says no more than that the address is left alone for a moment.
+    """
+    _, _, rest = text.partition(f"* [{address}] ")
+    reason = rest.partition(" * [")[0] or text
+    for known in _DIAL_FAILURES:
+        if known in reason:
+            return known
+    if "peer id mismatch" in reason:
+        return "another key answers there"
+    return "" if "dial backoff" in reason else reason[:_ERROR_CHARACTERS_MAX]

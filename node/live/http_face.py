@@ -3,7 +3,7 @@
 from collections.abc import Callable
 
 from node.daemon import Daemon
-from node.local.http_server import listen
+from node.local.ports import listen
 from node.storage.blobs import FileBlobs
 from node.weights_http.application import Application
 from node.weights_http.catalogue import Catalogue

@@ -13,20 +13,20 @@ from typing import Any
 
 import structlog
 
-from node.api.status import NodeStatus, RolloutCounts, TrafficStatus
+from node.api.status import NodeStatus, Stage
 from node.api.why import Why
-from node.live.consent import agreed
 from node.live.loop_watch import LoopWatch
-from node.local.addresses import host_of, is_local, load_cached_peers, store_cached_peers
+from node.live.start_log import StartLog
+from node.local.addresses import load_cached_peers, store_cached_peers
 from node.local.config import NodeConfig
 from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
 from node.local.errors import ExitCode, NodeError
 from node.local.log_tail import LogTail
 from node.local.logs import adopt_hivemind_logs, configure_logging
+from node.local.place import place_of
 from node.local.run_pin import local_run, pin_run
-from node.membership.dials import Dials
-from protocol.crypto import Identity, verify
-from protocol.faults import Fault
+from node.local.status_line import StatusLine
+from protocol.crypto import Identity
 from protocol.manifest import SignedManifest
 from protocol.rng import Rng
 from roles.ports.background import Background
@@ -38,7 +38,6 @@ log = structlog.get_logger()
 CACHE_PEERS_SECONDS = 10.0
 
 MODULES = (
-    "node.api.server",
     "node.daemon",
     "node.live.background",
     "node.live.hivemind_dht",
@@ -49,7 +48,7 @@ MODULES = (
     "node.storage.state",
     "roles.engines.child.engines",
 )
-"""What takes long to import and would hold up the loop; a wrong argument must not wait for it."""
+"""What takes long to import; a wrong argument must not wait for it, nor who asks for our health."""
 
 MakeEngines = Callable[[NodeConfig, Background], Engines]
 
@@ -91,14 +90,13 @@ def run_node(
     """
     import uvloop  # noqa: PLC0415 - only a live node needs it
 
-    configure_logging(config.log_format, config.log_level)
+    line = status_line(config.log_format)
+    configure_logging(config.log_format, config.log_level, line)
     log.info("starting", roles=[str(role) for role in config.roles], data_dir=str(config.data_dir))
-    for module in MODULES:
-        import_module(module)
     datadir = open_data_dir(config.data_dir)
     with locked(datadir):
         identity = load_or_create_identity(config.identity_path or datadir.identity)
-        node = LiveNode(config, datadir, identity, make_engines, make_ports)
+        node = LiveNode(config, datadir, identity, make_engines, make_ports, line)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(node.run())
 
@@ -113,6 +111,7 @@ class LiveNode:
         identity: Identity,
         make_engines: MakeEngines,
         make_ports: MakePorts,
+        line: StatusLine | None = None,
     ) -> None:
         self._config = config
         self._datadir = datadir
@@ -127,67 +126,69 @@ class LiveNode:
         self._loop_watch = LoopWatch()
         self._log_tail = LogTail()
         self._source: Any = None
-        self._asking = False
+        self._before = Stage("starting", "loading libraries")
+        self._start_log = StartLog(self._stage, line)
 
     async def run(self) -> ExitCode:
         """Live until drained."""
         from node.api.server import ControlServer  # noqa: PLC0415
         from node.live.clock import SystemClock  # noqa: PLC0415
-        from node.membership.peers import PeerTable  # noqa: PLC0415
 
-        adopt_hivemind_logs()
-        self._watch_signals()
         clock = SystemClock()
         self._started_at = clock.now()
-        rng = Rng(os.urandom(32))
-        try:
-            known = local_run(self._datadir, self._config.run, self._config.run_id)
-            self._source = self._make_source(clock)
-            control = ControlServer(
-                self._status,
-                self._why,
-                self._config.api_port,
-                datadir=self._datadir,
-                source=self._source,
-            )
-            cached = load_cached_peers(self._datadir)
-            initial = list(dict.fromkeys((*self._config.initial_peers, *cached)))
-            transport = await self._open_transport(initial)
-        except TransportError as error:
-            raise NodeError(str(error), ExitCode.RETRY) from None
+        self._watch_signals()
         self._loop_watch.start()
         self._log_tail.install()
-        watching = asyncio.create_task(self._source.watch(), name="web")
+        self._source = self._make_source(clock)
+        control = ControlServer(
+            self._status,
+            self._why,
+            self._config.api_port,
+            datadir=self._datadir,
+            source=self._source,
+        )
+        await control.start()
+        beside = [asyncio.create_task(self._start_log.run())]
+        beside.append(asyncio.create_task(self._source.watch(), name="web"))
         try:
-            await control.start()
+            # Seconds of imports beside the loop, which answers meanwhile.
+            await asyncio.to_thread(_import_all)
+            adopt_hivemind_logs()
+            return await self._connect(clock)
+        finally:
+            for task in beside:
+                task.cancel()
+            await asyncio.wait(beside)
+            await control.stop()
+            self._loop_watch.stop()
+            self._log_tail.remove()
+
+    async def _connect(self, clock: Any) -> ExitCode:
+        """Open the transport, find the run, and live in it until drained."""
+        from node.live.opening import open_transport  # noqa: PLC0415
+        from node.membership.peers import PeerTable  # noqa: PLC0415
+
+        self._before = Stage("starting", "opening the connection to other peers")
+        rng = Rng(os.urandom(32))
+        known = local_run(self._datadir, self._config.run, self._config.run_id)
+        cached = load_cached_peers(self._datadir)
+        initial = list(dict.fromkeys((*self._config.initial_peers, *cached)))
+        try:
+            transport = await open_transport(self._config, self._datadir, self._identity, initial)
+        except TransportError as error:
+            raise NodeError(str(error), ExitCode.RETRY) from None
+        try:
             self._addresses = tuple(await transport.addresses())
             log.info("listening", peer_id=self._identity.peer_id, addresses=self._addresses)
             self._joining = PeerTable(transport, clock, rng.child("joining"), initial)
+            self._before = Stage("joining", "looking for peers")
             manifest = known or await self._until_stopped(self._find_run(transport))
             if manifest is None:
                 return ExitCode.OK
             await self._live(transport, clock, rng, manifest, initial)
         finally:
-            watching.cancel()
-            await control.stop()
             await transport.close()
-            self._loop_watch.stop()
-            self._log_tail.remove()
         return ExitCode.OK
-
-    async def _open_transport(self, initial: list[str]) -> Any:
-        """Start p2pd, and once more if this is a home: it takes that as an option only."""
-        from node.live.hivemind_p2p import HivemindTransport  # noqa: PLC0415
-        from node.live.p2pd import P2pdOptions  # noqa: PLC0415
-
-        path = self._config.identity_path or self._datadir.identity
-        options = P2pdOptions(self._config.host, self._config.port, self._config.announce)
-        transport = await HivemindTransport.create(self._identity, path, options)
-        own = await transport.addresses()
-        if not all(map(is_local, map(host_of, own))) or Dials(initial).is_local(own):
-            return transport
-        await transport.close()
-        return await HivemindTransport.create(self._identity, path, replace(options, hidden=True))
 
     def _make_source(self, clock: Any) -> Any:
         """Return what pages about this node are made of; before it joins that is its status."""
@@ -216,20 +217,19 @@ class LiveNode:
         from node.live.background import ThreadBackground  # noqa: PLC0415
         from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
         from node.live.http_face import HttpFace  # noqa: PLC0415
+        from node.live.opening import open_store  # noqa: PLC0415
         from node.local.hardware import probe_hardware  # noqa: PLC0415
         from node.membership.announcer import About, directory_key  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
         from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
 
-        run_id = manifest.manifest.run_id
+        run, run_id = manifest.manifest, manifest.manifest.run_id
+        self._before, self._joining = Stage("starting", "reading what is stored"), None
         # All of them read or sync files.
-        store = await asyncio.to_thread(self._open_store, manifest)
-        log.info(
-            "run",
-            name=manifest.manifest.name,
-            run_id=run_id.hex(),
-            creator=manifest.manifest.genesis.creator,
+        store = await asyncio.to_thread(
+            open_store, self._config, self._datadir, self._identity, manifest
         )
+        log.info("run", name=run.name, run_id=run_id.hex(), creator=run.genesis.creator)
         directory = await HivemindDirectory.create(
             transport, self._identity, run_id, [directory_key(run_id)], hidden=transport.hidden
         )
@@ -270,24 +270,13 @@ class LiveNode:
                 await self._daemon.run()
             finally:
                 caching.cancel()
+            if self._daemon.refusal:
+                raise NodeError(self._daemon.refusal, ExitCode.LOCKED)
         finally:
             await http.close()
             background.close()
             await directory.close()
             store.close()
-
-    def _open_store(self, manifest: SignedManifest) -> Any:
-        """Open what we remember; raises ``NodeError`` when the run does not take our key."""
-        from node.membership.admission import stored_proof, why_not  # noqa: PLC0415
-        from node.storage.state import SqliteStore  # noqa: PLC0415
-
-        store = SqliteStore(self._datadir.state)
-        proof = self._config.invite or stored_proof(store)
-        peer, roles = self._identity.peer_id, self._config.roles
-        if reason := why_not(manifest.manifest, peer, roles, proof):
-            store.close()
-            raise NodeError(reason, ExitCode.CONFIG)
-        return store
 
     def _make_daemon(
         self, manifest: SignedManifest, about: Any, ports: Any, initial_peers: list[str]
@@ -303,6 +292,7 @@ class LiveNode:
                 self._make_engines(self._config, ports.background),
                 initial_peers,
                 upload_bytes_per_second=self._config.upload_limit,
+                machine=place_of(self._datadir),
                 p2pd_pid=lambda: ports.transport.p2pd_pid,
             )
         except ValueError as error:  # such as a task that needs what is not here
@@ -312,38 +302,16 @@ class LiveNode:
         return None if self._daemon is None else self._daemon.replica
 
     async def _find_run(self, transport: Any) -> SignedManifest | None:
-        """Ask peers which run they are in, check it and pin it; tries until one says.
+        """Return the run of our peers, pinned; None when the person does not want to join it."""
+        from node.live.joining import find_run  # noqa: PLC0415
 
-        None when the person does not want to join it.
-        """
-        from node.replication.manifest_exchange import fetch_manifest  # noqa: PLC0415
+        manifest = await find_run(transport, self._joining, self._config, self._tell)
+        if manifest is not None:
+            await asyncio.to_thread(pin_run, self._datadir, manifest)
+        return manifest
 
-        while True:
-            for peer in await self._joining.reach():
-                try:
-                    manifest = await fetch_manifest(transport, peer, verify)
-                except (TransportError, TimeoutError) as error:
-                    log.info("peer does not say its run", peer=peer, error=str(error))
-                    continue
-                if isinstance(manifest, Fault):
-                    log.warning("peer offers a bad run manifest", peer=peer, fault=str(manifest))
-                    self._joining.blame(peer, manifest)
-                    continue
-                offered = manifest.manifest.run_id.hex()
-                if self._config.run_id not in (None, offered):
-                    raise NodeError(
-                        f"--run-id asks for run {str(self._config.run_id)[:12]}…, "
-                        f"the peers offer run {offered[:12]}…; check --initial-peers",
-                        ExitCode.CONFIG,
-                    )
-                if self._config.run_id is None and not self._config.yes:
-                    self._asking = True
-                    if not await agreed(manifest.manifest):
-                        log.info("not joined", run_id=offered)
-                        return None
-                await asyncio.to_thread(pin_run, self._datadir, manifest)
-                return manifest
-            await asyncio.sleep(1.0)
+    def _tell(self, stage: Stage) -> None:
+        self._before = stage
 
     async def _until_stopped(self, work: Any) -> Any:
         """Return the result of ``work``, or None when a signal comes first."""
@@ -380,37 +348,29 @@ class LiveNode:
         if self._daemon is not None:
             self._daemon.stop()
 
+    def _stage(self) -> Stage:
+        if self._daemon is not None:
+            stage: Stage = self._daemon.stage()
+            return stage
+        if self._stopping.is_set():
+            return Stage("draining")
+        unreachable = "" if self._joining is None else self._joining.unreachable
+        return Stage("joining", unreachable) if unreachable else self._before
+
     def _status(self) -> NodeStatus:
         if self._daemon is not None:
             status: NodeStatus = self._daemon.status()
             return replace(status, loop=self._loop_watch.status())
-        unreachable = self._joining is not None and self._joining.unreachable_since
-        reason = "no bootstrap peer answers; trying again" if unreachable else "asking for the run"
-        if self._asking:
-            reason = "asking on the terminal whether to join"
+        stage = self._stage()
         return NodeStatus(
             peer_id=self._identity.peer_id,
             run_id=self._config.run_id or "",
             run_name="",
             roles=tuple(str(role) for role in self._config.roles),
-            state="joining",
-            reason=reason,
+            state=stage.state,
+            reason=stage.reason,
             started_at=self._started_at,
-            epoch=0,
             addresses=self._addresses,
-            peers_connected=0,
-            peers_banned=0,
-            policy_version=-1,
-            policy_version_newest=-1,
-            policy_lag_max=0,
-            first_certificate_at=None,
-            members=(),
-            rollouts=RolloutCounts(),
-            own_rollouts=RolloutCounts(),
-            workers={},
-            checkpoints=(),
-            traffic=TrafficStatus(),
-            p2pd_pid=None,
             loop=self._loop_watch.status(),
         )
 
@@ -418,8 +378,18 @@ class LiveNode:
         if self._daemon is not None:
             why: Why = self._daemon.why()
             return why
-        status = self._status()
-        return Why(status.state, status.reason, False, (), ())
+        stage = self._stage()
+        return Why(stage.state, stage.reason, False, (), ())
+
+
+def status_line(log_format: str) -> StatusLine | None:
+    """Return the line below the logs; None where they are not for people on a terminal."""
+    return StatusLine(sys.stderr) if log_format != "json" and sys.stderr.isatty() else None
+
+
+def _import_all() -> None:
+    for module in MODULES:
+        import_module(module)
 
 
 def _dump_tasks() -> None:

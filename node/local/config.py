@@ -30,6 +30,8 @@ CONFIG_VARIABLE = "PRIME_NODE_CONFIG"
 ANY_HOST = "0.0.0.0"  # noqa: S104 - a node is there to be reached; its control API is local
 
 _CONFIG_BYTES_MAX = 64 * 1024
+_SIZES = ("engine_memory", "upload_limit", "blob_quota")
+"""Keys that people write with a unit, also in the file."""
 _PATH_KEYS = ("data_dir", "identity_path", "run", "engine_python", "engine_server")
 _HOST_MADDR = re.compile(r"/ip4/(?P<host>[0-9.]+)/tcp/(?P<port>[0-9]+)")
 _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
@@ -243,7 +245,7 @@ class _Layers:
         for key, value in _with_host_maddr(values, label, exit_code).items():
             if key not in NodeConfig.model_fields:
                 raise NodeError(f"{label(key)}: unknown key{_hint(key, label)}", exit_code)
-            self.values[key] = value
+            self.values[key] = repr(value) if key in _SIZES and _is_number(value) else value
             written = "host_maddr" if "host_maddr" in values and key in ("host", "port") else key
             self.origins[key] = label(written), exit_code
 
@@ -311,6 +313,10 @@ def _with_host_maddr(
             exit_code,
         )
     return result | match.groupdict()
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _hint(key: str, label: Callable[[str], str]) -> str:

@@ -13,19 +13,19 @@ class ExitCode(IntEnum):
     OK = 0
     """Done, or drained after a signal."""
     CRASH = 1
-    """A defect of ours."""
+    """A defect of ours, or what was run has failed."""
     USAGE = 2
     """The command line cannot be understood."""
     NO_DAEMON = 69
     """No running daemon answers in this data directory."""
     LOCKED = 73
-    """The data directory is in use, or cannot be written."""
+    """A directory is in use, or cannot be written."""
     RETRY = 75
-    """Not now: the same command may succeed later."""
+    """Not now, such as a port in use: the same command may succeed later."""
     KEY_PERMISSIONS = 77
     """Others can read the identity key."""
     CONFIG = 78
-    """A configuration, manifest or data directory that cannot be used."""
+    """A configuration, manifest, device or data directory that cannot be used; a run without us."""
     INTERRUPTED = 130
     """Ctrl-C in a command, as shells count it (128 + SIGINT)."""
 

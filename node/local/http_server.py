@@ -8,8 +8,6 @@ from collections.abc import Iterator
 import uvicorn
 from typing_extensions import override
 
-from node.local.errors import ExitCode, NodeError
-
 START_SECONDS = 10.0
 STOP_SECONDS = 3.0
 
@@ -54,16 +52,3 @@ class EmbeddedServer(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         self._listening.set()
-
-
-def listen(host: str, port: int, *, failure: str, remedy: str) -> socket.socket:
-    """Return a socket on a port, 0 for a free one; raises ``NodeError`` when it is taken."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        reason = f"{failure} on {host}:{port}: {error.strerror}; {remedy}"
-        raise NodeError(reason, ExitCode.CONFIG) from None
-    return listener

@@ -10,12 +10,16 @@ from typing import Literal, TextIO
 
 import structlog
 
+from node.local.status_line import StatusLine
+
 QUIET_LOGGERS = ("asyncio", "filelock", "hivemind", "httpcore", "httpx", "transformers", "uvicorn")
 """Libraries that say more than an operator wants; their warnings still come through."""
 
 
 def configure_logging(
-    log_format: Literal["auto", "console", "json"], log_level: str, stream: TextIO | None = None
+    log_format: Literal["auto", "console", "json"],
+    log_level: str,
+    stream: TextIO | StatusLine | None = None,
 ) -> None:
     """Send all logs of this process to ``stream`` (standard error); calling again replaces it."""
     target = stream or sys.stderr

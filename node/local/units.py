@@ -4,7 +4,6 @@ import re
 
 _NUMBER = re.compile(r"^\s*(?P<number>[0-9]+(?:\.[0-9]+)?)\s*(?P<unit>[A-Za-z]*)\s*$")
 _BYTES = {
-    "": 1,
     "b": 1,
     **{f"{prefix}b": 1000**power for power, prefix in enumerate("kmgt", start=1)},
     **{f"{prefix}ib": 1024**power for power, prefix in enumerate("kmgt", start=1)},
@@ -13,17 +12,19 @@ _BITS = {f"{prefix}bit": 1000**power // 8 for power, prefix in enumerate("kmgt",
 
 
 def parse_bytes(text: str) -> int:
-    """Read ``500MB``, ``20GiB`` or a plain count of bytes; raises ``ValueError``."""
+    """Read ``500MB`` or ``20GiB``; raises ``ValueError``, also for a number without a unit."""
     return _parse(text, _BYTES, "a size such as 500MB or 20GiB")
 
 
 def parse_rate(text: str) -> int:
-    """Read ``20MB``, ``20MB/s`` or ``160Mbit`` as bytes per second; raises ``ValueError``."""
+    """Read ``20MB``, ``20MB/s`` or ``160Mbit`` as bytes per second; raises as ``parse_bytes``."""
     return _parse(text.removesuffix("/s"), _BYTES | _BITS, "a rate such as 20MB/s or 160Mbit")
 
 
 def _parse(text: str, units: dict[str, int], expected: str) -> int:
     match = _NUMBER.match(text)
+    if match is not None and not match["unit"]:
+        raise ValueError(f"{text!r} has no unit; write {expected}")
     factor = units.get(match["unit"].lower()) if match else None
     if match is None or factor is None:
         raise ValueError(f"{text!r} is not {expected}")

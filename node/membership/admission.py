@@ -6,12 +6,15 @@ time.
 """
 
 import asyncio
+from collections.abc import Sequence
 from functools import partial
 
 import structlog
 
 from node.context import NodeContext
 from protocol.admission import solve
+from protocol.admitted import AdmittedKeys
+from protocol.crypto import verify
 from protocol.faults import Fault
 from protocol.manifest import RunManifest
 from protocol.types import PeerId, Role
@@ -34,21 +37,50 @@ def stored_proof(store: Store) -> bytes:
     return store.get(_TABLE, _KEY) or b""
 
 
-def why_not(manifest: RunManifest, peer: PeerId, roles: tuple[Role, ...], proof: bytes) -> str:
-    """Return what keeps a key with this proof out whatever it does, in one line; empty: nothing."""
-    rules, creator = manifest.admission, manifest.genesis.creator
+def why_not(
+    manifest: RunManifest,
+    peer: PeerId,
+    roles: tuple[Role, ...],
+    proofs: Sequence[bytes],
+    now: float,
+) -> str:
+    """Return what keeps a key out whatever it does, in one line; empty: nothing.
+
+    ``proofs`` are the invites that it has; one good one at unix time ``now`` is enough.
+    """
+    creator = manifest.genesis.creator
+    named = {Role.TRAINER: manifest.is_trainer, Role.VALIDATOR: manifest.is_validator}
+    for role in roles:
+        if role in named and not named[role](peer):
+            return (
+                f"this run names its {role}s, and this key ({peer}) is none of them; use the "
+                f"--data-dir whose key it names, or another --role; only its creator ({creator}) "
+                f"could have named it"
+            )
     if Role.INFERENCE in roles and not manifest.admits_worker(peer):
         return (
             f"this run names its workers, and this key ({peer}) is none of them; "
             f"ask its creator ({creator}), or take another --role"
         )
-    if rules.rule == "invite" and not manifest.is_exempt(peer) and not proof:
-        inviters = ", ".join((creator, *rules.inviters))
-        return (
-            f"this run takes invited keys; send this one ({peer}) to who invites ({inviters}), "
-            "and start again with --invite TOKEN"
-        )
+    if manifest.admission.rule == "invite" and not manifest.is_exempt(peer):
+        return _why_not_invited(manifest, peer, proofs, now)
     return ""
+
+
+def _why_not_invited(
+    manifest: RunManifest, peer: PeerId, invites: Sequence[bytes], now: float
+) -> str:
+    wrong = "this run takes invited keys"
+    for invite in filter(None, invites):
+        taken = AdmittedKeys(manifest, verify).offer(peer, invite, now)
+        if not isinstance(taken, Fault):
+            return ""
+        wrong = f"the invite is not good ({taken})"
+    inviters = ", ".join((manifest.genesis.creator, *manifest.admission.inviters))
+    return (
+        f"{wrong}; send this key ({peer}) to who invites ({inviters}), "
+        "and start again with --invite TOKEN"
+    )
 
 
 class OwnAdmission:

@@ -135,6 +135,8 @@ class Announcer:
                 with suppress(TimeoutError):  # the first node of a run is alone
                     async with asyncio.timeout(epochs.seconds):
                         await self._synchronised()
+            await self._incarnation.listen(self._synchronised)
+            await self._incarnation.wait_alone()
             early_seconds = self._incarnation.early_seconds()
             while True:
                 try:
@@ -218,7 +220,7 @@ class Announcer:
             for owner, envelope in islice(found.items(), RECORDS_MAX):
                 member = self._context.replica.roster.get(owner)
                 known = member is not None and member.record.envelope == envelope
-                if owner != self._context.signer.peer_id and not known:
+                if not known:
                     self._hint(envelope)
                     await asyncio.sleep(0)
             await asyncio.sleep(pause_seconds)

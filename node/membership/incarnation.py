@@ -5,10 +5,16 @@ a break, the last sequence number of its record, and whether the key was in use 
 that is lost. Two things that a key signs must never contradict each other; without the old disk it
 does not know what it signed. So it first listens to what others remember, and leaves alone for good
 what it may have signed something about. A restart while it listens begins that anew.
+
+Nor does it know what another process signs that has the same key. So a start on a directory that
+was used elsewhere, or on a key that somebody has just heard of, listens before it works; and a
+record of ours that was issued after our start, and that we never made, ends this node at once.
 """
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import structlog
@@ -27,6 +33,10 @@ may have used slots of every version that it hears of meanwhile. A guess."""
 
 ROW_BYTES_MAX = 256
 
+GIVEN_MAX = 4096
+"""Sequence numbers of this process that are remembered: hours of records, and nobody shows older
+ones as issued after its start."""
+
 _TABLE = "incarnation"
 _KEY = b"own"
 
@@ -34,8 +44,9 @@ _KEY = b"own"
 class Incarnation:
     """Read at start; changed only by what is written to the store before it counts."""
 
-    def __init__(self, context: NodeContext) -> None:
+    def __init__(self, context: NodeContext, machine: bytes = b"") -> None:
         self._context = context
+        self._machine = machine
         self._epochs = context.replica.manifest.epochs
         row = _row(context.ports.store.get(_TABLE, _KEY))
         now_ms = self._now_ms()
@@ -45,6 +56,13 @@ class Incarnation:
         self._joined_at = int(row.get("joined_at", now_ms)) if stayed else now_ms
         self._left = bool(row.get("left", False))
         self._used_up_to: int | None = row.get("used_up_to")
+        self._began_ms, self._sequence_at_start = now_ms, self._sequence
+        self._given: dict[int, None] = {}
+        self._elsewhere = bool(row) and row.get("machine", b"") != machine
+        self._heard_of = False
+        self._alone = asyncio.Event()
+        self._twin = asyncio.Event()
+        self._twin_sequence = 0
         self._lost = asyncio.Event()
         if row.get("lost", False):
             self._lost.set()
@@ -80,6 +98,61 @@ class Incarnation:
     def _born_epoch(self) -> int:
         return self._context.replica.manifest.epoch_at(self._born_at / 1000)
 
+    # Whether we are alone with our key
+
+    async def wait_alone(self) -> None:
+        """Return when nobody else seems to use our key: before that we sign nothing."""
+        await self._alone.wait()
+
+    async def wait_twin(self) -> str:
+        """Return, in one line for people, that another process uses our key; mostly never."""
+        await self._twin.wait()
+        at = datetime.fromtimestamp(self._twin_sequence / 1000, UTC)
+        return (
+            f"another node uses our key ({self._context.signer.peer_id}): a record of it is of "
+            f"{at:%Y-%m-%d %H:%M:%S} UTC and not made here; two nodes with one key sign "
+            "what excludes both. Stop the other one and start again, or give this one a key of its "
+            "own with another --data-dir"
+        )
+
+    async def listen(self, synchronised: Callable[[], Awaitable[None]]) -> None:
+        """Hear whether another process uses our key, if there is a reason to think so.
+
+        The other one's next record is due after a refresh, and comes here with what we ask of peers
+        at the latest.
+        """
+        loop, seconds = asyncio.get_running_loop(), self.listen_seconds
+        if self._elsewhere or self._heard_of:
+            log.warning("listening for another node with our key", seconds=seconds)
+            text = "listening for another node with our key before we work"
+            self._context.conditions.set("key", f"{text}, {seconds:.0f} s")
+            until = loop.time() + seconds
+            with suppress(TimeoutError):  # where nobody is, nobody hears what we sign
+                async with asyncio.timeout(seconds):
+                    await synchronised()
+                    until = loop.time() + seconds
+            await asyncio.sleep(until - loop.time())
+            self._context.conditions.clear("key")
+        if not self._twin.is_set():
+            self._alone.set()
+            await self._write()
+
+    @property
+    def listen_seconds(self) -> float:
+        """For how long a start listens: peers are asked four times in the first eight epochs."""
+        return (2 * self._epochs.refresh_epochs + 1) * self._epochs.seconds
+
+    def _note_other(self, record: NodeRecord) -> None:
+        """Take note of a record of ours that this disk did not make."""
+        if record.leaving:
+            return
+        newest_ms = max(self._began_ms + CLOCK_SKEW_SECONDS_MAX * 1000, self._sequence_at_start)
+        if record.sequence > newest_ms:
+            self._twin_sequence = record.sequence
+            self._twin.set()
+        elif self._is_recent(record.sequence) and not self._alone.is_set():
+            self._heard_of = True
+
     # What changes it
 
     async def begin(self) -> None:
@@ -97,6 +170,8 @@ class Incarnation:
         message, former = signed.message, False
         if isinstance(message, NodeRecord):
             former = not self._born_at <= message.sequence <= self._sequence
+            if message.sequence not in self._given:
+                self._note_other(message)
             if former:
                 self._take_up(message)
         elif isinstance(message, RolloutCommit):
@@ -135,6 +210,9 @@ class Incarnation:
         else:
             self._sequence = max(self._sequence + 1, now_ms)
         self._left = leaving
+        self._given[self._sequence] = None
+        if len(self._given) > GIVEN_MAX:
+            del self._given[next(iter(self._given))]
         await self._write()
 
     async def run(self, synchronised: Callable[[], Awaitable[None]]) -> None:
@@ -155,6 +233,8 @@ class Incarnation:
             "joined_at": self._joined_at,
             "left": self._left,
             "lost": self._lost.is_set(),
+            # Until we have listened, the next start must listen, too.
+            "machine": self._machine if self._alone.is_set() or not self._elsewhere else b"?",
             "sequence": self._sequence,
             "used_up_to": self._used_up_to,
         }

@@ -45,6 +45,10 @@ TRIED_MAX = 4
 besides the bootstrap peers; guesses."""
 
 
+TOLD_MAX = 4
+"""Addresses of which a person is told why they do not answer."""
+
+
 class PeerTable(Peers):
     """Keeps this node connected; ``roster`` is None until the run is known.
 
@@ -76,7 +80,19 @@ class PeerTable(Peers):
         self._look_now = asyncio.Event()
         self._bans = Bans()
         self._followers: list[Callable[[Sequence[PeerId]], None]] = []
+        self._refusals: dict[str, str] = {}
         self.unreachable_since: float | None = None
+
+    @property
+    def unreachable(self) -> str:
+        """Why nobody answers, in one line; empty while somebody does, or before anyone is dialled.
+
+        It says so of the first few addresses.
+        """
+        if self.unreachable_since is None:
+            return ""
+        told = (f"{_place(address)} {why}" for address, why in self._refusals.items())
+        return f"looking for peers; no bootstrap peer answers ({', '.join(told)}); trying again"
 
     @property
     @override
@@ -169,9 +185,11 @@ class PeerTable(Peers):
                 continue
             if self.unreachable_since is None:
                 self.unreachable_since = self._clock.now()
-            log.warning(
+            first = addresses[:TOLD_MAX]
+            self._refusals = {each: self._refusals.get(each, "no answer") for each in first}
+            log.debug(
                 "no bootstrap peer answers; trying again",
-                peers=addresses[:4],
+                peers=self._refusals,
                 retry_seconds=round(self._retry_seconds, 1),
             )
             await self._wait_for_a_peer(self._retry_seconds * (0.5 + self._rng.uniform()))
@@ -254,6 +272,7 @@ class PeerTable(Peers):
         await self._locate()
         if self._connected:
             self.unreachable_since = None
+            self._refusals.clear()
             self._retry_seconds = RETRY_SECONDS_MIN
         if len(self._connected) < CONNECTIONS_TARGET:
             self._few.set()
@@ -356,6 +375,7 @@ class PeerTable(Peers):
             peer = await within(CONNECT_SECONDS, self._transport.connect(address))
         except TransportError as error:
             log.debug("cannot connect", address=address, error=str(error))
+            self._refusals[address] = str(error) or self._refusals.get(address, "no answer")
             self._dials.note(address, _now(), answered=False)
             return False
         self._dials.note(address, _now(), answered=True)
@@ -370,6 +390,10 @@ class PeerTable(Peers):
 def _now() -> float:
     """Return the loop's time: an interval is measured, and a wall clock may step back."""
     return asyncio.get_running_loop().time()
+
+
+def _place(address: str) -> str:
+    return address.rpartition("/p2p/")[0]
 
 
 def _peer_of(address: str) -> PeerId:

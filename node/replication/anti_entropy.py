@@ -65,8 +65,14 @@ class AntiEntropy:
         self._sources = Sources(context)
         self._told = asyncio.Event()
         self._connected = asyncio.Event()
+        self._taken = self._asked = 0
         self.answer_seconds: dict[PeerId, float] = {}
         """From a question to the first of the answer, the shortest of each peer: a round trip."""
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """How many messages of the pull under way are here, and how many were asked for so far."""
+        return self._taken, self._asked
 
     @property
     def synchronised(self) -> bool:
@@ -133,7 +139,7 @@ class AntiEntropy:
     async def _pull(self, peer: PeerId) -> None:
         """Go through the peer's pages; each id is asked for once, whatever comes of it."""
         asked: dict[Digest, None] = {}
-        skip = 0
+        skip = self._taken = self._asked = 0
         while True:
             before = self._replica.ledger.version
             listed, wanted = await self._round(peer, skip, asked)
@@ -166,7 +172,9 @@ class AntiEntropy:
             )
             wanted = list(islice(new, ENVELOPES_MAX))
             await write_frame(stream, encode({"ids": wanted}))
+            self._asked += len(wanted)
             for _ in wanted:
+                self._taken += 1
                 self._take(await self._read(stream, ENVELOPE_BYTES_MAX), peer)
                 await asyncio.sleep(0)  # a full buffer must not keep the loop from the others
         finally:

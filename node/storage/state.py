@@ -6,6 +6,7 @@ connection; in WAL mode each read sees every transaction that has ended, so ever
 """
 
 import asyncio
+import os
 import queue
 import sqlite3
 import threading
@@ -51,15 +52,23 @@ class _Commit:
 
 
 class SqliteStore(Store):
-    """Tables of bytes to bytes in the database at ``path``; raises ``ValueError`` if not ours.
+    """Tables of bytes to bytes in the database at ``path``, which only its owner can read.
 
+    Raises ``ValueError`` when it is damaged or not ours, ``OSError`` when it cannot be opened.
     Reads belong to the thread that made the store.
     """
 
     def __init__(self, path: Path) -> None:
-        self._writer = _connect(path)
-        _prepare(self._writer)
-        self._reader = _connect(path)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        path.chmod(0o600)  # SQLite gives its journals the mode of the database
+        try:
+            self._writer = _connect(path)
+            _prepare(self._writer)
+            self._reader = _connect(path)
+        except sqlite3.OperationalError as error:
+            raise OSError(str(error)) from None
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"damaged: {error}") from None
         self._queue: queue.SimpleQueue[_Commit | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._write_all, name="store", daemon=True)
         self._thread.start()
@@ -129,9 +138,12 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 
 def _prepare(connection: sqlite3.Connection) -> None:
+    (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if found != "ok":
+        raise sqlite3.DatabaseError(found)
     version = connection.execute("PRAGMA user_version").fetchone()[0]
     if version not in (0, SCHEMA_VERSION):
-        raise ValueError(f"state of schema {version}, this program knows {SCHEMA_VERSION}")
+        raise ValueError(f"of schema {version}, and this prime-node knows {SCHEMA_VERSION}")
     connection.execute(
         "CREATE TABLE IF NOT EXISTS entries (name TEXT NOT NULL, key BLOB NOT NULL, "
         "value BLOB NOT NULL, PRIMARY KEY (name, key)) WITHOUT ROWID"

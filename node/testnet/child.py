@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable
 from importlib.metadata import entry_points
@@ -23,6 +24,8 @@ BEHAVIOUR_GROUP = "prime_node.behaviours"
 def node_main(settings: dict[str, Any], behaviour: str, log: Path) -> None:
     """Be a node until it ends, and exit with its code; ``settings`` are keys of ``NodeConfig``."""
     _detach(log)
+    if behaviour:  # what it forges goes where the rest of its files are
+        tempfile.tempdir = str(settings["data_dir"])
     make_engines = dishonest(behaviour) if behaviour else live_engines
     try:
         config = NodeConfig.model_validate(settings)

@@ -1,7 +1,9 @@
 """Run a whole swarm on this machine and watch it learn."""
 
 import asyncio
+import contextlib
 import json
+import math
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,6 +11,8 @@ from typing import Annotated, get_args
 
 import typer
 
+from node.local.datadir import DataDir, locked
+from node.local.errors import NodeError
 from node.local.units import parse_rate
 from node.testnet import launcher
 from node.testnet.plan import MINUTES_DEFAULT, RECIPE_DEFAULT, Layout, Options
@@ -28,6 +32,9 @@ def run_testnet(
     minutes: Annotated[
         float, typer.Option(min=0.1, help="End after so many minutes at the latest.")
     ] = MINUTES_DEFAULT,
+    forever: Annotated[
+        bool, typer.Option("--forever", help="Go on until Ctrl-C, so that others can join.")
+    ] = False,
     inference: Annotated[int, typer.Option(min=1, help="Inference nodes.")] = 3,
     validators: Annotated[int, typer.Option(min=2, help="Validator nodes.")] = 3,
     trainers: Annotated[int, typer.Option(min=1, help="Trainer nodes; one leads.")] = 1,
@@ -45,7 +52,9 @@ def run_testnet(
     data_dir: Annotated[
         Path | None, typer.Option(help="New directory for all files; a temporary one if not given.")
     ] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the nodes' data directories.")] = False,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="Keep all files, also the nodes' and a temporary one's.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     view: Annotated[bool, typer.Option(help="Redraw a live view on a terminal.")] = True,
     engine: Annotated[
@@ -72,7 +81,7 @@ def run_testnet(
         inference=inference,
         cheaters=cheaters,
         steps=steps,
-        minutes=minutes,
+        minutes=math.inf if forever else minutes,
         recipe=recipe,
         environment=_environment(environment),
         seed=seed,
@@ -80,11 +89,26 @@ def run_testnet(
         engine_python=engine_python,
         upload_bytes_per_second=_rate(upload_limit),
     )
-    failed = asyncio.run(_run(options, as_json=as_json, view=view, svg=svg))
-    if not (keep or failed or data_dir is not None):
-        shutil.rmtree(layout.nodes, ignore_errors=True)
+    temporary = data_dir is None
+    kept = keep or not temporary
+    try:
+        failed = asyncio.run(_run(options, kept=kept, as_json=as_json, view=view, svg=svg))
+    except BaseException:
+        _clean_up(layout, keep=keep, temporary=temporary)
+        raise
+    _clean_up(layout, keep=keep or failed, temporary=temporary)
     if failed:
         raise typer.Exit(SWARM_FAILED)
+
+
+def _clean_up(layout: Layout, *, keep: bool, temporary: bool) -> None:
+    """Remove what nobody asked to keep, but for the data directory of a guest who is still here."""
+    if keep:
+        return
+    shutil.rmtree(layout.directory if temporary else layout.nodes, ignore_errors=True)
+    if layout.guest.exists():
+        with contextlib.suppress(NodeError), locked(DataDir(layout.guest)):
+            shutil.rmtree(layout.guest, ignore_errors=True)
 
 
 def _directory(data_dir: Path | None) -> Path:
@@ -119,7 +143,9 @@ def _environment(name: str) -> str:
         raise typer.BadParameter(str(error), param_hint="--environment") from None
 
 
-async def _run(options: Options, *, as_json: bool, view: bool, svg: Path | None) -> bool:
+async def _run(
+    options: Options, *, kept: bool, as_json: bool, view: bool, svg: Path | None
+) -> bool:
     """Run the testnet with its display; return whether it failed."""
     from rich.console import Console  # noqa: PLC0415 - after the node imports have begun
 
@@ -138,7 +164,8 @@ async def _run(options: Options, *, as_json: bool, view: bool, svg: Path | None)
     finally:
         display.cancel()
         await asyncio.wait([display])
-    console.print(draw_summary(outcome.report, swarm.record, swarm.layout, outcome.failure))
+    files = swarm.layout if kept or outcome.failure else None
+    console.print(draw_summary(outcome.report, swarm.record, files, outcome.failure))
     if swarm.screen.notice:
         console.print(swarm.screen.notice, style="yellow", soft_wrap=True)
     if as_json:

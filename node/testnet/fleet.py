@@ -179,7 +179,7 @@ def free_port() -> int:
 
 def restart_command(plan: NodePlan, initial_peers: tuple[str, ...], port: int) -> str:
     """Return the command that starts a node of the testnet again after it was killed."""
-    command = ["prime-node"]
+    command = program()
     command += ["adversary", plan.behaviour] if plan.behaviour else ["--role", str(plan.role)]
     command += ["--data-dir", str(plan.directory.resolve()), "--host", LOOPBACK]
     if port:
@@ -188,13 +188,29 @@ def restart_command(plan: NodePlan, initial_peers: tuple[str, ...], port: int) -
     return shlex.join(command)
 
 
-def join_command(initial_peers: tuple[str, ...], run_id: str) -> str:
-    """Return the shell command with which anybody on this machine joins."""
-    return (
-        f"prime-node --role {Role.INFERENCE} --data-dir $(mktemp -d) \\\n"
-        f"   --run-id {run_id} \\\n"
-        f"   --initial-peers {','.join(initial_peers)}"
+def join_command(initial_peers: tuple[str, ...], run_id: str, data_dir: Path) -> str:
+    """Return the shell command with which anybody on this machine joins, from any directory."""
+    return shlex.join(
+        [
+            *program(),
+            *("--role", str(Role.INFERENCE)),
+            *("--data-dir", str(data_dir)),
+            *("--host", LOOPBACK),
+            *("--run-id", run_id),
+            *("--initial-peers", ",".join(initial_peers)),
+        ]
     )
+
+
+def status_command(data_dir: Path) -> str:
+    """Return the shell command that shows what the node of a directory does."""
+    return shlex.join([*program(), "status", "--data-dir", str(data_dir)])
+
+
+def program() -> list[str]:
+    """Return the words that call the prime-node which runs now, wherever a shell is."""
+    installed = Path(sys.executable).with_name("prime-node")
+    return [str(installed)] if installed.exists() else [sys.executable, "-m", "node.cli.main"]
 
 
 def tail(log: Path, lines: int = 3) -> str:

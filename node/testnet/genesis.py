@@ -1,5 +1,6 @@
 """How a testnet's run begins: keys, a first policy by a short cold start, a signed manifest."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from node.founding.task import give_task, import_task
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.testnet.plan import STEPS, Layout, NodePlan, Options
 from protocol.manifest import RunFile, RunFileName, SignedManifest
-from protocol.recipe import ModelSection, Recipe
+from protocol.recipe import VERSIONS_MAX, ModelSection, Recipe
 from protocol.types import Role
 
 COLD_START_ACCURACY = 0.33
@@ -26,7 +27,8 @@ def recipe_for(options: Options) -> Recipe:
     Raises ``NodeError`` for one that is not there or cannot be read.
     """
     recipe = read_recipe(options.recipe)
-    steps = options.steps or STEPS.get(options.recipe, recipe.grpo.steps)
+    usual = VERSIONS_MAX if math.isinf(options.minutes) else STEPS.get(options.recipe)
+    steps = options.steps or usual or recipe.grpo.steps
     changes: dict[str, Any] = {"grpo": recipe.grpo.model_copy(update={"steps": steps})}
     if options.environment:
         changes["environment"] = recipe.environment.model_copy(update={"name": options.environment})

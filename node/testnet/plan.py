@@ -39,6 +39,7 @@ class Options:
     steps: int | None = None
     """None: as ``STEPS`` has it, else the recipe's own."""
     minutes: float = MINUTES_DEFAULT
+    """Infinite: until it is interrupted."""
     recipe: str = RECIPE_DEFAULT
     """The name of one in ``configs/runs``, or a file."""
     environment: str = ""
@@ -85,7 +86,8 @@ class Layout:
 
     ``model`` is the Hugging Face directory of a task in text, ``task`` what its nodes need.
     ``recipe`` is what the run was asked to be; ``manifest`` adds genesis and signature, and is what
-    ``--run`` takes. ``nodes`` are the data directories.
+    ``--run`` takes. ``nodes`` are the data directories, and ``guest``, beside all of it, is that of
+    whoever joins by the command that the testnet prints.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -97,7 +99,9 @@ class Layout:
         self.task = directory / "genesis" / "task"
         self.report = directory / "report.json"
         self.reward_picture = directory / "reward.png"
-        self.join_command = directory / "join.txt"
+        self.join_script = directory / "join.sh"
+        self.status_script = directory / "status.sh"
+        self.guest = directory.with_name(f"{directory.name}-guest")
         self.nodes = directory / "nodes"
 
     def node(self, name: str) -> Path:

@@ -151,6 +151,14 @@ class SwarmRecord:
             default=RolloutCounts(),
         )
 
+    def is_slashed(self, peer_id: str) -> bool:
+        """Tell whether a node that answered has found a worker's standing to have ended."""
+        return any(
+            member.peer_id == peer_id and member.standing == "slashed"
+            for status in self.statuses
+            for member in status.members
+        )
+
     @property
     def first_certificate_seconds(self) -> float | None:
         """Seconds from the start of the testnet's process to the first certificate."""

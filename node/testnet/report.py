@@ -3,10 +3,12 @@
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from node.founding.expected import Outcome, Point, outcome
 from node.testnet.record import SwarmRecord
 from node.testnet.spread import spread
 from protocol.types import Role
@@ -18,9 +20,18 @@ _MEGABYTE = 1_000_000
 
 
 def build_report(
-    record: SwarmRecord, *, run_id: str, wall_seconds: float, greedy_eval_last: float | None
+    record: SwarmRecord,
+    *,
+    run_id: str,
+    wall_seconds: float,
+    greedy_eval_last: float | None,
+    curve: Sequence[Point] = (),
 ) -> dict[str, Any]:
-    """Return the report; ``reward_*`` are None before a step, ``greedy_*`` when not evaluated."""
+    """Return the report; ``reward_*`` are None before a step, ``greedy_*`` when not evaluated.
+
+    ``expected`` compares the rewards with the ``curve`` that the recipe states; None before its
+    first point.
+    """
     rewards = [reward for _, reward in record.rewards]
     counts = record.rollouts
     first_certificate = record.first_certificate_seconds
@@ -32,6 +43,7 @@ def build_report(
         "reward_first": _mean(rewards[:REWARD_WINDOW_STEPS]),
         "reward_last": _mean(rewards[-REWARD_WINDOW_STEPS:]),
         "greedy_eval_last": _rounded(greedy_eval_last, 4),
+        "expected": _expected(outcome(curve, record.rewards)),
         "rollouts": {
             "committed": counts.committed,
             "certified": counts.certified,
@@ -46,6 +58,18 @@ def build_report(
         "versions": _versions(record),
         "peak_rss_mb": _peak_memory(record),
         "nodes": dict(Counter(str(node.plan.role) for node in record.nodes.values())),
+    }
+
+
+def _expected(found: Outcome | None) -> dict[str, Any] | None:
+    if found is None:
+        return None
+    point = found.point
+    return {
+        "version": point.version,
+        "reward_least": point.reward,
+        "reward": round(found.reward, 4),
+        "met": found.met,
     }
 
 

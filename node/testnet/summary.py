@@ -14,16 +14,18 @@ from node.testnet.report import honest_rejected
 
 
 def draw_summary(
-    report: dict[str, Any], record: SwarmRecord, layout: Layout, failure: str
+    report: dict[str, Any], record: SwarmRecord, layout: Layout | None, failure: str
 ) -> RenderableType:
-    """Return the report as a table for people, with where its files are."""
+    """Return the report as a table for people, with where its files are, if they are kept."""
     table = Table.grid(padding=(0, 3))
     table.add_column(style=DIM, justify="right")
     table.add_column()
     for label, value in _rows(report, record):
         table.add_row(label, value)
-    made = [path for path in (layout.report, layout.reward_picture) if path.exists()]
-    files = Text("\n".join(map(str, made)), style=DIM)
+    told = ["all files are removed; --keep keeps the report, a picture of the reward, and the logs"]
+    if layout is not None:
+        told = [str(path) for path in (layout.report, layout.reward_picture) if path.exists()]
+    files = Text("\n".join(told), style=DIM)
     return Group(Text(), _headline(report, failure), Text(), table, Text(), files)
 
 
@@ -45,6 +47,7 @@ def _rows(report: dict[str, Any], record: SwarmRecord) -> list[tuple[str, str | 
         ("run", report["run_id"][:16] or "-"),
         ("time", f"{report['wall_s']:.0f} s"),
         ("reward", f"{reward}, greedy {_number(report['greedy_eval_last'])}"),
+        ("learns as expected", _expected(report["expected"])),
         ("rollouts", outcomes),
         ("first certificate", f"{_number(report['seconds_to_first_certificate'], 0)} s"),
         ("trained without certificate", _must_be_zero(report["trained_without_certificate"])),
@@ -61,6 +64,16 @@ def _rows(report: dict[str, Any], record: SwarmRecord) -> list[tuple[str, str | 
         text.append(f"{certified} certified", GOOD if certified == 0 else BAD)
         rows.append((cheater["kind"], text))
     return rows
+
+
+def _expected(found: dict[str, Any] | None) -> Text:
+    if found is None:
+        return Text(
+            "not known: the run is shorter than its recipe's curve, or that states none", DIM
+        )
+    met, where = found["met"], f"at version {found['version']}"
+    compared = f"{found['reward']:.2f} {where}, at least {found['reward_least']:.2f} is stated"
+    return Text(f"{'yes' if met else 'no'}: {compared}", GOOD if met else BAD)
 
 
 def _must_be_zero(count: int) -> Text:

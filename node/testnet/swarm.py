@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import shlex
 import signal
 import sys
 import time
@@ -13,10 +14,11 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
+from node.founding.expected import expected_curve
 from node.local.datadir import DataDir
 from node.testnet import launcher
 from node.testnet.evaluation import greedy_accuracy
-from node.testnet.fleet import Fleet, join_command, tail
+from node.testnet.fleet import Fleet, join_command, status_command, tail
 from node.testnet.genesis import create_members, found_run, make_first_policy, recipe_for
 from node.testnet.memory import peak_rss_bytes
 from node.testnet.picture import draw_reward
@@ -135,11 +137,20 @@ class SwarmRun:
         first = relays[0] if relays else self._plans[0]
         await fleet.start(first, ())
         self._addresses = await self._addresses_of(first, fleet)
-        self.screen.join_command = join_command(self._addresses, self.screen.run_id)
-        self.layout.join_command.write_text(self.screen.join_command + "\n")
+        self._tell_how_to_join()
         for plan in self._plans:
             if plan is not first:
                 await fleet.start(plan, self._addresses)
+
+    def _tell_how_to_join(self) -> None:
+        screen, layout = self.screen, self.layout
+        screen.join_command = join_command(self._addresses, screen.run_id, layout.guest)
+        screen.status_command = status_command(layout.guest)
+        layout.join_script.write_text(f"exec {screen.join_command}\n")
+        layout.status_script.write_text(f"exec {screen.status_command}\n")
+        screen.join_script = shlex.quote(str(layout.join_script))
+        screen.status_script = shlex.quote(str(layout.status_script))
+        screen.address = self._addresses[0]
 
     async def _addresses_of(self, plan: NodePlan, fleet: Fleet) -> tuple[str, ...]:
         """Return where a node can be dialled, as soon as it says so."""
@@ -194,6 +205,7 @@ class SwarmRun:
             run_id=self.screen.run_id,
             wall_seconds=time.time() - self.record.started_at,
             greedy_eval_last=greedy,
+            curve=expected_curve(self.options.recipe, self.recipe.environment.name),
         )
         write_report(report, self.layout.report)
         if self.record.rewards:

@@ -1,6 +1,11 @@
-"""The live view: one calm screen of about 100 by 32 characters, drawn from the record alone."""
+"""The live view: one screen of any size, drawn from the record alone.
+
+What does not fit gives way in this order: weights on their way, the chart, the rows of nodes (to
+one for each role), the boxes. Liars and what became of them are on every screen.
+"""
 
 import io
+from dataclasses import dataclass
 from itertools import groupby
 
 from rich.console import Console, Group, RenderableType
@@ -14,61 +19,101 @@ from node.local.units import bytes_text
 from node.testnet.arrivals_view import draw_arrivals, draw_spread
 from node.testnet.colours import ACCENT, BAD, DIM, FRAME, GOOD, WARN
 from node.testnet.curve import draw_curve
-from node.testnet.record import Condition, Observation, SwarmRecord
-from node.testnet.screen import STAGE_TEXT, Screen, clock_text, eta_seconds
-from protocol.types import Role
+from node.testnet.nodes_view import draw_nodes, draw_roles, draw_short
+from node.testnet.record import SwarmRecord
+from node.testnet.screen import STAGE_TEXT, Screen, clock_text, eta_seconds, lasting_text
 
 CURVE_GRADIENT = ("#98c379", "#87c08c", "#77bd9f", "#66b9b1", "#56b6c2", "#55a6c8", "#5596ce")
 """From a reward of 1 down to 0."""
 
-CURVE_HEIGHT = 8
+CURVE_HEIGHT_MAX = 8
+CURVE_HEIGHT_MIN = 3
+VERSIONS_SHOWN_MIN = 10
+"""The axis follows the run from so many versions on."""
+
 REASONS_SHOWN = 4
-OUTSIDERS_SHOWN = 4
+NAME_WIDTH_MIN = 100
 
-WEIGHTS_WIDTH_MIN = 72
-MEMORY_WIDTH_MIN = 96
-"""From these widths on the table has room for weights, and for peers and memory."""
+_BOX_LINES = 3
+"""Of the chart's box besides the chart: the frame and the axis."""
 
-_CONDITION_MARKS: dict[Condition, tuple[str, str]] = {
-    "waiting": ("·", DIM),
-    "starting": ("◌", DIM),
-    "running": ("●", GOOD),
-    "silent": ("●", WARN),
-    "dead": ("✗", BAD),
-}
+_OVER = ("draining", "done", "failed")
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    curve_height: int
+    """0: no boxes, but a line."""
+    nodes: RenderableType
 
 
 def draw(
     record: SwarmRecord, screen: Screen, *, now: float, width: int, height: int
 ) -> RenderableType:
-    """Return the whole view for a terminal of ``width`` columns at unix time ``now``.
+    """Return the view at unix time ``now`` for ``width`` columns, in at most ``height`` lines.
 
-    Weights on their way take what is left of ``height`` lines, and one line where nothing is.
+    Weights on their way take what is left, and one line where little is. On a terminal of a few
+    lines it is longer, and ends with what matters least.
     """
+    title = [_title(record, screen, now, width), _progress(record, screen, width)]
+    notice = [Text(f" {screen.notice}", style=WARN)] if screen.notice else []
+    below: list[RenderableType] = [*notice, *_footer(screen)]
+    on_their_way = [] if screen.stage in _OVER else draw_arrivals(record, width=width, lines_max=1)
+    moved = draw_spread(record) if screen.stage in _OVER else on_their_way
+    room = height - _lines([*title, *moved, *below], width)
+    layout = _fitting(record, width, room)
+    if layout is None:
+        return Group(title[0], draw_short(record), *title[1:], *_boxes(record, width, 0), *below)
+    boxes = _boxes(record, width, layout.curve_height)
+    rest = height - _lines([*title, *boxes, layout.nodes, *below], width)
+    if screen.stage not in _OVER:
+        moved = draw_arrivals(record, width=width, lines_max=rest) if rest > 0 else []
+    return Group(*title, *boxes, *moved, layout.nodes, *below)
+
+
+def _fitting(record: SwarmRecord, width: int, room: int) -> _Layout | None:
+    """Return the fullest layout of boxes and nodes that takes at most ``room`` lines, if any."""
+    heights = range(CURVE_HEIGHT_MAX, CURVE_HEIGHT_MIN - 1, -1)
+    for nodes in (draw_nodes(record, width), draw_roles(record, width)):
+        lines = _lines([nodes], width)
+        for curve_height in heights:
+            if lines + curve_height + _BOX_LINES <= room:
+                return _Layout(curve_height, nodes)
+    for rows in (nodes, draw_short(record)):
+        if _lines([*_boxes(record, width, 0), rows], width) <= room:
+            return _Layout(0, rows)
+    return None
+
+
+def _boxes(record: SwarmRecord, width: int, curve_height: int) -> list[RenderableType]:
+    """Return the reward and what became of rollouts."""
+    if not curve_height:
+        counts = record.rollouts
+        line = (
+            f" reward {_reward_summary(record.rewards)}; {counts.certified} certified, "
+            f"{counts.rejected} rejected, {counts.expired} expired"
+        )
+        return [Text(line, no_wrap=True, overflow="ellipsis")]
     side = min(36, max(28, width // 3))
     top = Table.grid(expand=True, padding=0)
     top.add_column(ratio=1)
     top.add_column(width=side)
-    top.add_row(_reward(record, screen, width - side), _rollouts(record))
-    notice = [Text(f" {screen.notice}", style=WARN)] if screen.notice else []
-    above = [_title(record, screen, now), _progress(record, screen, width), top]
-    nodes = _nodes(record, width)
-    below = [nodes, *notice, _footer(screen)]
-    if screen.stage in {"draining", "done", "failed"}:  # nobody is looked at any more
-        return Group(*above, *draw_spread(record), *below)
-    left = height - _lines([*above, *below], width)
-    return Group(*above, *draw_arrivals(record, width=width, lines_max=left), *below)
+    top.add_row(_reward(record, width - side, curve_height), _rollouts(record, curve_height))
+    return [top]
 
 
 def _lines(parts: list[RenderableType], width: int) -> int:
     """Return how many lines something takes."""
+    if not parts:
+        return 0
     console = Console(file=io.StringIO(), width=width, color_system=None)
     return len(console.render_lines(Group(*parts), pad=False))
 
 
-def _title(record: SwarmRecord, screen: Screen, now: float) -> RenderableType:
+def _title(record: SwarmRecord, screen: Screen, now: float, width: int) -> RenderableType:
+    name = "prime-node testnet" if width >= NAME_WIDTH_MIN else "testnet"
     left = Text.assemble(
-        (" prime-node testnet", f"bold {ACCENT}"),
+        (f" {name}", f"bold {ACCENT}"),
         ("  ", ""),
         (screen.environment, "bold"),
         (f"  run {screen.run_id[:8] or '········'}  seed {screen.seed}", DIM),
@@ -105,34 +150,35 @@ def _progress(record: SwarmRecord, screen: Screen, width: int) -> RenderableType
     return Padding(bar, (0, 1))
 
 
-def _reward(record: SwarmRecord, screen: Screen, width: int) -> RenderableType:
+def _reward(record: SwarmRecord, width: int, height: int) -> RenderableType:
     rewards = record.rewards
     plot_width = max(10, width - 9)
+    newest = max(record.newest_version, VERSIONS_SHOWN_MIN)
     lines = draw_curve(
         [(float(version), reward) for version, reward in rewards],
         width=plot_width,
-        height=CURVE_HEIGHT,
-        x_max=float(max(screen.steps, record.newest_version, 1)),
+        height=height,
+        x_max=float(newest),
     )
     body = Text(no_wrap=True, overflow="crop")
     for row, line in enumerate(lines):
-        label, grid = _axis(row)
+        label, grid = _axis(row, height)
         body.append(f"{label} ", style=DIM)
-        colour = CURVE_GRADIENT[row * len(CURVE_GRADIENT) // CURVE_HEIGHT]
+        colour = CURVE_GRADIENT[row * len(CURVE_GRADIENT) // height]
         for blank, characters in groupby(line, key=str.isspace):
             run = "".join(characters)
             body.append(grid * len(run) if blank else run, style=FRAME if blank else colour)
         body.append("\n")
-    last = f"{screen.steps}"
+    last = f"{newest}"
     axis = f"version 1{' ' * max(1, plot_width - 9 - len(last))}{last}"
     body.append(f"    {axis}", style=DIM)
     title = Text.assemble(("reward ", "bold"), (_reward_summary(rewards), ACCENT))
     return Panel(body, title=title, title_align="left", border_style=FRAME, padding=(0, 1))
 
 
-def _axis(row: int) -> tuple[str, str]:
+def _axis(row: int, height: int) -> tuple[str, str]:
     """Return the label of a row and what fills its blank cells."""
-    labels = {0: "1.0", CURVE_HEIGHT // 2: "0.5", CURVE_HEIGHT - 1: "0.0"}
+    labels = {height // 2: "0.5", 0: "1.0", height - 1: "0.0"}
     return labels.get(row, "   "), "┈" if row in labels else " "
 
 
@@ -141,114 +187,52 @@ def _reward_summary(rewards: list[tuple[int, float]]) -> str:
     return " → ".join(f"{reward:.2f}" for _, reward in ends) or "no batch yet"
 
 
-def _rollouts(record: SwarmRecord) -> RenderableType:
+def _rollouts(record: SwarmRecord, curve_height: int) -> RenderableType:
     counts = record.rollouts
     pending = counts.committed - counts.certified - counts.rejected - counts.expired
     first = record.first_certificate_seconds
     rows = [
         ("committed", f"{counts.committed}", ""),
         ("certified", f"{counts.certified}", GOOD),
-        ("being checked", f"{max(0, pending)}", DIM),
-        ("expired", f"{counts.expired}", WARN if counts.expired else DIM),
         ("rejected", f"{counts.rejected}", BAD if counts.rejected else DIM),
     ]
     reasons = sorted(counts.rejected_reasons.items(), key=lambda item: (-item[1], item[0]))
-    rows += [(f"  {reason}", f"{count}", DIM) for reason, count in reasons[:REASONS_SHOWN]]
+    shown = reasons[:REASONS_SHOWN] if curve_height == CURVE_HEIGHT_MAX else []
+    rows += [(f"  {reason}", f"{count}", DIM) for reason, count in shown]
+    rows += [
+        ("expired", f"{counts.expired}", WARN if counts.expired else DIM),
+        ("being checked", f"{max(0, pending)}", DIM),
+    ]
     facts = [
         ("weights moved", bytes_text(record.weights_sent), ACCENT),
         ("policy lag, most", f"{record.policy_lag_max}", ""),
         ("first certificate", "-" if first is None else f"{first:.0f} s", ""),
     ]
-    rows += facts[: max(0, CURVE_HEIGHT + 1 - len(rows))]
+    rows = (rows + facts)[: curve_height + 1]
     table = _two_columns()
     for label, value, style in rows:
         table.add_row(Text(label, style=DIM if label.startswith(" ") else ""), Text(value, style))
     title = Text("rollouts", style="bold")
-    height = CURVE_HEIGHT + 3
+    height = curve_height + _BOX_LINES
     return Panel(
         table, title=title, title_align="left", border_style=FRAME, padding=(0, 1), height=height
     )
 
 
-def _nodes(record: SwarmRecord, width: int) -> RenderableType:
-    table = Table(box=None, expand=True, header_style=DIM, padding=(0, 1), pad_edge=True)
-    table.add_column("node", no_wrap=True)
-    table.add_column("state", no_wrap=True, overflow="ellipsis", ratio=1)
-    columns = ["policy", "lag", "certified"]
-    columns += ["weights ↑", "weights ↓"] if width >= WEIGHTS_WIDTH_MIN else []
-    columns += ["peers", "memory"] if width >= MEMORY_WIDTH_MIN else []
-    for column in columns:
-        table.add_column(column, justify="right", no_wrap=True)
-    for node in record.nodes.values():
-        table.add_row(*_node_row(record, node)[: len(table.columns)])
-    outsiders = record.outsiders
-    for member in outsiders[:OUTSIDERS_SHOWN]:
-        name = Text.assemble(("◆ ", ACCENT), f"{'+'.join(member.roles)} …{member.peer_id[-6:]}")
-        counts = record.worker_counts(member.peer_id)
-        table.add_row(
-            name,
-            Text("joined", style=ACCENT),
-            f"{max(0, member.policy_version)}",
-            _lag(record, member.policy_version),
-            f"{counts.certified}/{counts.committed}",
-        )
-    if len(outsiders) > OUTSIDERS_SHOWN:
-        table.add_row(Text(f"  and {len(outsiders) - OUTSIDERS_SHOWN} more", style=DIM))
-    return table
-
-
-def _node_row(record: SwarmRecord, node: Observation) -> list[RenderableType]:
-    mark, colour = _CONDITION_MARKS[node.condition]
-    name = Text.assemble((f"{mark} ", colour), node.plan.name)
-    status = node.status
-    state = _state(node)
-    if status is None:
-        return [name, state, *[Text("-", style=DIM)] * 7]
-    own = status.own_rollouts
-    work = Text("-", style=DIM)
-    if node.plan.role is Role.INFERENCE:
-        work = Text(f"{own.certified}/{own.committed}")
-        if own.rejected:
-            work.append(f" ✗{own.rejected}", style=BAD)
-    return [
-        name,
-        state,
-        f"{max(0, status.policy_version)}",
-        _lag(record, status.policy_version),
-        work,
-        bytes_text(node.weights_sent),
-        bytes_text(status.traffic.weights_received),
-        f"{status.peers_connected}",
-        bytes_text(node.peak_rss_bytes),
-    ]
-
-
-def _state(node: Observation) -> Text:
-    status = node.status
-    if node.condition != "running" or status is None:
-        style = BAD if node.condition == "dead" else WARN if node.condition == "silent" else DIM
-        return Text(node.condition, style=style)
-    style = GOOD if status.state == "ready" else WARN
-    text = Text(status.state, style=style)
-    if node.plan.behaviour:
-        text.append(" liar", style=BAD)
-    if status.reason:
-        text.append(f" {status.reason}", style=DIM)
-    return text
-
-
-def _lag(record: SwarmRecord, version: int) -> Text:
-    lag = max(0, record.newest_version - max(0, version))
-    return Text(f"{lag}", style=DIM if lag == 0 else "" if lag <= 2 else WARN)
-
-
-def _footer(screen: Screen) -> RenderableType:
-    if screen.stage in {"draining", "done", "failed"}:
-        return Text(" Ctrl-C again stops at once" if screen.stage == "draining" else "", style=DIM)
-    if not screen.join_command:
-        return Text(" Ctrl-C drains", style=DIM)
-    return Group(
-        Text(f" Ctrl-C drains. Watch it in a browser: {screen.web_url}", style=DIM),
-        Text(" Join from another shell:", style=DIM),
-        Text(f" {screen.join_command}", style=ACCENT, overflow="fold"),
+def _footer(screen: Screen) -> list[RenderableType]:
+    """Return what a person can do, but for the address, which no drawing may break."""
+    if screen.stage in _OVER:
+        told = " Ctrl-C again stops at once" if screen.stage == "draining" else ""
+        return [Text(told, style=DIM)] if told else []
+    lasting = Text(
+        f" Ctrl-C drains; {lasting_text(screen)}", DIM, no_wrap=True, overflow="ellipsis"
     )
+    if not screen.join_script:
+        return [lasting]
+    commands = (("join", screen.join_script), ("its status", screen.status_script))
+    watch = Text.assemble((" watch it   ", DIM), (screen.web_url, ACCENT))
+    return [
+        lasting,
+        watch,
+        *(Text.assemble((f" {what:11}", DIM), (f"sh {path}", ACCENT)) for what, path in commands),
+    ]

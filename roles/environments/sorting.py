@@ -1,20 +1,23 @@
-"""Sorting six digits: ``s 520419=`` is answered by ``012459``; a million problems."""
+"""Sorting four digits: ``s 5204=`` is answered by ``0245``; ten thousand problems."""
 
 from typing_extensions import override
 
 from roles.environments.base import CharacterTask
 
+DIGITS = 4
+"""Six stayed at a reward of 0.35 for 60 versions of a testnet, four come to 0.6 (measured)."""
+
 
 class Sorting(CharacterTask):
-    """Digits in ascending order: prompts of 9 tokens, answers of 7."""
+    """Digits in ascending order: prompts of 7 tokens, answers of 5."""
 
     name = "sorting"
     characters = "0123456789=s "
 
     @override
     def question(self, seed: int) -> str:
-        return f"s {self.digits(seed, 6)}="
+        return f"s {self.digits(seed, DIGITS)}="
 
     @override
     def answer(self, seed: int) -> str:
-        return "".join(sorted(self.digits(seed, 6)))
+        return "".join(sorted(self.digits(seed, DIGITS)))

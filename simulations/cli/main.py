@@ -2,6 +2,7 @@
 
 import json
 import os
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -79,6 +80,7 @@ def run(
         from node.api.v1.recording import write_recording  # noqa: PLC0415 - for reports alone
         from simulations.report.view import ViewRecorder  # noqa: PLC0415 - as above
 
+        _check_writable(report)
         recorder = ViewRecorder()
         outcome = _run(plan, recorder)
         if recorder.recorded is not None:
@@ -195,6 +197,19 @@ def _check(plan: "Plan") -> None:
         plan.load()
     except (ScenarioError, OSError) as error:
         raise NodeError(f"{plan.scenario}: {error}", ExitCode.CONFIG) from None
+
+
+def _check_writable(directory: Path) -> None:
+    """Make the directory; raises ``NodeError`` when nothing could be written there later."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise NodeError(
+            f"cannot write to --report {directory}: {error.strerror}; choose another directory",
+            ExitCode.LOCKED,
+        ) from None
 
 
 def _show(outcome: "RunOutcome", *, as_json: bool, report: Path | None) -> None:

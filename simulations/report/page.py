@@ -13,7 +13,7 @@ from simulations.report.plots import draw_all
 
 CAPTIONS = {
     "progress": "Rollouts committed and certified, and the mean reward of each version's batch. "
-    "Dotted lines: faults (orange), their end (blue).",
+    "Dashed lines: faults (red), their end (blue).",
     "members": "Nodes that run, and how many of them the nodes' own rosters show.",
     "weights": "Publication of a version to the last node that was up all along, and the least "
     "time that the access lines allow.",
@@ -21,11 +21,13 @@ CAPTIONS = {
     "lag": "How many versions behind the newest one the rollouts of a batch were made.",
 }
 
+PERCENT_DIGITS_MAX = 8
+
 _STYLE = """
 :root { color-scheme: light; --ink: #22333b; --soft: #61717a; --line: #dde3e7; --blue: #1f7a8c;
   --good: #2a7d4f; --bad: #b3402a; }
 * { box-sizing: border-box; }
-body { margin: 0; background: #f4f6f7; color: var(--ink);
+body { margin: 0; background: #f4f6f7; color: var(--ink); overflow-wrap: anywhere;
   font: 15px/1.55 system-ui, -apple-system, "Segoe UI", Roboto, sans-serif; }
 main { max-width: 1020px; margin: 0 auto; padding: 36px 20px 72px; }
 h1 { font-size: 26px; margin: 0 0 2px; letter-spacing: -0.01em; }
@@ -52,7 +54,8 @@ table { border-collapse: collapse; width: 100%; background: #fff; border: 1px so
 td { padding: 6px 14px; border-top: 1px solid var(--line); font-variant-numeric: tabular-nums; }
 tr:first-child td { border-top: 0; }
 td:first-child { color: var(--soft); width: 50%; }
-@media (max-width: 560px) { .pictures { grid-template-columns: 1fr; } }
+@media (max-width: 560px) { .pictures { grid-template-columns: 1fr; }
+  main { padding: 20px 12px 40px; } td { padding: 6px 10px; } pre { white-space: pre-wrap; } }
 @media print { body { background: #fff; } }
 """
 
@@ -190,7 +193,16 @@ def _number(value: float | None, unit: str) -> str:
 
 
 def _percent(value: float | None, digits: int = 1) -> str:
-    return "none" if value is None else f"{value:.{digits}%}"
+    """Return a share with as many digits as tell it from all and from nothing."""
+    if value is None:
+        return "none"
+    while digits < PERCENT_DIGITS_MAX and value not in (0, 1) and _rounds_away(value, digits):
+        digits += 1
+    return f"{value:.{digits}%}"
+
+
+def _rounds_away(value: float, digits: int) -> bool:
+    return round(value, digits + 2) in (0, 1)
 
 
 def _duration(seconds: float) -> str:

@@ -8,6 +8,9 @@ from typing import Any
 from simulations.metrics.series import Series
 
 BLUE, PALE, ORANGE, INK, GRID = "#1f7a8c", "#9cc9d1", "#e07a5f", "#22333b", "#d9dee2"
+FAULT, CALM = "#c0271f", "#1f4fbf"
+"""Lines for what was done to the swarm: colours that no curve has."""
+
 SIZE_INCHES = (8.0, 3.6)
 DPI = 130
 HEADROOM = 1.25
@@ -64,8 +67,8 @@ def _axes(figure: Any, title: str, x: str, y: str) -> Any:
 def _mark(axes: Any, series: Series) -> None:
     """Show when something was done to the swarm."""
     for at, what in series.marks[:MARKS_SHOWN_MAX]:
-        calm = what == "calm"
-        axes.axvline(at, color=BLUE if calm else ORANGE, alpha=0.5, linewidth=0.8, linestyle=":")
+        colour = CALM if what == "calm" else FAULT
+        axes.axvline(at, color=colour, linewidth=1.3, linestyle="--", zorder=3)
 
 
 def _empty(axes: Any, why: str) -> None:

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -141,22 +142,43 @@ def test_training_goes_on_when_every_engine_is_killed_and_one_hangs(testnet):
     )
 
 
+def told(testnet, what):
+    """Return a command that the testnet printed, as somebody copies it."""
+    return re.search(rf"^{what}: (.+)$", testnet.output.read_text(), re.MULTILINE).group(1)
+
+
+def pasted(command, directory, **options):
+    """Run a command in a shell that knows nothing of this project, anywhere on the machine."""
+    return subprocess.Popen(
+        ["bash", "--noprofile", "--norc", "-c", command],
+        cwd=directory, env={"HOME": str(directory)}, text=True, **options,
+    )  # fmt: skip
+
+
 def test_a_second_shell_joins_and_dies_without_harm(testnet, tmp_path):
-    text = testnet.output.read_text().replace("\\\n", " ")
-    command = re.search(r"join with: (prime-node .*?/p2p/\w+)", text, re.DOTALL).group(1)
-    words = shlex.split(command.replace("$(mktemp -d)", str(tmp_path / "joined")))
-    joined = subprocess.Popen(
-        [PRIME_NODE, *words[1:]], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
+    join, look = told(testnet, "join with"), told(testnet, "see what it does with")
+    assert "it ends with version 1000, or after 30 min" in testnet.output.read_text()
+    with (tmp_path / "log").open("w") as log:
+        joined = pasted(f"exec {join}", tmp_path, stdout=log, stderr=log)
+    data_dir = Path(shlex.split(look)[-1])
     try:
         wait_for(
-            lambda: status_at(tmp_path / "joined")["own_rollouts"]["certified"] > 0,
+            lambda: status_at(data_dir)["own_rollouts"]["certified"] > 0,
             "certified rollout of the newcomer",
         )
+        seen = pasted(look, "/", stdout=subprocess.PIPE)
+        assert "certified" in seen.communicate(timeout=60)[0]
+        assert seen.returncode == 0
         assert "libtorch" not in memory_maps(joined.pid)
+        log = (tmp_path / "log").read_text()
+        assert [word for word in ("starting", '"ready"') if word not in log] == []
+        again = pasted(f"sh {testnet.directory}/join.sh", "/", stderr=subprocess.PIPE)
+        assert "is in use by process" in again.communicate(timeout=60)[1]
+        assert again.returncode == 73
     finally:
         joined.kill()
         joined.wait()
+        shutil.rmtree(data_dir, ignore_errors=True)
     testnet.advances()
 
 

@@ -25,10 +25,10 @@ NOW = WORLD.at(1)
 LOOP_NOW = 5000.0
 
 
-def peers(*connected, unreachable_since=None):
+def peers(*connected, unreachable=""):
     return SimpleNamespace(
         connected=list(connected),
-        unreachable_since=unreachable_since,
+        unreachable=unreachable,
         banned=3,
         faults=lambda: {PEERS[2].peer_id: 2},
     )
@@ -68,7 +68,8 @@ def observer(peer=OTHER, **changes) -> Observer:
             newest=lambda: SimpleNamespace(version=0), newest_version=lambda: 0, spared_bytes=8
         ),
         "addresses": lambda: ("/here",),
-        "synchronised": lambda: True,
+        "anti_entropy": synchronising(),
+        "restored": True,
         "p2pd_pid": lambda: 42,
         "started_at": NOW - 5,
     }
@@ -80,6 +81,23 @@ def take(node, *messages):
         assert node.context.replica.receive(signed.envelope, NOW).result is ValidationResult.ACCEPT
 
 
+def synchronising(taken=0, asked=0, *, done=True):
+    return SimpleNamespace(synchronised=done, progress=(taken, asked))
+
+
+def nothing_held(**arrival):
+    """A node without any policy; the first one is on its way if something of it is told."""
+    arrivals = Arrivals()
+    if arrival:
+        coming = arrivals.begin(Label("version 0", 0), WORKER.peer_id, 2, LOOP_NOW - 10)
+        coming.total_bytes, coming.bytes_missing = arrival["total"], arrival["missing"]
+        if rate := arrival.get("rate"):
+            coming.pieces, coming.here = (1, 1), [1, 0]
+            coming.received(WORKER.peer_id, Way.STREAM, 10 * rate, LOOP_NOW)
+    library = SimpleNamespace(newest=lambda: None, newest_version=lambda: -1, spared_bytes=0)
+    return {"policies": library, "arrivals": arrivals}
+
+
 def full(reason):
     conditions = Conditions()
     conditions.set("disk", reason)
@@ -89,23 +107,23 @@ def full(reason):
 STATES = {
     "ready": ({}, ""),
     "draining": ({"draining": True}, ""),
-    "joining": (
-        {"peers": peers()},
-        "no peer is connected yet",
-    ),
-    "joining ": (
-        {"peers": peers(unreachable_since=1.0)},
-        "no bootstrap peer answers; trying again",
-    ),
+    "starting": ({"restored": False}, "reading what is stored"),
+    "joining": ({"peers": peers()}, "looking for peers"),
+    "joining ": ({"peers": peers(unreachable="nobody answers")}, "nobody answers"),
     "paused": ({"conditions": full("disk full")}, "disk full"),
-    "syncing": ({"synchronised": lambda: False}, "no peer has told us yet what we missed"),
+    "syncing": ({"anti_entropy": synchronising(done=False)}, "synchronising"),
     "syncing ": (
-        {
-            "policies": SimpleNamespace(
-                newest=lambda: None, newest_version=lambda: -1, spared_bytes=0
-            )
-        },
-        "the first policy has not arrived yet",
+        {"anti_entropy": synchronising(3, 12, done=False)},
+        "synchronising (3 of 12 messages)",
+    ),
+    "syncing  ": (nothing_held(), "fetching weights: asking for them"),
+    "syncing   ": (
+        nothing_held(total=1000, missing=570, rate=50),
+        "fetching weights 43 %, 1 s left",
+    ),
+    "syncing    ": (
+        nothing_held(total=1000, missing=570),
+        "fetching weights 43 %, nothing comes now",
     ),
 }
 
@@ -115,6 +133,9 @@ def test_a_state_and_its_reason(state):
     changes, reason = STATES[state]
     status = observer(**changes).status()
     assert (status.state, status.reason) == (state.strip(), reason)
+    shares = {"(3 of 12": 3 / 12, "43 %": 0.43}
+    known = [share for words, share in shares.items() if words in reason]
+    assert status.share == (pytest.approx(known[0]) if known else None)
 
 
 def test_a_slashed_worker_says_so():

@@ -238,9 +238,9 @@ async def test_a_taken_port_is_one_line(datadir):
     async with served(datadir) as port:
         with pytest.raises(NodeError) as caught:
             await ControlServer(lambda: STATUS, lambda: EXPLAINED, port).start()
-    assert caught.value.exit_code is ExitCode.CONFIG
+    assert caught.value.exit_code is ExitCode.RETRY
     assert caught.value.message == (
-        f"cannot open the control API on 127.0.0.1:{port}: Address already in use; "
+        f"cannot open the control API on 127.0.0.1:{port}: address already in use; "
         "choose another --api-port, or 0 for a free one"
     )
 

@@ -87,7 +87,9 @@ def test_peers_are_checked_and_kept_in_order(environment):
         ({"engine_gpus": "2"}, "--engine-gpus is for --engine vllm"),
         ({"upload_limit": "fast"}, "--upload-limit: 'fast' is not a rate such as 20MB/s"),
         ({"blob_quota": "10 apples"}, "--blob-quota: '10 apples' is not a size such as 500MB"),
-        ({"blob_quota": "0"}, "--blob-quota: 0: input should be greater than or equal to 1"),
+        ({"blob_quota": "0MB"}, "--blob-quota: 0: input should be greater than or equal to 1"),
+        ({"blob_quota": "20"}, "--blob-quota: '20' has no unit; write a size such as 500MB"),
+        ({"upload_limit": "20"}, "--upload-limit: '20' has no unit; write a rate such as 20MB/s"),
         ({"log_level": "loud"}, "--log-level: 'loud': input should be 'debug', 'info', 'warning'"),
         ({"port": True}, "--port: write a number, not true or false"),
         ({"run_id": "abc"}, "--run-id: 'abc' is not a run id, which has 64 hexadecimal"),
@@ -106,6 +108,21 @@ def test_a_misspelt_key_names_file_key_and_what_was_meant(tmp_path, environment)
         ExitCode.CONFIG,
         f"{file}: blob_qouta: unknown key; did you mean blob_quota?",
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("upload_limit = 20", "'20' has no unit; write a rate"),
+        ("engine_memory = 1e9", "'1000000000.0' has no unit; write a size"),
+        ("blob_quota = true", "write a number, not true or false"),
+    ],
+)
+def test_a_size_in_the_file_needs_its_unit(tmp_path, environment, line, told):
+    file = written(tmp_path, f'roles = ["relay"]\n{line}\n')
+    exit_code, message = failure({}, environment, file)
+    assert exit_code is ExitCode.CONFIG
+    assert message.startswith(f"{file}: {line.split()[0]}: {told}")
 
 
 def test_a_role_is_needed(environment):

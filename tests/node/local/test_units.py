@@ -8,8 +8,8 @@ from node.local.units import bytes_text, duration_text, parse_bytes, parse_rate
 @pytest.mark.parametrize(
     ("text", "count"),
     [
-        ("0", 0),
-        ("17", 17),
+        ("0B", 0),
+        ("17 B", 17),
         ("1kB", 1000),
         ("1.5 MB", 1_500_000),
         ("20GiB", 20 * 2**30),
@@ -31,6 +31,13 @@ def test_rates(text, count):
 def test_what_is_no_size(text):
     with pytest.raises(ValueError, match="is not a size such as"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize("parse", [parse_bytes, parse_rate])
+def test_a_number_without_a_unit_is_refused(parse):
+    """Somebody who writes 20 means megabytes, and would get twenty bytes a second."""
+    with pytest.raises(ValueError, match="'20' has no unit; write a"):
+        parse("20")
 
 
 @pytest.mark.parametrize(

@@ -189,17 +189,46 @@ def test_nobody_is_announced_who_is_not_admitted(monkeypatch):
 # What keeps a key out
 
 
+def refused(world, key, roles, *proofs, epoch=3):
+    return why_not(world.manifest, key.peer_id, roles, proofs, world.at(epoch))
+
+
 def test_the_reason_names_who_can_help():
     listed = World(run_manifest(admission={"rule": "allowlist", "workers": (WORKER.peer_id,)}))
-    stranger, worker, roles = identity("stranger").peer_id, WORKER.peer_id, (Role.INFERENCE,)
-    assert CREATOR.peer_id in why_not(listed.manifest, stranger, roles, b"")
-    assert stranger in why_not(listed.manifest, stranger, roles, b"")
-    assert why_not(listed.manifest, worker, roles, b"") == ""
-    assert why_not(listed.manifest, stranger, (Role.RELAY,), b"") == ""
-    assert "--invite" in why_not(INVITED.manifest, worker, roles, b"")
-    assert why_not(INVITED.manifest, worker, roles, INVITE) == ""
-    assert why_not(INVITED.manifest, CREATOR.peer_id, roles, b"") == ""
-    assert why_not(OPEN.manifest, stranger, roles, b"") == ""
+    stranger, roles = identity("stranger"), (Role.INFERENCE,)
+    assert CREATOR.peer_id in refused(listed, stranger, roles)
+    assert stranger.peer_id in refused(listed, stranger, roles)
+    assert refused(listed, WORKER, roles) == ""
+    assert refused(listed, stranger, (Role.RELAY,)) == ""
+    told = refused(INVITED, WORKER, roles)
+    assert all(part in told for part in ("--invite", WORKER.peer_id, CREATOR.peer_id))
+    assert refused(INVITED, WORKER, roles, INVITE) == ""
+    assert refused(INVITED, CREATOR, roles) == ""
+    assert refused(OPEN, stranger, roles) == ""
+
+
+@pytest.mark.parametrize("role", [Role.VALIDATOR, Role.TRAINER])
+def test_a_role_that_the_run_gives_to_named_keys_is_refused_to_others(role):
+    stranger = identity("stranger")
+    told = refused(OPEN, stranger, (Role.RELAY, role))
+    assert told.startswith(f"this run names its {role}s, and this key ({stranger.peer_id})")
+    assert OPEN.manifest.genesis.creator in told
+    genesis = OPEN.manifest.genesis
+    named = genesis.validators if role is Role.VALIDATOR else genesis.trainers
+    assert why_not(OPEN.manifest, named[0], (role,), (), OPEN.at(3)) == ""
+
+
+def test_an_invite_that_is_not_good_is_told_at_the_door():
+    roles, stranger = (Role.INFERENCE,), identity("stranger")
+    for told in (
+        refused(INVITED, stranger, roles, INVITE),
+        refused(INVITED, WORKER, roles, INVITE[:-1] + b"?"),
+        refused(INVITED, WORKER, roles, INVITE, epoch=10),
+    ):
+        assert "the invite is not good (" in told
+        assert CREATOR.peer_id in told
+    assert refused(INVITED, WORKER, roles, b"junk", INVITE) == "", "an earlier one is good"
+    assert refused(INVITED, WORKER, roles, b"", INVITE) == ""
 
 
 # The admissions of others

@@ -180,11 +180,14 @@ def test_without_its_disk_a_node_goes_on_from_what_a_peer_shows_it():
         await asyncio.sleep(2)
         node = Node()
         node.synchronised.clear()
-        task = asyncio.create_task(node.run(4))
+        listens = node.incarnation.listen_seconds
+        task = asyncio.create_task(node.run(listens + 4))
         await asyncio.sleep(1)
         assert node.said == [], "it would take the place of what a peer may know"
         node.show(record)
         node.synchronised.set()
+        await asyncio.sleep(listens - 1)
+        assert node.said == [], "another process may have the key, and be alive"
         await task
         assert len(node.said) == 1
         assert node.record.joined_at == before.record.joined_at

@@ -37,6 +37,7 @@ class Machine:
         self.synchronised = asyncio.Event()
         self.synchronised.set()
         self.task = None
+        self.place = b"here"
 
     async def begin(self) -> Incarnation:
         if self.task is not None:
@@ -44,9 +45,9 @@ class Machine:
         self.replica = Replica(self.world.manifest, lambda *_: True)
         self.replica.receive(self.world.genesis().envelope, self.clock.now())
         ports = Ports(self.clock, Rng(b"1"), None, None, None, self.store, None, None)
-        self.incarnation = Incarnation(
-            NodeContext(self.own, self.replica, ports, None, ChangeSignal(), Conditions())
-        )
+        self.conditions = Conditions()
+        context = NodeContext(self.own, self.replica, ports, None, ChangeSignal(), self.conditions)
+        self.incarnation = Incarnation(context, self.place)
         await self.incarnation.begin()
         self.task = asyncio.create_task(self.incarnation.run(self.synchronised.wait))
         return self.incarnation

@@ -81,10 +81,15 @@ def test_a_bootstrap_peer_is_dialled_and_its_absence_is_told():
         reaching = asyncio.create_task(ours.reach())
         await asyncio.sleep(60)
         assert ours.unreachable_since is not None
+        place = address(net.peer("boot")).rpartition("/p2p/")[0]
+        assert ours.unreachable.startswith(
+            f"looking for peers; no bootstrap peer answers ({place} "
+        )
         net.add("boot")
         await asyncio.wait_for(reaching, 1.5 * RETRY_SECONDS_MAX + 1)
         assert ours.connected == [net.peer("boot")]
         assert ours.unreachable_since is None
+        assert ours.unreachable == ""
 
     run_virtual(scenario())
 

@@ -150,3 +150,39 @@ def test_kill_9_loses_nothing_whose_commit_returned(tmp_path: Path) -> None:
     assert all(stored[key] == key for key in announced)
     assert stored == dict(store.scan("twin")), "all changes of a commit or none"
     store.close()
+
+
+def damage(path: Path, where: int) -> None:
+    with path.open("r+b") as file:
+        file.seek(where)
+        file.write(b"\xff" * 64)
+
+
+@pytest.mark.parametrize("where", [0, 4096 + 8, 3 * 4096])
+async def test_a_damaged_database_is_told_when_it_is_opened(tmp_path: Path, where: int) -> None:
+    """A page in the middle would else stop a node hours later, when something reads it."""
+    path = tmp_path / "state.sqlite"
+    store = SqliteStore(path)
+    await store.commit([Put("t", bytes([n]), bytes(3000)) for n in range(8)])
+    store.close()
+    damage(path, where)
+    with pytest.raises(ValueError, match="damaged: "):
+        SqliteStore(path)
+
+
+def test_a_database_that_cannot_be_opened_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "state.sqlite").mkdir()
+    with pytest.raises(OSError, match="directory"):
+        SqliteStore(tmp_path / "state.sqlite")
+
+
+async def test_only_its_owner_can_read_it(tmp_path: Path) -> None:
+    path = tmp_path / "state.sqlite"
+    path.touch(0o644)
+    path.chmod(0o644)
+    store = SqliteStore(path)
+    await store.commit([Put("t", b"k", b"v")])
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 3, "with -wal and -shm"
+    assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
+    store.close()

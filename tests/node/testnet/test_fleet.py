@@ -1,7 +1,15 @@
 import shlex
+import subprocess
 from pathlib import Path
 
-from node.testnet.fleet import free_port, join_command, restart_command, tail
+from node.testnet.fleet import (
+    free_port,
+    join_command,
+    program,
+    restart_command,
+    status_command,
+    tail,
+)
 from node.testnet.plan import NodePlan
 from protocol.types import Role
 from tests.node.testnet.testnet_swarms import peer_id
@@ -15,17 +23,28 @@ def plan(role: Role, behaviour: str = "") -> NodePlan:
 
 
 def test_the_join_command_is_one_shell_command_for_an_inference_node():
-    words = shlex.split(join_command((ADDRESS,), RUN_ID))
-    assert words[:3] == ["prime-node", "--role", "inference"]
+    words = shlex.split(join_command((ADDRESS,), RUN_ID, Path("/tmp/a guest")))
+    assert words[: len(program()) + 2] == [*program(), "--role", "inference"]
+    assert words[words.index("--data-dir") + 1] == "/tmp/a guest"
+    assert shlex.split(status_command(Path("/tmp/a guest"))) == [
+        *(*program(), "status", "--data-dir", "/tmp/a guest")
+    ]
     assert words[words.index("--initial-peers") + 1] == ADDRESS
     assert words[words.index("--run-id") + 1] == RUN_ID
-    assert "--data-dir" in words
+
+
+def test_the_program_is_found_from_anywhere(tmp_path):
+    """A shell need not have the environment that the testnet was started in."""
+    told = subprocess.run(
+        [*program(), "version"], cwd=tmp_path, env={}, capture_output=True, text=True, check=True
+    )
+    assert told.stdout.startswith("prime-node ")
 
 
 def test_a_restart_keeps_data_directory_and_peers():
     words = shlex.split(restart_command(plan(Role.TRAINER), (ADDRESS,), 0))
     assert words == [
-        "prime-node",
+        *program(),
         "--role",
         "trainer",
         "--data-dir",
@@ -44,7 +63,7 @@ def test_the_first_relay_comes_back_on_its_port():
 
 def test_a_liar_comes_back_as_a_liar():
     words = shlex.split(restart_command(plan(Role.INFERENCE, "forged-proofs"), (ADDRESS,), 0))
-    assert words[:3] == ["prime-node", "adversary", "forged-proofs"]
+    assert words[: len(program()) + 2] == [*program(), "adversary", "forged-proofs"]
 
 
 def test_a_free_port_is_one_that_can_be_bound():

@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from node.founding.expected import Point
 from node.testnet.plan import CHEATER_KINDS
 from node.testnet.poll import Sample
 from node.testnet.record import SwarmRecord
@@ -17,6 +18,7 @@ KEYS = [
     "reward_first",
     "reward_last",
     "greedy_eval_last",
+    "expected",
     "rollouts",
     "trained_without_certificate",
     "cheaters",
@@ -29,8 +31,9 @@ KEYS = [
 ]
 
 
-def report_of(record: SwarmRecord) -> dict:
-    return build_report(record, run_id="ab" * 32, wall_seconds=200.04, greedy_eval_last=0.98765)
+def report_of(record: SwarmRecord, **more) -> dict:
+    given = {"run_id": "ab" * 32, "wall_seconds": 200.04, "greedy_eval_last": 0.98765}
+    return build_report(record, **given, **more)
 
 
 def test_the_report_says_what_was_recorded(tmp_path):
@@ -56,6 +59,11 @@ def test_the_report_says_what_was_recorded(tmp_path):
         "p2pd": 40,
         "testnet": 90,
     }
+    assert report["expected"] is None
+    curve = [Point(5, 0.3), Point(37, 0.99), Point(99, 0.1)]
+    found = report_of(record, curve=curve)["expected"]
+    assert found["reward"] == report["reward_last"]
+    assert (found["version"], found["reward_least"], found["met"]) == (37, 0.99, False)
     write_report(report, tmp_path / "report.json")
     assert json.loads((tmp_path / "report.json").read_text()) == report
 

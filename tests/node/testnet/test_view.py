@@ -1,12 +1,16 @@
 import io
+import math
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from node.api.status import RolloutCounts
+from node.testnet.colours import BAD, DIM, GOOD, WARN
 from node.testnet.display import save_picture
-from node.testnet.fleet import join_command
+from node.testnet.nodes_view import fate
 from node.testnet.plan import Layout
 from node.testnet.poll import Sample
 from node.testnet.record import SwarmRecord
@@ -23,13 +27,10 @@ from tests.node.testnet.testnet_swarms import (
     spreading_swarm,
 )
 
-JOIN = join_command(
-    ("/ip4/127.0.0.1/tcp/40001/p2p/12D3KooWGyS1CnRUhcT4ZSBYu4aZJCV1wWEyuViGFLDGUcE",), "ab" * 32
-)
-
 
 def screen(**changes) -> Screen:
-    values = {"stage": "learning", "run_id": "1a2b3c4d5e", "join_command": JOIN} | changes
+    joins = {"join_script": "/tmp/swarm/join.sh", "status_script": "/tmp/swarm/status.sh"}
+    values = {"stage": "learning", "run_id": "1a2b3c4d5e"} | joins | changes
     return Screen("arithmetic", 0, 60, 300.0, **values)
 
 
@@ -53,9 +54,17 @@ def test_it_shows_what_a_person_looks_for():
     text = "\n".join(drawn(record, screen(notice="dead: validator-2"), 100))
     for part in ("0.38 → 0.82", "committed", "202", "computation", "✗ validator-2", "dead"):
         assert part in text
-    for part in ("stale-weights", "liar", "joined", "epoch 12", "02:55", "dead: validator-2"):
+    for part in (
+        "stale-weights",
+        "liar: caught",
+        "joined",
+        "epoch 12",
+        "02:55",
+        "dead: validator-2",
+    ):
         assert part in text
-    assert JOIN.splitlines()[0] in text
+    for part in ("sh /tmp/swarm/join.sh", "sh /tmp/swarm/status.sh", "it ends with version 60"):
+        assert part in text
 
 
 def test_thirteen_nodes_and_a_guest_fit_a_terminal_of_32_lines():
@@ -86,16 +95,16 @@ def test_each_node_has_a_map_of_what_is_on_its_way():
 
 def test_what_does_not_fit_is_drawn_together():
     record = spreading_swarm()
-    without = len(drawn(learned_swarm(), screen(), 100))
     for width in (60, 80, 120):
-        rest = len(drawn(learned_swarm(), screen(), width))
-        for height in (10, rest + 2, rest + 3, rest + 13, rest + 14, 99):
+        whole = len(drawn(learned_swarm(), screen(), width, 99))
+        for height in (whole, whole + 1, whole + 13, whole + 14, 99):
             lines = drawn(record, screen(), width, height)
             assert all(len(line) <= width for line in lines)
-            assert len(lines) <= max(height, rest + 1)
+            assert len(lines) <= height
             several = len(rows_of(lines, "validator-3"))
-            assert several == (height >= rest + 14)
+            assert several == (height >= whole + 14)
             assert len(rows_of(lines, "12 nodes")) == 1 - several
+    without = len(drawn(learned_swarm(), screen(), 100, 99))
     (together,) = rows_of(drawn(record, screen(), 100, without + 3), "12 nodes")
     assert together.endswith("39 %  3.6 MB/s  2 have it  no index yet")
     bar = re.search("[█▓▒░·│]+", together)[0]
@@ -142,6 +151,44 @@ def test_a_picture_of_it_is_svg(tmp_path):
     assert (tmp_path / "view.svg").read_text().startswith("<svg")
 
 
+def lies(record, name, *, certified=0, rejected=0, committed=0, slashed=False):
+    """Let every node see what became of a liar."""
+    liar = record.nodes[name].plan.peer_id
+    counts = RolloutCounts(committed, certified, rejected)
+    for node in record.nodes.values():
+        members = tuple(
+            replace(member, peer_id=liar, standing="slashed" if slashed else "good")
+            for member in node.status.members[:1]
+        )
+        workers = node.status.workers | {liar: counts}
+        node.status = replace(node.status, workers=workers, members=members)
+    return fate(record, record.nodes[name].plan)
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        ({}, ("nothing yet", DIM)),
+        ({"committed": 2}, ("2 being checked", WARN)),
+        ({"committed": 2, "rejected": 1}, ("caught, 1 rejected", GOOD)),
+        ({"committed": 2, "rejected": 2, "slashed": True}, ("slashed, 2 rejected", GOOD)),
+        ({"committed": 9, "rejected": 8, "certified": 1, "slashed": True}, ("1 certified", BAD)),
+    ],
+)
+def test_the_fate_of_a_liar_says_whether_it_got_away_with_it(seen, told):
+    assert lies(learned_swarm(), "stale-weights", **seen) == told
+
+
+def test_a_swarm_without_an_end_says_so():
+    forever = Screen("arithmetic", 0, 4096, math.inf, stage="learning")
+    record = learned_swarm()
+    text = "\n".join(drawn(record, forever, 100))
+    assert "Ctrl-C drains; it goes on until then" in text
+    assert " left" not in text.splitlines()[0]
+    assert eta_seconds(record, forever, STARTED_AT + 175) is None
+    assert "version 37  " in progress_line(record, forever, STARTED_AT + 175)
+
+
 @pytest.mark.parametrize("failure", ["", "relay-1 did not start"])
 def test_the_summary_prints(failure):
     record = learned_swarm()
@@ -151,3 +198,6 @@ def test_the_summary_prints(failure):
     text = console.file.getvalue()
     assert "0 of honest workers" in text
     assert failure in text
+    gone = Console(width=100, file=io.StringIO(), color_system=None)
+    gone.print(draw_summary(report, record, None, failure))
+    assert "all files are removed; --keep keeps" in gone.file.getvalue()

@@ -13,7 +13,7 @@ from node.blobs.upload_cap import UploadCap
 from node.blobs.ways import Way
 from node.blobs.wire import Kind
 from node.local.errors import NodeError
-from node.local.http_server import listen
+from node.local.ports import listen
 from node.weights_http import catalogue
 from node.weights_http.application import ResponseLimits
 from node.weights_http.catalogue import PROBE_BYTES, SHARD_BYTES

@@ -17,8 +17,8 @@ def text(task, tokens):
     [
         ("arithmetic", 0, "2+0=", "2"),
         ("arithmetic", 2**64 - 1, "3+3=", "6"),
-        ("sorting", 0, "s 559736=", "355679"),
-        ("sorting", 2**64 - 1, "s 695077=", "056779"),
+        ("sorting", 0, "s 9736=", "3679"),
+        ("sorting", 2**64 - 1, "s 5077=", "0577"),
     ],
 )
 def test_problems_never_change(name, seed, question, answer):
@@ -58,7 +58,7 @@ def test_digits_are_sorted(seed):
     task = solved(environment("sorting"))
     digits = text(task, task.prompt(seed, None)).removeprefix("s ").removesuffix("=")
     assert text(task, task.solution(seed)[:-1]) == "".join(sorted(digits))
-    assert len(digits) == 6
+    assert len(digits) == 4
 
 
 @given(NAMES, SEEDS, SEEDS)

@@ -323,3 +323,15 @@ def test_numbers_are_shown_short(value, text):
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (125.4, "2:05"), (3725, "1:02:05")])
 def test_times_are_shown_as_a_clock(seconds, text):
     assert console.clock_text(seconds) == text
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_run(prime_node, outcomes, tmp_path):
+    """It takes minutes to compute what would then be lost."""
+    (tmp_path / "file").write_text("")
+    for directory in (tmp_path / "file", tmp_path / "file" / "below", Path("/proc/nothing")):
+        code, _, errors = prime_node("run", "quiet-20", "--report", directory)
+        assert code == 73
+        assert f"cannot write to --report {directory}: " in errors
+    assert outcomes.plans == []
+    assert prime_node("run", "quiet-20", "--report", tmp_path / "new" / "report")[0] == 0
+    assert list((tmp_path / "new" / "report").iterdir()) == []

@@ -1,14 +1,16 @@
 """The report of a run: every file is there, and the page needs nothing but itself."""
 
+import io
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import pytest
 
 from simulations.metrics.numbers import Meter
-from simulations.report.page import CAPTIONS, write_report
-from simulations.report.plots import PICTURES, draw_all
+from simulations.report.page import CAPTIONS, _percent, write_report
+from simulations.report.plots import CALM, FAULT, PICTURES, draw_all
 from tests.simulations.trace_examples import small_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -112,3 +114,58 @@ def test_the_page_asks_nobody_for_anything(word):
     result, series = story()
     page = render_page(result, series, draw_all(series), COMMAND)
     assert word not in re.sub(r"data:image/png;base64,[^\"]*", "", page)
+
+
+@pytest.mark.parametrize("name", ["progress", "members"])
+def test_what_was_done_to_the_swarm_is_seen_from_top_to_bottom(name):
+    image = pytest.importorskip("matplotlib.image")
+    _, series = story()
+    assert [what for _, what in series.marks] == ["partition <1|2>", "calm"]
+    picture = image.imread(io.BytesIO(draw_all(series)[name]))[:, :, :3]
+    for colour in (FAULT, CALM):
+        wanted = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        near = abs(picture - wanted).max(axis=2) < 0.1
+        assert near.any(axis=1).mean() > 0.4, "a dashed line has gaps, and the axes margins"
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [
+        (None, "none"),
+        (0.0, "0.0%"),
+        (1.0, "100.0%"),
+        (0.5, "50.0%"),
+        (0.9996, "99.96%"),
+        (0.99999, "99.999%"),
+        (0.0004, "0.04%"),
+        (1 - 1e-12, "100.00000000%"),
+    ],
+)
+def test_nearly_all_is_not_shown_as_all(value, told):
+    assert _percent(value) == told
+
+
+@pytest.mark.parametrize("width", [320, 390, 768, 1280])
+def test_the_page_fits_a_phone(tmp_path, width):
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs Debian's package chromium")
+    result, series = story(broken=True)
+    page_file = write_report(tmp_path, result, series, COMMAND + " --nodes 1000" * 8)
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": width, "height": 800})
+        page.goto(page_file.as_uri())
+        wide = page.evaluate(
+            """() => [...document.querySelectorAll('body *')]
+                .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
+                .map(e => e.tagName + '.' + e.className)"""
+        )
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert [one for one in wide if not one.startswith("PRE")] == []
+        small = page.evaluate(
+            """() => [...document.querySelectorAll('img')].map(e => e.clientWidth)"""
+        )
+        assert min(small) > 0.6 * min(width, 460)
+        browser.close()

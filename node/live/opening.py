@@ -1,0 +1,47 @@
+"""Opens what a live node stands on: the connection to others, and what it remembers."""
+
+import time
+from dataclasses import replace
+
+from node.live.hivemind_p2p import HivemindTransport
+from node.live.p2pd import P2pdOptions
+from node.live.state_file import open_state
+from node.local.addresses import host_of, is_local
+from node.local.config import NodeConfig
+from node.local.datadir import DataDir
+from node.local.errors import ExitCode, NodeError
+from node.membership.admission import stored_proof, why_not
+from node.membership.dials import Dials
+from node.storage.state import SqliteStore
+from protocol.crypto import Identity
+from protocol.manifest import SignedManifest
+
+
+async def open_transport(
+    config: NodeConfig, datadir: DataDir, identity: Identity, initial: list[str]
+) -> HivemindTransport:
+    """Start p2pd, and once more if this is a home: it takes that as an option only.
+
+    Raises ``TransportError``.
+    """
+    path = config.identity_path or datadir.identity
+    options = P2pdOptions(config.host, config.port, config.announce)
+    transport = await HivemindTransport.create(identity, path, options)
+    own = await transport.addresses()
+    if not all(map(is_local, map(host_of, own))) or Dials(initial).is_local(own):
+        return transport
+    await transport.close()
+    return await HivemindTransport.create(identity, path, replace(options, hidden=True))
+
+
+def open_store(
+    config: NodeConfig, datadir: DataDir, identity: Identity, manifest: SignedManifest
+) -> SqliteStore:
+    """Open what we remember; raises ``NodeError`` when the run does not take our key."""
+    store = open_state(datadir.state)
+    proofs = (config.invite, stored_proof(store))
+    reason = why_not(manifest.manifest, identity.peer_id, config.roles, proofs, time.time())
+    if reason:
+        store.close()
+        raise NodeError(reason, ExitCode.CONFIG)
+    return store

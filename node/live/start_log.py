@@ -1,0 +1,62 @@
+"""What a node is at, told while it changes: as lines of the log, and on a terminal as a bar.
+
+Nothing is told twice: of the same wait with other numbers a line is written now and then.
+"""
+
+import asyncio
+import re
+from collections.abc import Callable
+
+import structlog
+
+from node.api.status import Stage
+from node.local.status_line import StatusLine
+
+log = structlog.get_logger()
+
+LOOK_SECONDS = 0.2
+LINE_SECONDS = 10.0
+"""Between two lines about one wait."""
+
+_NUMBERS = re.compile(r"[0-9.]+")
+_QUIET = ("starting", "draining")
+"""Told by lines of their own."""
+
+
+class StartLog:
+    """Follows ``stage`` until cancelled; ``line`` is the bar of a terminal."""
+
+    def __init__(self, stage: Callable[[], Stage], line: StatusLine | None) -> None:
+        self._stage = stage
+        self._line = line
+        self._told = ""
+        self._told_at = 0.0
+
+    async def run(self) -> None:
+        """Tell what is new."""
+        try:
+            while True:
+                stage, now = self._stage(), asyncio.get_running_loop().time()
+                self._show(stage)
+                self._tell(stage, now)
+                await asyncio.sleep(LOOK_SECONDS)
+        finally:
+            self._show(Stage("draining"))
+
+    def _show(self, stage: Stage) -> None:
+        if self._line is not None:
+            waits = stage.state in ("starting", "joining", "syncing")
+            self._line.show((stage.reason or stage.state) if waits else "", stage.share)
+
+    def _tell(self, stage: Stage, now: float) -> None:
+        wait = f"{stage.state} {_NUMBERS.sub('', stage.reason)}"
+        lasts = stage.share is not None or stage.state == "joining"
+        if wait == self._told and not (lasts and now >= self._told_at + LINE_SECONDS):
+            return
+        self._told, self._told_at = wait, now
+        if stage.state == "ready":
+            log.info("ready", **({"note": stage.reason} if stage.reason else {}))
+        elif stage.state == "paused":
+            log.info("paused", reason=stage.reason)
+        elif stage.state not in _QUIET:
+            log.info(stage.reason)

@@ -1,0 +1,56 @@
+"""A stream for logs on a terminal, with one line below them that changes in place."""
+
+import io
+import os
+from typing import TextIO
+
+from typing_extensions import override
+
+_CLEAR_LINE = "\r\x1b[K"
+_BAR_CELLS = 24
+_COLUMNS_DEFAULT = 80
+
+
+class StatusLine(io.TextIOBase):
+    """Writes to ``terminal`` what a logger writes, above the line that was shown last."""
+
+    def __init__(self, terminal: TextIO) -> None:
+        self._terminal = terminal
+        self._shown = ""
+
+    @override
+    def write(self, text: str) -> int:
+        cleared = _CLEAR_LINE if self._shown else ""
+        self._terminal.write(f"{cleared}{text}{self._shown if text.endswith(chr(10)) else ''}")
+        self._terminal.flush()
+        return len(text)
+
+    @override
+    def flush(self) -> None:
+        self._terminal.flush()
+
+    @override
+    def isatty(self) -> bool:
+        return self._terminal.isatty()
+
+    def show(self, text: str, share: float | None) -> None:
+        """Draw the line: a bar where the ``share`` that is done is known; no text clears it."""
+        line = "" if not text else f"{_bar(share)}{text}"
+        cut = line[: self._columns() - 1]  # a line that wraps could not be cleared
+        if cut != self._shown:
+            self._shown = cut
+            self._terminal.write(f"{_CLEAR_LINE}{cut}")
+            self._terminal.flush()
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._terminal.fileno()).columns or _COLUMNS_DEFAULT
+        except OSError:
+            return _COLUMNS_DEFAULT
+
+
+def _bar(share: float | None) -> str:
+    if share is None:
+        return ""
+    full = round(_BAR_CELLS * min(1.0, max(0.0, share)))
+    return f"{'█' * full}{'░' * (_BAR_CELLS - full)} "
