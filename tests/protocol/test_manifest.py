@@ -75,9 +75,9 @@ def test_the_run_id_is_the_digest_of_everything_in_it():
     ("text", "message"),
     [
         ("x = [", "not TOML"),
-        ("x = " + "[" * 3000, "not TOML"),
-        ("x = " + "9" * 5000, "not TOML"),
-        ("x" + ".x" * 3000 + " = 1", "tables within tables"),
+        pytest.param("x = " + "[" * 3000, "not TOML", id="lists within lists"),
+        pytest.param("x = " + "9" * 5000, "not TOML", id="a number of 5000 digits"),
+        pytest.param("x" + ".x" * 3000 + " = 1", "tables within tables", id="tables"),
         (changed("group_size = 16", "group_sise = 16"), "unknown key 'sampling.group_sise'"),
         (changed("group_size = 16", "group_size = 16\nseeds = 1"), "unknown key 'sampling.seeds'"),
         (changed("group_size = 16", "group_size = true"), "sampling.group_size"),

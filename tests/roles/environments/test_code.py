@@ -177,12 +177,16 @@ async def test_a_row_that_cannot_be_read_is_no_ones_fault(jail, tokenizer):
         '[{"input": "1"}]',
         '[{"assert": " "}]',
         json.dumps([{}] * 65),
-        "[" * 9999,
     ],
 )
 def test_tests_that_are_none(tests):
     with pytest.raises(ValueError):  # noqa: PT011 - json's own error is one
         read_tests(tests)
+
+
+def test_tests_within_tests_without_an_end_are_none():
+    with pytest.raises(ValueError, match="too many"):
+        read_tests("[" * 9999)
 
 
 @pytest.mark.parametrize(
