@@ -20,6 +20,7 @@ from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.circuits.circuits import Circuits
 from node.context import NodeContext, Ports
 from node.gossip.driver import Gossip
+from node.gossip.pace import paced
 from node.membership.admission import OwnAdmission
 from node.membership.announcer import About, Announcer
 from node.membership.incarnation import Incarnation
@@ -40,7 +41,6 @@ from node.weights.library import PolicyLibrary
 from node.weights.run_files import RunFiles
 from protocol.crypto import Signer, Verifier, verify
 from protocol.gossip.message import Decoded
-from protocol.gossip.params import Params
 from protocol.manifest import SignedManifest
 from protocol.messages import Opened
 from protocol.replica import Replica
@@ -61,9 +61,6 @@ STOP_SECONDS = 15.0
 
 LEAVING_SECONDS = 0.2
 """Lets our last record reach the outbound streams."""
-
-HEARTBEAT_EPOCHS = 0.2
-RELAY_HEARTBEATS = 0.05
 
 
 class Daemon:
@@ -170,7 +167,7 @@ class Daemon:
             ports.clock,
             ports.rng.child("gossip"),
             trust=self._context.trust,
-            params=_gossip_params(self._manifest.epochs.seconds),
+            params=paced(self._manifest.epochs.seconds),
             verifier=verifier,
             decoded=decoded,
         )
@@ -397,15 +394,3 @@ class Daemon:
         except (TimeoutError, StorageFullError) as error:  # anti-entropy brings it back
             log.warning("what others said last is not stored", error=str(error))
         await self._gossip.stop()
-
-
-def _gossip_params(epoch_seconds: float) -> Params:
-    """Return gossip's times: the specification's second, up to four when epochs are long.
-
-    A heartbeat bounds how long a lost message is missed, and nothing is decided faster than an
-    epoch; most of what an idle node does is its heartbeat. A relay waits a twentieth of it.
-    """
-    heartbeat_seconds = min(max(HEARTBEAT_EPOCHS * epoch_seconds, 1.0), 4.0)
-    return Params(
-        heartbeat_seconds=heartbeat_seconds, relay_wait_seconds=RELAY_HEARTBEATS * heartbeat_seconds
-    )

@@ -217,9 +217,8 @@ class LiveNode:
         from node.live.background import ThreadBackground  # noqa: PLC0415
         from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
         from node.live.http_face import HttpFace  # noqa: PLC0415
-        from node.live.opening import open_store  # noqa: PLC0415
-        from node.local.hardware import probe_hardware  # noqa: PLC0415
-        from node.membership.announcer import About, directory_key  # noqa: PLC0415
+        from node.live.opening import about_us, open_store  # noqa: PLC0415
+        from node.membership.announcer import directory_key  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
         from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
 
@@ -227,7 +226,7 @@ class LiveNode:
         self._before, self._joining = Stage("starting", "reading what is stored"), None
         # All of them read or sync files.
         store = await asyncio.to_thread(
-            open_store, self._config, self._datadir, self._identity, manifest
+            open_store, self._config, self._datadir, self._identity, manifest, clock.now()
         )
         log.info("run", name=run.name, run_id=run_id.hex(), creator=run.genesis.creator)
         directory = await HivemindDirectory.create(
@@ -241,12 +240,10 @@ class LiveNode:
             self._datadir.task,
             blobs,
         )
-        hardware = await asyncio.to_thread(probe_hardware)
+        about = await asyncio.to_thread(about_us, self._config)
         background = ThreadBackground()
         http = HttpFace(self._config.host, self._config.http_port, transport.host_of)
-        software = f"prime-node/{version('prime-node')}"
-        limit, invite = self._config.upload_limit or 0, self._config.invite
-        about = About(self._config.roles, hardware, True, software, limit, http.port, invite)
+        about = replace(about, http_port=http.port)
         ports = Ports(
             clock=clock,
             rng=rng,

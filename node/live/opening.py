@@ -1,7 +1,7 @@
-"""Opens what a live node stands on: the connection to others, and what it remembers."""
+"""Opens what a live node stands on: the connection to others, what it remembers, its machine."""
 
-import time
 from dataclasses import replace
+from importlib.metadata import version
 
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.p2pd import P2pdOptions
@@ -10,7 +10,9 @@ from node.local.addresses import host_of, is_local
 from node.local.config import NodeConfig
 from node.local.datadir import DataDir
 from node.local.errors import ExitCode, NodeError
+from node.local.hardware import probe_hardware
 from node.membership.admission import stored_proof, why_not
+from node.membership.announcer import About
 from node.membership.dials import Dials
 from node.storage.state import SqliteStore
 from protocol.crypto import Identity
@@ -35,13 +37,29 @@ async def open_transport(
 
 
 def open_store(
-    config: NodeConfig, datadir: DataDir, identity: Identity, manifest: SignedManifest
+    config: NodeConfig,
+    datadir: DataDir,
+    identity: Identity,
+    manifest: SignedManifest,
+    now: float,
 ) -> SqliteStore:
     """Open what we remember; raises ``NodeError`` when the run does not take our key."""
     store = open_state(datadir.state)
     proofs = (config.invite, stored_proof(store))
-    reason = why_not(manifest.manifest, identity.peer_id, config.roles, proofs, time.time())
+    reason = why_not(manifest.manifest, identity.peer_id, config.roles, proofs, now)
     if reason:
         store.close()
         raise NodeError(reason, ExitCode.CONFIG)
     return store
+
+
+def about_us(config: NodeConfig) -> About:
+    """Return what this node says of itself; reads the machine."""
+    return About(
+        config.roles,
+        probe_hardware(),
+        reachable=True,
+        software=f"prime-node/{version('prime-node')}",
+        upload_bytes_per_second=config.upload_limit or 0,
+        invite=config.invite,
+    )

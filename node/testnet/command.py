@@ -6,8 +6,9 @@ import json
 import math
 import shutil
 import tempfile
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, Any, get_args
 
 import typer
 
@@ -90,9 +91,14 @@ def run_testnet(
         upload_bytes_per_second=_rate(upload_limit),
     )
     temporary = data_dir is None
-    kept = keep or not temporary
+    run = _run(options, kept=keep or not temporary, as_json=as_json, view=view, svg=svg)
+    _finish(run, layout, keep=keep, temporary=temporary)
+
+
+def _finish(run: Coroutine[Any, Any, bool], layout: Layout, *, keep: bool, temporary: bool) -> None:
+    """Run the testnet to its end and leave what was asked for, or what tells why it failed."""
     try:
-        failed = asyncio.run(_run(options, kept=kept, as_json=as_json, view=view, svg=svg))
+        failed = asyncio.run(run)
     except BaseException:
         _clean_up(layout, keep=keep, temporary=temporary)
         raise
