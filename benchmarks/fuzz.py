@@ -168,7 +168,6 @@ HEADINGS = ("target", "engine", "inputs", "inputs/s", "accepted", "slowest", "gr
 """Times are those of one core."""
 
 
-
 def _line(row: dict[str, Any]) -> str:
     per_second = row["inputs"] / row["seconds"] if row["seconds"] else 0.0
     accepted = row["accepted"] / row["inputs"] if row["inputs"] else 0.0
