@@ -232,7 +232,6 @@ class LiveNode:
         try:
             self._daemon = self._make_daemon(manifest, about, ports, initial_peers)
             directory.prefer(self._daemon.trust.proven)
-            self._source.join(self._daemon.view())
             if self._stopping.is_set():
                 self._daemon.stop()
             await http.serve(self._daemon, blobs)
@@ -266,7 +265,7 @@ class LiveNode:
         from node.daemon import Daemon  # noqa: PLC0415
 
         try:
-            return Daemon(
+            daemon = Daemon(
                 manifest,
                 self._identity,
                 about,
@@ -278,6 +277,8 @@ class LiveNode:
             )
         except ValueError as error:  # such as a task that needs what is not here
             raise NodeError(str(error), ExitCode.CONFIG) from None
+        self._source.join(daemon.view())
+        return daemon
 
     async def _find_run(self, transport: Any) -> SignedManifest | None:
         """Ask peers which run they are in, check it and pin it; tries until one says.
