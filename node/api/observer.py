@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from node.api.arrivals_observer import arrival_statuses, durations_statuses, receiver_statuses
+from node.api.forks import forks_told
 from node.api.status import (
     CheckpointStatus,
     GossipPeerStatus,
@@ -106,6 +107,7 @@ class Observer:
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),
             uptake=self._uptake(),
             gossip_peers=self._gossip_peers(),
+            forks=forks_told(replica),
         )
 
     def snapshot(self) -> Snapshot:
@@ -281,7 +283,12 @@ class Observer:
             and entry.state in (CommitState.REJECTED, CommitState.EXPIRED)
         )
         return Why(
-            stage.state, stage.reason, ledger.slashed(peer_id), failed, self._trained_on_rejected()
+            stage.state,
+            stage.reason,
+            ledger.slashed(peer_id),
+            failed,
+            self._trained_on_rejected(),
+            forks_told(self.context.replica),
         )
 
     def _explain(self, entry: Entry) -> FailedRollout:

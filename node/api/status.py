@@ -202,6 +202,8 @@ class NodeStatus:
     uptake: UptakeStatus = UptakeStatus()
     gossip_peers: tuple[GossipPeerStatus, ...] = ()
     """The best score first."""
+    forks: tuple[str, ...] = ()
+    """Keys that signed two things of which one may be said, and what follows, a line each."""
     share: float | None = None
     """How much of what the state waits for is done, from 0 to 1; None where nobody can know."""
 

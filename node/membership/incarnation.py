@@ -142,15 +142,15 @@ class Incarnation:
         """For how long a start listens: peers are asked four times in the first eight epochs."""
         return (2 * self._epochs.refresh_epochs + 1) * self._epochs.seconds
 
-    def _note_other(self, record: NodeRecord) -> None:
-        """Take note of a record of ours that this disk did not make."""
+    def _note_other(self, record: NodeRecord, *, former: bool) -> None:
+        """Note a record of ours that this process did not make; ``former``: nor this disk."""
         if record.leaving:
             return
         newest_ms = max(self._began_ms + CLOCK_SKEW_SECONDS_MAX * 1000, self._sequence_at_start)
         if record.sequence > newest_ms:
             self._twin_sequence = record.sequence
             self._twin.set()
-        elif self._is_recent(record.sequence) and not self._alone.is_set():
+        elif former and self._is_recent(record.sequence):
             self._heard_of = True
 
     # What changes it
@@ -171,7 +171,7 @@ class Incarnation:
         if isinstance(message, NodeRecord):
             former = not self._born_at <= message.sequence <= self._sequence
             if message.sequence not in self._given:
-                self._note_other(message)
+                self._note_other(message, former=former)
             if former:
                 self._take_up(message)
         elif isinstance(message, RolloutCommit):
