@@ -3,10 +3,13 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from heapq import nlargest
 
 from node.api.arrivals_observer import arrival_statuses, durations_statuses, receiver_statuses
 from node.api.forks import forks_told
 from node.api.status import (
+    CHECKPOINTS_MAX,
+    LISTED_MAX,
     CheckpointStatus,
     GossipPeerStatus,
     MemberStatus,
@@ -96,12 +99,15 @@ class Observer:
             policy_lag_max=ledger.policy_lag_max,
             first_certificate_at=self.first_certificate_at,
             members=self._members(now),
+            members_count=self._count_members(),
+            members_by_role=self._roles_of_members(now),
             rollouts=_counts(ledger.totals),
             own_rollouts=_counts(ledger.workers.get(peer_id, Counts())),
-            workers={peer: _counts(counts) for peer, counts in sorted(ledger.workers.items())},
+            workers=self._workers(),
             checkpoints=self._checkpoints(),
             traffic=self._traffic(),
             p2pd_pid=self.p2pd_pid(),
+            dial_failures=self.peers.dial_failures,
             arrivals=arrival_statuses(self.arrivals, monotonic_now, now),
             durations=durations_statuses(self.arrivals),
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),
@@ -195,8 +201,23 @@ class Observer:
             f"{peers} protocol version {version}, this node {PROTOCOL_VERSION}: upgrade prime-node"
         )
 
+    def _roles_of_members(self, now: float) -> dict[str, int]:
+        live = self.context.replica.roster.live(now)
+        return dict(Counter(role for member in live for role in member.record.message.roles))
+
+    def _workers(self) -> dict[str, RolloutCounts]:
+        own, workers = self.context.signer.peer_id, self.context.replica.ledger.workers
+        most = nlargest(LISTED_MAX - 1, workers, key=lambda peer: (workers[peer].committed, peer))
+        listed = sorted({*most, own} & workers.keys())
+        return {peer: _counts(workers[peer]) for peer in listed}
+
     def _members(self, now: float) -> tuple[MemberStatus, ...]:
         replica = self.context.replica
+        own, named = self.context.signer.peer_id, replica.manifest.is_of_genesis
+        live = sorted(
+            replica.roster.live(now),
+            key=lambda member: (member.peer != own, not named(member.peer), member.peer),
+        )
         return tuple(
             MemberStatus(
                 peer_id=member.peer,
@@ -206,7 +227,7 @@ class Observer:
                 software=member.record.message.software,
                 standing="slashed" if replica.ledger.slashed(member.peer) else "good",
             )
-            for member in replica.roster.live(now)
+            for member in live[:LISTED_MAX]
         )
 
     def _checkpoints(self) -> tuple[CheckpointStatus, ...]:
@@ -221,7 +242,7 @@ class Observer:
                 commits=len(entry.manifest.message.batch),
                 trained_without_certificate=rejected[entry.manifest.message.version],
             )
-            for entry in ledger.checkpoints
+            for entry in ledger.checkpoints[-CHECKPOINTS_MAX:]
         )
 
     def _traffic(self) -> TrafficStatus:

@@ -57,7 +57,7 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         ("swarm", _swarm(status)),
         ("policy", _policy(status)),
         ("reward", _reward(status.checkpoints)),
-        ("since then", _traffic(status)),
+        ("traffic", _traffic(status)),
         *_sending(status),
         *_uptake(status),
         *_loop(status),
@@ -150,7 +150,7 @@ def _state_line(state: State, reason: str) -> Text:
 
 
 def _swarm(status: NodeStatus) -> str:
-    counts = Counter(role for member in status.members for role in member.roles)
+    counts = Counter(status.members_by_role)
     roles = ", ".join(f"{counts[role]} {role}" for role in Role if counts[role])
     members = _members(status) + (f" ({roles})" if roles else "")
     banned = f", {status.peers_banned} kept away" if status.peers_banned else ""
@@ -158,7 +158,7 @@ def _swarm(status: NodeStatus) -> str:
 
 
 def _members(status: NodeStatus) -> str:
-    count = len(status.members)
+    count = status.members_count
     return f"{count} member{'s' * (count != 1)}"
 
 
@@ -188,7 +188,7 @@ def _reward(checkpoints: tuple[CheckpointStatus, ...]) -> str:
 def _traffic(status: NodeStatus) -> str:
     traffic = status.traffic
     return (
-        f"sent {bytes_text(traffic.blobs_sent)}, received {bytes_text(traffic.blobs_received)} "
+        f"since the start sent {bytes_text(traffic.blobs_sent)}, received {bytes_text(traffic.blobs_received)} "
         f"(weights {bytes_text(traffic.weights_sent)} and {bytes_text(traffic.weights_received)}, "
         f"patches spared {bytes_text(traffic.weights_spared)}); "
         f"gossip {bytes_text(traffic.gossip_sent)} and {bytes_text(traffic.gossip_received)}"
@@ -232,7 +232,7 @@ def _loop(status: NodeStatus) -> list[tuple[str, str]]:
 
 def _rollouts(status: NodeStatus) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=DIM)
-    table.caption = "Commits that this node knows of, since the run began."
+    table.caption = "All commits that are known here, since the run began."
     table.caption_justify, table.caption_style = "left", DIM
     table.add_column("rollouts", style=DIM, min_width=10)
     for name in ("committed", "certified", "rejected", "expired", "trained"):

@@ -135,7 +135,8 @@ class Incarnation:
             self._context.conditions.clear("key")
         if not self._twin.is_set():
             self._alone.set()
-            await self._write()
+            if self._elsewhere:
+                await self._write()
 
     @property
     def listen_seconds(self) -> float:
@@ -209,6 +210,8 @@ class Incarnation:
             self._sequence, self._born_at = now_ms, min(self._born_at, now_ms)
         else:
             self._sequence = max(self._sequence + 1, now_ms)
+        if not self._given and self._joined_at >= self._began_ms:
+            self._joined_at = self._sequence  # nobody has heard of us while we listened
         self._left = leaving
         self._given[self._sequence] = None
         if len(self._given) > GIVEN_MAX:

@@ -28,7 +28,7 @@ def test_status_at_a_glance():
     assert "7 members (2 inference, 3 validator, 1 trainer, 1 relay)" in row(lines, "swarm")
     assert "version 41, 1 behind the newest" in row(lines, "policy")
     assert "0.840  ▁" in row(lines, "reward")
-    assert "sent 3.1 GB, received 1.25 GB" in row(lines, "since then")
+    assert "since the start sent 3.1 GB, received 1.25 GB" in row(lines, "traffic")
     assert any(line.split()[:6] == ["swarm", "860", "812", "12", "4", "790"] for line in lines)
     assert any(line.split()[:4] == ["this", "node", "120", "118"] for line in lines)
     assert lines[-1] == "prime-node why tells what became of this node's rollouts."
@@ -146,7 +146,7 @@ def test_peers_are_listed_by_role():
     roles = [line.replace("(you)", "").split()[1] for line in lines[3:10]]
     assert roles == ["inference"] * 2 + ["validator"] * 3 + ["trainer", "relay"]
     assert sum("(you)" in line for line in lines) == 1
-    alone = replace(STATUS, members=(), peers_connected=0, gossip_peers=())
+    alone = replace(STATUS, members=(), members_count=0, peers_connected=0, gossip_peers=())
     assert drawn(peers_view(alone)) == ["0 members, 0 connected to this node"]
 
 
@@ -163,7 +163,8 @@ def test_why_shows_reason_what_was_measured_and_evidence():
     assert lines[0] == "● paused  2 batches wait for the trainer"
     text = " ".join(" ".join(lines).split())
     assert "ab12ab12ab12ab12 version 40, slot 3, epoch 398 rejected: computation" in text
-    assert "mismatches max 61, at most 4" in text
+    wide = " ".join(" ".join(drawn(why_view(EXPLAINED), 160)).split())
+    assert "mismatches max 61, at most 4" in wide
     assert "verdict 0101010101010101" in text
     assert "expired: no committee decided in time" in text
     assert f"Version 41 of {PEERS[1]} learned from rejected rollouts:" in text
@@ -227,7 +228,7 @@ def test_why_tells_nothing_twice():
     detail = "exponent_mismatches_max 61, honest up to 4"
     verdicts = tuple(replace(one, detail=detail) for one in rejected.verdicts)
     view = why_view(replace(EXPLAINED, rollouts=(replace(rejected, verdicts=verdicts),)))
-    text = " ".join(" ".join(drawn(view)).split())
+    text = " ".join(" ".join(drawn(view, 200)).split())
     assert text.count("computation") == 1, "in the line of the rollout"
     assert text.count("honest up to 4") == 2, "of the two that reject"
     assert text.count("exponent mismatches max") == 1, "of the one that accepts"
@@ -244,4 +245,4 @@ def test_a_fork_is_named_in_the_same_words_everywhere():
 
 def test_counts_say_what_they_count_and_since_when():
     lines = drawn(status_view(STATUS, 2e9))
-    assert "Commits that this node knows of, since the run began." in " ".join(lines)
+    assert "All commits that are known here, since the run began." in " ".join(lines)
