@@ -188,7 +188,8 @@ def _reward(checkpoints: tuple[CheckpointStatus, ...]) -> str:
 def _traffic(status: NodeStatus) -> str:
     traffic = status.traffic
     return (
-        f"since the start sent {bytes_text(traffic.blobs_sent)}, received {bytes_text(traffic.blobs_received)} "
+        f"since the start sent {bytes_text(traffic.blobs_sent)}, "
+        f"received {bytes_text(traffic.blobs_received)} "
         f"(weights {bytes_text(traffic.weights_sent)} and {bytes_text(traffic.weights_received)}, "
         f"patches spared {bytes_text(traffic.weights_spared)}); "
         f"gossip {bytes_text(traffic.gossip_sent)} and {bytes_text(traffic.gossip_received)}"
