@@ -182,6 +182,8 @@ def test_a_node_lives_under_systemd(tmp_path):
             *(f"--bind={results}:/results", f"--directory={tmp_path / 'root'}", "--console=pipe"),
             *("--boot", "systemd.unit=basic.target", "systemd.wants=scenario.service"),
         ],
+        # Of the older hierarchy nobody in a container hears that a group of processes has ended.
+        env=os.environ | {"SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
