@@ -62,13 +62,16 @@ class NodeMetrics(Collector):
         yield _info(status)
         yield _state(status)
         yield from _gauges(status)
-        yield _outcomes("rollouts", "Rollouts of the swarm, by outcome.", status.rollouts)
-        yield _outcomes("own_rollouts", "Rollouts of this node, by outcome.", status.own_rollouts)
+        yield from _outcomes("rollouts", "Rollouts of the swarm, by outcome.", status.rollouts)
+        yield from _outcomes(
+            "own_rollouts", "Rollouts of this node, by outcome.", status.own_rollouts
+        )
         yield self._rejections(status.rollouts)
         yield from _traffic(status)
         yield from _gossip(status.gossip_peers)
         yield from _arrivals(status)
         yield from _loop(status.loop)
+        yield from _machine(status)
         yield _uptake(status.uptake)
         yield from _circuits(status.circuits)
 
@@ -94,6 +97,7 @@ def _info(status: NodeStatus) -> Metric:
         "run_id": status.run_id,
         "run": status.run_name,
         "roles": ",".join(status.roles),
+        "version": status.machine.version,
     }
     return InfoMetricFamily(PREFIX, "Who this node is.", values)
 
@@ -112,7 +116,7 @@ def _gauges(status: NodeStatus) -> Iterator[Metric]:
         ("epoch", "Epoch of the run.", status.epoch),
         ("peers", "Peers that are connected now.", status.peers_connected),
         ("peers_banned", "Peers kept away because of what they sent.", status.peers_banned),
-        ("members", "Live members on the roster.", len(status.members)),
+        ("members", "Live members on the roster.", status.members_count),
         ("policy_version", "Policy version held.", status.policy_version),
         ("policy_version_newest", "Newest policy version known.", status.policy_version_newest),
         ("policy_lag_max", "Largest lag of a trained rollout, versions.", status.policy_lag_max),
@@ -125,11 +129,41 @@ def _gauges(status: NodeStatus) -> Iterator[Metric]:
         )
 
 
-def _outcomes(name: str, text: str, counts: RolloutCounts) -> Metric:
+def _outcomes(name: str, text: str, counts: RolloutCounts) -> Iterator[Metric]:
+    """Yield what was committed, what of it was learned from, and outcomes that exclude each other.
+
+    Rejected ones of the swarm have their reasons in a family of their own.
+    """
     family = CounterMetricFamily(f"{PREFIX}_{name}", text, labels=["outcome"])
-    for outcome in ("committed", "certified", "rejected", "expired", "trained"):
+    for outcome in ("certified", "rejected", "expired"):
         family.add_metric([outcome], getattr(counts, outcome))
-    return family
+    yield family
+    for part in ("committed", "trained"):
+        told = f"{text.partition(',')[0]} that were {part}."
+        yield CounterMetricFamily(f"{PREFIX}_{name}_{part}", told, getattr(counts, part))
+
+
+def _machine(status: NodeStatus) -> Iterator[Metric]:
+    machine = status.machine
+    values = (
+        ("disk_free_bytes", "Free on the disk of the data directory.", machine.disk_free_bytes),
+        ("disk_total_bytes", "Size of that disk.", machine.disk_total_bytes),
+        ("p2pd_memory_bytes", "Memory that p2pd has.", machine.p2pd_memory_bytes),
+        ("gpus", "GPUs that the driver shows.", machine.gpus),
+        ("gpu_memory_bytes", "Memory of all GPUs.", machine.gpu_memory_bytes),
+        ("gpu_memory_free_bytes", "Of it free.", machine.gpu_memory_free_bytes),
+    )
+    for name, text, value in values:
+        yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)
+    spent = CounterMetricFamily(
+        f"{PREFIX}_state_seconds", "Time in each state since the start.", labels=["state"]
+    )
+    for state in get_args(State):
+        spent.add_metric([state], machine.state_seconds.get(state, 0.0))
+    yield spent
+    yield CounterMetricFamily(
+        f"{PREFIX}_dial_failures", "Dials that nobody answered.", status.dial_failures
+    )
 
 
 def _circuits(circuits: CircuitsStatus) -> Iterator[Metric]:
@@ -146,16 +180,9 @@ def _circuits(circuits: CircuitsStatus) -> Iterator[Metric]:
 
 def _traffic(status: NodeStatus) -> Iterator[Metric]:
     traffic = status.traffic
-    moved = CounterMetricFamily(
-        f"{PREFIX}_bytes", "Bytes moved; weights are part of blobs.", labels=["kind", "direction"]
-    )
-    for kind, sent, received in (
-        ("blobs", traffic.blobs_sent, traffic.blobs_received),
-        ("weights", traffic.weights_sent, traffic.weights_received),
-        ("gossip", traffic.gossip_sent, traffic.gossip_received),
-    ):
-        moved.add_metric([kind, "sent"], sent)
-        moved.add_metric([kind, "received"], received)
+    moved = CounterMetricFamily(f"{PREFIX}_gossip_bytes", "Bytes of gossip.", labels=["direction"])
+    moved.add_metric(["sent"], traffic.gossip_sent)
+    moved.add_metric(["received"], traffic.gossip_received)
     yield moved
     yield _blob_ways(traffic)
     yield CounterMetricFamily(

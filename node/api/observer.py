@@ -3,9 +3,13 @@
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from heapq import nlargest
 
 from node.api.arrivals_observer import arrival_statuses, durations_statuses, receiver_statuses
+from node.api.forks import forks_told
 from node.api.status import (
+    CHECKPOINTS_MAX,
+    LISTED_MAX,
     CheckpointStatus,
     CircuitsStatus,
     GossipPeerStatus,
@@ -98,18 +102,22 @@ class Observer:
             policy_lag_max=ledger.policy_lag_max,
             first_certificate_at=self.first_certificate_at,
             members=self._members(now),
+            members_count=self._count_members(),
+            members_by_role=self._roles_of_members(now),
             rollouts=counted(ledger.totals),
             own_rollouts=counted(ledger.workers.get(peer_id, Counts())),
-            workers={peer: counted(counts) for peer, counts in sorted(ledger.workers.items())},
+            workers=self._workers(),
             checkpoints=self._checkpoints(),
             traffic=self.traffic(),
             p2pd_pid=self.p2pd_pid(),
+            dial_failures=self.peers.dial_failures,
             arrivals=arrival_statuses(self.arrivals, monotonic_now, now),
             durations=durations_statuses(self.arrivals),
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),
             uptake=self._uptake(),
             circuits=self._circuits(),
             gossip_peers=self._gossip_peers(),
+            forks=forks_told(replica),
         )
 
     def snapshot(self) -> Snapshot:
@@ -201,8 +209,23 @@ class Observer:
             f"{peers} protocol version {version}, this node {PROTOCOL_VERSION}: upgrade prime-node"
         )
 
+    def _roles_of_members(self, now: float) -> dict[str, int]:
+        live = self.context.replica.roster.live(now)
+        return dict(Counter(role for member in live for role in member.record.message.roles))
+
+    def _workers(self) -> dict[str, RolloutCounts]:
+        own, workers = self.context.signer.peer_id, self.context.replica.ledger.workers
+        most = nlargest(LISTED_MAX - 1, workers, key=lambda peer: (workers[peer].committed, peer))
+        listed = sorted({*most, own} & workers.keys())
+        return {peer: counted(workers[peer]) for peer in listed}
+
     def _members(self, now: float) -> tuple[MemberStatus, ...]:
         replica = self.context.replica
+        own, named = self.context.signer.peer_id, replica.manifest.is_of_genesis
+        live = sorted(
+            replica.roster.live(now),
+            key=lambda member: (member.peer != own, not named(member.peer), member.peer),
+        )
         return tuple(
             MemberStatus(
                 peer_id=member.peer,
@@ -212,7 +235,7 @@ class Observer:
                 software=member.record.message.software,
                 standing="slashed" if replica.ledger.slashed(member.peer) else "good",
             )
-            for member in replica.roster.live(now)
+            for member in live[:LISTED_MAX]
         )
 
     def _checkpoints(self) -> tuple[CheckpointStatus, ...]:
@@ -227,7 +250,7 @@ class Observer:
                 commits=len(entry.manifest.message.batch),
                 trained_without_certificate=rejected[entry.manifest.message.version],
             )
-            for entry in ledger.checkpoints
+            for entry in ledger.checkpoints[-CHECKPOINTS_MAX:]
         )
 
     def traffic(self) -> TrafficStatus:
@@ -296,7 +319,12 @@ class Observer:
             and entry.state in (CommitState.REJECTED, CommitState.EXPIRED)
         )
         return Why(
-            stage.state, stage.reason, ledger.slashed(peer_id), failed, self._trained_on_rejected()
+            stage.state,
+            stage.reason,
+            ledger.slashed(peer_id),
+            failed,
+            self._trained_on_rejected(),
+            forks_told(self.context.replica),
         )
 
     def _explain(self, entry: Entry) -> FailedRollout:

@@ -63,9 +63,9 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         *_loop(status),
     ):
         facts.add_row(name, Text(value))
-    hints = []
+    hints = [Text(plain(fork), BAD) for fork in status.forks]
     if status.own_rollouts.rejected or status.own_rollouts.expired:
-        hints = [Text("prime-node why tells what became of this node's rollouts.", style=DIM)]
+        hints += [Text("prime-node why tells what became of this node's rollouts.", style=DIM)]
     return Group(
         _headline(status),
         Padding(facts, (1, 0, 1, 2)),
@@ -129,6 +129,7 @@ def why_view(why: Why, which: str | None = None) -> RenderableType:
         parts.append(Text(f"No rollout of this node was rejected or expired{about}.", GOOD))
     elif hidden:
         parts.append(Text(f"{hidden} older ones are not shown; name one, or use --json.", DIM))
+    parts += [Text(plain(fork), BAD) for fork in why.forks]
     for rollout in why.rollouts[hidden:]:
         parts.extend((Text(""), _failed_rollout(rollout)))
     for found in why.trained_on_rejected:
@@ -149,7 +150,7 @@ def _state_line(state: State, reason: str) -> Text:
 
 
 def _swarm(status: NodeStatus) -> str:
-    counts = Counter(role for member in status.members for role in member.roles)
+    counts = Counter(status.members_by_role)
     roles = ", ".join(f"{counts[role]} {role}" for role in Role if counts[role])
     members = _members(status) + (f" ({roles})" if roles else "")
     banned = f", {status.peers_banned} kept away" if status.peers_banned else ""
@@ -157,7 +158,7 @@ def _swarm(status: NodeStatus) -> str:
 
 
 def _members(status: NodeStatus) -> str:
-    count = len(status.members)
+    count = status.members_count
     return f"{count} member{'s' * (count != 1)}"
 
 
@@ -187,7 +188,8 @@ def _reward(checkpoints: tuple[CheckpointStatus, ...]) -> str:
 def _traffic(status: NodeStatus) -> str:
     traffic = status.traffic
     return (
-        f"sent {bytes_text(traffic.blobs_sent)}, received {bytes_text(traffic.blobs_received)} "
+        f"since the start sent {bytes_text(traffic.blobs_sent)}, "
+        f"received {bytes_text(traffic.blobs_received)} "
         f"(weights {bytes_text(traffic.weights_sent)} and {bytes_text(traffic.weights_received)}, "
         f"patches spared {bytes_text(traffic.weights_spared)}); "
         f"gossip {bytes_text(traffic.gossip_sent)} and {bytes_text(traffic.gossip_received)}"
@@ -231,6 +233,8 @@ def _loop(status: NodeStatus) -> list[tuple[str, str]]:
 
 def _rollouts(status: NodeStatus) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=DIM)
+    table.caption = "All commits that are known here, since the run began."
+    table.caption_justify, table.caption_style = "left", DIM
     table.add_column("rollouts", style=DIM, min_width=10)
     for name in ("committed", "certified", "rejected", "expired", "trained"):
         table.add_column(name, justify="right")
@@ -270,18 +274,21 @@ def _failed_rollout(rollout: FailedRollout) -> RenderableType:
         table.add_row(
             Text("accept" if verdict.accept else "reject", GOOD if verdict.accept else BAD),
             Text(short_peer(verdict.validator)),
-            Text(_findings(verdict)),
+            Text(_findings(verdict, rollout.reason)),
             Text(f"verdict {verdict.evidence[:16]}", style=DIM),
         )
     return Group(title, Padding(table, (0, 0, 0, 2)))
 
 
-def _findings(verdict: VerdictFinding) -> str:
-    """Return why it was rejected, if it was, and what was measured."""
-    head = [] if verdict.accept else [verdict.reason, verdict.detail]
+def _findings(verdict: VerdictFinding, told: str) -> str:
+    """Return why it was rejected, unless that is ``told``, and what else was measured."""
+    reason = "" if verdict.accept or verdict.reason == told else verdict.reason
+    detail = "" if verdict.accept else verdict.detail
     nearest = sorted(verdict.measured.items(), key=lambda item: -item[1].share)
-    shown = [
-        f"{name.replace('_', ' ')} {one.value:.3g} of {one.allowed:.3g} allowed"
-        for name, one in nearest[:QUANTITIES_SHOWN]
-    ]
-    return plain("; ".join(part for part in (*head, *shown) if part), FINDINGS_CHARACTERS_MAX)
+    measured = {
+        name: f"{name.replace('_', ' ')} {one.value:.3g}, at most {one.allowed:.3g}"
+        for name, one in nearest
+        if name not in detail
+    }
+    shown = list(measured.values())[:QUANTITIES_SHOWN]
+    return plain("; ".join(filter(None, (reason, detail, *shown))), FINDINGS_CHARACTERS_MAX)

@@ -154,6 +154,31 @@ class LoopStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class MachineStatus:
+    """What the node takes and has on its machine; 0 where that is not known."""
+
+    version: str = ""
+    """Of prime-node."""
+    disk_free_bytes: int = 0
+    disk_total_bytes: int = 0
+    """Of the file system of the data directory."""
+    p2pd_memory_bytes: int = 0
+    gpus: int = 0
+    gpu_memory_bytes: int = 0
+    gpu_memory_free_bytes: int = 0
+    """Of all GPUs together."""
+    state_seconds: dict[str, float] = field(default_factory=dict)
+    """For how long the node was in each state since its start."""
+
+
+LISTED_MAX = 256
+"""Members, and workers, that a status lists; ``members_count`` and the like count all of them."""
+
+CHECKPOINTS_MAX = 512
+"""Versions that it lists, the newest."""
+
+
+@dataclass(frozen=True, slots=True)
 class Snapshot:
     """The numbers of a ``NodeStatus`` that cost nothing to take, for who looks often."""
 
@@ -199,12 +224,19 @@ class NodeStatus:
     policy_lag_max: int = 0
     first_certificate_at: float | None = None
     members: tuple[MemberStatus, ...] = ()
+    """Up to ``LISTED_MAX``: this node and keys of the genesis first, then by peer id."""
+    members_count: int = 0
+    members_by_role: dict[str, int] = field(default_factory=dict)
     rollouts: RolloutCounts = RolloutCounts()
     own_rollouts: RolloutCounts = RolloutCounts()
     workers: dict[str, RolloutCounts] = field(default_factory=dict)
+    """Up to ``LISTED_MAX``: those that committed most, and this node."""
     checkpoints: tuple[CheckpointStatus, ...] = ()
     traffic: TrafficStatus = TrafficStatus()
     p2pd_pid: int | None = None
+    dial_failures: int = 0
+    """Since the start."""
+    machine: MachineStatus = MachineStatus()
     loop: LoopStatus = LoopStatus()
     arrivals: tuple[ArrivalStatus, ...] = ()
     """On their way, the newest version first; then the last that came, the last one first."""
@@ -216,6 +248,8 @@ class NodeStatus:
     circuits: CircuitsStatus = CircuitsStatus()
     gossip_peers: tuple[GossipPeerStatus, ...] = ()
     """The best score first."""
+    forks: tuple[str, ...] = ()
+    """Keys that signed two things of which one may be said, and what follows, a line each."""
     share: float | None = None
     """How much of what the state waits for is done, from 0 to 1; None where nobody can know."""
 

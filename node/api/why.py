@@ -77,6 +77,8 @@ class Why:
     slashed: bool
     rollouts: tuple[FailedRollout, ...]
     trained_on_rejected: tuple[TrainedOnRejected, ...]
+    forks: tuple[str, ...] = ()
+    """As in ``NodeStatus``."""
 
     def about(self, which: str) -> "Why":
         """Return only what ``which`` names: a commit, a reason, a state or a trainer."""

@@ -16,6 +16,7 @@ import structlog
 from node.api.status import NodeStatus, Stage
 from node.api.why import Why
 from node.live.loop_watch import LoopWatch
+from node.live.machine import Machine
 from node.live.start_log import StartLog
 from node.live.supervisor import Supervisor
 from node.local.addresses import load_cached_peers, store_cached_peers
@@ -130,6 +131,7 @@ class LiveNode:
         self._before = Stage("starting", "loading libraries")
         self._start_log = StartLog(self._stage, line)
         self._supervisor = Supervisor(self._stage, os.environ)
+        self._machine = Machine(datadir)
 
     async def run(self) -> ExitCode:
         """Live until drained."""
@@ -360,7 +362,8 @@ class LiveNode:
     def _status(self) -> NodeStatus:
         if self._daemon is not None:
             status: NodeStatus = self._daemon.status()
-            return replace(status, loop=self._loop_watch.status())
+            machine = self._machine.status(status.p2pd_pid, self._start_log.seconds)
+            return replace(status, loop=self._loop_watch.status(), machine=machine)
         stage = self._stage()
         return NodeStatus(
             peer_id=self._identity.peer_id,
@@ -372,6 +375,7 @@ class LiveNode:
             started_at=self._started_at,
             addresses=self._addresses,
             loop=self._loop_watch.status(),
+            machine=self._machine.status(None, self._start_log.seconds),
         )
 
     def _why(self) -> Why:

@@ -29,14 +29,20 @@ class StartLog:
     def __init__(self, stage: Callable[[], Stage], line: StatusLine | None) -> None:
         self._stage = stage
         self._line = line
+        self.seconds: dict[str, float] = {}
+        """In each state so far."""
         self._told = ""
         self._told_at = 0.0
 
     async def run(self) -> None:
         """Tell what is new."""
+        loop = asyncio.get_running_loop()
+        looked_at = loop.time()
         try:
             while True:
-                stage, now = self._stage(), asyncio.get_running_loop().time()
+                stage, now = self._stage(), loop.time()
+                spent = self.seconds.get(stage.state, 0.0) + now - looked_at
+                self.seconds[stage.state], looked_at = spent, now
                 self._show(stage)
                 self._tell(stage, now)
                 await asyncio.sleep(LOOK_SECONDS)

@@ -220,7 +220,7 @@ class Announcer:
             for owner, envelope in islice(found.items(), RECORDS_MAX):
                 member = self._context.replica.roster.get(owner)
                 known = member is not None and member.record.envelope == envelope
-                if not known:
+                if owner != self._context.signer.peer_id and not known:
                     self._hint(envelope)
                     await asyncio.sleep(0)
             await asyncio.sleep(pause_seconds)

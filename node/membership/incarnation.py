@@ -135,22 +135,23 @@ class Incarnation:
             self._context.conditions.clear("key")
         if not self._twin.is_set():
             self._alone.set()
-            await self._write()
+            if self._elsewhere:
+                await self._write()
 
     @property
     def listen_seconds(self) -> float:
         """For how long a start listens: peers are asked four times in the first eight epochs."""
         return (2 * self._epochs.refresh_epochs + 1) * self._epochs.seconds
 
-    def _note_other(self, record: NodeRecord) -> None:
-        """Take note of a record of ours that this disk did not make."""
+    def _note_other(self, record: NodeRecord, *, former: bool) -> None:
+        """Note a record of ours that this process did not make; ``former``: nor this disk."""
         if record.leaving:
             return
         newest_ms = max(self._began_ms + CLOCK_SKEW_SECONDS_MAX * 1000, self._sequence_at_start)
         if record.sequence > newest_ms:
             self._twin_sequence = record.sequence
             self._twin.set()
-        elif self._is_recent(record.sequence) and not self._alone.is_set():
+        elif former and self._is_recent(record.sequence):
             self._heard_of = True
 
     # What changes it
@@ -171,7 +172,7 @@ class Incarnation:
         if isinstance(message, NodeRecord):
             former = not self._born_at <= message.sequence <= self._sequence
             if message.sequence not in self._given:
-                self._note_other(message)
+                self._note_other(message, former=former)
             if former:
                 self._take_up(message)
         elif isinstance(message, RolloutCommit):
@@ -209,6 +210,8 @@ class Incarnation:
             self._sequence, self._born_at = now_ms, min(self._born_at, now_ms)
         else:
             self._sequence = max(self._sequence + 1, now_ms)
+        if not self._given and self._joined_at >= self._began_ms:
+            self._joined_at = self._sequence  # nobody has heard of us while we listened
         self._left = leaving
         self._given[self._sequence] = None
         if len(self._given) > GIVEN_MAX:

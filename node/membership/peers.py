@@ -81,6 +81,7 @@ class PeerTable(Peers):
         self._bans = Bans()
         self._followers: list[Callable[[Sequence[PeerId]], None]] = []
         self._refusals: dict[str, str] = {}
+        self.dial_failures = 0
         self.unreachable_since: float | None = None
 
     @property
@@ -377,6 +378,7 @@ class PeerTable(Peers):
             log.debug("cannot connect", address=address, error=str(error))
             self._refusals[address] = str(error) or self._refusals.get(address, "no answer")
             self._dials.note(address, _now(), answered=False)
+            self.dial_failures += 1
             return False
         self._dials.note(address, _now(), answered=True)
         self._connected[peer] = None

@@ -8,6 +8,7 @@ from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus, Strip
 from node.api.status import (
     CheckpointStatus,
     GossipPeerStatus,
+    MachineStatus,
     MemberStatus,
     NodeStatus,
     RolloutCounts,
@@ -84,6 +85,12 @@ STATUS = NodeStatus(
             standing="slashed" if index == 5 else "good",
         )
         for index, (peer, role) in enumerate(zip(PEERS, ROLES, strict=False))
+    ),
+    members_count=7,
+    members_by_role={"relay": 1, "trainer": 1, "validator": 3, "inference": 2},
+    dial_failures=3,
+    machine=MachineStatus(
+        "0.1.0", 5_000_000_000, 9_000_000_000, 80_000_000, 0, 0, 0, {"syncing": 12.5}
     ),
     rollouts=RolloutCounts(860, 812, 12, 4, 790, {"computation": 9, "rewards": 3}),
     own_rollouts=RolloutCounts(120, 118, 1, 0, 110, {"computation": 1}),

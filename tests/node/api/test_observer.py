@@ -29,6 +29,7 @@ def peers(*connected, unreachable=""):
     return SimpleNamespace(
         connected=list(connected),
         unreachable=unreachable,
+        dial_failures=4,
         banned=3,
         faults=lambda: {PEERS[2].peer_id: 2},
     )
@@ -285,3 +286,23 @@ def test_circuits_are_told_by_whoever_carries_them_and_by_whoever_is_behind_them
     assert node.status().circuits == CircuitsStatus(1, 3, 2, 1000)
     node.circuits.relay = None
     assert node.status().circuits == CircuitsStatus(1)
+
+
+def test_a_status_stays_small_however_large_the_swarm(monkeypatch):
+    """Who is listed is bounded; who is counted is not."""
+    monkeypatch.setattr("node.api.observer.LISTED_MAX", 3)
+    monkeypatch.setattr("node.api.observer.CHECKPOINTS_MAX", 1)
+    node = observer(WORKER)
+    for worker in WORLD.workers:
+        take(node, WORLD.commit(worker))
+    status = node.status()
+    live = node.context.replica.roster.live(NOW)
+    assert status.members_count == len(live) > 3
+    assert sum(status.members_by_role.values()) >= len(live)
+    assert len(status.members) == 3
+    named = node.context.replica.manifest.is_of_genesis
+    assert all(named(one.peer_id) or one.peer_id == WORKER.peer_id for one in status.members)
+    assert WORKER.peer_id in status.workers
+    assert len(status.workers) <= 3
+    assert len(status.checkpoints) == 1
+    assert status.dial_failures == 4

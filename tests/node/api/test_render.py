@@ -28,7 +28,7 @@ def test_status_at_a_glance():
     assert "7 members (2 inference, 3 validator, 1 trainer, 1 relay)" in row(lines, "swarm")
     assert "version 41, 1 behind the newest" in row(lines, "policy")
     assert "0.840  ▁" in row(lines, "reward")
-    assert "sent 3.1 GB, received 1.25 GB" in row(lines, "traffic")
+    assert "since the start sent 3.1 GB, received 1.25 GB" in row(lines, "traffic")
     assert any(line.split()[:6] == ["swarm", "860", "812", "12", "4", "790"] for line in lines)
     assert any(line.split()[:4] == ["this", "node", "120", "118"] for line in lines)
     assert lines[-1] == "prime-node why tells what became of this node's rollouts."
@@ -146,7 +146,7 @@ def test_peers_are_listed_by_role():
     roles = [line.replace("(you)", "").split()[1] for line in lines[3:10]]
     assert roles == ["inference"] * 2 + ["validator"] * 3 + ["trainer", "relay"]
     assert sum("(you)" in line for line in lines) == 1
-    alone = replace(STATUS, members=(), peers_connected=0, gossip_peers=())
+    alone = replace(STATUS, members=(), members_count=0, peers_connected=0, gossip_peers=())
     assert drawn(peers_view(alone)) == ["0 members, 0 connected to this node"]
 
 
@@ -163,7 +163,8 @@ def test_why_shows_reason_what_was_measured_and_evidence():
     assert lines[0] == "● paused  2 batches wait for the trainer"
     text = " ".join(" ".join(lines).split())
     assert "ab12ab12ab12ab12 version 40, slot 3, epoch 398 rejected: computation" in text
-    assert "mismatches max 61 of 4 allowed" in text
+    wide = " ".join(" ".join(drawn(why_view(EXPLAINED), 160)).split())
+    assert "mismatches max 61, at most 4" in wide
     assert "verdict 0101010101010101" in text
     assert "expired: no committee decided in time" in text
     assert f"Version 41 of {PEERS[1]} learned from rejected rollouts:" in text
@@ -220,3 +221,28 @@ def test_status_tells_how_soon_a_version_was_in_use():
     )
     lines = drawn(status_view(replace(STATUS, uptake=UptakeStatus()), 2e9))
     assert not any(line.split()[:1] == ["uptake"] for line in lines)
+
+
+def test_why_tells_nothing_twice():
+    (rejected, _) = EXPLAINED.rollouts
+    detail = "exponent_mismatches_max 61, honest up to 4"
+    verdicts = tuple(replace(one, detail=detail) for one in rejected.verdicts)
+    view = why_view(replace(EXPLAINED, rollouts=(replace(rejected, verdicts=verdicts),)))
+    text = " ".join(" ".join(drawn(view, 200)).split())
+    assert text.count("computation") == 1, "in the line of the rollout"
+    assert text.count("honest up to 4") == 2, "of the two that reject"
+    assert text.count("exponent mismatches max") == 1, "of the one that accepts"
+
+
+def test_a_fork_is_named_in_the_same_words_everywhere():
+    fork = "worker P signed two rollouts for one slot: its standing has ended, for the rest"
+    for view in (
+        status_view(replace(STATUS, forks=(fork,)), 2e9),
+        why_view(replace(EXPLAINED, forks=(fork,))),
+    ):
+        assert fork in drawn(view)
+
+
+def test_counts_say_what_they_count_and_since_when():
+    lines = drawn(status_view(STATUS, 2e9))
+    assert "All commits that are known here, since the run began." in " ".join(lines)

@@ -92,7 +92,18 @@ async def test_metrics_follow_the_status():
     assert "prime_node_peers 7.0" in lines
     assert 'prime_node_rollouts_total{outcome="certified"} 812.0' in lines
     assert 'prime_node_rollouts_rejected_total{reason="computation"} 9.0' in lines
-    assert 'prime_node_bytes_total{direction="sent",kind="weights"} 2.4e+09' in lines
+    assert "prime_node_rollouts_committed_total 860.0" in lines
+    assert "prime_node_rollouts_trained_total 790.0" in lines
+    assert 'prime_node_gossip_bytes_total{direction="sent"} 1.2e+07' in lines
+    outcomes = [line for line in lines if line.startswith("prime_node_rollouts_total{")]
+    assert sum(float(line.split()[-1]) for line in outcomes) == 812 + 12 + 4, "each counts once"
+    assert not any(line.startswith("prime_node_bytes") for line in lines)
+    assert "prime_node_members 7.0" in lines
+    assert "prime_node_dial_failures_total 3.0" in lines
+    assert 'prime_node_state_seconds_total{state="syncing"} 12.5' in lines
+    assert "prime_node_disk_free_bytes 5e+09" in lines
+    assert "prime_node_p2pd_memory_bytes 8e+07" in lines
+    assert any('version="0.1.0"' in line for line in lines if line.startswith("prime_node_info"))
     assert not any("12D3KooW" in line for line in lines if not line.startswith("prime_node_info"))
 
 

@@ -47,6 +47,9 @@ def test_a_usual_restart_works_at_once():
         assert machine.works
         machine.show(record)
         assert not machine.twin.done()
+        await machine.begin()
+        machine.show(record)
+        await asyncio.wait_for(machine.incarnation.listen(machine.synchronised.wait), 1)
 
     run_virtual(scenario())
 
