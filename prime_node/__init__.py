@@ -14,12 +14,12 @@ INSTALLED = (_FOLDER / "node").is_dir()
 """Whether this is an installed wheel."""
 
 
-def main() -> None:
-    """Run ``prime-node``."""
+def main() -> int:
+    """Run ``prime-node``; returns its exit code."""
     find_packages_first()
     from node.cli.main import main as run  # noqa: PLC0415 - it is found only now
 
-    run()
+    return run()
 
 
 def find_packages_first() -> None:

@@ -18,6 +18,7 @@ from node.api.why import Why
 from node.live.loop_watch import LoopWatch
 from node.live.machine import Machine
 from node.live.start_log import StartLog
+from node.live.supervisor import Supervisor
 from node.local.addresses import load_cached_peers, store_cached_peers
 from node.local.config import NodeConfig
 from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
@@ -129,6 +130,7 @@ class LiveNode:
         self._source: Any = None
         self._before = Stage("starting", "loading libraries")
         self._start_log = StartLog(self._stage, line)
+        self._supervisor = Supervisor(self._stage, os.environ)
         self._machine = Machine(datadir)
 
     async def run(self) -> ExitCode:
@@ -151,6 +153,7 @@ class LiveNode:
         )
         await control.start()
         beside = [asyncio.create_task(self._start_log.run())]
+        beside.append(asyncio.create_task(self._supervisor.run(), name="supervisor"))
         beside.append(asyncio.create_task(self._source.watch(), name="web"))
         try:
             # Seconds of imports beside the loop, which answers meanwhile.

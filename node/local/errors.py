@@ -1,6 +1,6 @@
 """How ``prime-node`` ends: exit codes after ``sysexits.h``, and the error that carries one.
 
-Supervisors rely on them: a unit with ``RestartPreventExitStatus=2 77 78`` does not restart a node
+Supervisors rely on them: ``deploy/systemd`` does not restart a node
 that cannot start before somebody changes something.
 """
 

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from node.local.errors import ExitCode
+
 ROOT = Path(__file__).resolve().parents[2]
 COMMON_WORDS = ("node", "protocol", "roles", "simulations")
 
@@ -17,7 +19,7 @@ import sys
 sys.path += sys.argv[1:3]
 del sys.argv[1:3]
 import prime_node
-prime_node.main()
+sys.exit(prime_node.main())
 """
 
 CHILD = """
@@ -56,7 +58,7 @@ def installed(tmp_path_factory):
     return site
 
 
-def run(code, site, *arguments):
+def run(code, site, *arguments, exit_code=0):
     """Run code where the checkout is not on the path: ``-S`` reads no ``.pth`` file."""
     command = [sys.executable, "-S", "-P", "-c", code, site, sysconfig.get_path("purelib")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -69,7 +71,7 @@ def run(code, site, *arguments):
         cwd=site,
         env=environment,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == exit_code, done.stderr
     return done.stdout
 
 
@@ -81,6 +83,10 @@ def test_an_installation_adds_one_name(installed):
 def test_the_installed_program_runs_beside_packages_of_its_parts_names(installed):
     assert "prime-node" in run(RUN, installed, "version")
     assert "quiet-20" in run(RUN, installed, "simulate", "list")
+
+
+def test_the_installed_program_ends_with_its_exit_codes(installed):
+    run(RUN, installed, "--no-such-option", exit_code=ExitCode.USAGE)
 
 
 def test_its_child_processes_find_its_parts(installed):

