@@ -152,9 +152,8 @@ class LiveNode:
             source=self._source,
         )
         await control.start()
-        beside = [asyncio.create_task(self._start_log.run())]
-        beside.append(asyncio.create_task(self._supervisor.run(), name="supervisor"))
-        beside.append(asyncio.create_task(self._source.watch(), name="web"))
+        work = (self._start_log.run(), self._supervisor.run(), self._source.watch())
+        beside = list(map(asyncio.create_task, work))
         try:
             # Seconds of imports beside the loop, which answers meanwhile.
             await asyncio.to_thread(_import_all)
@@ -188,9 +187,8 @@ class LiveNode:
             self._joining = PeerTable(transport, clock, rng.child("joining"), initial)
             self._before = Stage("joining", "looking for peers")
             manifest = known or await self._until_stopped(self._find_run(transport))
-            if manifest is None:
-                return ExitCode.OK
-            await self._live(transport, clock, rng, manifest, initial)
+            if manifest is not None:
+                await self._live(transport, clock, rng, manifest, initial)
         finally:
             await transport.close()
         return ExitCode.OK
@@ -289,7 +287,9 @@ class LiveNode:
                 manifest,
                 self._identity,
                 about,
-                self._make_ports(ports, self._identity, self._replica),
+                self._make_ports(
+                    ports, self._identity, lambda: self._daemon and self._daemon.replica
+                ),
                 self._make_engines(self._config, ports.background),
                 initial_peers,
                 upload_bytes_per_second=self._config.upload_limit,
@@ -300,9 +300,6 @@ class LiveNode:
             raise NodeError(str(error), ExitCode.CONFIG) from None
         self._source.join(daemon.view())
         return daemon
-
-    def _replica(self) -> Any:
-        return None if self._daemon is None else self._daemon.replica
 
     async def _find_run(self, transport: Any) -> SignedManifest | None:
         """Return the run of our peers, pinned; None when the person does not want to join it."""
