@@ -167,6 +167,8 @@ class LiveNode:
             if manifest is None:
                 return ExitCode.OK
             await self._live(transport, clock, rng, manifest, initial)
+            if self._daemon.refusal:
+                raise NodeError(self._daemon.refusal, ExitCode.LOCKED)
         finally:
             await transport.close()
         return ExitCode.OK
@@ -201,13 +203,10 @@ class LiveNode:
         directory = await HivemindDirectory.create(
             transport, self._identity, run_id, [directory_key(run_id)]
         )
-        blobs = await asyncio.to_thread(FileBlobs, self._datadir.blobs, self._config.blob_quota)
+        data = self._datadir
+        blobs = await asyncio.to_thread(FileBlobs, data.blobs, self._config.blob_quota)
         policy_files = await asyncio.to_thread(
-            PolicyDirectory,
-            self._datadir.weights,
-            self._datadir.genesis,
-            self._datadir.task,
-            blobs,
+            PolicyDirectory, data.weights, data.genesis, data.task, blobs
         )
         hardware = await asyncio.to_thread(probe_hardware)
         background = ThreadBackground()
@@ -237,8 +236,6 @@ class LiveNode:
                 await self._daemon.run()
             finally:
                 caching.cancel()
-            if self._daemon.refusal:
-                raise NodeError(self._daemon.refusal, ExitCode.LOCKED)
         finally:
             await http.close()
             background.close()

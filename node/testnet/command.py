@@ -6,6 +6,7 @@ import json
 import math
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, get_args
 
@@ -89,22 +90,30 @@ def run_testnet(
         engine_python=engine_python,
         upload_bytes_per_second=_rate(upload_limit),
     )
-    temporary = data_dir is None
-    kept = keep or not temporary
-    try:
+    with _cleaned_up(layout, keep=keep, temporary=data_dir is None) as kept:
         failed = asyncio.run(_run(options, kept=kept, as_json=as_json, view=view, svg=svg))
-    except BaseException:
-        _clean_up(layout, keep=keep, temporary=temporary)
+        if failed:
+            raise typer.Exit(SWARM_FAILED)
+
+
+@contextlib.contextmanager
+def _cleaned_up(layout: Layout, *, keep: bool, temporary: bool) -> Iterator[bool]:
+    """Tell whether the report stays, and remove afterwards what nobody asked to keep.
+
+    All stays of a swarm that failed; a guest's data directory stays while the guest is still here.
+    """
+    try:
+        yield keep or not temporary
+    except typer.Exit:
         raise
-    _clean_up(layout, keep=keep or failed, temporary=temporary)
-    if failed:
-        raise typer.Exit(SWARM_FAILED)
+    except BaseException:
+        _clean_up(layout, temporary=temporary)
+        raise
+    if not keep:
+        _clean_up(layout, temporary=temporary)
 
 
-def _clean_up(layout: Layout, *, keep: bool, temporary: bool) -> None:
-    """Remove what nobody asked to keep, but for the data directory of a guest who is still here."""
-    if keep:
-        return
+def _clean_up(layout: Layout, *, temporary: bool) -> None:
     shutil.rmtree(layout.directory if temporary else layout.nodes, ignore_errors=True)
     if layout.guest.exists():
         with contextlib.suppress(NodeError), locked(DataDir(layout.guest)):
