@@ -189,6 +189,8 @@ class LiveNode:
             manifest = known or await self._until_stopped(self._find_run(transport))
             if manifest is not None:
                 await self._live(transport, clock, rng, manifest, initial)
+                if self._daemon.refusal:
+                    raise NodeError(self._daemon.refusal, ExitCode.LOCKED)
         finally:
             await transport.close()
         return ExitCode.OK
@@ -235,13 +237,10 @@ class LiveNode:
         directory = await HivemindDirectory.create(
             transport, self._identity, run_id, [directory_key(run_id)], hidden=transport.hidden
         )
-        blobs = await asyncio.to_thread(FileBlobs, self._datadir.blobs, self._config.blob_quota)
+        data = self._datadir
+        blobs = await asyncio.to_thread(FileBlobs, data.blobs, self._config.blob_quota)
         policy_files = await asyncio.to_thread(
-            PolicyDirectory,
-            self._datadir.weights,
-            self._datadir.genesis,
-            self._datadir.task,
-            blobs,
+            PolicyDirectory, data.weights, data.genesis, data.task, blobs
         )
         about = await asyncio.to_thread(about_us, self._config)
         background = ThreadBackground()
@@ -269,8 +268,6 @@ class LiveNode:
                 await self._daemon.run()
             finally:
                 caching.cancel()
-            if self._daemon.refusal:
-                raise NodeError(self._daemon.refusal, ExitCode.LOCKED)
         finally:
             await http.close()
             background.close()
