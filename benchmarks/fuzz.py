@@ -165,6 +165,7 @@ def _work(arguments: argparse.Namespace) -> None:
 
 
 HEADINGS = ("target", "engine", "inputs", "inputs/s", "accepted", "slowest", "growth", "crashes")
+"""Times are those of one core."""
 
 
 def _line(row: dict[str, Any]) -> str:

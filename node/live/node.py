@@ -263,7 +263,6 @@ class LiveNode:
         try:
             self._daemon = self._make_daemon(manifest, about, ports, initial_peers)
             directory.prefer(self._daemon.trust.proven)
-            self._source.join(self._daemon.view())
             if self._stopping.is_set():
                 self._daemon.stop()
             await http.serve(self._daemon, blobs)
@@ -286,7 +285,7 @@ class LiveNode:
         from node.daemon import Daemon  # noqa: PLC0415
 
         try:
-            return Daemon(
+            daemon = Daemon(
                 manifest,
                 self._identity,
                 about,
@@ -299,6 +298,8 @@ class LiveNode:
             )
         except ValueError as error:  # such as a task that needs what is not here
             raise NodeError(str(error), ExitCode.CONFIG) from None
+        self._source.join(daemon.view())
+        return daemon
 
     def _replica(self) -> Any:
         return None if self._daemon is None else self._daemon.replica

@@ -4,6 +4,7 @@ Every node sees the whole swarm, so any of them can answer; a page may ask for o
 node is listening is looked up for each question, so one that was started again is found.
 """
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from dataclasses import asdict
@@ -88,15 +89,20 @@ class SwarmPages:
 
     async def _rollout(self, request: Request) -> Response:
         """Answer from the first node that has the text, else from the first that knows it."""
+        asking = [asyncio.create_task(self._ask(node, request)) for node in self._asked(request)]
         known: httpx.Response | None = None
-        for node in self._asked(request):
-            answer = await self._ask(node, request)
-            if answer is None:
-                continue
-            if answer.status_code == httpx.codes.OK and answer.json()["sequences"]:
-                return _copied(answer)
-            if known is None or known.status_code != httpx.codes.OK:
-                known = answer
+        try:
+            for asked in asyncio.as_completed(asking):
+                answer = await asked
+                if answer is None:
+                    continue
+                if answer.status_code == httpx.codes.OK and answer.json()["sequences"]:
+                    return _copied(answer)
+                if known is None or known.status_code != httpx.codes.OK:
+                    known = answer
+        finally:
+            for task in asking:
+                task.cancel()
         return _copied(known) if known is not None else _nobody()
 
     async def _ask(self, node: Observation, request: Request) -> httpx.Response | None:

@@ -1,6 +1,5 @@
 import asyncio
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -93,16 +92,15 @@ def test_a_directory_that_is_no_report_is_a_mistake(tmp_path, capsys):
 def test_a_report_is_served_until_it_is_interrupted(tmp_path, interruptible):
     write_recording(tmp_path, ready())
     command = [sys.executable, "-m", "node.cli.main", "dashboard", str(tmp_path), "--json"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ))
-    try:
-        lines = []
-        while not lines or lines[-1].strip() != "}":
-            lines.append(process.stdout.readline())
-        url = json.loads("".join(lines))["url"]
-        with urllib.request.urlopen(f"{url}api/v1/meta", timeout=30) as answer:
-            assert json.load(answer)["mode"] == "recorded"
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30) == 0
-    finally:
-        process.kill()
-        process.wait()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            lines = []
+            while not lines or lines[-1].strip() != "}":
+                lines.append(process.stdout.readline())
+            url = json.loads("".join(lines))["url"]
+            with urllib.request.urlopen(f"{url}api/v1/meta", timeout=30) as answer:
+                assert json.load(answer)["mode"] == "recorded"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()

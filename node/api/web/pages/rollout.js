@@ -26,7 +26,7 @@ export default {
 
 function header({ row, body, body_bytes: length, checkpoint, certificate, previous }) {
   return [heading(["Rollout ", mono(digest(row.commit), row.commit)],
-    h("p", { className: "sub" }, state(row.state, true), row.reason ? h("span", { className: "reason" }, clean(row.reason, 60)) : "", row.escalated ? h("span", { className: "tag" }, "escalated") : "")),
+    h("p", { className: "sub" }, state(row.state, true), row.reason && row.reason !== "accepted" ? h("span", { className: "reason" }, clean(row.reason, 60)) : "", row.escalated ? h("span", { className: "tag" }, "escalated") : "")),
   facts([
     ["Reward", reward(row.reward)],
     ["Worker", peerLink(row.worker)],

@@ -38,7 +38,7 @@ export default {
 
 const COLUMNS = [
   ["Commit", (row) => rolloutLink(row.commit)],
-  ["Outcome", (row) => [state(row.state), row.reason ? h("span", { className: "reason" }, clean(row.reason, 40)) : ""]],
+  ["Outcome", (row) => [state(row.state), row.reason && row.reason !== "accepted" ? h("span", { className: "reason" }, clean(row.reason, 40)) : ""]],
   ["Reward", (row) => reward(row.reward), { className: "number" }],
   ["Version", (row) => `v${row.version}`, { className: "number" }],
   ["Slot", (row) => count(row.slot), { className: "number" }],
