@@ -54,8 +54,9 @@ class Counts:
     trained: int = 0
     tokens_certified: int = 0
     reasons: Counter[str] = field(default_factory=Counter)
-    earned: Fading = field(default_factory=Fading)
-    wasted: Fading = field(default_factory=Fading)
+    # The last digits of these two depend on the order in which outcomes came.
+    earned: Fading = field(default_factory=Fading, repr=False, compare=False)
+    wasted: Fading = field(default_factory=Fading, repr=False, compare=False)
 
     @property
     def credit(self) -> int:

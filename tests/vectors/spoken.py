@@ -1,14 +1,17 @@
 """What two nodes say to each other: stream protocols between their real ends, gossip."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from types import SimpleNamespace
+from collections.abc import Awaitable, Callable, Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from hivemind.dht.validation import DHTRecord
 from hivemind.utils.serializer import MSGPackSerializer
 
 from node.blobs.exchange import BlobExchange
+from node.blobs.upload_cap import UploadCap
+from node.circuits.relay import RESERVATION_SECONDS, CircuitRelay
+from node.circuits.wire import HOP_SHAPE, CircuitMessage, Kind, ask
 from node.live.records import RecordValidator, key_id
 from node.membership.announcer import directory_key
 from node.membership.reachability import dialled_back
@@ -17,7 +20,7 @@ from node.replication.anti_entropy import AntiEntropy
 from node.replication.manifest_exchange import fetch_manifest, serve_manifest
 from node.replication.network import SwarmNetwork
 from node.streams.places import Trust
-from node.streams.protocols import BLOBS, DIAL_BACK, topic_name
+from node.streams.protocols import BLOBS, DIAL_BACK, HOP, topic_name
 from protocol.crypto import Identity, verify
 from protocol.gossip.events import (
     Heartbeat,
@@ -70,6 +73,10 @@ class Exchange:
 
 class Streams:
     """One of the two as its services see its peers."""
+
+    places: Mapping[str, tuple[str, ...]] = MappingProxyType({})
+    connected: tuple[str, ...] = ()
+    in_local_swarm = False
 
     def __init__(self, exchange: Exchange, peer: Identity, other: Identity) -> None:
         self.exchange, self.peer_id, self.other = exchange, peer.peer_id, other.peer_id
@@ -208,6 +215,9 @@ class Where:
     async def probe(self, address):
         assert address == self.ADDRESS
 
+    async def peers(self):
+        return [OPENER.peer_id]
+
 
 async def dial_back_exchange(opener: Streams, acceptor: Streams) -> None:
     """Be dialled back, and send a sample of a hundred bytes."""
@@ -219,12 +229,24 @@ async def dial_back_exchange(opener: Streams, acceptor: Streams) -> None:
     await stream.close()
 
 
+async def hop_exchange(opener: Streams, acceptor: Streams) -> None:
+    """Ask a relay for a place."""
+    serving = context(ACCEPTOR, acceptor, replica())
+    serving.ports.transport = Where()
+    await CircuitRelay(serving, UploadCap(None)).start()
+    stream = await opener.open_stream(ACCEPTOR.peer_id, HOP.name)
+    answer = await ask(stream, CircuitMessage(Kind.RESERVE), HOP_SHAPE)
+    assert answer.expires_at == round(now(0) + RESERVATION_SECONDS)
+    await stream.close()
+
+
 EXCHANGES = {
     "manifest": manifest_exchange,
     "message": message_exchange,
     "sync": sync_exchange,
     "blobs": blobs_exchange,
     "dial-back": dial_back_exchange,
+    "hop": hop_exchange,
 }
 
 

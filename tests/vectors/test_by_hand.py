@@ -273,6 +273,18 @@ def test_the_dial_back_stream():
     assert len(sample.data) == 100
 
 
+def test_the_hop_stream():
+    (_, asked), (side, answered) = said("hop")
+    assert asked.data == bytes((2, 8, 0)), "RESERVE"
+    assert side == "acceptor"
+    assert answered.data[0] == len(answered.data) - 1
+    fields = protobuf(answered.data[1:])
+    kept, limit = protobuf(fields[3][0]), protobuf(fields[4][0])
+    assert (fields[1], fields[5]) == ([2], [100]), "STATUS, OK"
+    assert kept == {1: [1_700_000_001 + 600]}, "ten minutes after it was asked for"
+    assert limit == {1: [600], 2: [64 << 20]}
+
+
 # Gossip
 
 
