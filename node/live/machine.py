@@ -1,7 +1,7 @@
 """What the node takes and has on its machine, looked at when somebody asks."""
 
+import asyncio
 import shutil
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
@@ -27,7 +27,7 @@ class Machine:
 
     def status(self, p2pd_pid: int | None, state_seconds: Mapping[str, float]) -> MachineStatus:
         """Return what was seen in the last seconds."""
-        now = time.monotonic()
+        now = asyncio.get_running_loop().time()
         if now >= self._looked_at + LOOK_SECONDS:
             self._looked_at, self._status = now, self._look(p2pd_pid, state_seconds)
         return self._status

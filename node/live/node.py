@@ -152,9 +152,8 @@ class LiveNode:
             source=self._source,
         )
         await control.start()
-        beside = [asyncio.create_task(self._start_log.run())]
-        beside.append(asyncio.create_task(self._supervisor.run(), name="supervisor"))
-        beside.append(asyncio.create_task(self._source.watch(), name="web"))
+        work = (self._start_log.run(), self._supervisor.run(), self._source.watch())
+        beside = list(map(asyncio.create_task, work))
         try:
             # Seconds of imports beside the loop, which answers meanwhile.
             await asyncio.to_thread(_import_all)
@@ -188,9 +187,10 @@ class LiveNode:
             self._joining = PeerTable(transport, clock, rng.child("joining"), initial)
             self._before = Stage("joining", "looking for peers")
             manifest = known or await self._until_stopped(self._find_run(transport))
-            if manifest is None:
-                return ExitCode.OK
-            await self._live(transport, clock, rng, manifest, initial)
+            if manifest is not None:
+                await self._live(transport, clock, rng, manifest, initial)
+                if self._daemon.refusal:
+                    raise NodeError(self._daemon.refusal, ExitCode.LOCKED)
         finally:
             await transport.close()
         return ExitCode.OK
@@ -237,13 +237,10 @@ class LiveNode:
         directory = await HivemindDirectory.create(
             transport, self._identity, run_id, [directory_key(run_id)], hidden=transport.hidden
         )
-        blobs = await asyncio.to_thread(FileBlobs, self._datadir.blobs, self._config.blob_quota)
+        data = self._datadir
+        blobs = await asyncio.to_thread(FileBlobs, data.blobs, self._config.blob_quota)
         policy_files = await asyncio.to_thread(
-            PolicyDirectory,
-            self._datadir.weights,
-            self._datadir.genesis,
-            self._datadir.task,
-            blobs,
+            PolicyDirectory, data.weights, data.genesis, data.task, blobs
         )
         about = await asyncio.to_thread(about_us, self._config)
         background = ThreadBackground()
@@ -271,8 +268,6 @@ class LiveNode:
                 await self._daemon.run()
             finally:
                 caching.cancel()
-            if self._daemon.refusal:
-                raise NodeError(self._daemon.refusal, ExitCode.LOCKED)
         finally:
             await http.close()
             background.close()
@@ -289,7 +284,9 @@ class LiveNode:
                 manifest,
                 self._identity,
                 about,
-                self._make_ports(ports, self._identity, self._replica),
+                self._make_ports(
+                    ports, self._identity, lambda: self._daemon and self._daemon.replica
+                ),
                 self._make_engines(self._config, ports.background),
                 initial_peers,
                 upload_bytes_per_second=self._config.upload_limit,
@@ -300,9 +297,6 @@ class LiveNode:
             raise NodeError(str(error), ExitCode.CONFIG) from None
         self._source.join(daemon.view())
         return daemon
-
-    def _replica(self) -> Any:
-        return None if self._daemon is None else self._daemon.replica
 
     async def _find_run(self, transport: Any) -> SignedManifest | None:
         """Return the run of our peers, pinned; None when the person does not want to join it."""

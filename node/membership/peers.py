@@ -188,11 +188,7 @@ class PeerTable(Peers):
                 self.unreachable_since = self._clock.now()
             first = addresses[:TOLD_MAX]
             self._refusals = {each: self._refusals.get(each, "no answer") for each in first}
-            log.debug(
-                "no bootstrap peer answers; trying again",
-                peers=self._refusals,
-                retry_seconds=round(self._retry_seconds, 1),
-            )
+            log.debug("no bootstrap peer answers; trying again", peers=self._refusals)
             await self._wait_for_a_peer(self._retry_seconds * (0.5 + self._rng.uniform()))
             self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
 

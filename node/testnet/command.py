@@ -6,9 +6,9 @@ import json
 import math
 import shutil
 import tempfile
-from collections.abc import Coroutine
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, get_args
+from typing import Annotated, get_args
 
 import typer
 
@@ -90,27 +90,30 @@ def run_testnet(
         engine_python=engine_python,
         upload_bytes_per_second=_rate(upload_limit),
     )
-    temporary = data_dir is None
-    run = _run(options, kept=keep or not temporary, as_json=as_json, view=view, svg=svg)
-    _finish(run, layout, keep=keep, temporary=temporary)
+    with _cleaned_up(layout, keep=keep, temporary=data_dir is None) as kept:
+        failed = asyncio.run(_run(options, kept=kept, as_json=as_json, view=view, svg=svg))
+        if failed:
+            raise typer.Exit(SWARM_FAILED)
 
 
-def _finish(run: Coroutine[Any, Any, bool], layout: Layout, *, keep: bool, temporary: bool) -> None:
-    """Run the testnet to its end and leave what was asked for, or what tells why it failed."""
+@contextlib.contextmanager
+def _cleaned_up(layout: Layout, *, keep: bool, temporary: bool) -> Iterator[bool]:
+    """Tell whether the report stays, and remove afterwards what nobody asked to keep.
+
+    All stays of a swarm that failed; a guest's data directory stays while the guest is still here.
+    """
+    failed = False
     try:
-        failed = asyncio.run(run)
-    except BaseException:
-        _clean_up(layout, keep=keep, temporary=temporary)
+        yield keep or not temporary
+    except typer.Exit:
+        failed = True
         raise
-    _clean_up(layout, keep=keep or failed, temporary=temporary)
-    if failed:
-        raise typer.Exit(SWARM_FAILED)
+    finally:
+        if not (keep or failed):
+            _clean_up(layout, temporary=temporary)
 
 
-def _clean_up(layout: Layout, *, keep: bool, temporary: bool) -> None:
-    """Remove what nobody asked to keep, but for the data directory of a guest who is still here."""
-    if keep:
-        return
+def _clean_up(layout: Layout, *, temporary: bool) -> None:
     shutil.rmtree(layout.directory if temporary else layout.nodes, ignore_errors=True)
     if layout.guest.exists():
         with contextlib.suppress(NodeError), locked(DataDir(layout.guest)):

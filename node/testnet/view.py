@@ -230,9 +230,9 @@ def _footer(screen: Screen) -> list[RenderableType]:
     if not screen.join_script:
         return [lasting]
     commands = (("join", screen.join_script), ("its status", screen.status_script))
-    watch = Text.assemble((" watch it   ", DIM), (screen.web_url, ACCENT))
+    watch = [Text.assemble((" watch it   ", DIM), (screen.web_url, ACCENT))]
     return [
         lasting,
-        watch,
+        *(watch if screen.web_url else ()),
         *(Text.assemble((f" {what:11}", DIM), (f"sh {path}", ACCENT)) for what, path in commands),
     ]

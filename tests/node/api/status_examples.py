@@ -133,6 +133,7 @@ WHY = {
     "state": "paused",
     "reason": "2 batches wait for the trainer",
     "slashed": False,
+    "forks": [],
     "rollouts": [
         {
             "commit": "ab12" * 16,
