@@ -37,7 +37,6 @@ DRIVERS = (
     "node/cli/commands/status.py",  # how long ago things happened
     "node/live/clock.py",
     "node/live/loop_watch.py",  # how late the loop is
-    "node/live/machine.py",  # when the machine was looked at last
     "node/live/node.py",  # the seed of everything that a daemon draws
     "node/local/datadir.py",  # the key
     "node/testnet/display.py",
