@@ -83,11 +83,11 @@ def recorded():
         server.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
     from playwright.sync_api import sync_playwright  # noqa: PLC0415 - only where it is installed
 
-    # A loop that runs in this thread would refuse the synchronous API.
+    # Its loop runs in this thread until it ends, and other tests need one of their own.
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         yield browser

@@ -28,4 +28,4 @@ function content(run) {
   ];
 }
 
-const pair = (name, value) => h("div", {}, h("dt", {}, name), h("dd", {}, value));
+const pair = (name, value) => h("div", {}, h("dt", {}, clean(name, 60)), h("dd", {}, value));
