@@ -5,6 +5,7 @@ Unknown keys and wrong types are errors that name the key.
 """
 
 import math
+import re
 import tomllib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
@@ -339,6 +340,14 @@ class Recipe(Section):
         return self
 
 
+KEY_PARTS_MAX = 16
+"""Of a dotted key: a recipe's deepest has five. tomllib takes memory with the square of the number,
+4 GB for 64 KB of text."""
+
+_KEY_PART = r"""(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*+\.[ \t]*+"""
+_LONG_KEY = re.compile(rf"(?<![\w-])(?:{_KEY_PART}){{{KEY_PARTS_MAX}}}")
+
+
 class ManifestError(ValueError):
     """A manifest that cannot be used; the message is one line and names the key."""
 
@@ -350,6 +359,8 @@ def load_recipe(text: str) -> Recipe:
 
 def parsed(text: str) -> dict[str, Any]:
     """Return the values of a TOML text; raises ``ManifestError``."""
+    if _LONG_KEY.search(text):
+        raise ManifestError(f"not TOML: a key of more than {KEY_PARTS_MAX} parts")
     try:
         return tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # also a number of 5000 digits

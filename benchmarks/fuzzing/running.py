@@ -172,14 +172,16 @@ def repeat_command(path: Path) -> str:
     return f"repeat with: python -m benchmarks.fuzz --repeat {path}"
 
 
-def repeated(path: Path, targets: dict[str, Target]) -> None:
-    """Give the inputs of a file again; raises what they raise."""
+def repeated(path: Path, targets: dict[str, Target]) -> int:
+    """Give the inputs of a file again; raises what they raise, returns by how much memory grew."""
     content = msgpack.unpackb(path.read_bytes())
     session = targets[content["target"]].start()
+    before_kib = _begin_peak()
     try:
         for data in content["inputs"]:
             session.take(data)
         session.check()
+        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) << 10
     finally:
         with contextlib.suppress(Exception):
             session.close()

@@ -77,7 +77,11 @@ def test_the_run_id_is_the_digest_of_everything_in_it():
         ("x = [", "not TOML"),
         pytest.param("x = " + "[" * 3000, "not TOML", id="lists within lists"),
         pytest.param("x = " + "9" * 5000, "not TOML", id="a number of 5000 digits"),
-        pytest.param("x" + ".x" * 3000 + " = 1", "tables within tables", id="tables"),
+        pytest.param("x" + ".x" * 3000 + " = 1", "more than 16 parts", id="a long key"),
+        pytest.param('[x."y" . ' + "'z'." * 20 + "x]", "more than 16 parts", id="a long header"),
+        pytest.param(
+            ("x." * 14 + "x = {") * 75 + "}" * 75, "tables within tables", id="tables within tables"
+        ),
         (changed("group_size = 16", "group_sise = 16"), "unknown key 'sampling.group_sise'"),
         (changed("group_size = 16", "group_size = 16\nseeds = 1"), "unknown key 'sampling.seeds'"),
         (changed("group_size = 16", "group_size = true"), "sampling.group_size"),
