@@ -1,5 +1,6 @@
 """Many messages into one replica, many RPCs into one router: what they leave stays bounded."""
 
+from collections import deque
 from random import Random
 from typing import Any, ClassVar
 
@@ -37,10 +38,12 @@ from protocol.messages import (
 )
 from protocol.replica import STRANGERS_MAX, WAITING_MAX, Replica
 from protocol.rng import Rng
-from protocol.types import MEMBERS_MAX, Topic, ValidationResult
+from protocol.types import MEMBERS_MAX, PeerId, Topic, ValidationResult
 from tests.worlds.messages import fingerprint
 
 _TOPICS = tuple(Topic)
+FRESH_MAX = 100
+"""New messages of new keys that may be changed and sent again."""
 
 
 class ReplicaSession:
@@ -60,6 +63,7 @@ class ReplicaSession:
         self._now = self._world.at(0)
         self._said = 0
         self._fresh: list[Signed[Any]] = []
+        self._made: deque[PeerId] = deque()
 
     def draw(self, rng: Random) -> bytes:
         """Return the next message in order, one that others sent before, or a changed one."""
@@ -97,10 +101,10 @@ class ReplicaSession:
             verdict = Verdict(commit=rng.randbytes(32), accept=True, reason=reason)
             signed = self._post.sealed(verdict, validator)
         self._post.by_peer[signer.peer_id] = signer
-        if len(self._post.by_peer) > 4096:
-            del self._post.by_peer[next(iter(self._post.by_peer))]
-            self._fresh = [one for one in self._fresh if one.signer in self._post.by_peer]
-        self._fresh = [*self._fresh[-100:], signed]
+        self._made.append(signer.peer_id)
+        if len(self._made) > 2 * FRESH_MAX:  # nothing that is fresh is older
+            del self._post.by_peer[self._made.popleft()]
+        self._fresh = [*self._fresh[1 - FRESH_MAX :], signed]
         return signed
 
     def take(self, data: bytes) -> bool:

@@ -138,14 +138,15 @@ class Correspondence:
     def _inner(self, data: bytes, rng: Random) -> bytes:
         """Change an envelope within a message, and sign it again."""
         fields = decode(data, bytes_max=ENVELOPE_BYTES_MAX)
-        signer = self.by_peer.get(fields.get("signer", "")) if isinstance(fields, dict) else None
-        payload = fields.get("payload") if signer is not None else None
-        if not isinstance(payload, bytes) or rng.random() < 0.2:
-            other = self.values.changed(fields if isinstance(fields, dict) else data, rng)
+        fields = fields if isinstance(fields, dict) else {}
+        name, payload = fields.get("signer"), fields.get("payload")
+        signer = self.by_peer.get(name) if isinstance(name, str) else None
+        if signer is None or not isinstance(payload, bytes) or rng.random() < 0.2:
+            other = self.values.changed(fields or data, rng)
             return other if isinstance(other, bytes) else _encoded(other)
         inner = decode(payload, bytes_max=ENVELOPE_BYTES_MAX)
         changed = Values([0, 1, bytes(32)]).changed(inner, rng)
-        return self.signed(fields["kind"], _encoded(changed), signer)
+        return self.signed(str(fields.get("kind")), _encoded(changed), signer)
 
 
 def _encoded(value: Any) -> bytes:
