@@ -179,7 +179,7 @@ class ControlApi(HttpSession):
     """The control API, which answers this machine."""
 
     EXPECTED = "LocalProtocolError"
-    """uvicorn logs it of what follows a request and is none; it goes on, and only this machine asks."""
+    """uvicorn logs it of what follows a request and is none; it goes on. Only this machine asks."""
 
     async def _start(self) -> int:
         server = ControlServer(lambda: STATUS, lambda: EXPLAINED)
