@@ -178,8 +178,8 @@ class WeightsFace(HttpSession):
 class ControlApi(HttpSession):
     """The control API, which answers this machine."""
 
-    EXPECTED = "h11._util.LocalProtocolError"
-    """uvicorn logs it when what follows a request is none while the answer is sent; it goes on."""
+    EXPECTED = "LocalProtocolError"
+    """uvicorn logs it of what follows a request and is none; it goes on. Only this machine asks."""
 
     async def _start(self) -> int:
         server = ControlServer(lambda: STATUS, lambda: EXPLAINED)

@@ -146,7 +146,7 @@ class Correspondence:
             return other if isinstance(other, bytes) else _encoded(other)
         inner = decode(payload, bytes_max=ENVELOPE_BYTES_MAX)
         changed = Values([0, 1, bytes(32)]).changed(inner, rng)
-        return self.signed(str(fields.get("kind")), _encoded(changed), signer)
+        return self.signed(str(fields.get("kind"))[:31], _encoded(changed), signer)
 
 
 def _encoded(value: Any) -> bytes:

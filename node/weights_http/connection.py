@@ -12,6 +12,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+from h11 import LocalProtocolError
 from typing_extensions import override
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -134,6 +135,14 @@ class Connection(H11Protocol):
             self._turn_away(TOO_MANY)
         elif not self.flow.write_paused:
             self._expire_in(None)  # what the answer waits for has deadlines of its own
+
+    @override
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no request; after some, such as a HEAD, h11 lets nobody say why."""
+        try:
+            super().send_400_response(msg)
+        except LocalProtocolError:
+            self.transport.abort()
 
     @override
     def on_response_complete(self) -> None:

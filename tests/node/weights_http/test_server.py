@@ -1,6 +1,7 @@
 import asyncio
 import resource
 import socket
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -77,6 +78,23 @@ async def test_only_weights_and_the_runs_files_are_served(tmp_path, purpose, sta
     async with face(tmp_path) as served:
         await served.blobs.put(DATA, Owner(purpose, crypto.digest(b"subject")))
         assert (await get(served.port, BLOB)).status == status
+
+
+async def test_a_head_request_with_a_body_that_is_none_ends_its_connection_alone(tmp_path):
+    """h11 lets nobody send the reason for a 400 to who asked for a head."""
+    failed = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: failed.append(context))
+    data = request(BLOB, "Transfer-Encoding: chunked", method="HEAD") + b"no length of a chunk\r\n"
+    async with face(tmp_path) as served:
+        await served.blobs.put(DATA, WEIGHTS)
+        for _ in range(3):
+            reader, writer = await asyncio.open_connection(HOST, served.port)
+            writer.write(data)
+            with suppress(ConnectionError):
+                await asyncio.wait_for(reader.read(), 20)
+            writer.close()
+        assert (await get(served.port, BLOB)).status == 200
+    assert failed == []
 
 
 async def test_a_blob_is_served_for_as_long_as_something_of_the_run_needs_it(tmp_path):
