@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import structlog
 
 from benchmarks.fuzzing.target import BrokenBoundError
+from node.circuits.relay import CircuitRelay
 from node.daemon import Daemon
 from node.membership.bans import PEERS_MAX
 from node.replication.inbox import OTHER_VERSIONS_MAX
@@ -82,6 +83,8 @@ class Swarm:
             await asyncio.sleep(0.5)
             if world.ended.done():
                 world.ended.result()
+        # The modelled network has no circuits, so the daemon does not serve them by itself.
+        await CircuitRelay(relay.daemon._context, relay.daemon.exchange.upload_cap).start()
         self.signers = {one.signer.peer_id: one.signer for one in world.machines.values()}
         await asyncio.gather(*(world.leave(name) for name in world.running if name != RELAY))
         for _ in range(self.STRANGERS):

@@ -15,12 +15,17 @@ from benchmarks.fuzzing.documents import fields, packed
 from benchmarks.fuzzing.mutation import NUMBERS, Values, mutated_bytes
 from benchmarks.fuzzing.target import INPUT_BYTES_MAX, BrokenBoundError, Target
 from node.blobs.wire import Kind
+from node.circuits.wire import HOP_SHAPE, CircuitMessage, Status
+from node.circuits.wire import Kind as CircuitKind
+from node.circuits.wire import ask as ask_circuit
+from node.circuits.wire import encode as encode_circuit
 from node.membership.reachability import dialled_back
 from node.replication.manifest_exchange import fetch_manifest
 from node.streams.protocols import (
     BLOBS,
     DIAL_BACK,
     GOSSIP,
+    HOP,
     MANIFEST,
     MESSAGE,
     SYNC,
@@ -31,7 +36,7 @@ from protocol.codec import decode, encode
 from protocol.crypto import signing_bytes, verify
 from protocol.gossip.frames import frame
 from protocol.gossip.message import encode_message, sign_message
-from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
+from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc, uvarint
 from protocol.messages import ENVELOPE_BYTES_MAX
 from protocol.types import Digest, PeerId, Topic
 from roles.ports.transport import TransportError
@@ -332,6 +337,33 @@ def _said_gossip(swarm: Swarm, rng: Random) -> bytes:
     return b"".join(parts)
 
 
+def _said_circuit(swarm: Swarm, rng: Random) -> bytes:
+    peers = [*swarm.signers, *(one.signer.peer_id for one in swarm.strangers), None]
+    message = CircuitMessage(
+        rng.choice(list(CircuitKind)),
+        rng.choice(peers),
+        rng.choice((0, 100, 100, 200, 2**31)),
+        rng.choice((0, 1, 2**40, 2**63)),
+        rng.choice((0, 600)),
+        rng.choice((0, 2**26, 2**62)),
+    )
+    data = encode_circuit(message, HOP_SHAPE) if rng.random() < 0.8 else fields(rng)
+    length = len(data) if rng.random() < 0.9 else rng.choice((0, 127, 300, 9999))
+    return uvarint(length) + data
+
+
+async def _ask_hop(swarm: Swarm, peer: PeerId, _choice: int) -> bool:
+    stream = await swarm.daemon._peers.open_stream(peer, HOP.name)
+    try:
+        async with asyncio.timeout(HOP.stall_seconds):
+            answer = await ask_circuit(stream, CircuitMessage(CircuitKind.RESERVE), HOP_SHAPE)
+    except TimeoutError:
+        return False
+    finally:
+        await stream.close()
+    return answer.status == Status.OK
+
+
 def _served(protocol: StreamProtocol, *draws: Draw) -> Target:
     name, covers = f"serve-{protocol.word}", (f"stream:{protocol.word}:opener",)
     return Target(name, lambda: Served(draws, protocol), covers, lasting=3000)
@@ -348,10 +380,12 @@ TARGETS = (
     _served(SYNC, _said_sync_question),
     _served(BLOBS, _said_blob_question),
     _served(DIAL_BACK, _said_addresses),
+    _served(HOP, _said_circuit),
     _served(GOSSIP, _said_gossip),
     _asked(MANIFEST, _ask_manifest, _said_manifest),
     _asked(MESSAGE, _ask_message, _said_byte),
     _asked(SYNC, _ask_sync, _said_sync_answer),
     _asked(BLOBS, _ask_blobs, _said_blob_answer),
     _asked(DIAL_BACK, _ask_dial_back, _said_byte),
+    _asked(HOP, _ask_hop, _said_circuit),
 )
