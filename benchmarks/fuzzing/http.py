@@ -80,6 +80,10 @@ class _Errors(logging.Handler):
         self.found.append(self.format(record))
 
 
+HEARD = ("uvicorn.error", "node.weights_http.uvicorn", "node.weights_http.application")
+"""Loggers that tell what went wrong in a server."""
+
+
 class HttpSession:
     """A server in a loop of its own; the first byte of an input says whether its client waits."""
 
@@ -89,10 +93,11 @@ class HttpSession:
     def __init__(self, paths: Sequence[str]) -> None:
         self._paths = paths
         self._errors = _Errors()
-        for name in ("uvicorn.error", "node.weights_http.uvicorn", "node.weights_http.application"):
-            logger = logging.getLogger(name)
-            logger.disabled = False
-            logger.propagate = False
+        self._loggers = {
+            logger: (logger.disabled, logger.propagate) for logger in map(logging.getLogger, HEARD)
+        }
+        for logger in self._loggers:
+            logger.disabled = logger.propagate = False
             logger.addHandler(self._errors)
         self._loop = asyncio.new_event_loop()
         self._loop.set_exception_handler(self._failed)
@@ -160,6 +165,9 @@ class HttpSession:
 
     def close(self) -> None:
         """Stop the server."""
+        for logger, (disabled, propagate) in self._loggers.items():
+            logger.removeHandler(self._errors)
+            logger.disabled, logger.propagate = disabled, propagate
         self.run(self._stack.aclose())
         self._loop.close()
         shutil.rmtree(self._directory, ignore_errors=True)

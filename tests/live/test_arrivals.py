@@ -37,7 +37,7 @@ def test_a_node_tells_of_a_version_on_its_way(way, tmp_path, nodes, capsys):
     run = founded(tmp_path, hidden_size=256, intermediate_size=512)
     options = ["--http-port", str(free_port())] if way == "http" else []
     beginning = ("--new-swarm", "--run", str(run / "run.toml"), *options)
-    rate = ("--upload-limit", f"{LIMIT_BYTES_PER_SECOND}")
+    rate = ("--upload-limit", f"{LIMIT_BYTES_PER_SECOND // 1000}kB/s")
     trainer = Node(run / "trainer-1", "--role", "trainer", *beginning, *rate)
     nodes.append(trainer)
     address = trainer.until(lambda status: status["addresses"])[0]
