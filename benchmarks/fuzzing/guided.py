@@ -15,6 +15,9 @@ from typing import Any
 from benchmarks.fuzzing.target import INPUT_BYTES_MAX
 
 WRITE_EVERY = 500
+RUNS_MAX = 1 << 31
+"""libFuzzer takes what is more for none."""
+
 PACKAGES = ("protocol", "node", "roles")
 MODULES = ("documents", "signed", "weights", "outside")
 """Where the targets are that need no daemon; what is guided is the code of one decoder."""
@@ -71,7 +74,7 @@ def fuzz(run: Any, inputs: int, seconds: float, seed: int, result: Path) -> None
     for number in range(200):
         (corpus / str(number)).write_bytes(run.session.draw(rng)[:INPUT_BYTES_MAX])
     options = [
-        f"-runs={inputs}",
+        f"-runs={inputs if inputs < RUNS_MAX else -1}",
         f"-max_total_time={max(1, round(seconds))}",
         f"-seed={seed + 1}",
         f"-max_len={INPUT_BYTES_MAX}",

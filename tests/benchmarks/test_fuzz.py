@@ -85,14 +85,26 @@ def test_a_few_inputs(name, swarm, monkeypatch):
         assert accepted, "the seeds are good for nothing"
 
 
-@pytest.mark.skipif(not guided.is_there(), reason="pip install '.[fuzz]'")
-@pytest.mark.parametrize("engine", ["own", "atheris"])
+without_atheris = pytest.mark.skipif(not guided.is_there(), reason="needs pip install '.[fuzz]'")
+ENGINES = ["own", pytest.param("atheris", marks=without_atheris)]
+
+
+@pytest.mark.parametrize("engine", ENGINES)
 def test_the_script_counts_what_it_gave(tmp_path, engine):
     options = ["--targets", "codec", "--inputs", "600", "--engine", engine, "--json"]
     done = script(*options, "--crashes", str(tmp_path))
     (row,) = json.loads(done.stdout)
     assert (done.returncode, row["inputs"], row["crashes"]) == (0, 600, {})
     assert 0 < row["accepted"] < 600
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_script_goes_on_for_so_long(tmp_path, engine):
+    options = ["--targets", "codec", "--minutes", "0.03", "--engine", engine, "--json"]
+    done = script(*options, "--crashes", str(tmp_path))
+    (row,) = json.loads(done.stdout)
+    assert (done.returncode, row["crashes"]) == (0, {})
+    assert row["inputs"] >= 500
 
 
 def test_a_target_that_there_is_not_is_one_line():
