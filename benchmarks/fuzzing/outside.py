@@ -246,20 +246,21 @@ def _invite() -> Decoder:
 
 
 def _child_frames(names: Any) -> Decoder:
-    seeds = [
-        packed(["Hello", {"pid": 1, "version": "1"}]),
-        packed(["Item", {"number": 1, "value": {"tokens": [1, 2], "logprobs": [-0.5]}}]),
-        packed(["Failed", {"number": 1, "kind": "ValueError", "text": "x"}]),
-        packed(["Beat", {"memory_bytes": 1, "tokens": 2}]),
-        packed(["FirstToken", {"version": 1, "seconds": 0.5}]),
-        packed(["Call", {"number": 1, "method": "load", "arguments": []}]),
-        packed(["Cancel", {"number": 1}]),
+    said: list[wire.Message] = [
+        wire.Hello(version=1, software="x"),
+        wire.Item(id=1, value={"tokens": [1, 2], "logprobs": [-0.5]}),
+        wire.Failed(id=None, error="ValueError", reason="x", trace=""),
+        wire.Beat(memory_bytes=1, tokens=2),
+        wire.FirstToken(version=1, seconds=0.5),
+        wire.Call(id=1, method="load", arguments=(1, "x")),
+        wire.Cancel(id=1),
     ]
+    seeds = [wire.encode(one, 1 << 16)[4:] for one in said if type(one).__name__ in names]
+    values = [(type(one).__name__, one.model_dump()) for one in said if type(one).__name__ in names]
     change = Values([*names, 0, 2**63])
 
     def remade(rng: Random) -> bytes:
-        value = codec.decode(rng.choice(seeds), bytes_max=1 << 16)
-        return packed(change.changed(value, rng))
+        return packed(change.changed(rng.choice(values), rng))
 
     def read(data: bytes) -> bool:
         return wire.decode(data, names) is not None
