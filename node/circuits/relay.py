@@ -28,7 +28,7 @@ from node.circuits.wire import (
 )
 from node.context import NodeContext
 from node.local.addresses import is_circuit
-from node.streams.deadline import within
+from node.streams.deadline import loop_time, within
 from node.streams.limits import Bounded
 from node.streams.places import Place, Places
 from node.streams.protocols import HOP, REQUEST_SECONDS, STOP_NAME
@@ -126,7 +126,7 @@ class CircuitRelay:
     # Reservations
 
     async def _reserve(self, stream: Stream) -> None:
-        peer, now = stream.peer, _now()
+        peer, now = stream.peer, loop_time()
         await self._forget()
         known = self._reserved.get(peer)
         if known is None:
@@ -143,7 +143,7 @@ class CircuitRelay:
 
     async def _forget(self) -> None:
         """Drop the reservations that have expired, and of those that are not here any more."""
-        here, now = dict.fromkeys(await self._transport.peers()), _now()
+        here, now = dict.fromkeys(await self._transport.peers()), loop_time()
         for peer, reservation in list(self._reserved.items()):
             if peer not in here or reservation.expires_at <= now:
                 del self._reserved[peer]
@@ -218,8 +218,3 @@ def _limited(message: CircuitMessage) -> CircuitMessage:
     assert HOP.exchange_seconds is not None
     seconds = round(HOP.exchange_seconds)
     return replace(message, limit_seconds=seconds, limit_bytes=CIRCUIT_BYTES_MAX)
-
-
-def _now() -> float:
-    """Return the loop's time: an interval is measured, and a wall clock may step back."""
-    return asyncio.get_running_loop().time()

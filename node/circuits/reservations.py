@@ -17,7 +17,7 @@ from node.circuits.wire import HOP_SHAPE, CircuitMessage, Kind, ask
 from node.context import NodeContext
 from node.local.addresses import CIRCUIT, host_of, is_circuit, is_local, place_of, prefix_of
 from node.membership.reachability import Reachability
-from node.streams.deadline import within
+from node.streams.deadline import loop_time, within
 from node.streams.protocols import HOP
 from protocol.types import PeerId, Role
 from roles.ports.transport import TransportError
@@ -76,12 +76,12 @@ class Reservations:
         """Renew what is half over, or what a relay that was away for a moment has forgotten."""
         connected = frozenset(self._context.peers.connected)
         for relay, kept in list(self._held.items()):
-            if relay not in connected or kept.renew_at <= _now():
+            if relay not in connected or kept.renew_at <= loop_time():
                 del self._held[relay]
                 await self._reserve(relay)
 
     async def _add(self) -> None:
-        now = _now()
+        now = loop_time()
         self._refused = {peer: at for peer, at in self._refused.items() if at + RETRY_SECONDS > now}
         candidates = self._candidates() if len(self._held) < RELAYS_TARGET else []
         for _ in range(min(ASKED_AT_ONCE_MAX, len(candidates))):
@@ -135,18 +135,13 @@ class Reservations:
                 await stream.close()
         except TransportError as error:
             log.info("a relay has no place for us", relay=relay, error=str(error))
-            self._refused[relay] = _now()
+            self._refused[relay] = loop_time()
             return
         left_seconds = answer.expires_at - self._context.ports.clock.now()
         lasts_seconds = min(max(left_seconds, 2 * LOOK_SECONDS), RESERVATION_SECONDS)
-        self._held[relay] = _Reservation(address, _now() + lasts_seconds / 2)
+        self._held[relay] = _Reservation(address, loop_time() + lasts_seconds / 2)
 
 
 def _network_of(address: str) -> str | None:
     place = place_of(address)
     return None if place is None else prefix_of(place)
-
-
-def _now() -> float:
-    """Return the loop's time: an interval is measured, and a wall clock may step back."""
-    return asyncio.get_running_loop().time()

@@ -18,7 +18,7 @@ from node.local.addresses import place_of
 from node.membership.anchors import anchors, crowded, network_of
 from node.membership.bans import BAN_SECONDS, Bans
 from node.membership.dials import Dials
-from node.streams.deadline import within
+from node.streams.deadline import loop_time, within
 from protocol.faults import Fault
 from protocol.membership import Roster
 from protocol.rng import Rng
@@ -108,7 +108,7 @@ class PeerTable(Peers):
     @property
     def banned(self) -> int:
         """How many peers are kept away."""
-        return len(self._bans.held(_now()))
+        return len(self._bans.held(loop_time()))
 
     @property
     @override
@@ -140,7 +140,7 @@ class PeerTable(Peers):
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
         async def serve(stream: Stream) -> None:
-            if stream.peer not in self._bans.held(_now()):
+            if stream.peer not in self._bans.held(loop_time()):
                 self._connected[stream.peer] = None  # before the next look
                 await handler(stream)
 
@@ -150,7 +150,7 @@ class PeerTable(Peers):
 
     @override
     def blame(self, peer: PeerId, fault: Fault) -> None:
-        if self._bans.blame(peer, fault, _now()):
+        if self._bans.blame(peer, fault, loop_time()):
             log.warning("peer kept away", peer=peer, fault=str(fault), seconds=BAN_SECONDS)
             self._connected.pop(peer, None)
             self._look_now.set()
@@ -159,7 +159,7 @@ class PeerTable(Peers):
 
     @override
     def faults(self) -> Mapping[PeerId, int]:
-        return self._bans.faults(_now())
+        return self._bans.faults(loop_time())
 
     @override
     async def disconnect(self, peer: PeerId) -> None:
@@ -207,7 +207,7 @@ class PeerTable(Peers):
         """Connect to a member if we are not; False when its addresses do not answer."""
         if peer in self._connected:
             return True
-        if peer in self._bans.held(_now()):
+        if peer in self._bans.held(loop_time()):
             return False
         return await self._dial_any(self._addresses_of(peer))
 
@@ -247,7 +247,7 @@ class PeerTable(Peers):
             *self._rng.sample(list(self._answered), TRIED_MAX),
             *self._rng.sample(members, TRIED_MAX),
         ]
-        nobody = (self.peer_id, *self._bans.held(_now()))
+        nobody = (self.peer_id, *self._bans.held(loop_time()))
         addresses = dict.fromkeys((*self._initial, *known))
         return [address for address in addresses if _peer_of(address) not in nobody]
 
@@ -262,7 +262,7 @@ class PeerTable(Peers):
         await self._look_at_ourselves()
         self._connected = dict.fromkeys(peers)
         self._chosen = {peer: None for peer in self._chosen if peer in self._connected}
-        away = [peer for peer in self._bans.held(_now()) if peer in self._connected]
+        away = [peer for peer in self._bans.held(loop_time()) if peer in self._connected]
         for peer in away:
             del self._connected[peer]
         await asyncio.gather(*map(self.disconnect, away))
@@ -313,7 +313,7 @@ class PeerTable(Peers):
             await asyncio.sleep(POLL_SECONDS)
 
     async def _dial_members(self) -> None:
-        now = _now()
+        now = loop_time()
         self._dialled_at = {
             peer: at for peer, at in self._dialled_at.items() if at > now - RETRY_SECONDS_MAX
         }
@@ -356,7 +356,7 @@ class PeerTable(Peers):
     async def _dial_any(self, addresses: Sequence[str]) -> bool:
         """Dial at once all that may be dialled; True as soon as one answers."""
         await self._look_at_ourselves()
-        allowed = self._dials.allowed(addresses, self._own, _now())
+        allowed = self._dials.allowed(addresses, self._own, loop_time())
         dials = [asyncio.create_task(self._dial(address)) for address in allowed]
         try:
             for dial in asyncio.as_completed(dials):
@@ -373,21 +373,16 @@ class PeerTable(Peers):
         except TransportError as error:
             log.debug("cannot connect", address=address, error=str(error))
             self._refusals[address] = str(error) or self._refusals.get(address, "no answer")
-            self._dials.note(address, _now(), answered=False)
+            self._dials.note(address, loop_time(), answered=False)
             self.dial_failures += 1
             return False
-        self._dials.note(address, _now(), answered=True)
+        self._dials.note(address, loop_time(), answered=True)
         self._connected[peer] = None
         self._answered.pop(address, None)
         self._answered[address] = None
         if len(self._answered) > REMEMBERED_MAX:
             del self._answered[next(iter(self._answered))]
         return True
-
-
-def _now() -> float:
-    """Return the loop's time: an interval is measured, and a wall clock may step back."""
-    return asyncio.get_running_loop().time()
 
 
 def _place(address: str) -> str:

@@ -14,7 +14,7 @@ import structlog
 from node.context import NodeContext
 from node.local.addresses import host_of, is_local
 from node.membership.witness import ADDRESSES_MAX, ANSWERED, SILENT
-from node.streams.deadline import within
+from node.streams.deadline import loop_time, within
 from node.streams.framing import write_frame
 from node.streams.protocols import DIAL_BACK, SAMPLE_BYTES_MAX
 from protocol.types import PeerId
@@ -86,7 +86,7 @@ class Reachability:
             await asyncio.sleep(epochs.seconds)
 
     def _forget(self) -> None:
-        since = _now() - self._renew_seconds
+        since = loop_time() - self._renew_seconds
         self._answers = {peer: item for peer, item in self._answers.items() if item[1] >= since}
         self._tried = {peer: at for peer, at in self._tried.items() if at >= since}
 
@@ -120,7 +120,7 @@ class Reachability:
 
     async def _ask(self, peer: PeerId, addresses: Sequence[str]) -> None:
         assert DIAL_BACK.exchange_seconds is not None
-        self._tried[peer] = _now()
+        self._tried[peer] = loop_time()
         try:
             protocol = DIAL_BACK.on(self._context.replica.run_id)
             opening = self._context.peers.open_stream(peer, protocol)
@@ -134,7 +134,7 @@ class Reachability:
         except TransportError as error:
             log.debug("a witness broke off", peer=peer, error=str(error))
         else:
-            self._answers[peer] = (answered, _now())
+            self._answers[peer] = (answered, loop_time())
         finally:
             await stream.close()
 
@@ -154,8 +154,3 @@ async def dialled_back(stream: Stream, addresses: Sequence[str], sample_bytes: i
             for start in range(0, sample_bytes, len(_PIECE)):
                 await stream.write(_PIECE[: sample_bytes - start])
     return answer == ANSWERED
-
-
-def _now() -> float:
-    """Return the loop's time: an interval is measured, and a wall clock may step back."""
-    return asyncio.get_running_loop().time()

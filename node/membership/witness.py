@@ -18,7 +18,7 @@ import structlog
 
 from node.context import NodeContext
 from node.local.addresses import host_of, is_circuit, is_local
-from node.streams.deadline import within
+from node.streams.deadline import loop_time, within
 from node.streams.framing import read_frame
 from node.streams.limits import Bounded
 from node.streams.protocols import DIAL_BACK, REQUEST_SECONDS, SAMPLE_BYTES_MAX
@@ -81,7 +81,7 @@ class Witness:
         """Return the class of rates of each member that we speak for, by its public key."""
         roster, now = self._context.replica.roster, self._context.ports.clock.now()
         epoch_seconds = self._context.replica.manifest.epochs.seconds
-        fresh = _now() - self.finding_seconds
+        fresh = loop_time() - self.finding_seconds
         proven, newcomers = {}, {}
         for peer, finding in reversed(self._found.items()):
             member = roster.get(peer)
@@ -108,7 +108,7 @@ class Witness:
             return
         peer, addresses = stream.peer, request.decode(errors="replace").split("\n")
         known = self._found.get(peer)
-        if known is not None and _now() < known.at + self.finding_seconds / 2:
+        if known is not None and loop_time() < known.at + self.finding_seconds / 2:
             await stream.write(ANSWERED if known.upload_class else SILENT)
             return
         address = await self._where(peer, addresses[:ADDRESSES_MAX])
@@ -150,7 +150,7 @@ class Witness:
         with suppress(TransportError, TimeoutError):
             async with asyncio.timeout(SAMPLE_SECONDS):
                 while count < SAMPLE_BYTES_MAX and (piece := await stream.read(_PIECE_BYTES)):
-                    last_at = _now()
+                    last_at = loop_time()
                     if first_at is None:
                         first_at = last_at
                     else:
@@ -161,11 +161,6 @@ class Witness:
 
     def _note(self, peer: PeerId, upload_class: int) -> None:
         self._found.pop(peer, None)
-        self._found[peer] = _Finding(upload_class, _now())
+        self._found[peer] = _Finding(upload_class, loop_time())
         if len(self._found) > FOUND_MAX:
             del self._found[next(iter(self._found))]
-
-
-def _now() -> float:
-    """Return the loop's time: an interval is measured, and a wall clock may step back."""
-    return asyncio.get_running_loop().time()

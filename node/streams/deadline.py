@@ -1,4 +1,4 @@
-"""A deadline for every wait for another node."""
+"""The time of the loop, and a deadline for every wait for another node."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -16,3 +16,8 @@ async def within(seconds: float, operation: Awaitable[T]) -> T:
             return await operation
     except TimeoutError as error:
         raise TransportError(f"nothing for {seconds} s") from error
+
+
+def loop_time() -> float:
+    """Return the loop's time: an interval is measured, and a wall clock may step back."""
+    return asyncio.get_running_loop().time()

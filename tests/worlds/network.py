@@ -150,3 +150,28 @@ class Hub:
         host = self.network.hosts[opener]
         outgoing = host.connections[acceptor].open_stream(host, "test")
         return SimStream(acceptor, outgoing), SimStream(opener, outgoing.opposite)
+
+
+class HubPeers:
+    """The part of the peer table that services use: a transport on a hub, and who is connected."""
+
+    in_local_swarm = False
+
+    def __init__(self, transport, hub):
+        self.transport, self.hub, self.blamed = transport, hub, []
+        self.peer_id = transport.peer_id
+
+    @property
+    def connected(self):
+        return list(self.hub.network.hosts[self.peer_id].connections)
+
+    async def open_stream(self, peer, protocol):
+        if not self.hub.connected(self.peer_id, peer):
+            await self.transport.connect(address(peer))
+        return await self.transport.open_stream(peer, protocol)
+
+    async def handle(self, protocol, handler):
+        await self.transport.handle(protocol, handler)
+
+    def blame(self, peer, fault):
+        self.blamed.append((peer, fault))

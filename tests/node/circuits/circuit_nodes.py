@@ -6,32 +6,7 @@ from protocol.replica import Replica
 from protocol.rng import Rng
 from roles.flow import ChangeSignal, Conditions
 from tests.worlds.messages import World, identity, run_manifest
-from tests.worlds.network import Hub, LoopClock, address
-
-
-class Peers:
-    """The part of the peer table that circuits use: a transport and who is connected."""
-
-    in_local_swarm = False
-
-    def __init__(self, transport, hub):
-        self.transport, self.hub, self.blamed = transport, hub, []
-        self.peer_id = transport.peer_id
-
-    @property
-    def connected(self):
-        return list(self.hub.network.hosts[self.peer_id].connections)
-
-    async def open_stream(self, peer, protocol):
-        if not self.hub.connected(self.peer_id, peer):
-            await self.transport.connect(address(peer))
-        return await self.transport.open_stream(peer, protocol)
-
-    async def handle(self, protocol, handler):
-        await self.transport.handle(protocol, handler)
-
-    def blame(self, peer, fault):
-        self.blamed.append((peer, fault))
+from tests.worlds.network import Hub, HubPeers, LoopClock
 
 
 class Node:
@@ -42,7 +17,7 @@ class Node:
         self.peer = self.identity.peer_id
         self.transport = swarm.hub.transport(self.peer)
         self.replica = Replica(swarm.world.manifest, lambda *_: True)
-        self.peers = Peers(self.transport, swarm.hub)
+        self.peers = HubPeers(self.transport, swarm.hub)
         self.context = NodeContext(
             self.identity,
             self.replica,

@@ -20,34 +20,16 @@ from protocol.shardcast.rates import rate_class
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.transport import TransportError
 from tests.worlds.messages import World, identity, run_manifest
-from tests.worlds.network import LINE_BYTES_PER_SECOND, Hub, LoopClock, address, run_virtual
+from tests.worlds.network import (
+    LINE_BYTES_PER_SECOND,
+    Hub,
+    HubPeers,
+    LoopClock,
+    address,
+    run_virtual,
+)
 
 EPOCH_SECONDS = 10
-
-
-class Peers:
-    """The part of the peer table that these services use: a transport and who is connected."""
-
-    in_local_swarm = False
-
-    def __init__(self, transport, hub):
-        self.transport, self.hub, self.blamed = transport, hub, []
-        self.peer_id = transport.peer_id
-
-    @property
-    def connected(self):
-        return list(self.hub.network.hosts[self.peer_id].connections)
-
-    async def open_stream(self, peer, protocol):
-        if not self.hub.connected(self.peer_id, peer):
-            await self.transport.connect(address(peer))
-        return await self.transport.open_stream(peer, protocol)
-
-    async def handle(self, protocol, handler):
-        await self.transport.handle(protocol, handler)
-
-    def blame(self, peer, fault):
-        self.blamed.append((peer, fault))
 
 
 class Node:
@@ -59,7 +41,7 @@ class Node:
         self.replica = Replica(swarm.world.manifest, lambda *_: True)
         self.clock = LoopClock()
         ports = Ports(self.clock, Rng(name.encode()), self.transport, *[None] * 5)
-        self.peers = Peers(self.transport, hub)
+        self.peers = HubPeers(self.transport, hub)
         proven = swarm.proven.__contains__
         self.context = NodeContext(
             self.identity,
