@@ -50,10 +50,11 @@ class SimNetwork:
         """By name, in the order they were added."""
         self.pipe_makers: dict[str, PipeMaker] = {}
         """How the pipes of a protocol are made, where they are watched."""
+        self.on_misdial: Callable[[str, str], None] = lambda _opener, _name: None
+        """Called with who dialled and where, when nobody is there or somebody with another key."""
         self._rng = rng
         self._conditions = conditions
         self._round_trip = round_trip
-        self._by_peer: dict[PeerId, Host] = {}
         self._transports: dict[PeerId, SimTransport] = {}
         self._cuts: dict[Cut, None] = {}
 
@@ -82,7 +83,6 @@ class SimNetwork:
             Core(self._loop),
         )
         self.hosts[name] = host
-        self._by_peer[peer_id] = host
         return host
 
     def attach(self, name: str, on_error: Callable[[BaseException], None]) -> SimTransport:
@@ -115,23 +115,36 @@ class SimNetwork:
 
     # Connections
 
-    async def dial(self, opener: Host, peer: PeerId) -> None:
-        """Connect two machines; raises ``TransportError`` after the time that a failure takes."""
-        acceptor = self._by_peer.get(peer)
-        if acceptor is None or acceptor is opener:
-            raise TransportError(f"no machine has the key {peer}")
+    async def dial(self, opener: Host, name: str, peer: PeerId) -> None:
+        """Connect to the machine ``name``; no effect while there is a connection to ``peer``.
+
+        Raises ``TransportError`` after the time that a failure takes.
+        """
         if peer in opener.connections:
             return
-        await self._knock(opener, acceptor)
+        acceptor = await self._answering(opener, name, peer)
         if opener.peer_id in self._transports:
             self.connect(opener, acceptor)
 
     async def probe(self, opener: Host, name: str, peer: PeerId) -> None:
         """Raise ``TransportError`` unless the machine ``name`` answers a dial with the key."""
+        await self._answering(opener, name, peer)
+
+    async def _answering(self, opener: Host, name: str, peer: PeerId) -> Host:
+        """Return the machine ``name`` when it answers a dial with the key."""
         acceptor = self.hosts.get(name)
-        if acceptor is None or acceptor is opener or acceptor.peer_id != peer:
-            raise TransportError(f"{peer} is not at {name}")
+        if acceptor is opener:
+            raise TransportError("a dial to ourselves")
+        if acceptor is None:
+            self.on_misdial(opener.name, name)
+            await asyncio.sleep(DIAL_SECONDS_MAX)
+            raise TransportError(f"nobody is at {name}")
+        if acceptor.peer_id != peer:
+            self.on_misdial(opener.name, name)
         await self._knock(opener, acceptor)
+        if acceptor.peer_id != peer:
+            raise TransportError(f"{peer} is not at {name}")
+        return acceptor
 
     async def _knock(self, opener: Host, acceptor: Host) -> None:
         latency = self._latency(opener, acceptor)
