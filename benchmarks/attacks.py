@@ -5,11 +5,11 @@
 Each scenario ``attack-NAME`` is run with so many attackers for each honest node, in a process of
 its own; ratio 0 is run in any case, since all is compared with it. The bars of the project: no
 attack by unproven keys takes more than a fifth of what is certified or doubles the 99th percentile
-of gossip's coverage or the time that weights take to the last node, all tables stay within their
-limits, nobody's door is knocked at in vain more than five times a minute by each honest node, and
-ten epochs after its end the swarm certifies as before. ``fed`` is the share of places in the
-forests of weights that are under an attacker. A figure over its bar is marked with an exclamation
-mark.
+of gossip's coverage, versions are at the last node within an epoch (the second figure is that
+without the attack), all tables stay within their limits, nobody's door is knocked at in vain more
+than five times a minute by each honest node, and ten epochs after its end the swarm certifies as
+before. ``fed`` is the share of honest nodes' places in the forests of weights that are under an
+attacker. A figure over its bar is marked with an exclamation mark.
 """
 
 import argparse
@@ -32,7 +32,7 @@ PREFIX = "attack-"
 
 CERTIFIED_SHARE_MIN = 0.8
 COVERAGE_P99_RATIO_MAX = 2.0
-SPREAD_RATIO_MAX = 2.0
+SPREAD_EPOCHS_MAX = 1.0
 MISDIALS_PER_NODE_MAX = 5
 RECOVERY_EPOCHS_MAX = 10
 BACK_SHARE = 0.9
@@ -100,8 +100,10 @@ class Row:
     coverage_p50_s: float
     coverage_p99_s: float
     coverage_p99_ratio: float
-    spread_ratio: float
-    """Of the time that a version takes to the last node."""
+    spread_s: float
+    """Until a version is at the last node, and the same without the attack."""
+    spread_plain_s: float
+    spread_epochs: float
     fed_share: float
     misdials_per_minute: int
     core_share_mean: float
@@ -117,7 +119,7 @@ class Row:
         found = {
             "certified": self.certified_share < CERTIFIED_SHARE_MIN,
             "coverage": not self.coverage_p99_ratio <= COVERAGE_P99_RATIO_MAX,
-            "spread": not self.spread_ratio <= SPREAD_RATIO_MAX,
+            "spread": not self.spread_epochs <= SPREAD_EPOCHS_MAX,
             "misdials": self.misdials_per_minute > MISDIALS_PER_NODE_MAX * self.nodes,
             "recovery": late,
             "rules": bool(self.violations),
@@ -160,8 +162,9 @@ def row(played: Sequence[Played], plain: Sequence[Played]) -> Row:
         fmean(one.borne.coverage_p50_s for one in played),
         p99,
         p99 / fmean(one.borne.coverage_p99_s for one in plain),
-        fmean(one.spread_seconds() for one in played)
-        / fmean(one.spread_seconds() for one in plain),
+        spread_s := fmean(one.spread_seconds() for one in played),
+        fmean(one.spread_seconds() for one in plain),
+        spread_s / played[0].epoch_seconds,
         fmean(one.borne.fed_share for one in played),
         max(one.borne.misdials_per_minute for one in played),
         fmean(one.borne.core_share_mean for one in played),
@@ -184,7 +187,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     print(
-        "| attack | per node | certified | coverage p50, p99 (s) | p99 ratio | weights ratio "
+        "| attack | per node | certified | coverage p50, p99 (s) | p99 ratio | weights (s) "
         "| fed | misdials per minute | core mean, most | recovery (epochs) | tables | wall (s) |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
@@ -221,7 +224,7 @@ def line(found: Row) -> str:
         f"{found.certified_share:.0%}" + mark("certified"),
         f"{found.coverage_p50_s:.3f}, {found.coverage_p99_s:.3f}",
         f"{found.coverage_p99_ratio:.1f}" + mark("coverage"),
-        f"{found.spread_ratio:.2f}" + mark("spread"),
+        f"{found.spread_s:.2f}, {found.spread_plain_s:.2f}" + mark("spread"),
         f"{found.fed_share:.1%}",
         str(found.misdials_per_minute) + mark("misdials"),
         f"{found.core_share_mean:.2%}, {found.core_share_max:.2%}",

@@ -2,7 +2,7 @@
 
 Anybody may write any address into a record. So an address of a local network is dialled only in a
 swarm of that network, and a host where nothing has answered is left alone for a while, however many
-X
+keys point at it.
 
 A machine without I/O: the clock is an argument.
 """

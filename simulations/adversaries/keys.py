@@ -17,7 +17,7 @@ from roles.ports.transport import TransportError
 from simulations.adversaries.gossiping import WRITE_SECONDS, GossipingTransport
 from simulations.ports.parts import Parts
 
-KEYS_PER_SECOND = 4
+KEYS_PER_SECOND = 1
 """Of one machine. A fast one makes ten thousand; more of them make a simulation very slow."""
 
 
@@ -97,7 +97,7 @@ class ReflectingTransport(KeyMakingTransport):
 
 
 def sybil_flood(parts: Parts, rng: Rng) -> Parts:
-    """Be a new member four times a second."""
+    """Be a new member every second."""
     return parts.with_ports(transport=KeyMakingTransport(parts, rng.child("keys")))
 
 

@@ -55,6 +55,7 @@ class SimNetwork:
         self._rng = rng
         self._conditions = conditions
         self._round_trip = round_trip
+        self._by_peer: dict[PeerId, Host] = {}
         self._transports: dict[PeerId, SimTransport] = {}
         self._cuts: dict[Cut, None] = {}
 
@@ -83,6 +84,7 @@ class SimNetwork:
             Core(self._loop),
         )
         self.hosts[name] = host
+        self._by_peer[peer_id] = host
         return host
 
     def attach(self, name: str, on_error: Callable[[BaseException], None]) -> SimTransport:
@@ -115,10 +117,11 @@ class SimNetwork:
 
     # Connections
 
-    async def dial(self, opener: Host, name: str, peer: PeerId) -> None:
-        """Connect to the machine ``name``; no effect while there is a connection to ``peer``.
+    async def dial(self, opener: Host, name: str | None, peer: PeerId) -> None:
+        """Connect to the machine ``name``, or to the one of a key where no machine is named.
 
-        Raises ``TransportError`` after the time that a failure takes.
+        No effect while there is a connection to it; raises ``TransportError`` after the time that a
+        failure takes.
         """
         if peer in opener.connections:
             return
@@ -126,23 +129,25 @@ class SimNetwork:
         if opener.peer_id in self._transports:
             self.connect(opener, acceptor)
 
-    async def probe(self, opener: Host, name: str, peer: PeerId) -> None:
+    async def probe(self, opener: Host, name: str | None, peer: PeerId) -> None:
         """Raise ``TransportError`` unless the machine ``name`` answers a dial with the key."""
         await self._answering(opener, name, peer)
 
-    async def _answering(self, opener: Host, name: str, peer: PeerId) -> Host:
+    async def _answering(self, opener: Host, name: str | None, peer: PeerId) -> Host:
         """Return the machine ``name`` when it answers a dial with the key."""
-        acceptor = self.hosts.get(name)
+        owner = self._by_peer.get(peer)
+        if name is None and owner is None:
+            raise TransportError(f"no machine has the key {peer}")
+        acceptor = owner if name is None else self.hosts.get(name)
         if acceptor is opener:
             raise TransportError("a dial to ourselves")
+        if acceptor is None or acceptor is not owner:
+            self.on_misdial(opener.name, str(name))
         if acceptor is None:
-            self.on_misdial(opener.name, name)
             await asyncio.sleep(DIAL_SECONDS_MAX)
             raise TransportError(f"nobody is at {name}")
-        if acceptor.peer_id != peer:
-            self.on_misdial(opener.name, name)
         await self._knock(opener, acceptor)
-        if acceptor.peer_id != peer:
+        if acceptor is not owner:
             raise TransportError(f"{peer} is not at {name}")
         return acceptor
 

@@ -26,8 +26,8 @@ class SimTransport(Transport):
     def __init__(
         self,
         host: Host,
-        dial: Callable[[Host, str, PeerId], Awaitable[object]],
-        probe: Callable[[Host, str, PeerId], Awaitable[object]],
+        dial: Callable[[Host, str | None, PeerId], Awaitable[object]],
+        probe: Callable[[Host, str | None, PeerId], Awaitable[object]],
         running: Callable[[PeerId], "SimTransport | None"],
         pipe_makers: Mapping[str, PipeMaker],
         on_error: Callable[[BaseException], None],
@@ -153,10 +153,11 @@ def address_of(host: Host) -> str:
     return f"/sim/{host.name}/p2p/{host.peer_id}"
 
 
-def _end_of(address: str) -> tuple[str, PeerId]:
-    """Return the machine and the key that an address names."""
+def _end_of(address: str) -> tuple[str | None, PeerId]:
+    """Return the machine that an address names, None for one of another kind, and the key."""
     base, _, peer = address.rpartition("/p2p/")
-    return base.removeprefix("/sim/"), PeerId(peer)
+    name = base.removeprefix("/sim/")
+    return None if name == base else name, PeerId(peer)
 
 
 def _label(protocol: str) -> str:
