@@ -5,7 +5,7 @@
 Each scenario ``attack-NAME`` is run with so many attackers for each honest node, in a process of
 its own; ratio 0 is run in any case, since all is compared with it. The bars of the project: no
 attack by unproven keys takes more than a fifth of what is certified or doubles the 99th percentile
-of gossip's coverage, versions are at the last node within an epoch (the second figure is that
+of gossip's coverage, versions are at the last node within three epochs (the second figure is that
 without the attack), all tables stay within their limits, nobody's door is knocked at in vain more
 than five times a minute by each honest node, and ten epochs after its end the swarm certifies as
 before. ``fed`` is the share of honest nodes' places in the forests of weights that are under an
@@ -32,7 +32,7 @@ PREFIX = "attack-"
 
 CERTIFIED_SHARE_MIN = 0.8
 COVERAGE_P99_RATIO_MAX = 2.0
-SPREAD_EPOCHS_MAX = 1.0
+SPREAD_EPOCHS_MAX = 3.0
 MISDIALS_PER_NODE_MAX = 5
 RECOVERY_EPOCHS_MAX = 10
 BACK_SHARE = 0.9
@@ -119,7 +119,7 @@ class Row:
         found = {
             "certified": self.certified_share < CERTIFIED_SHARE_MIN,
             "coverage": not self.coverage_p99_ratio <= COVERAGE_P99_RATIO_MAX,
-            "spread": not self.spread_epochs <= SPREAD_EPOCHS_MAX,
+            "spread": self.spread_epochs > SPREAD_EPOCHS_MAX,
             "misdials": self.misdials_per_minute > MISDIALS_PER_NODE_MAX * self.nodes,
             "recovery": late,
             "rules": bool(self.violations),

@@ -167,10 +167,9 @@ class Roster:
                 taken.append(record)
         return taken
 
-    @property
-    def unchecked(self) -> int:
-        """How many records wait until the work in them is checked."""
-        return len(self._unchecked)
+    def sizes(self) -> dict[str, int]:
+        """Return how many members there are, and records whose work is not checked yet, by name."""
+        return {"roster": len(self._members), "unchecked": len(self._unchecked)}
 
     def is_unchecked(self, digest: Digest) -> bool:
         """Tell whether a record is one of those that wait."""

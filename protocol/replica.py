@@ -202,7 +202,7 @@ class Replica:
         """Return how full the bounded tables are, the fullest of a kind, by name."""
         return {
             "in_flight": self.ledger.in_flight_max,
-            "roster": len(self.roster),
+            **self.roster.sizes(),
             "versions_waiting": len(self.ledger.branches),
             "waiting": max(len(self._early_certificates), len(self._early_verdicts)),
         }

@@ -35,5 +35,10 @@ def has_room_for(worker: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:
     # Counted only where it could be too many: most of a large run's workers have standing.
     if sum(unsettled.values()) < STRANGER_COMMITS_MAX or has_standing(worker, manifest, ledger):
         return True
-    strangers = (n for one, n in unsettled.items() if not has_standing(one, manifest, ledger))
-    return sum(strangers) < STRANGER_COMMITS_MAX
+    return stranger_commits(manifest, ledger) < STRANGER_COMMITS_MAX
+
+
+def stranger_commits(manifest: RunManifest, ledger: Ledger) -> int:
+    """Return how many commits of workers without standing have no outcome yet."""
+    unsettled = ledger.unsettled.items()
+    return sum(count for one, count in unsettled if not has_standing(one, manifest, ledger))

@@ -81,6 +81,10 @@ class Bans:
         }
         return {peer: count for peer, count in counts.items() if count}
 
+    def sizes(self) -> dict[str, int]:
+        """Return how many peers are remembered: with faults, and as kept away now or before."""
+        return {"faults": len(self._faults), "bans": max(len(self._until), len(self._before))}
+
     def held(self, now: float) -> Collection[PeerId]:
         """Return the peers that are kept away."""
         if any(until <= now for until in self._until.values()):

@@ -50,6 +50,10 @@ class Dialler:
         """Whether the swarm is one of a local network."""
         return self._dials.is_local(self._own)
 
+    def sizes(self) -> dict[str, int]:
+        """Return how many hosts and addresses are remembered as not answering."""
+        return {"silent_hosts": len(self._dials), "failed_addresses": len(self.outcomes)}
+
     async def look_at_ourselves(self) -> None:
         """Learn our own addresses, where they tell what swarm this is."""
         if not self._initial:

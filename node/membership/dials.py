@@ -66,6 +66,10 @@ class Dials:
         if len(self._silent) > HOSTS_MAX:
             del self._silent[next(iter(self._silent))]
 
+    def __len__(self) -> int:
+        """Return how many hosts are remembered that did not answer."""
+        return len(self._silent)
+
     def _is_silent(self, address: str, now: float) -> bool:
         return len(_recent(self._silent.get(_door(address), []), now)) >= SILENT_DIALS_MAX
 

@@ -32,6 +32,10 @@ class Outcomes:
         if len(self._failures) > FAILED_MAX:
             del self._failures[next(iter(self._failures))]
 
+    def __len__(self) -> int:
+        """Return how many addresses are remembered that failed since they answered."""
+        return len(self._failures)
+
     def failures(self, address: str) -> int:
         """Return how often an address has failed since it answered, or since it was first tried."""
         return self._failures.get(address, 0)

@@ -173,6 +173,10 @@ class PeerTable(Peers):
     def faults(self) -> Mapping[PeerId, int]:
         return self._bans.faults(loop_time())
 
+    def sizes(self) -> dict[str, int]:
+        """Return how full the tables are that strangers can fill, by name."""
+        return {"connected": len(self._connected), **self._bans.sizes(), **self._dialler.sizes()}
+
     @override
     async def disconnect(self, peer: PeerId) -> None:
         with suppress(TransportError):

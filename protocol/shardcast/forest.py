@@ -130,7 +130,8 @@ def candidates(
     The others are members that may feed and stand before ``me`` in the stripe's line, in an order
     of its own, so the orphans of one parent spread out. Who has no place asks like the last leaf: a
     stranger, and a member without standing that feeds nobody, since many keys that never ask would
-    take all seats, and leave the root to feed the others. Quick when ``members`` is a ``ForestMembers`` that was asked of before.
+    take all seats, and leave the root to feed the others. Quick when ``members`` is a
+    ``ForestMembers`` that was asked of before.
     """
     if me == root:
         return []

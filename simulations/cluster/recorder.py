@@ -109,7 +109,6 @@ class Recorder:
         self.emit(
             machine.name,
             "sample",
-            connected=snapshot.connected,
             members=snapshot.members,
             state=snapshot.state,
             policy=snapshot.policy_version,
