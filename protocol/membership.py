@@ -152,8 +152,10 @@ class Roster:
         return newer and record.message.issued_at >= known.seen_at + pause_seconds
 
     def _room_for(self, peer: PeerId) -> bool:
-        """Tell whether a newcomer fits; strangers never take the places of the genesis keys."""
-        return self._manifest.is_of_genesis(peer) or len(self._members) < MEMBERS_MAX
+        """Tell whether a newcomer fits; keys that the manifest names always do."""
+        manifest = self._manifest
+        named = manifest.is_of_genesis(peer) or peer in manifest.admission.workers
+        return named or len(self._members) < MEMBERS_MAX
 
     def advance(self, now: float) -> list[Signed[NodeRecord]]:
         """Forget who has been silent for twice a record's life; return what is taken now."""

@@ -40,7 +40,6 @@ from protocol.ledger.counts import Counts
 from protocol.messages import PROTOCOL_VERSION, Certificate, Signed, Verdict, open_envelope
 from protocol.recipe import ToplocSection
 from protocol.replica import Received
-from protocol.standing import stranger_commits
 from protocol.statistics import explained
 from protocol.types import Role, ValidationResult
 
@@ -146,7 +145,7 @@ class Observer:
 
     def _tables(self) -> dict[str, int]:
         replica = self.context.replica
-        commits = {"stranger_commits": stranger_commits(replica.manifest, replica.ledger)}
+        commits = {"stranger_commits": len(replica.stranger_commits)}
         return {**self.gossip.sizes(), **replica.sizes(), **self.peers.sizes(), **commits}
 
     def reason(self) -> str:
