@@ -12,6 +12,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from node.cli import completion
 from node.local.datadir import DataDir, locked
 from node.local.errors import NodeError
 from node.local.units import parse_rate
@@ -44,10 +45,18 @@ def run_testnet(
         int, typer.Option(min=0, help="Dishonest inference nodes, each in another way.")
     ] = 0,
     recipe: Annotated[
-        str, typer.Option(help="The run's rules: tiny-qwen3-bpe, a task in text, or a file.")
+        str,
+        typer.Option(
+            help="The run's rules: tiny-qwen3-bpe, a task in text, or a file.",
+            autocompletion=completion.recipes,
+        ),
     ] = RECIPE_DEFAULT,
     environment: Annotated[
-        str, typer.Option(help="The task, for example arithmetic or sorting.")
+        str,
+        typer.Option(
+            help="The task, for example arithmetic or sorting.",
+            autocompletion=completion.environments,
+        ),
     ] = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first policy.")] = 0,
     data_dir: Annotated[
@@ -59,7 +68,11 @@ def run_testnet(
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     view: Annotated[bool, typer.Option(help="Redraw a live view on a terminal.")] = True,
     engine: Annotated[
-        str, typer.Option(help="What the inference nodes generate with: builtin or vllm.")
+        str,
+        typer.Option(
+            help="What the inference nodes generate with: builtin or vllm.",
+            autocompletion=completion.values_of("engine"),
+        ),
     ] = "builtin",
     engine_python: Annotated[
         Path | None, typer.Option(help="Interpreter of their engine processes; default our own.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from node.cli import completion
 from node.cli.commands.context import print_json, print_rich
 from node.cli.options import Json
 from node.founding.model import require_model
@@ -30,10 +31,18 @@ def calibrate(
         ),
     ],
     recipe: Annotated[
-        str, typer.Option("--recipe", metavar="RECIPE", help="Precision, task, temperature.")
+        str,
+        typer.Option(
+            "--recipe",
+            metavar="RECIPE",
+            help="Precision, task, temperature.",
+            autocompletion=completion.recipes,
+        ),
     ],
     *,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda, cuda:1 …", autocompletion=completion.devices)
+    ] = "cpu",
     sequences: Annotated[int, typer.Option(min=2, help="Sequences of each pair of engines.")] = 64,
     tokens_max: Annotated[
         int, typer.Option("--tokens", min=2, help="Longest sequence; the recipe's if shorter.")
