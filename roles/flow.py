@@ -7,6 +7,7 @@ from protocol.crypto import Signer
 from protocol.manifest import RunManifest
 from protocol.replica import Replica
 from protocol.types import PeerId, Role
+from roles.durations import RolloutDurations
 from roles.ports.background import Background
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
@@ -100,6 +101,7 @@ class RoleContext:
     changes: ChangeSignal
     conditions: Conditions
     uptakes: Uptakes = field(default_factory=Uptakes)
+    durations: RolloutDurations = field(default_factory=RolloutDurations)
 
     @property
     def peer_id(self) -> PeerId:

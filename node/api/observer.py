@@ -5,7 +5,12 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from heapq import nlargest
 
-from node.api.arrivals_observer import arrival_statuses, durations_statuses, receiver_statuses
+from node.api.arrivals_observer import (
+    arrival_statuses,
+    durations_status,
+    durations_statuses,
+    receiver_statuses,
+)
 from node.api.forks import forks_told
 from node.api.status import (
     CHECKPOINTS_MAX,
@@ -115,6 +120,9 @@ class Observer:
             durations=durations_statuses(self.arrivals),
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),
             uptake=self._uptake(),
+            generations=durations_status(self.context.durations.generations),
+            checks=durations_status(self.context.durations.checks),
+            restored=self.restored,
             circuits=self._circuits(),
             gossip_peers=self._gossip_peers(),
             forks=forks_told(replica),
@@ -304,8 +312,8 @@ class Observer:
         return UptakeStatus(
             **newest,
             first_token_seconds_median=uptakes.median_seconds,
-            counts=tuple(uptakes.counts),
-            seconds=uptakes.seconds,
+            counts=tuple(uptakes.durations.counts),
+            seconds=uptakes.durations.seconds,
         )
 
     def why(self) -> Why:

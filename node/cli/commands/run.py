@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from node.cli import completion
+from node import completion
 from node.cli.commands.context import print_json, print_rich
 from node.cli.options import Json
 from node.founding.found import create_member, found, give, manifest_toml
