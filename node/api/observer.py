@@ -173,10 +173,12 @@ class Observer:
             return Stage("joining", reason)
         if self.context.replica.ledger.slashed(self.context.signer.peer_id):
             return Stage("paused", "a rollout of ours was rejected; `prime-node why` shows it")
-        if str(self.context.conditions):
-            return Stage("paused", str(self.context.conditions))
+        if wrong := self.context.conditions.wrong:
+            return Stage("paused", wrong)
         if not self.anti_entropy.synchronised:
             return self._synchronising()
+        if (awaited := self.context.conditions.awaited) is not None:
+            return Stage("syncing", awaited.reason, awaited.share)
         if self.policies.newest() is None:
             return self._fetching()
         return Stage("ready", self._other_versions())

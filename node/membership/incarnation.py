@@ -125,7 +125,7 @@ class Incarnation:
         if self._elsewhere or self._heard_of:
             log.warning("listening for another node with our key", seconds=seconds)
             text = "listening for another node with our key before we work"
-            self._context.conditions.set("key", f"{text}, {seconds:.0f} s")
+            self._context.conditions.wait("key", f"{text}, {seconds:.0f} s")
             until = loop.time() + seconds
             with suppress(TimeoutError):  # where nobody is, nobody hears what we sign
                 async with asyncio.timeout(seconds):

@@ -70,6 +70,11 @@ def test_every_page_of_every_state_is_quiet_and_fits(recorded, open_page, state,
         assert page.locator(".trouble").count() == 0, address
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, f"{address} is {wide} pixels too wide at {width}"
+        cut = page.evaluate(
+            "[...document.querySelectorAll('.figures dd')]"
+            ".filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.textContent)"
+        )
+        assert cut == [], f"{address} at {width}"
     watched.check(url)
 
 
