@@ -21,7 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from node.api.arrivals import ArrivalStatus, DurationsStatus
-from node.api.risen import RisenCounts
+from node.api.rollout_counts import RisenCounts
 from node.api.status import (
     GOSSIP_LEVELS,
     LOOP_DELAY_BOUNDS,

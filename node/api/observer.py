@@ -12,6 +12,7 @@ from node.api.arrivals_observer import (
     receiver_statuses,
 )
 from node.api.forks import forks_told
+from node.api.rollout_counts import counted
 from node.api.status import (
     CHECKPOINTS_MAX,
     LISTED_MAX,
@@ -386,16 +387,4 @@ def _finding(verdict: Signed[Verdict], rules: ToplocSection, tokens: int) -> Ver
             one.name: MeasuredValue(one.value, one.allowed)
             for one in explained(rules, message, tokens)
         },
-    )
-
-
-def counted(counts: Counts) -> RolloutCounts:
-    """Return a ledger's counts as a status has them."""
-    return RolloutCounts(
-        committed=counts.committed,
-        certified=counts.certified,
-        rejected=counts.rejected,
-        expired=counts.expired,
-        trained=counts.trained,
-        rejected_reasons=dict(sorted(counts.reasons.items())),
     )

@@ -1,8 +1,21 @@
-"""Counts of rollouts that never fall, for who adds up increases."""
+"""Counts of rollouts: a ledger's as a status has them, and those that never fall."""
 
 from node.api.status import RolloutCounts
+from protocol.ledger.counts import Counts
 
 _NUMBERS = ("committed", "certified", "rejected", "expired", "trained")
+
+
+def counted(counts: Counts) -> RolloutCounts:
+    """Return a ledger's counts as a status has them."""
+    return RolloutCounts(
+        committed=counts.committed,
+        certified=counts.certified,
+        rejected=counts.rejected,
+        expired=counts.expired,
+        trained=counts.trained,
+        rejected_reasons=dict(sorted(counts.reasons.items())),
+    )
 
 
 class RisenCounts:
