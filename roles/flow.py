@@ -69,12 +69,12 @@ class Conditions:
 
     def set(self, name: str, reason: str) -> None:
         """State that ``name`` holds work up, and what is wrong."""
-        self.clear(name)
+        self._awaited.pop(name, None)
         self._reasons[name] = reason
 
     def wait(self, name: str, reason: str, share: float | None = None) -> None:
         """State that ``name`` holds work up until what is on its way is here."""
-        self.clear(name)
+        self._reasons.pop(name, None)
         self._awaited[name] = Awaited(reason, share)
 
     def clear(self, name: str) -> None:
