@@ -104,7 +104,7 @@ class Daemon:
             replica.roster,
         )
         proven = partial(has_standing, manifest=self._manifest, ledger=replica.ledger)
-        trust = Trust(proven, lambda peer: self._peers.places.get(peer) or peer)
+        trust = Trust(proven, self._peers.block_of, replica.roster.__contains__)
         self._context = context = NodeContext(
             signer, replica, ports, self._peers, ChangeSignal(), Conditions(), trust
         )
