@@ -377,6 +377,7 @@ class Daemon:
             changes=context.changes,
             conditions=context.conditions,
             uptakes=context.uptakes,
+            durations=context.durations,
         )
 
     async def _leave(self) -> None:

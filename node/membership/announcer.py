@@ -104,6 +104,7 @@ class Announcer:
         if not self._admission.here:
             return
         record = await self._record(leaving=leaving)
+        self._incarnation.said(record)
         try:
             self._newest = await self._network.publish(Topic.ROSTER, record)
         except RefusedError as error:
