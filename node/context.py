@@ -11,6 +11,7 @@ from protocol.faults import Fault
 from protocol.replica import Replica
 from protocol.rng import Rng
 from protocol.types import PeerId
+from roles.durations import RolloutDurations
 from roles.flow import ChangeSignal, Conditions
 from roles.ports.background import Background
 from roles.ports.clock import Clock
@@ -95,3 +96,5 @@ class NodeContext:
     """Who has standing, and who is probably one with others."""
     uptakes: Uptakes = field(default_factory=Uptakes)
     """How soon new versions are in use here."""
+    durations: RolloutDurations = field(default_factory=RolloutDurations)
+    """How long generation and checks of rollouts take here."""

@@ -105,7 +105,7 @@ class Daemon:
             replica.roster,
             proven,
         )
-        trust = Trust(proven, lambda peer: self._peers.places.get(peer) or peer)
+        trust = Trust(proven, self._peers.block_of, replica.roster.__contains__)
         self._context = context = NodeContext(
             signer, replica, ports, self._peers, ChangeSignal(), Conditions(), trust
         )
@@ -378,6 +378,7 @@ class Daemon:
             changes=context.changes,
             conditions=context.conditions,
             uptakes=context.uptakes,
+            durations=context.durations,
         )
 
     async def _leave(self) -> None:

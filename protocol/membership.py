@@ -192,6 +192,10 @@ class Roster:
     def __len__(self) -> int:
         return len(self._members)
 
+    def __contains__(self, peer: PeerId) -> bool:
+        """Tell whether a record of ``peer`` is held."""
+        return peer in self._members
+
     def get(self, peer: PeerId) -> Member | None:
         """Return a member, also one that has just fallen silent."""
         return self._members.get(peer)

@@ -7,6 +7,7 @@ from protocol.crypto import Signer
 from protocol.manifest import RunManifest
 from protocol.replica import Replica
 from protocol.types import PeerId, Role
+from roles.durations import RolloutDurations
 from roles.ports.background import Background
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
@@ -49,20 +50,37 @@ def _wake(future: "asyncio.Future[None]") -> None:
         future.set_result(None)
 
 
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """What work waits for that is on its way: nothing is wrong."""
+
+    reason: str
+    share: float | None = None
+    """How much of it is here, from 0 to 1; None where nobody can know."""
+
+
 class Conditions:
     """Why this node is not doing its work at the moment; empty when it is."""
 
     def __init__(self) -> None:
         self._reasons: dict[str, str] = {}
+        self._awaited: dict[str, Awaited] = {}
         self._resigned: dict[Role, None] = {}
 
     def set(self, name: str, reason: str) -> None:
-        """State that ``name`` holds work up, and why."""
+        """State that ``name`` holds work up, and what is wrong."""
+        self._awaited.pop(name, None)
         self._reasons[name] = reason
+
+    def wait(self, name: str, reason: str, share: float | None = None) -> None:
+        """State that ``name`` holds work up until what is on its way is here."""
+        self._reasons.pop(name, None)
+        self._awaited[name] = Awaited(reason, share)
 
     def clear(self, name: str) -> None:
         """State that ``name`` no longer holds work up."""
         self._reasons.pop(name, None)
+        self._awaited.pop(name, None)
 
     def resign(self, role: Role) -> None:
         """State that others should not count on us in ``role``: our record leaves it out."""
@@ -76,11 +94,22 @@ class Conditions:
         """Tell whether others should not count on us in ``role``."""
         return role in self._resigned
 
+    @property
+    def wrong(self) -> str:
+        """What is wrong, empty when nothing is."""
+        return "; ".join(self._reasons.values())
+
+    @property
+    def awaited(self) -> Awaited | None:
+        """What is waited for; the first of several, None when nothing is."""
+        return next(iter(self._awaited.values()), None)
+
     def __getitem__(self, name: str) -> str:
-        return self._reasons.get(name, "")
+        awaited = self._awaited.get(name)
+        return self._reasons.get(name, "") if awaited is None else awaited.reason
 
     def __str__(self) -> str:
-        return "; ".join(self._reasons.values())
+        return "; ".join((*self._reasons.values(), *(one.reason for one in self._awaited.values())))
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +129,7 @@ class RoleContext:
     changes: ChangeSignal
     conditions: Conditions
     uptakes: Uptakes = field(default_factory=Uptakes)
+    durations: RolloutDurations = field(default_factory=RolloutDurations)
 
     @property
     def peer_id(self) -> PeerId:

@@ -4,10 +4,11 @@ Where the time goes: weights on their way, sequences of the old policy that end 
 the first step of the new one. The first policy of an engine is not counted: that is its start.
 """
 
-from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, replace
 from statistics import median
+
+from roles.durations import Durations
 
 UPTAKES_KEPT = 32
 
@@ -34,10 +35,8 @@ class Uptakes:
     def __init__(self) -> None:
         self._here_at: tuple[int, float] = (-1, 0.0)
         self._last: deque[Uptake] = deque(maxlen=UPTAKES_KEPT)
-        self.counts = [0] * (len(UPTAKE_BOUNDS) + 1)
-        """First tokens up to each bound and above the one before; the later ones last."""
-        self.seconds = 0.0
-        """Until first tokens, all together."""
+        self.durations = Durations(UPTAKE_BOUNDS)
+        """Until first tokens."""
 
     @property
     def newest(self) -> Uptake | None:
@@ -70,5 +69,4 @@ class Uptakes:
             return
         total = newest.swapped_seconds + seconds
         self._last[-1] = replace(newest, first_token_seconds=total)
-        self.counts[bisect_left(UPTAKE_BOUNDS, total)] += 1
-        self.seconds += total
+        self.durations.add(total)

@@ -29,6 +29,7 @@ from node.live.records import (
 )
 from node.local.addresses import check_peer_address, host_of, is_local, place_of
 from node.local.invite_token import invite_token, read_invite
+from node.membership.buckets import Buckets
 from node.membership.dials import HOSTS_MAX, Dials
 from node.weights_http.client import check_head
 from node.weights_http.representation import Resource, answer
@@ -44,13 +45,15 @@ from roles.ports.transport import TransportError
 RUN = RunId(b"r" * 32)
 NOW = 1_000_000.0
 OWNER = STRANGERS[0]
+BUCKETS = Buckets(RUN)
+KEY = BUCKETS.key(0, 0)
 
 
 class _Directory(Decoder):
     """Stores and looks up records; the first eight bytes of an input are the expiry."""
 
     def __init__(self) -> None:
-        self._validator = RecordValidator(OWNER, RUN, ["members"], lambda: NOW)
+        self._validator = RecordValidator(OWNER, RUN, BUCKETS, lambda: NOW)
         self._storage = BoundedStorage()
         seeds = [self._record(owner, b"value", NOW + 60.0) for owner in STRANGERS]
         change = Values([b"", OWNER.peer_id])
@@ -64,8 +67,8 @@ class _Directory(Decoder):
 
     def _record(self, owner: Identity, content: Any, expires_at: float) -> bytes:
         subkey, value = MSGPackSerializer.dumps(owner.peer_id), packed(content)
-        record = DHTRecord(key_id("members"), subkey, value, expires_at)
-        own = RecordValidator(owner, RUN, ["members"], lambda: NOW)
+        record = DHTRecord(key_id(KEY), subkey, value, expires_at)
+        own = RecordValidator(owner, RUN, BUCKETS, lambda: NOW)
         try:
             signed = own.sign_value(record)
         except ValueError:  # no finite expiry can be signed
@@ -76,20 +79,20 @@ class _Directory(Decoder):
         try:
             fields = MSGPackSerializer.loads(data)
             expires_at, subkey, value = fields
-            record = DHTRecord(key_id("members"), bytes(subkey), bytes(value), float(expires_at))
+            record = DHTRecord(key_id(KEY), bytes(subkey), bytes(value), float(expires_at))
         except Exception:  # noqa: BLE001 - what hivemind hands over has this shape
             return False
         if not self._validator.validate(record):
             return False
         owner = codec.decode(record.subkey, bytes_max=64)
         content = codec.decode(self._validator.strip_value(record), bytes_max=4096)
-        key = key_id("members")
+        key = key_id(KEY)
         self._storage.store_subkey(key, owner, record.value, record.expiration_time)
         return isinstance(content, bytes)
 
     def check(self) -> None:
         """Compare the table with its limit."""
-        found = self._storage.get(key_id("members"))
+        found = self._storage.get(key_id(KEY))
         if found is not None and len(found.value) > OWNERS_PER_KEY_MAX:
             raise BrokenBoundError(f"{len(found.value)} records")
 

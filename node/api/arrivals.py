@@ -80,11 +80,12 @@ class ArrivalStatus:
 
 @dataclass(frozen=True, slots=True)
 class DurationsStatus:
-    """How long arrivals took: ``seconds`` in all.
+    """How long something took: ``seconds`` in all.
 
-    ``counts`` are those of up to each of ``node.weights.arrivals.SECONDS_BOUNDS``, and above the
-    one before; the longer ones come last.
+    ``counts`` are those of up to each bound, and above the one before; the longer ones come last.
+    The bounds are those of what is measured: ``SECONDS_BOUNDS`` of ``node.weights.arrivals`` for
+    arrivals, ``roles.durations`` for rollouts. None: there was nothing yet.
     """
 
-    counts: tuple[int, ...]
-    seconds: float
+    counts: tuple[int, ...] = ()
+    seconds: float = 0.0

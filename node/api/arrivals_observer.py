@@ -8,6 +8,7 @@ from node.blobs.tally import Tally
 from node.blobs.ways import Way
 from node.blobs.wire import Kind
 from node.weights.arrivals import Arrival, Arrivals
+from roles.durations import Durations
 
 
 def arrival_statuses(arrivals: Arrivals, now: float, wall_now: float) -> tuple[ArrivalStatus, ...]:
@@ -21,9 +22,13 @@ def arrival_statuses(arrivals: Arrivals, now: float, wall_now: float) -> tuple[A
 def durations_statuses(arrivals: Arrivals) -> dict[str, DurationsStatus]:
     """Return how long versions took, by the form in which they came."""
     return {
-        str(form): DurationsStatus(tuple(durations.counts), durations.seconds)
-        for form, durations in arrivals.durations.items()
+        str(form): durations_status(durations) for form, durations in arrivals.durations.items()
     }
+
+
+def durations_status(durations: Durations) -> DurationsStatus:
+    """Return what a histogram is made of."""
+    return DurationsStatus(tuple(durations.counts), durations.seconds)
 
 
 def party_statuses(tally: Tally, now: float) -> tuple[PartyStatus, ...]:

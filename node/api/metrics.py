@@ -21,6 +21,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from node.api.arrivals import ArrivalStatus, DurationsStatus
+from node.api.rollout_counts import RisenCounts
 from node.api.status import (
     GOSSIP_LEVELS,
     LOOP_DELAY_BOUNDS,
@@ -31,10 +32,10 @@ from node.api.status import (
     RolloutCounts,
     State,
     TrafficStatus,
-    UptakeStatus,
 )
 from node.api.tables import LIMITS
 from node.weights.arrivals import SECONDS_BOUNDS
+from roles.durations import CHECK_BOUNDS, GENERATION_BOUNDS
 from roles.uptake import UPTAKE_BOUNDS
 
 PREFIX = "prime_node"
@@ -52,6 +53,7 @@ class NodeMetrics(Collector):
         self._registry.register(self)
         ProcessCollector(registry=self._registry)
         self._reasons: dict[str, None] = {}
+        self._rollouts, self._own_rollouts = RisenCounts(), RisenCounts()
 
     def exposition(self) -> bytes:
         """Return all metrics in the Prometheus text format."""
@@ -63,19 +65,28 @@ class NodeMetrics(Collector):
         yield _info(status)
         yield _state(status)
         yield from _gauges(status)
-        yield from _outcomes("rollouts", "Rollouts of the swarm, by outcome.", status.rollouts)
-        yield from _outcomes(
-            "own_rollouts", "Rollouts of this node, by outcome.", status.own_rollouts
-        )
-        yield self._rejections(status.rollouts)
+        yield from self._outcomes(status)
         yield from _traffic(status)
         yield from _gossip(status.gossip_peers)
         yield from _tables(status.tables)
         yield from _arrivals(status)
         yield from _loop(status.loop)
         yield from _machine(status)
-        yield _uptake(status.uptake)
+        yield from _durations(status)
         yield from _circuits(status.circuits)
+
+    def _outcomes(self, status: NodeStatus) -> Iterator[Metric]:
+        """Yield what became of rollouts since the first time that it was asked for.
+
+        What the disk holds was there before: until it has been read, nothing counts.
+        """
+        rollouts = own = RolloutCounts()
+        if status.restored:
+            rollouts = self._rollouts.look(status.rollouts)
+            own = self._own_rollouts.look(status.own_rollouts)
+        yield from _outcomes("rollouts", "Rollouts of the swarm, by outcome.", rollouts)
+        yield from _outcomes("own_rollouts", "Rollouts of this node, by outcome.", own)
+        yield self._rejections(rollouts)
 
     def _rejections(self, counts: RolloutCounts) -> Metric:
         family = CounterMetricFamily(
@@ -256,7 +267,7 @@ def _arrivals(status: NodeStatus) -> Iterator[Metric]:
     values = _arriving(next(coming, None))
     for (name, text), value in zip(_ARRIVING, values, strict=True):
         yield GaugeMetricFamily(f"{PREFIX}_arriving_{name}", text, value)
-    yield _durations(status.durations)
+    yield _arrival_durations(status.durations)
 
 
 _ARRIVING = (
@@ -281,7 +292,7 @@ def _arriving(arrival: ArrivalStatus | None) -> tuple[float, ...]:
     )
 
 
-def _durations(by_form: dict[str, DurationsStatus]) -> Metric:
+def _arrival_durations(by_form: dict[str, DurationsStatus]) -> Metric:
     family = HistogramMetricFamily(
         f"{PREFIX}_version_arrival_seconds",
         "How long versions took to come, by the form in which they travelled.",
@@ -292,17 +303,39 @@ def _durations(by_form: dict[str, DurationsStatus]) -> Metric:
     return family
 
 
-def _uptake(uptake: UptakeStatus) -> Metric:
-    return HistogramMetricFamily(
-        f"{PREFIX}_policy_uptake_seconds",
-        "From the manifest of a version to the first token of its policy here.",
-        buckets=_buckets(UPTAKE_BOUNDS, uptake.counts),
-        sum_value=uptake.seconds,
-    )
+def _durations(status: NodeStatus) -> Iterator[Metric]:
+    for name, text, bounds, durations in (
+        (
+            "policy_uptake",
+            "From the manifest of a version to the first token of its policy here.",
+            UPTAKE_BOUNDS,
+            status.uptake,
+        ),
+        (
+            "generation",
+            "How long the engine took for own rollouts, beside others that it made.",
+            GENERATION_BOUNDS,
+            status.generations,
+        ),
+        (
+            "check",
+            "How long checks of others' rollouts took, once their body was here.",
+            CHECK_BOUNDS,
+            status.checks,
+        ),
+    ):
+        yield HistogramMetricFamily(
+            f"{PREFIX}_{name}_seconds",
+            text,
+            buckets=_buckets(bounds, durations.counts),
+            sum_value=durations.seconds,
+        )
 
 
 def _buckets(bounds: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
-    return list(zip([*map(str, bounds), "+Inf"], accumulate(counts), strict=True))
+    """Return buckets as Prometheus has them, each with all below it; no counts: nothing yet."""
+    known = counts or (0,) * (len(bounds) + 1)
+    return list(zip([*map(str, bounds), "+Inf"], accumulate(known), strict=True))
 
 
 def _loop(loop: LoopStatus) -> Iterator[Metric]:

@@ -5,8 +5,14 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from heapq import nlargest
 
-from node.api.arrivals_observer import arrival_statuses, durations_statuses, receiver_statuses
+from node.api.arrivals_observer import (
+    arrival_statuses,
+    durations_status,
+    durations_statuses,
+    receiver_statuses,
+)
 from node.api.forks import forks_told
+from node.api.rollout_counts import counted
 from node.api.status import (
     CHECKPOINTS_MAX,
     LISTED_MAX,
@@ -116,6 +122,9 @@ class Observer:
             durations=durations_statuses(self.arrivals),
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),
             uptake=self._uptake(),
+            generations=durations_status(self.context.durations.generations),
+            checks=durations_status(self.context.durations.checks),
+            restored=self.restored,
             circuits=self._circuits(),
             gossip_peers=self._gossip_peers(),
             forks=forks_told(replica),
@@ -171,10 +180,12 @@ class Observer:
             return Stage("joining", reason)
         if self.context.replica.ledger.slashed(self.context.signer.peer_id):
             return Stage("paused", "a rollout of ours was rejected; `prime-node why` shows it")
-        if str(self.context.conditions):
-            return Stage("paused", str(self.context.conditions))
+        if wrong := self.context.conditions.wrong:
+            return Stage("paused", wrong)
         if not self.anti_entropy.synchronised:
             return self._synchronising()
+        if (awaited := self.context.conditions.awaited) is not None:
+            return Stage("syncing", awaited.reason, awaited.share)
         if self.policies.newest() is None:
             return self._fetching()
         return Stage("ready", self._other_versions())
@@ -310,8 +321,8 @@ class Observer:
         return UptakeStatus(
             **newest,
             first_token_seconds_median=uptakes.median_seconds,
-            counts=tuple(uptakes.counts),
-            seconds=uptakes.seconds,
+            counts=tuple(uptakes.durations.counts),
+            seconds=uptakes.durations.seconds,
         )
 
     def why(self) -> Why:
@@ -382,16 +393,4 @@ def _finding(verdict: Signed[Verdict], rules: ToplocSection, tokens: int) -> Ver
             one.name: MeasuredValue(one.value, one.allowed)
             for one in explained(rules, message, tokens)
         },
-    )
-
-
-def counted(counts: Counts) -> RolloutCounts:
-    """Return a ledger's counts as a status has them."""
-    return RolloutCounts(
-        committed=counts.committed,
-        certified=counts.certified,
-        rejected=counts.rejected,
-        expired=counts.expired,
-        trained=counts.trained,
-        rejected_reasons=dict(sorted(counts.reasons.items())),
     )

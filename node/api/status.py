@@ -247,6 +247,10 @@ class NodeStatus:
     receivers: tuple[PartyStatus, ...] = ()
     """Who was sent blobs in the last seconds, the one that is sent most first."""
     uptake: UptakeStatus = UptakeStatus()
+    generations: DurationsStatus = field(default_factory=DurationsStatus)
+    """Of own rollouts, since the start, up to each of ``roles.durations.GENERATION_BOUNDS``."""
+    checks: DurationsStatus = field(default_factory=DurationsStatus)
+    """Of others' rollouts, since the start, up to each of ``roles.durations.CHECK_BOUNDS``."""
     circuits: CircuitsStatus = CircuitsStatus()
     gossip_peers: tuple[GossipPeerStatus, ...] = ()
     """The best score first."""
@@ -254,6 +258,8 @@ class NodeStatus:
     """Keys that signed two things of which one may be said, and what follows, a line each."""
     share: float | None = None
     """How much of what the state waits for is done, from 0 to 1; None where nobody can know."""
+    restored: bool = False
+    """Whether what the disk holds of the run is in the counts."""
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

@@ -42,6 +42,8 @@ class ExchangeLimits:
 
     streams_per_peer: int = BLOBS.streams_per_peer
     streams_total: int = BLOBS.streams_total
+    streams_per_second: float | None = BLOBS.streams_per_second
+    streams_burst: int = BLOBS.streams_burst
     piece_bytes: int = 256 * 1024
     open_seconds: float = 10.0
     stall_seconds: float = BLOBS.stall_seconds

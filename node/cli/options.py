@@ -10,13 +10,20 @@ from typing import Annotated
 
 import typer
 
+from node import completion
+
 _join = partial(typer.Option, rich_help_panel="Join a run")
 _node = partial(typer.Option, rich_help_panel="This node")
 _network = partial(typer.Option, rich_help_panel="Network")
 
 Roles = Annotated[
     list[str] | None,
-    _join("--role", metavar="ROLE", help="inference, validator, trainer, relay; repeat or a,b."),
+    _join(
+        "--role",
+        metavar="ROLE",
+        help="inference, validator, trainer, relay; repeat or a,b.",
+        autocompletion=completion.roles,
+    ),
 ]
 InitialPeers = Annotated[
     list[str] | None,
@@ -55,9 +62,21 @@ DataDir = Annotated[
 IdentityPath = Annotated[
     Path | None, _node(metavar="FILE", help="The node's key; default identity.key in the data dir.")
 ]
-Device = Annotated[str | None, _node(metavar="DEVICE", help="auto (default), cpu, cuda or cuda:N.")]
+Device = Annotated[
+    str | None,
+    _node(
+        metavar="DEVICE",
+        help="auto (default), cpu, cuda or cuda:N.",
+        autocompletion=completion.devices,
+    ),
+]
 Engine = Annotated[
-    str | None, _node(metavar="NAME", help="What generates: builtin (default) or vllm.")
+    str | None,
+    _node(
+        metavar="NAME",
+        help="What generates: builtin (default) or vllm.",
+        autocompletion=completion.values_of("engine"),
+    ),
 ]
 EngineGpus = Annotated[
     str | None, _node(metavar="N", help="GPUs over which vLLM spreads the model; default 1.")
@@ -79,10 +98,20 @@ ApiPort = Annotated[
     _node(metavar="PORT", help="Status, health and metrics on 127.0.0.1; 0 (default): any."),
 ]
 LogFormat = Annotated[
-    str | None, _node(metavar="FORMAT", help="auto (default: json off a terminal), console, json.")
+    str | None,
+    _node(
+        metavar="FORMAT",
+        help="auto (default: json off a terminal), console, json.",
+        autocompletion=completion.values_of("log_format"),
+    ),
 ]
 LogLevel = Annotated[
-    str | None, _node(metavar="LEVEL", help="debug, info (default), warning, error.")
+    str | None,
+    _node(
+        metavar="LEVEL",
+        help="debug, info (default), warning, error.",
+        autocompletion=completion.values_of("log_level"),
+    ),
 ]
 
 Host = Annotated[

@@ -18,6 +18,8 @@ from typing_extensions import override
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.records import BoundedStorage, RecordValidator, harden, node_id
+from node.membership.buckets import Buckets
+from node.streams.places import Trust
 from protocol.crypto import Identity
 from protocol.types import PeerId, RunId
 from roles.ports.transport import Directory, TransportError
@@ -38,13 +40,13 @@ class HivemindDirectory(Directory):
         self,
         transport: HivemindTransport,
         validator: RecordValidator,
-        keys: Iterable[str],
+        buckets: Buckets,
         hidden: bool,
     ) -> None:
         self._transport = transport
         self._hidden = hidden
         self._validator = validator
-        self._keys = frozenset(keys)
+        self._keys = frozenset(buckets.keys)
         self._storage = BoundedStorage()
         self._node: Any = None
         self._closed = False
@@ -55,31 +57,26 @@ class HivemindDirectory(Directory):
         transport: HivemindTransport,
         identity: Identity,
         run_id: RunId,
-        keys: Iterable[str],
+        buckets: Buckets,
         *,
         hidden: bool = False,
         now: Callable[[], float] | None = None,
     ) -> "HivemindDirectory":
         """Join with whoever ``transport`` is connected to; alone is fine, others may come later.
 
-        ``keys`` are all names that may ever be used, each beginning with the run id in hexadecimal
-        and a slash: ``ValueError`` otherwise. A ``hidden`` node, behind NAT, asks others and stores
-        nothing for them. Raises ``TransportError`` when p2pd does not answer.
+        ``buckets`` are the keys that are used, and who is listed where. A ``hidden`` node, behind
+        NAT, asks others and stores nothing for them. Raises ``TransportError`` when p2pd does not
+        answer.
         """
-        names = tuple(keys)
-        prefix = f"{run_id.hex()}/"
-        for name in names:
-            if not name.startswith(prefix):
-                raise ValueError(f"{name} is outside the run's namespace {prefix}")
-        validator = RecordValidator(identity, run_id, names, now or SystemClock().now)
-        directory = cls(transport, validator, names, hidden)
+        validator = RecordValidator(identity, run_id, buckets, now or SystemClock().now)
+        directory = cls(transport, validator, buckets, hidden)
         await directory._rebuild()
         transport.on_restart(directory._rebuild)
         return directory
 
-    def prefer(self, proven: Callable[[PeerId], bool]) -> None:
-        """Store records of keys that are ``proven`` also where strangers have filled a key."""
-        self._storage.proven = proven
+    def trust(self, trust: Trust) -> None:
+        """Keep room for whom ``trust`` tells apart from strangers."""
+        self._storage.trust = trust
 
     @property
     def neighbours(self) -> int:

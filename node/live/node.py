@@ -223,7 +223,7 @@ class LiveNode:
         from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
         from node.live.http_face import HttpFace  # noqa: PLC0415
         from node.live.opening import about_us, open_store  # noqa: PLC0415
-        from node.membership.announcer import directory_key  # noqa: PLC0415
+        from node.membership.buckets import Buckets  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
         from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
 
@@ -235,7 +235,7 @@ class LiveNode:
         )
         log.info("run", name=run.name, run_id=run_id.hex(), creator=run.genesis.creator)
         directory = await HivemindDirectory.create(
-            transport, self._identity, run_id, [directory_key(run_id)], hidden=transport.hidden
+            transport, self._identity, run_id, Buckets(run_id), hidden=transport.hidden
         )
         data = self._datadir
         blobs = await asyncio.to_thread(FileBlobs, data.blobs, self._config.blob_quota)
@@ -259,7 +259,7 @@ class LiveNode:
         )
         try:
             self._daemon = self._make_daemon(manifest, about, ports, initial_peers)
-            directory.prefer(self._daemon.trust.proven)
+            directory.trust(self._daemon.trust)
             if self._stopping.is_set():
                 self._daemon.stop()
             await http.serve(self._daemon, blobs)

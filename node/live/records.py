@@ -8,7 +8,8 @@ records can cost, because anyone may make a thousand key pairs.
 
 import heapq
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Awaitable, Callable, Collection, Hashable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,8 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
+from node.membership.buckets import Buckets
+from node.streams.places import Trust
 from protocol import codec
 from protocol.crypto import SIGNATURE_BYTES, Signer, digest, signing_bytes, verify
 from protocol.faults import Fault, FaultCode
@@ -36,6 +39,9 @@ OWNERS_PER_KEY_MAX = 240
 
 NEAREST_MAX = 20
 """Neighbours believed per answer: hivemind's bucket size, so that an honest answer fits."""
+
+_PROVEN = 2
+"""The highest rank: whoever has it keeps its place."""
 
 _SIGNATURE_KIND = "directory-record"
 _SUBKEY_BYTES_MAX = 64
@@ -56,11 +62,12 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
     """Signs our records and judges everybody's, for one run."""
 
     def __init__(
-        self, signer: Signer, run_id: RunId, keys: Iterable[str], now: Callable[[], float]
+        self, signer: Signer, run_id: RunId, buckets: Buckets, now: Callable[[], float]
     ) -> None:
         self._signer = signer
         self._run_id = run_id
-        self._key_ids = frozenset(key_id(key) for key in keys)
+        self._buckets = buckets
+        self._keys = {key_id(key): key for key in buckets.keys}
         self._now = now
         self._verified = Remembered[bytes, bool](_VERIFIED_MAX)
 
@@ -81,9 +88,8 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
         return bytes(record.value[:-SIGNATURE_BYTES])
 
     def _is_valid(self, record: DHTRecord) -> bool:
-        if record.key not in self._key_ids or not (
-            SIGNATURE_BYTES < len(record.value) <= RECORD_BYTES_MAX
-        ):
+        key = self._keys.get(record.key)
+        if key is None or not SIGNATURE_BYTES < len(record.value) <= RECORD_BYTES_MAX:
             return False
         if not record.expiration_time <= self._now() + TTL_SECONDS_MAX:  # NaN is refused too
             return False
@@ -91,6 +97,8 @@ class RecordValidator(RecordValidatorBase):  # type: ignore[misc]  # hivemind is
         value, signature = record.value[:-SIGNATURE_BYTES], record.value[-SIGNATURE_BYTES:]
         content = codec.decode(value, bytes_max=RECORD_BYTES_MAX)
         if not isinstance(owner, str) or not isinstance(content, bytes):
+            return False
+        if not self._buckets.may_list(key, PeerId(owner)):
             return False
         return self._verify(PeerId(owner), self._signed_bytes(record, value), signature)
 
@@ -114,12 +122,14 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
     dictionary itself, a refused store still shortens the life of what is there, and every store
     leaves an entry in a heap until the record expires.
 
-    Where there is no room who is ``proven`` takes the place of somebody who is not.
+    Where there is no room, who has standing takes the place of somebody without, and a member that
+    of a key which is none. Among these each block of addresses counts once: who comes from one with
+    fewer records takes a place of the one with most.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.proven: Callable[[PeerId], bool] = lambda _owner: False
+        self.trust = Trust()
 
     def get(self, key: DHTID) -> ValueWithExpiration | None:
         """Return a copy, which lookups may merge into."""
@@ -137,11 +147,10 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
         entries = DictionaryDHTValue() if found is None else found.value
         known = entries.get(subkey)
         if known is None and len(entries) >= OWNERS_PER_KEY_MAX:
-            strangers = (other for other in entries.data if not self.proven(PeerId(other)))
-            stranger = next(strangers, None) if self.proven(PeerId(subkey)) else None
-            if stranger is None:
+            least = self._least(PeerId(subkey), [PeerId(other) for other in entries.data])
+            if least is None:
                 return False
-            del entries[stranger]
+            del entries[least]
         if known is not None and known.expiration_time >= expiration_time:
             return False
         if not entries.store(subkey, value, expiration_time):
@@ -151,6 +160,30 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
         _compact(entries)
         _compact(self)
         return True
+
+    def _least(self, newcomer: PeerId, owners: Sequence[PeerId]) -> PeerId | None:
+        """Return whose place ``newcomer`` takes; None when it takes nobody's."""
+        ranks = {owner: self._rank(owner) for owner in owners}
+        lowest = min(ranks.values())
+        own_rank = self._rank(newcomer)
+        if own_rank < lowest or lowest == _PROVEN:
+            return None
+        blocks = {owner: self._block(owner) for owner, rank in ranks.items() if rank == lowest}
+        crowd = Counter(blocks.values())
+        most = max(crowd.values())
+        if own_rank == lowest and most <= crowd[self._block(newcomer)] + 1:
+            return None
+        return next(owner for owner, block in blocks.items() if crowd[block] == most)
+
+    def _rank(self, owner: PeerId) -> int:
+        if self.trust.proven(owner):
+            return _PROVEN
+        return int(self.trust.member(owner))
+
+    def _block(self, owner: PeerId) -> Hashable:
+        """Return where ``owner`` is; None for all that are not connected, whoever they are."""
+        block = self.trust.block(owner)
+        return None if block == owner else block
 
 
 def harden(protocol: DHTProtocol, storage: BoundedStorage, validator: RecordValidator) -> None:

@@ -152,7 +152,7 @@ class OwnAdmission:
         """Say how long it takes; what is left does not depend on what was tried."""
         expected = 2**self._context.replica.manifest.admission.work_bits
         about_seconds = seconds / tried * expected
-        self._context.conditions.set(
+        self._context.conditions.wait(
             "admission",
             f"solving the admission proof, about {about_seconds:.0f} s on average; "
             f"{seconds:.0f} s so far, {tried} of about {expected} hashes",

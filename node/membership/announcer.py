@@ -11,10 +11,11 @@ import structlog
 from node.context import NodeContext
 from node.local.addresses import ADDRESS_CHARACTERS_MAX
 from node.membership.admission import OwnAdmission
+from node.membership.buckets import BucketReader, Buckets, bits_for
 from node.membership.incarnation import Incarnation
 from node.streams.deadline import within
 from protocol.messages import PROTOCOL_VERSION, Hardware, NodeRecord, Signed
-from protocol.types import Role, RunId, Topic
+from protocol.types import Role, Topic
 from roles.ports.swarm import Network, RefusedError
 from roles.ports.transport import TransportError
 
@@ -33,14 +34,6 @@ DIRECTORY_LIFETIMES = 4
 
 ADDRESSES_MAX = 8
 """As ``NodeRecord`` has it."""
-
-
-def directory_key(run_id: RunId) -> str:
-    """Return the directory's key for the members of a run.
-
-    Its dictionary travels whole: one key serves the first thousand members.
-    """
-    return f"{run_id.hex()}/members"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +89,7 @@ class Announcer:
         self._stale = asyncio.Event()
         self._newest: Signed[NodeRecord] | None = None
         self._announced = asyncio.Event()
-        self._key = directory_key(context.replica.run_id)
+        self._buckets = Buckets(context.replica.run_id)
 
     @property
     def addresses(self) -> tuple[str, ...]:
@@ -111,6 +104,7 @@ class Announcer:
         if not self._admission.here:
             return
         record = await self._record(leaving=leaving)
+        self._incarnation.said(record)
         try:
             self._newest = await self._network.publish(Topic.ROSTER, record)
         except RefusedError as error:
@@ -199,8 +193,9 @@ class Announcer:
             await self._announced.wait()
             self._announced.clear()
             assert self._newest is not None
+            key = self._buckets.key_of(self._context.signer.peer_id, bits_for(self._members()))
             expires_at = ports.clock.now() + lifetime_seconds
-            publishing = ports.directory.publish(self._key, self._newest.envelope, expires_at)
+            publishing = ports.directory.publish(key, self._newest.envelope, expires_at)
             try:
                 if not await within(CALL_SECONDS, publishing):
                     log.debug("the directory did not take our record")
@@ -209,19 +204,26 @@ class Announcer:
 
     async def _look_up(self) -> None:
         """Pass the directory's records on; they are judged like any other."""
+        reader = BucketReader(self._buckets, self._context.ports.rng.child("buckets"))
         pause_seconds = LOOKUP_SECONDS_MIN
         while True:
             try:
-                lookup = self._context.ports.directory.lookup(self._key)
+                lookup = self._context.ports.directory.lookup(reader.next(self._members()))
                 found = await within(CALL_SECONDS, lookup)
             except TransportError as error:
                 log.info("no answer from the directory", error=str(error))
                 found = {}
             for owner, envelope in islice(found.items(), RECORDS_MAX):
+                if owner == self._context.signer.peer_id:
+                    continue
+                reader.found()
                 member = self._context.replica.roster.get(owner)
-                known = member is not None and member.record.envelope == envelope
-                if owner != self._context.signer.peer_id and not known:
+                if member is None or member.record.envelope != envelope:
                     self._hint(envelope)
                     await asyncio.sleep(0)
             await asyncio.sleep(pause_seconds)
             pause_seconds = min(1.5 * pause_seconds, LOOKUP_SECONDS_MAX)
+
+    def _members(self) -> int:
+        """Return how many members are live, as far as we know."""
+        return len(self._context.replica.roster.live(self._context.ports.clock.now()))

@@ -7,8 +7,10 @@ does not know what it signed. So it first listens to what others remember, and l
 what it may have signed something about. A restart while it listens begins that anew.
 
 Nor does it know what another process signs that has the same key. So a start on a directory that
-was used elsewhere, or on a key that somebody has just heard of, listens before it works; and a
-record of ours that was issued after our start, and that we never made, ends this node at once.
+was used elsewhere, or on a key that somebody has just heard of, listens before it works. A record
+of ours that was issued after our start, and that we never made, ends this node, unless it is the
+one of the two that has been here for longer: then the other one ends, which comes to hold our
+record as we came to hold its.
 """
 
 import asyncio
@@ -63,6 +65,8 @@ class Incarnation:
         self._alone = asyncio.Event()
         self._twin = asyncio.Event()
         self._twin_sequence = 0
+        self._said: NodeRecord | None = None
+        self._outlasts_until_ms: int | None = None
         self._lost = asyncio.Event()
         if row.get("lost", False):
             self._lost.set()
@@ -125,7 +129,7 @@ class Incarnation:
         if self._elsewhere or self._heard_of:
             log.warning("listening for another node with our key", seconds=seconds)
             text = "listening for another node with our key before we work"
-            self._context.conditions.set("key", f"{text}, {seconds:.0f} s")
+            self._context.conditions.wait("key", f"{text}, {seconds:.0f} s")
             until = loop.time() + seconds
             with suppress(TimeoutError):  # where nobody is, nobody hears what we sign
                 async with asyncio.timeout(seconds):
@@ -149,12 +153,31 @@ class Incarnation:
             return
         newest_ms = max(self._began_ms + CLOCK_SKEW_SECONDS_MAX * 1000, self._sequence_at_start)
         if record.sequence > newest_ms:
-            self._twin_sequence = record.sequence
-            self._twin.set()
+            self._meet_twin(record)
         elif former and self._is_recent(record.sequence):
             self._heard_of = True
 
+    def _meet_twin(self, record: NodeRecord) -> None:
+        """Take note of another process with our key that is alive, and of which of us ends.
+
+        The one that has been here for less time does, and if neither has, the one with the higher
+        addresses; what we told last is what it compares with. Whoever has announced nothing yet has
+        signed nothing either. The other one must be silent when it has had the time to hear of us.
+        """
+        until_ms = self._outlasts_until_ms
+        goes_on = self._said is not None and _rank(self._said) < _rank(record)
+        if not goes_on or (until_ms is not None and record.sequence > until_ms):
+            self._twin_sequence = record.sequence
+            self._twin.set()
+        elif until_ms is None:
+            self._outlasts_until_ms = round(self._now_ms() + 1000 * self.listen_seconds)
+            log.warning("another node used our key and has to end", since=record.joined_at)
+
     # What changes it
+
+    def said(self, record: NodeRecord) -> None:
+        """Note the record that is announced now."""
+        self._said = record
 
     async def begin(self) -> None:
         """Write down that this disk is in use from now on, if it is new."""
@@ -255,6 +278,11 @@ class Incarnation:
 
     def _now_ms(self) -> int:
         return round(self._context.ports.clock.now() * 1000)
+
+
+def _rank(record: NodeRecord) -> tuple[int, tuple[str, ...]]:
+    """Return by what two processes with one key are told apart: the lower one goes on."""
+    return record.joined_at, record.addresses
 
 
 def _row(stored: bytes | None) -> dict[str, Any]:

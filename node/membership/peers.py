@@ -6,7 +6,7 @@ is dialled before a stream to it is opened, and a peer that is kept away gets no
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
 
@@ -139,6 +139,10 @@ class PeerTable(Peers):
     @override
     def places(self) -> Mapping[PeerId, tuple[str, ...]]:
         return self._places
+
+    def block_of(self, peer: PeerId) -> Hashable:
+        """Return where a connected peer is; itself where that is not known."""
+        return self._places.get(peer) or peer
 
     # Streams
 

@@ -1,9 +1,10 @@
-"""A bound on the streams that one protocol serves at once, per peer and in all."""
+"""A bound on the streams that one protocol serves: at once, and how often somebody opens one."""
 
 import asyncio
 from typing import Protocol
 
 from node.streams.places import Place, Places, Trust
+from node.streams.rates import Rates
 from roles.ports.transport import Stream, StreamHandler
 
 UNDISTURBED_SECONDS = 1.0
@@ -12,19 +13,27 @@ a few round trips. A guess."""
 
 
 class Limits(Protocol):
-    """How many streams are served at once."""
+    """How many streams are served."""
 
     @property
     def streams_per_peer(self) -> int:
-        """Of one peer."""
+        """At once, of one peer."""
 
     @property
     def streams_total(self) -> int:
-        """Of all peers."""
+        """At once, of all peers."""
+
+    @property
+    def streams_per_second(self) -> float | None:
+        """Of the strangers at one address; None: without a bound."""
+
+    @property
+    def streams_burst(self) -> int:
+        """Of them, before that bound holds."""
 
 
 class Bounded:
-    """A stream handler that passes on so many streams at once; the others go to ``refuse``.
+    """A stream handler that passes on so many streams; the others go to ``refuse``.
 
     By default they end unread: whoever opened one sees it close before an answer, and tries again
     or elsewhere. So does whose place is given to somebody else (``node.streams.places``).
@@ -42,11 +51,16 @@ class Bounded:
         self._places = Places(
             limits.streams_per_peer, limits.streams_total, UNDISTURBED_SECONDS, trust
         )
+        per_second = limits.streams_per_second
+        self._rates = None if per_second is None else Rates(per_second, limits.streams_burst, trust)
         self._serving: dict[Place, asyncio.Task[None] | None] = {}
 
     async def __call__(self, stream: Stream) -> None:
         """Serve a stream if there is room; the task that calls is cancelled to end one."""
-        place, lost = self._places.take(stream.peer, asyncio.get_running_loop().time())
+        now = asyncio.get_running_loop().time()
+        place = lost = None
+        if self._rates is None or self._rates.take(stream.peer, now):
+            place, lost = self._places.take(stream.peer, now)
         if lost is not None and (serving := self._serving.pop(lost)) is not None:
             serving.cancel()
         if place is None:

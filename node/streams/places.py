@@ -23,6 +23,8 @@ class Trust:
     """Whether a peer has standing."""
     block: Callable[[PeerId], Hashable] = lambda peer: peer
     """What it shares with others who are probably the same: its address block, if known."""
+    member: Callable[[PeerId], bool] = lambda _peer: False
+    """Whether it has been admitted: its record is here."""
 
 
 @dataclass(eq=False, frozen=True, slots=True)

@@ -48,6 +48,11 @@ class StreamProtocol:
     streams_per_peer: int
     """Served at once; what is over it is closed, or refused in the protocol's own words."""
     streams_total: int
+    streams_per_second: float | None
+    """Of the peers at one address without standing, in the long run; None: what they cost is
+    bounded otherwise. Beyond it, as over ``streams_per_peer``."""
+    streams_burst: int = 0
+    """Of them at once."""
     stall_seconds: float
     """One message or piece, to be read or written; then the stream is given up."""
     exchange_seconds: float | None
@@ -78,6 +83,8 @@ MANIFEST = StreamProtocol(
     acceptor_bytes_max=MANIFEST_BYTES_MAX,
     streams_per_peer=1,
     streams_total=16,
+    streams_per_second=0.5,
+    streams_burst=8,
     stall_seconds=10.0,
     exchange_seconds=10.0,
 )
@@ -92,6 +99,8 @@ MESSAGE = StreamProtocol(
     acceptor_bytes_max=1,
     streams_per_peer=16,
     streams_total=128,
+    streams_per_second=16.0,
+    streams_burst=128,
     stall_seconds=5.0,
     exchange_seconds=5.0,
 )
@@ -106,6 +115,8 @@ SYNC = StreamProtocol(
     acceptor_bytes_max=_PAGE_BYTES_MAX,
     streams_per_peer=1,
     streams_total=16,
+    streams_per_second=2.0,
+    streams_burst=64,
     stall_seconds=5.0,
     exchange_seconds=30.0,
 )
@@ -120,6 +131,7 @@ BLOBS = StreamProtocol(
     acceptor_bytes_max=256,
     streams_per_peer=16,
     streams_total=256,
+    streams_per_second=None,
     stall_seconds=60.0,
     exchange_seconds=None,
 )
@@ -138,6 +150,8 @@ DIAL_BACK = StreamProtocol(
     acceptor_bytes_max=1,
     streams_per_peer=1,
     streams_total=4,
+    streams_per_second=0.2,
+    streams_burst=8,
     stall_seconds=10.0,
     exchange_seconds=20.0,
 )
@@ -153,6 +167,7 @@ HOP = StreamProtocol(
     acceptor_bytes_max=4096,
     streams_per_peer=16,
     streams_total=128,
+    streams_per_second=None,
     stall_seconds=10.0,
     exchange_seconds=600.0,
 )
@@ -172,6 +187,7 @@ GOSSIP = StreamProtocol(
     acceptor_bytes_max=0,
     streams_per_peer=1,
     streams_total=Params().peers_max,
+    streams_per_second=None,
     stall_seconds=20.0,
     exchange_seconds=None,
 )

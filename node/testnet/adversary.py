@@ -23,9 +23,21 @@ ATTACK_GROUP = "prime_node.attacks"
 app = typer.Typer(add_completion=False)
 
 
+def _names(group: str) -> set[str]:
+    return set(entry_points(group=group).names)
+
+
+def _kinds() -> list[str]:
+    """Return what a shell offers."""
+    return sorted(name for group in (ATTACK_GROUP, BEHAVIOUR_GROUP) for name in _names(group))
+
+
 @app.command("adversary")
 def run_adversary(
-    kind: Annotated[str, typer.Argument(help="What it does; an unknown word lists all.")],
+    kind: Annotated[
+        str,
+        typer.Argument(help="What it does; an unknown word lists all.", autocompletion=_kinds),
+    ],
     *,
     initial_peers: Annotated[
         list[str] | None, typer.Option(metavar="ADDR", help="Peer to join through.")
@@ -44,7 +56,7 @@ def run_adversary(
 
     Only for swarms of your own: an attack is against whoever answers at these addresses.
     """
-    attacks, lies = (set(entry_points(group=g).names) for g in (ATTACK_GROUP, BEHAVIOUR_GROUP))
+    attacks, lies = _names(ATTACK_GROUP), _names(BEHAVIOUR_GROUP)
     if kind not in attacks | lies:
         known = f"lies: {', '.join(sorted(lies))}; attacks: {', '.join(sorted(attacks))}"
         raise NodeError(f"no behaviour {kind!r}; {known}", ExitCode.USAGE)

@@ -12,6 +12,7 @@ from typing import Annotated, get_args
 
 import typer
 
+from node import completion
 from node.local.datadir import DataDir, locked
 from node.local.errors import NodeError
 from node.local.units import parse_rate
@@ -22,6 +23,27 @@ from roles.engines.factory import EngineName
 app = typer.Typer(add_completion=False)
 
 SWARM_FAILED = 1
+
+RecipeName = Annotated[
+    str,
+    typer.Option(
+        help="The run's rules: tiny-qwen3-bpe, a task in text, or a file.",
+        autocompletion=completion.recipes,
+    ),
+]
+Environment = Annotated[
+    str,
+    typer.Option(
+        help="The task, for example arithmetic or sorting.", autocompletion=completion.environments
+    ),
+]
+Engine = Annotated[
+    str,
+    typer.Option(
+        help="What the inference nodes generate with: builtin or vllm.",
+        autocompletion=completion.values_of("engine"),
+    ),
+]
 
 
 @app.command("testnet")
@@ -43,12 +65,8 @@ def run_testnet(
     cheaters: Annotated[
         int, typer.Option(min=0, help="Dishonest inference nodes, each in another way.")
     ] = 0,
-    recipe: Annotated[
-        str, typer.Option(help="The run's rules: tiny-qwen3-bpe, a task in text, or a file.")
-    ] = RECIPE_DEFAULT,
-    environment: Annotated[
-        str, typer.Option(help="The task, for example arithmetic or sorting.")
-    ] = "",
+    recipe: RecipeName = RECIPE_DEFAULT,
+    environment: Environment = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first policy.")] = 0,
     data_dir: Annotated[
         Path | None, typer.Option(help="New directory for all files; a temporary one if not given.")
@@ -58,9 +76,7 @@ def run_testnet(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     view: Annotated[bool, typer.Option(help="Redraw a live view on a terminal.")] = True,
-    engine: Annotated[
-        str, typer.Option(help="What the inference nodes generate with: builtin or vllm.")
-    ] = "builtin",
+    engine: Engine = "builtin",
     engine_python: Annotated[
         Path | None, typer.Option(help="Interpreter of their engine processes; default our own.")
     ] = None,

@@ -4,10 +4,9 @@ A download notes these while it runs, at the cost of microseconds a chunk; they 
 piece is a chunk. ``now`` is of a monotonic clock, in seconds.
 """
 
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from node.blobs.tally import Tally
@@ -16,6 +15,7 @@ from node.blobs.wire import Kind
 from protocol.shardcast.events import Ask
 from protocol.shardcast.index import ShardIndex
 from protocol.types import PeerId
+from roles.durations import Durations
 
 ARRIVED_KEPT = 8
 """Arrivals that are remembered; a guess: who looks once a second misses none of a fast run."""
@@ -107,14 +107,6 @@ class Arrival:
         return self.bytes_missing / rate if rate and self.pieces else None
 
 
-@dataclass(slots=True)
-class Durations:
-    """How long arrivals took: ``counts`` up to each of ``SECONDS_BOUNDS``, and longer ones last."""
-
-    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS_BOUNDS) + 1))
-    seconds: float = 0.0
-
-
 class Arrivals:
     """Those of one node: on their way, and the last that came."""
 
@@ -122,7 +114,7 @@ class Arrivals:
         self.under_way: list[Arrival] = []
         self.arrived: deque[Arrival] = deque(maxlen=ARRIVED_KEPT)
         """Of versions alone, the last one last."""
-        self.durations = {form: Durations() for form in Form}
+        self.durations = {form: Durations(SECONDS_BOUNDS) for form in Form}
         """Of versions alone."""
 
     def begin(self, label: Label, root: PeerId, stripes: int, now: float) -> Arrival:
@@ -137,9 +129,7 @@ class Arrivals:
         if arrival.label.version < 0:
             return
         self.arrived.append(arrival)
-        seconds, durations = now - arrival.began_at, self.durations[arrival.label.form]
-        durations.counts[bisect_left(SECONDS_BOUNDS, seconds)] += 1
-        durations.seconds += seconds
+        self.durations[arrival.label.form].add(now - arrival.began_at)
 
     def end(self, arrival: Arrival) -> None:
         """Note that a download is over, for whatever reason."""

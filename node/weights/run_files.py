@@ -69,7 +69,7 @@ class RunFiles:
         if self._ports.blobs.has_file(Digest(bytes.fromhex(file.index))):
             return True
         rules, blobs = self._replica.manifest.shardcast, self._ports.blobs
-        self._conditions.set(_CONDITION, f"reading the run's {name}")
+        self._conditions.wait(_CONDITION, f"reading the run's {name}")
         stored = await blobs.put_file(path, rules.shard_bytes, rules.chunk_bytes, Purpose.RUN_FILE)
         if stored.digest.hex() == file.index:
             return True
@@ -81,7 +81,7 @@ class RunFiles:
     async def _download(self, name: RunFileName, file: RunFile) -> bool:
         root = self._root()
         if root is None:
-            self._conditions.set(_CONDITION, f"waiting for a peer that has the run's {name}")
+            self._conditions.wait(_CONDITION, f"waiting for a peer that has the run's {name}")
             return False
         digest = Digest(bytes.fromhex(file.index))
         sizes = file.index_bytes, file.total_bytes
@@ -91,10 +91,11 @@ class RunFiles:
 
         def show(here_bytes: int, total_bytes: int) -> None:
             progress.note(here_bytes, now())
-            share = f"{here_bytes / 1e6:.1f} of {total_bytes / 1e6:.1f} MB"
-            self._conditions.set(_CONDITION, f"fetching the run's {name}, {share}")
+            share = here_bytes / max(1, total_bytes)
+            told = f"{int(100 * share)} % of {total_bytes / 1e6:.1f} MB"
+            self._conditions.wait(_CONDITION, f"fetching the run's {name}, {told}", share)
 
-        self._conditions.set(_CONDITION, f"asking for the run's {name}")
+        self._conditions.wait(_CONDITION, f"asking for the run's {name}")
         download = self._downloads.make(weights, self._downloads.members(), show)
         path = self._ports.files.run_file(name)
         arrived = await self._carry_out(download, path, root, progress)

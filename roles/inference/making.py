@@ -125,7 +125,9 @@ class SlotsInTheMaking:
                 for item, prompt in zip(assignments, prompts, strict=True)
             ]
             generations = await self._engine.generate(requests, manifest.sampling.temperature)
-            self.concurrency.ended(asyncio.get_running_loop().time() - making.began_at)
+            seconds = asyncio.get_running_loop().time() - making.began_at
+            self.concurrency.ended(seconds)
+            self._context.durations.generations.add(seconds)
         finally:
             making.generating = False
             self._context.changes.notify()  # another one may begin while this one is scored

@@ -120,10 +120,10 @@ class Leadership:
         path = context.files.genesis
         first = context.peer_id == context.manifest.genesis.trainers[0]
         if context.files.size(path) is None or not first:
-            context.conditions.set("trainer", "waiting for the genesis policy")
+            context.conditions.wait("trainer", "waiting for the genesis policy")
             return None
         if self._is_held(0):  # then we have published, and have lost our disk
-            context.conditions.set("trainer", "waiting for what others know of this run")
+            context.conditions.wait("trainer", "waiting for what others know of this run")
             return None
         policy = Policy(Version(0), context.manifest.genesis_policy, path)
         if not await self._load_policy(policy):
@@ -155,7 +155,7 @@ class Leadership:
                 return True
         if policy is not None and await self._load_policy(policy):
             return True
-        context.conditions.set("trainer", f"waiting for the weights of version {message.version}")
+        context.conditions.wait("trainer", f"waiting for the weights of version {message.version}")
         return False
 
     async def _go_back(self, head: Signed[CheckpointManifest]) -> Signed[CheckpointManifest] | None:

@@ -191,12 +191,13 @@ class ValidatorFlow:
         async with self._computing:
             if self._is_settled(entry):
                 return  # while we waited for our turn
-            started_at = context.clock.now()
+            began_at = asyncio.get_running_loop().time()
             try:
                 finding = await self._examination.examine(commit, body)
             except Exception as error:  # noqa: BLE001 - one rollout must not end the checks of all
                 self._fail(commit, error)
                 return
+            check_seconds = asyncio.get_running_loop().time() - began_at
         if isinstance(finding, Unscorable):
             # Other validators may have a score, so there is nothing to hold against anybody.
             self._unscorable[commit.digest] = None
@@ -207,14 +208,17 @@ class ValidatorFlow:
                 reason=finding.reason,
             )
             return
-        if finding is not None and await self._give_verdict(commit, finding):
+        if finding is None:
+            return
+        context.durations.checks.add(check_seconds)
+        if await self._give_verdict(commit, finding):
             log.info(
                 "rollout checked",
                 commit=commit.digest.hex()[:12],
                 worker=commit.signer[-8:],
                 reason=finding.reason,
                 detail=finding.detail,
-                check_seconds=round(context.clock.now() - started_at, 3),
+                check_seconds=round(check_seconds, 3),
             )
 
     def _fail(self, commit: Signed[RolloutCommit], error: Exception) -> None:

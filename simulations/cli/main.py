@@ -19,7 +19,18 @@ app = typer.Typer(add_completion=False, no_args_is_help=True)
 VIOLATION = 1
 """Exit code of a run in which a rule did not hold."""
 
-Scenario = Annotated[str, typer.Argument(help="A name of `simulate list`, or a TOML file.")]
+
+def _scenarios() -> list[str]:
+    """Return what a shell offers."""
+    from simulations.scenario.scenario import scenario_names  # noqa: PLC0415 - when it asks
+
+    return scenario_names()
+
+
+Scenario = Annotated[
+    str,
+    typer.Argument(help="A name of `simulate list`, or a TOML file.", autocompletion=_scenarios),
+]
 Nodes = Annotated[int | None, typer.Option(min=3, help="As many nodes, in the same proportions.")]
 Minutes = Annotated[float | None, typer.Option(min=0.1, help="Virtual minutes.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]

@@ -241,7 +241,7 @@ def ready(count=14, versions=41, steps=60):
             version=versions,
             policy_version=versions - 1,
             policy_lag_max=2,
-            seconds_to_go=57.0,
+            seconds_to_go=2296.0,
             certified_per_minute=41.5,
             trainer_idle_share=0.12,
             leader=peers[0],

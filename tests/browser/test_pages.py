@@ -57,6 +57,13 @@ def go(watched, url, address):
     page.wait_for_timeout(SETTLE_MILLISECONDS)
 
 
+FIGURES_CUT = """[...document.querySelectorAll('.figures dd')].filter((one) => {
+    const cell = one.parentElement, room = parseFloat(getComputedStyle(cell).paddingRight);
+    return one.getBoundingClientRect().right > cell.getBoundingClientRect().right - room + 0.5;
+}).map((one) => one.textContent)"""
+"""Figures that are wider than their cells without the space at its side."""
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [375, 1280])
 @pytest.mark.parametrize("state", STATES)
@@ -70,6 +77,7 @@ def test_every_page_of_every_state_is_quiet_and_fits(recorded, open_page, state,
         assert page.locator(".trouble").count() == 0, address
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, f"{address} is {wide} pixels too wide at {width}"
+        assert page.evaluate(FIGURES_CUT) == [], f"{address} at {width}"
     watched.check(url)
 
 

@@ -23,7 +23,8 @@ from node.live.background import ThreadBackground
 from node.live.clock import SystemClock
 from node.live.hivemind_dht import HivemindDirectory
 from node.live.hivemind_p2p import HivemindTransport
-from node.membership.announcer import About, directory_key
+from node.membership.announcer import About
+from node.membership.buckets import Buckets
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory
 from node.storage.state import SqliteStore
@@ -228,7 +229,7 @@ class LiveNode:
     async def start(self, manifest, bootstrap):
         run_id = manifest.manifest.run_id
         self.lookups = await HivemindDirectory.create(
-            self.transport, self.identity, run_id, [directory_key(run_id)]
+            self.transport, self.identity, run_id, Buckets(run_id)
         )
         self.store = SqliteStore(self.directory / "state.sqlite")
         self.blobs = RememberingBlobs(self.directory / "blobs")

@@ -2,6 +2,7 @@ import asyncio
 import os
 import signal
 import time
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,28 @@ from hivemind.utils.serializer import MSGPackSerializer
 from node.live import control
 from node.live.hivemind_dht import HivemindDirectory
 from node.live.hivemind_p2p import HivemindTransport
-from node.live.records import RecordValidator
+from node.live.records import BoundedStorage, RecordValidator, node_id
+from node.membership.buckets import MEMBERS_PER_BUCKET, BucketReader, Buckets
 from protocol.crypto import Identity
+from protocol.rng import Rng
 from protocol.types import RunId
 from tests.live.waiting import PATIENCE_SECONDS
 
 pytestmark = [pytest.mark.live, pytest.mark.asyncio(loop_scope="module")]
 
 RUN = RunId(b"\x11" * 32)
-KEYS = [f"{RUN.hex()}/members/{bucket}" for bucket in range(8)]
+
+
+class Anywhere(Buckets):
+    """Eight buckets in which anybody may be listed, so that a test can have a few nodes in one."""
+
+    def may_list(self, key, peer):
+        del key, peer
+        return True
+
+
+BUCKETS = Anywhere(RUN)
+KEYS = [BUCKETS.key(3, number) for number in range(8)]
 
 
 class Node:
@@ -51,7 +65,7 @@ async def start(directory: Path, seed: int, *, with_directory: bool = True) -> N
     path.write_bytes(identity.to_protobuf())
     node = Node(identity, await HivemindTransport.create(identity, path))
     if with_directory:
-        node.directory = await HivemindDirectory.create(node.transport, identity, RUN, KEYS)
+        node.directory = await HivemindDirectory.create(node.transport, identity, RUN, BUCKETS)
     return node
 
 
@@ -112,13 +126,11 @@ async def test_what_breaks_a_rule_is_published_nowhere(trio):
 
 
 async def test_a_key_outside_the_run_is_our_mistake(trio):
-    for key in ("members/0", f"{RUN.hex()}/members/8"):
+    for key in ("members/0", BUCKETS.key(3, 8)):
         with pytest.raises(ValueError, match="not a key"):
             await trio[0].directory.publish(key, b"x", time.time() + 600)
         with pytest.raises(ValueError, match="not a key"):
             await trio[0].directory.lookup(key)
-    with pytest.raises(ValueError, match="namespace"):
-        await HivemindDirectory.create(trio[0].transport, trio[0].identity, RUN, ["members/0"])
 
 
 @pytest.fixture
@@ -126,7 +138,7 @@ def forger(trio):
     """Stores records at the first node past all our own checks."""
     first, middle, _ = trio
     protocol = middle.directory._node.protocol
-    ours = RecordValidator(middle.identity, RUN, KEYS, time.time)
+    ours = RecordValidator(middle.identity, RUN, BUCKETS, time.time)
 
     async def store(subkey, value: bytes, expires_at: float, key: str = KEYS[4]) -> bool:
         place = DHTID.generate(source=key)
@@ -225,3 +237,59 @@ async def test_it_survives_the_death_of_p2pd_with_all_that_it_stored(trio):
     for node in trio:
         await sees(node, KEYS[7], expected)
     assert middle.directory.neighbours >= 1
+
+
+class Hiding(BoundedStorage):
+    """Takes every record and shows none."""
+
+    def store_subkey(self, key, subkey, value, expiration_time):
+        del key, subkey, value, expiration_time
+        return True
+
+    def get(self, key):
+        del key
+
+
+def seeds_around(key: str, honest: list[str], count: int) -> list[int]:
+    """Return seeds of keys whose places are nearer to that of ``key`` than any honest one."""
+    place = int(DHTID.generate(source=key))
+    nearest = min(int(node_id(peer)) ^ place for peer in honest)
+    tried = ((seed, Identity(bytes([seed]) * 32).peer_id) for seed in range(60, 256))
+    return [seed for seed, peer in tried if int(node_id(peer)) ^ place < nearest][:count]
+
+
+async def test_who_surrounds_a_bucket_hides_its_members_and_no_others(keys):
+    """A key is free, so anybody may stand wherever in the directory it likes."""
+    bits, count, attackers = 3, 3, 6
+    identities = [Identity(bytes([seed]) * 32).peer_id for seed in range(31, 31 + count)]
+    homes = [BUCKETS.key_of(peer, bits) for peer in identities]
+    assert len(set(homes)) == count
+    around = seeds_around(homes[0], identities, attackers)
+    assert len(around) == attackers, "more than copies are kept of a record"
+    async with AsyncExitStack() as stack:
+
+        async def started(seed: int) -> Node:
+            node = await start(keys, seed)
+            stack.push_async_callback(node.close)
+            return node
+
+        honest = [await started(seed) for seed in range(31, 31 + count)]
+        liars = [await started(seed) for seed in around]
+        for liar in liars:
+            protocol = liar.directory._node.protocol
+            protocol.storage = protocol.cache = Hiding()
+        nodes = [*honest, *liars]
+        addresses = {node.id: await node.address() for node in nodes}
+        for node in nodes:
+            others = [address for peer, address in addresses.items() if peer != node.id]
+            assert await node.directory.bootstrap(others) == len(others)
+        for node, home in zip(honest, homes, strict=True):
+            assert await node.directory.publish(home, node.id.encode(), time.time() + 600)
+
+        newcomer = await started(59)
+        assert await newcomer.directory.bootstrap([addresses[liars[0].id]]) == 1
+        found, reader = set(), BucketReader(BUCKETS, Rng(b"newcomer"))
+        for _ in range(60):
+            key = reader.next(MEMBERS_PER_BUCKET << bits)
+            found |= (await newcomer.directory.lookup(key)).keys()
+        assert found == {node.id for node in honest[1:]}

@@ -10,10 +10,12 @@ import re
 import shlex
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import closing
 from pathlib import Path
 
 import psutil
@@ -180,6 +182,73 @@ def test_a_second_shell_joins_and_dies_without_harm(testnet, tmp_path):
         joined.wait()
         shutil.rmtree(data_dir, ignore_errors=True)
     testnet.advances()
+
+
+def copied(source, target):
+    """Copy a data directory of a running node, as a backup of it is restored beside it."""
+    beside = shutil.ignore_patterns("LOCK", "api.json", "state.sqlite*", "*.sock")
+    shutil.copytree(source, target, ignore=beside)
+    state = "state.sqlite"
+    with (
+        closing(sqlite3.connect(source / state)) as here,
+        closing(sqlite3.connect(target / state)) as there,
+    ):
+        here.backup(there)
+
+
+def joining(testnet, role, data_dir):
+    """Start a node that joins the swarm; its log lies beside its directory."""
+    words = shlex.split(told(testnet, "join with"))
+    options = dict(zip(words[1::2], words[2::2], strict=True))
+    options |= {"--role": role, "--data-dir": str(data_dir), "--log-format": "json"}
+    arguments = [word for option in options.items() for word in option]
+    with data_dir.with_suffix(".log").open("wb") as log:
+        return subprocess.Popen([PRIME_NODE, *arguments], stdout=log, stderr=log)
+
+
+def test_a_copy_of_a_node_refuses_to_work_beside_it(testnet, tmp_path):
+    original, copy = testnet.data_dir("inference-1"), tmp_path / "copy"
+    wait_for(lambda: status_at(original)["own_rollouts"]["certified"] > 0, "certified rollout")
+    copied(original, copy)
+    twin = joining(testnet, "inference", copy)
+    try:
+        assert twin.wait(PATIENCE_SECONDS) == 73
+    finally:
+        twin.kill()
+    log = copy.with_suffix(".log").read_text()
+    assert "another node uses our key" in log.rstrip().split("\n")[-1]
+    assert "listening for another node with our key" in log
+    assert [word for word in ("policy loaded", "rollout committed", '"ready"') if word in log] == []
+    before = status_at(original)
+    assert (before["state"], before["forks"]) == ("ready", [])
+    certified = before["own_rollouts"]["certified"] + 3
+    wait_for(
+        lambda: status_at(original)["own_rollouts"]["certified"] >= certified,
+        "certified rollouts of the original",
+    )
+    assert status_at(original)["own_rollouts"]["rejected"] == 0
+
+
+def test_of_two_nodes_with_one_key_that_start_at_once_one_goes_on(testnet, tmp_path):
+    places = [tmp_path / "first", tmp_path / "second"]
+    for place in places:
+        place.mkdir(mode=0o700)
+    subprocess.run([PRIME_NODE, "init", "--data-dir", str(places[0])], check=True)
+    shutil.copy(places[0] / "identity.key", places[1])
+    pair = [joining(testnet, "relay", place) for place in places]
+    try:
+        wait_for(lambda: any(one.poll() is not None for one in pair), "end of one of the two")
+        ended, goes_on = sorted(range(2), key=lambda index: pair[index].poll() is None)
+        log = places[ended].with_suffix(".log").read_text()
+        assert pair[ended].returncode == 73, log
+        assert "another node uses our key" in log.rstrip().split("\n")[-1]
+        time.sleep(2 * 11)  # twice for as long as a start listens in this run
+        assert pair[goes_on].poll() is None, places[goes_on].with_suffix(".log").read_text()
+        assert status_at(places[goes_on])["state"] == "ready"
+    finally:
+        for one in pair:
+            one.kill()
+            one.wait()
 
 
 def test_training_goes_on_without_a_validator(testnet):

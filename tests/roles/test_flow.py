@@ -59,3 +59,16 @@ def test_a_role_is_left_and_taken_up_again():
     conditions.take_up(Role.TRAINER)
     conditions.take_up(Role.TRAINER)
     assert not conditions.has_resigned(Role.TRAINER)
+
+
+def test_what_is_awaited_is_not_wrong():
+    conditions = Conditions()
+    conditions.wait("task", "fetching the run's bundle", 0.5)
+    assert conditions.wrong == ""
+    assert (conditions.awaited.reason, conditions.awaited.share) == (conditions["task"], 0.5)
+    conditions.set("task", "not stored")
+    assert (conditions.wrong, conditions.awaited) == ("not stored", None)
+    conditions.wait("task", "asking")
+    assert (conditions.wrong, str(conditions)) == ("", "asking")
+    conditions.clear("task")
+    assert (conditions.awaited, str(conditions)) == (None, "")

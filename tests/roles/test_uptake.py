@@ -16,7 +16,7 @@ def test_the_stages_of_a_version_count_from_its_manifest():
     uptakes.sampled(3, 0.5)
     uptakes.sampled(3, 0.7)  # it is told again and again
     assert uptakes.newest == Uptake(3, 2.0, 5.0, 5.5)
-    assert uptakes.median_seconds == uptakes.seconds == 5.5
+    assert uptakes.median_seconds == uptakes.durations.seconds == 5.5
 
 
 def test_the_histogram_counts_all_and_the_median_the_last_ones():
@@ -26,8 +26,8 @@ def test_the_histogram_counts_all_and_the_median_the_last_ones():
         uptakes.swapped(version, 0.0, 10.0 if version < 10 else 0.0)
         uptakes.sampled(version, UPTAKE_BOUNDS[1])
     assert uptakes.median_seconds == UPTAKE_BOUNDS[1]
-    assert uptakes.counts[1] == UPTAKES_KEPT  # a bound belongs to what is below it
-    assert sum(uptakes.counts) == UPTAKES_KEPT + 10
+    assert uptakes.durations.counts[1] == UPTAKES_KEPT  # a bound belongs to what is below it
+    assert sum(uptakes.durations.counts) == UPTAKES_KEPT + 10
     uptakes.swapped(99, 0.0, 1e9)
     uptakes.sampled(99, 0.0)
-    assert uptakes.counts[-1] == 1
+    assert uptakes.durations.counts[-1] == 1

@@ -13,7 +13,7 @@ from node.blobs.upload_cap import UploadCap
 from node.circuits.relay import RESERVATION_SECONDS, CircuitRelay
 from node.circuits.wire import HOP_SHAPE, CircuitMessage, Kind, ask
 from node.live.records import RecordValidator, key_id
-from node.membership.announcer import directory_key
+from node.membership.buckets import Buckets
 from node.membership.reachability import dialled_back
 from node.membership.witness import Witness
 from node.replication.anti_entropy import AntiEntropy
@@ -306,10 +306,14 @@ def gossip() -> dict[str, Any]:
 
 # A directory record
 
+DIRECTORY_BITS = 5
+"""Of a swarm of more than 1536 members."""
+
 
 def directory() -> dict[str, Any]:
-    key, signed = directory_key(MANIFEST.run_id), record(ACCEPTOR, "validator")
-    validator = RecordValidator(ACCEPTOR, MANIFEST.run_id, [key], lambda: now(0))
+    buckets, signed = Buckets(MANIFEST.run_id), record(ACCEPTOR, "validator")
+    key = buckets.key_of(ACCEPTOR.peer_id, DIRECTORY_BITS)
+    validator = RecordValidator(ACCEPTOR, MANIFEST.run_id, buckets, lambda: now(0))
     subkey, expires_at = MSGPackSerializer.dumps(ACCEPTOR.peer_id), now(0) + 60.0
     unsigned = DHTRecord(key_id(key), subkey, MSGPackSerializer.dumps(signed.envelope), expires_at)
     value = validator.sign_value(unsigned)

@@ -126,7 +126,7 @@ def test_every_stream_protocol_is_documented_with_its_limits():
     rows = {row["protocol"]: row for row in TABLES["13. Streams"][0]}
     assert set(rows) == {protocol.word for protocol in STREAM_PROTOCOLS}
     for protocol in STREAM_PROTOCOLS:
-        seconds = protocol.exchange_seconds
+        seconds, per_second = protocol.exchange_seconds, protocol.streams_per_second
         assert list(rows[protocol.word].values()) == [
             protocol.word,
             protocol.name,
@@ -136,6 +136,8 @@ def test_every_stream_protocol_is_documented_with_its_limits():
             str(protocol.acceptor_bytes_max),
             str(protocol.streams_per_peer),
             str(protocol.streams_total),
+            "none" if per_second is None else f"{per_second:g}",
+            str(protocol.streams_burst),
             f"{protocol.stall_seconds:g}",
             "none" if seconds is None else f"{seconds:g}",
         ]

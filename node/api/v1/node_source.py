@@ -7,7 +7,8 @@ from functools import partial
 
 from typing_extensions import override
 
-from node.api.observer import Observer, counted
+from node.api.observer import Observer
+from node.api.rollout_counts import counted
 from node.api.status import NodeStatus, RolloutCounts
 from node.api.v1.answers import (
     EventsPage,

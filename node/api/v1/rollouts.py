@@ -35,7 +35,10 @@ REWARDS_BYTES_MAX = 128 * 1024
 
 REWARDS_REMEMBERED = 4096
 
-NO_BODY = "Its body is not on this node: its worker, its committee and the trainer have it."
+NO_BODY = (
+    "Its body is not on this node: its worker, its committee and the trainer have it, for as long "
+    "as it may be learned from."
+)
 NO_TASK = "This node holds no task, so it cannot tell what the tokens say."
 
 

@@ -18,7 +18,7 @@ const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 720
 
 // Times at whole minutes and hours of this machine's clock.
 function timeTicks(least, most, about) {
-  const step = TIME_STEPS.find((one) => (most - least) / one <= about) ?? TIME_STEPS.at(-1);
+  const step = TIME_STEPS.find((one) => (most - least) / one <= about + 0.5) ?? TIME_STEPS.at(-1);
   const shift = 60 * new Date(1000 * least).getTimezoneOffset();
   const found = [];
   for (let at = Math.ceil((least - shift) / step) * step + shift; at <= most; at += step) found.push(at);
@@ -64,7 +64,7 @@ export class LineChart {
     const px = (value) => LEFT + (value - first) / (last - first || 1) * (width - LEFT - RIGHT);
     const py = (value) => TOP + (top - value) / (top - low || 1) * (this.height - TOP - BOTTOM);
     this.scale = { px, py, first, last, width };
-    const across = this.timed ? timeTicks(first, last, Math.max(2, Math.floor(width / 90)))
+    const across = this.timed ? timeTicks(first, last, Math.max(2, Math.floor(width / 75)))
       : ticks(first, last, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger);
     const svg = s("svg", { viewBox: `0 0 ${width} ${this.height}`, width, height: this.height, role: "img", "aria-label": this.summary() },
       marks.map((value) => [

@@ -13,8 +13,8 @@ export function forestDrawing(forest, me) {
     const depth = levels.findIndex((level) => level.includes(place));
     const above = place < 0 || place === root ? null : parents[place];
     const told = place === root ? "this node publishes it" : above === null ? "this node is no member"
-      : `this node: depth ${depth}, fed by\u00a0${above === -1 ? "the publisher" : peer(forest.members[above])}`;
-    return h("figure", { className: "tree" }, h("figcaption", {}, h("strong", {}, `Stripe ${stripe}`), h("span", { className: "note" }, `${many(levels.length - 1, "level")}, ${told}`)),
+      : [`this node: depth ${depth}, fed by `, h("span", { className: "whole" }, above === -1 ? "the publisher" : peer(forest.members[above]))];
+    return h("figure", { className: "tree" }, h("figcaption", {}, h("strong", {}, `Stripe ${stripe}`), h("span", { className: "note" }, `${many(levels.length - 1, "level")}, `, told)),
       forest.members.length <= DRAWN_MAX ? drawn(forest, parents, levels, place, root) : counted(levels, place));
   }));
 }

@@ -39,6 +39,13 @@ export function duration(seconds) {
   return parts.slice(0, 2).join(" ");
 }
 
+// About how long, in one unit: for what is an estimate, and for places as narrow as a figure's.
+export function about(seconds) {
+  if (seconds === null || seconds === undefined) return NONE;
+  const [unit, size] = [["s", 1], ["min", 60], ["h", 3600]].find(([, one]) => seconds < 99.5 * one) ?? ["d", 86400];
+  return `${unit === "s" ? Math.round(seconds) : short(Number((seconds / size).toPrecision(2)))} ${unit}`;
+}
+
 export const milliseconds = (seconds) =>
   seconds === null || seconds === undefined ? NONE
     : seconds < 0.001 ? "< 1 ms" : seconds < 1 ? `${short(1000 * seconds)} ms` : `${short(seconds)} s`;

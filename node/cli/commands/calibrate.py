@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from node import completion
 from node.cli.commands.context import print_json, print_rich
 from node.cli.options import Json
 from node.founding.model import require_model
@@ -20,6 +21,17 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False)
 
+RecipeName = Annotated[
+    str,
+    typer.Option(
+        "--recipe",
+        metavar="RECIPE",
+        help="Precision, task, temperature.",
+        autocompletion=completion.recipes,
+    ),
+]
+Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …", autocompletion=completion.devices)]
+
 
 @app.command()
 def calibrate(
@@ -29,11 +41,9 @@ def calibrate(
             metavar="MODEL…", help="Hugging Face directories: the first policy, a later one …"
         ),
     ],
-    recipe: Annotated[
-        str, typer.Option("--recipe", metavar="RECIPE", help="Precision, task, temperature.")
-    ],
+    recipe: RecipeName,
     *,
-    device: Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …")] = "cpu",
+    device: Device = "cpu",
     sequences: Annotated[int, typer.Option(min=2, help="Sequences of each pair of engines.")] = 64,
     tokens_max: Annotated[
         int, typer.Option("--tokens", min=2, help="Longest sequence; the recipe's if shorter.")

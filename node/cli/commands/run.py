@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from node import completion
 from node.cli.commands.context import print_json, print_rich
 from node.cli.options import Json
 from node.founding.found import create_member, found, give, manifest_toml
@@ -38,7 +39,12 @@ def create(
     *,
     model: Annotated[Path, typer.Option(metavar="DIR", help="Hugging Face directory.")],
     recipe: Annotated[
-        str, typer.Option(metavar="RECIPE", help="The rules of the run: a name, or a TOML file.")
+        str,
+        typer.Option(
+            metavar="RECIPE",
+            help="The rules of the run: a name, or a TOML file.",
+            autocompletion=completion.recipes,
+        ),
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the run.")],
     dataset: Annotated[

@@ -34,7 +34,7 @@ def encode(words: Words, base: Words | None) -> bytes:
     """Return the shortest form of a block, with its head."""
     if base is None:
         return _headed(FULL, planes.pack(words))
-    changed = np.flatnonzero(words != base)
+    changed = positions.of(words != base)
     if not len(changed):
         return _headed(SAME, b"")
     patch = _patch(words, base, changed)
@@ -91,12 +91,12 @@ def changes(
 
 
 def _patch(words: Words, base: Words, changed: Positions) -> bytes:
-    difference = ordered(words[changed]) - ordered(base[changed])  # wraps round
-    negative = difference >> difference.itemsize * 8 - 1 > 0
-    rest = np.where(negative, -difference, difference) - 1
+    difference = ordered(words.take(changed)) - ordered(base.take(changed))  # wraps round
+    negative = difference >> difference.dtype.type(difference.itemsize * 8 - 1)
+    rest = _negated(difference, negative) - 1
     layers: list[bytes] = []
     while len(layers) < _LAYERS_MAX:
-        larger = np.flatnonzero(rest)
+        larger = positions.of(rest != 0)
         if len(larger) > _LAYER_PAYS * len(rest):
             break
         layers.append(positions.pack(larger, len(rest)))
@@ -120,10 +120,15 @@ def _differences(body: memoryview, count: int, element_bytes: int) -> tuple[Posi
     difference = planes.unpack(body, len(meant[-1]), element_bytes) + 1
     for among, larger in reversed(list(pairwise(meant))):
         layer = np.ones(len(among), difference.dtype)
-        layer[larger] += difference
+        layer[larger] = difference + 1
         difference = layer
-    np.negative(difference, out=difference, where=negative > 0)
-    return changed, difference
+    return changed, _negated(difference, negative.astype(difference.dtype))
+
+
+def _negated(numbers: Words, negative: Words) -> Words:
+    """Return the numbers, negated where ``negative`` is one and not zero, without a branch."""
+    ones = -negative
+    return (numbers ^ ones) - ones
 
 
 def ordered(words: Words) -> Words:

@@ -21,6 +21,25 @@ _OTHERS = 0x80
 
 _PARAMETER_MAX = 32
 
+_SPARSE_MIN, _SPARSE_MAX = 0.02, 0.1
+"""Shares between which looking twice is faster, by up to 2.3 times (numpy 2.4, x86-64); from a
+tenth on numpy does not guess."""
+
+
+def of(meant: NDArray[np.bool_]) -> Positions:
+    """Return where ``meant`` is true.
+
+    As ``np.flatnonzero`` does, which guesses wrong at every position where a few percent are meant:
+    there bytes of eight are looked through first, and then those that have any.
+    """
+    if not _SPARSE_MIN < np.count_nonzero(meant) / max(1, len(meant)) < _SPARSE_MAX:
+        return np.flatnonzero(meant)
+    eights = np.packbits(meant)
+    some = np.flatnonzero(eights.view(np.bool_))
+    places = np.flatnonzero(np.unpackbits(eights[some]).view(np.bool_))
+    found: Positions = (some << 3)[places >> 3] + (places & 7)
+    return found
+
 
 def pack(positions: Positions, limit: int) -> bytes:
     """Return the code of ascending positions below ``limit``."""
@@ -44,26 +63,27 @@ def unpack(data: memoryview, limit: int) -> tuple[Positions, memoryview]:
     if len(data) < end:
         raise EncodingError("positions that end early")
     quotients = np.frombuffer(data[HEAD_BYTES : HEAD_BYTES + length], np.uint8)
-    ends = np.flatnonzero(np.unpackbits(quotients))
+    ends = np.flatnonzero(np.unpackbits(quotients).view(np.bool_))
     if len(ends) != count:
         raise EncodingError("more or fewer positions than announced")
-    gaps = np.diff(ends, prepend=-1) - 1 << k
     rows = np.frombuffer(data[HEAD_BYTES + length : end], np.uint8).reshape(k, row_bytes)
+    # Gaps add up to positions: the quotients already have, as places of the ends of their codes.
+    number = np.arange(count)
+    positions = (ends - number << k) + number
     for first in range(0, k, 8):  # a byte of the remainders at a time
         remainders = np.zeros(count, np.uint8)
         for bit, row in enumerate(rows[first : first + 8]):
             remainders |= np.unpackbits(row, count=count) << bit
-        gaps += remainders.astype(np.int64) << first
-    positions = np.cumsum(gaps + 1) - 1
+        positions += np.cumsum(remainders, dtype=np.int64) << first
     if count and not 0 <= positions[-1] < limit:
         raise EncodingError("positions beyond the block")
     return _others(positions, limit) if others else positions, data[end:]
 
 
 def _packed(positions: Positions, others: int) -> bytes:
-    gaps = np.diff(positions, prepend=-1) - 1
+    gaps = np.diff(positions, prepend=-1).astype(np.int32) - 1
     k = _parameter(gaps)
-    ends = np.cumsum((gaps >> k) + 1) - 1
+    ends = np.cumsum((gaps >> k) + 1, dtype=np.int64) - 1
     bits = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
     bits[ends] = 1
     quotients = np.packbits(bits).tobytes()
@@ -75,19 +95,20 @@ def _packed(positions: Positions, others: int) -> bytes:
     return b"".join([bytes([k | others]), *lengths, quotients, *rows])
 
 
-def _parameter(gaps: Positions) -> int:
+def _parameter(gaps: NDArray[np.int32]) -> int:
     """Return the parameter with the shortest code: near log2 of the mean gap times ln 2."""
     if not len(gaps):
         return 0
     guess = max(0, int(gaps.mean() * 0.6931).bit_length() - 1)
     near = range(guess, min(guess + 1, _PARAMETER_MAX) + 1)
-    return min(near, key=lambda k: int((gaps >> k).sum()) + len(gaps) * k)
+    # All gaps together are shorter than a block, so sums need no more than 32 bits.
+    return min(near, key=lambda k: int((gaps >> k).sum(dtype=np.int32)) + len(gaps) * k)
 
 
 def _others(positions: Positions, limit: int) -> Positions:
     meant = np.zeros(limit, np.bool_)
     meant[positions] = True
-    return np.flatnonzero(~meant)
+    return of(~meant)
 
 
 def _number(data: memoryview) -> int:

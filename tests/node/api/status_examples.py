@@ -126,6 +126,9 @@ STATUS = NodeStatus(
         GossipPeerStatus(PEERS[5], -11.0, "no-gossip", False, (), {"commits": 42.5}, 0, 1, 2, 1),
         GossipPeerStatus(PEERS[7], -91.0, "graylisted", False, (), {}, 0.5, 3.0, 0.0, 1, 2),
     ),
+    restored=True,
+    generations=DurationsStatus((0, 3, 100, 12, 3, 0, 0, 0, 0, 0, 0, 2), 310.5),
+    checks=DurationsStatus((0, 0, 7, 30, 3, 0, 0, 0, 0, 0, 0, 0, 0, 0), 4.25),
     uptake=UptakeStatus(41, 2.25, 7.5, 7.75, 6.0, (0, 0, 0, 3, 30, 8, 0, 0, 0, 0), 290.5),
 )
 

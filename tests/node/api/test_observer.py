@@ -106,6 +106,13 @@ def full(reason):
     return conditions
 
 
+def awaited(*waiting):
+    conditions = Conditions()
+    conditions.set("task", "the run's bundle is not stored")
+    conditions.wait("task", *waiting)
+    return conditions
+
+
 STATES = {
     "ready": ({}, ""),
     "draining": ({"draining": True}, ""),
@@ -117,6 +124,15 @@ STATES = {
     "syncing ": (
         {"anti_entropy": synchronising(3, 12, done=False)},
         "synchronising (3 of 12 messages)",
+    ),
+    "syncing      ": (
+        nothing_held() | {"conditions": awaited("fetching the run's bundle, 43 % of 2.0 MB", 0.43)},
+        "fetching the run's bundle, 43 % of 2.0 MB",
+    ),
+    "syncing       ": ({"conditions": awaited("listening")}, "listening"),
+    "paused ": (
+        {"conditions": full("disk full"), "anti_entropy": synchronising(done=False)},
+        "disk full",
     ),
     "syncing  ": (nothing_held(), "fetching weights: asking for them"),
     "syncing   ": (

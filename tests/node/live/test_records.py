@@ -12,19 +12,24 @@ from hypothesis import strategies as st
 
 from node.live import records
 from node.live.records import BoundedStorage, RecordValidator, key_id
+from node.membership.buckets import Buckets
+from node.streams.places import Trust
 from protocol.crypto import Identity, verify
 from protocol.types import RunId
 
 NOW = 1_000_000.0
 RUN = RunId(b"r" * 32)
 OTHER_RUN = RunId(b"s" * 32)
-KEY, OTHER_KEY = "run/members/0", "run/members/1"
+BUCKETS = Buckets(RUN)
+KEY = BUCKETS.key(0, 0)
 OWNER, STRANGER = Identity(b"1" * 32), Identity(b"2" * 32)
+OTHER_KEY = BUCKETS.key_of(OWNER.peer_id, 1)
+NOT_ITS_KEY = BUCKETS.key(1, 1 - int(OTHER_KEY[-1]))
 KEY_ID = DHTID.generate(source=KEY)
 
 
 def validator(identity=OWNER, run_id=RUN) -> RecordValidator:
-    return RecordValidator(identity, run_id, [KEY, OTHER_KEY], lambda: NOW)
+    return RecordValidator(identity, run_id, BUCKETS, lambda: NOW)
 
 
 def record(
@@ -47,6 +52,10 @@ def test_a_record_signed_by_its_owner_is_valid_and_strips_to_its_value():
     assert MSGPackSerializer.loads(validator().strip_value(good)) == b"hello"
 
 
+def test_an_owner_is_listed_in_its_own_bucket():
+    assert validator().validate(record(key=OTHER_KEY))
+
+
 def test_the_size_limit_is_exact():
     assert validator().validate(record(bytes(records.RECORD_BYTES_MAX - 64 - 3)))
     assert not validator().validate(record(bytes(records.RECORD_BYTES_MAX - 64 - 2)))
@@ -67,6 +76,7 @@ def test_the_life_limit_is_exact():
         record(value="text is not bytes"),
         record(value={"a": 1}),
         record(key="run/elsewhere"),
+        record(key=NOT_ITS_KEY),
         changed(record(), expiration_time=math.inf),
         changed(record(), expiration_time=math.nan),
         changed(record(), expiration_time=NOW + 61),
@@ -77,7 +87,7 @@ def test_the_life_limit_is_exact():
         changed(record(), value=b""),
         changed(record(), value=bytes(64)),
         changed(record(), value=None),
-        changed(record(), value=record().value[:-1] + b"\0"),
+        changed(record(), value=record().value[:-1] + bytes([record().value[-1] ^ 1])),
         record(signer=validator(run_id=OTHER_RUN)),
         record(signer=validator(STRANGER)),
     ],
@@ -133,18 +143,47 @@ def test_an_owner_beyond_the_limit_finds_no_room_and_a_known_one_does(monkeypatc
     assert storage.get(KEY_ID).expiration_time == now + 11
 
 
-def test_who_is_proven_finds_room_among_strangers(monkeypatch):
+def trusting() -> BoundedStorage:
+    """Return a storage in which ``p`` has standing, ``m`` is a member, and the digit is a block."""
+    storage = BoundedStorage()
+    storage.trust = Trust(
+        lambda owner: owner.startswith("p"),
+        lambda owner: owner if owner.endswith("?") else owner[-1],
+        lambda owner: owner[0] in "pm",
+    )
+    return storage
+
+
+def takes(storage: BoundedStorage, owners: str) -> str:
+    """Offer records in turn; return who is listed in the end."""
+    for owner in owners.split():
+        storage.store_subkey(KEY_ID, owner, b"1", get_dht_time() + 10)
+    return " ".join(sorted(storage.get(KEY_ID).value.data))
+
+
+@pytest.mark.parametrize(
+    ("owners", "listed"),
+    [
+        ("sa1 pa1 sb1 sc1", "pa1 sa1 sb1"),
+        ("sa1 pa1 sb1 pb1", "pa1 pb1 sb1"),
+        ("sa1 pa1 sb1 pb1 pc1 pd1", "pa1 pb1 pc1"),
+        ("sa1 ma1 sb1 mb1", "ma1 mb1 sb1"),
+        ("ma1 mb1 mc1 pa1", "mb1 mc1 pa1"),
+        ("ma1 mb1 sa2 mc3", "ma1 mb1 mc3"),
+        ("ma1 mb1 mc1 sa2", "ma1 mb1 mc1"),
+        ("pa1 pb1 pc1 ma2", "pa1 pb1 pc1"),
+        ("sa1 sb1 sc1 sd2", "sb1 sc1 sd2"),
+        ("sa1 sb1 sc2 sd2", "sa1 sb1 sc2"),
+        ("sa? sb? sc? sd2", "sb? sc? sd2"),
+        ("sa1 sb2 sc3 sd?", "sa1 sb2 sc3"),
+        ("sa1 sb1 sc2 pa2", "pa2 sb1 sc2"),
+    ],
+)
+def test_who_is_known_finds_room_among_strangers_and_these_share_it_by_block(
+    owners, listed, monkeypatch
+):
     monkeypatch.setattr(records, "OWNERS_PER_KEY_MAX", 3)
-    storage, now = BoundedStorage(), get_dht_time()
-    storage.proven = lambda owner: owner.startswith("p")
-    for owner in ("s1", "p1", "s2"):
-        assert storage.store_subkey(KEY_ID, owner, b"1", now + 10)
-    assert not storage.store_subkey(KEY_ID, "s3", b"1", now + 10)
-    assert storage.store_subkey(KEY_ID, "p2", b"1", now + 10)
-    assert sorted(storage.get(KEY_ID).value.data) == ["p1", "p2", "s2"]
-    assert storage.store_subkey(KEY_ID, "p3", b"1", now + 10)
-    assert not storage.store_subkey(KEY_ID, "p4", b"1", now + 10)
-    assert sorted(storage.get(KEY_ID).value.data) == ["p1", "p2", "p3"]
+    assert takes(trusting(), owners) == listed
 
 
 def test_older_or_expired_records_change_nothing():

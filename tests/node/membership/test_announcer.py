@@ -5,7 +5,8 @@ import pytest
 from node.context import NodeContext, Ports
 from node.membership import announcer as module
 from node.membership.admission import OwnAdmission
-from node.membership.announcer import CALL_SECONDS, About, Announcer, directory_key
+from node.membership.announcer import CALL_SECONDS, About, Announcer
+from node.membership.buckets import Buckets
 from node.membership.incarnation import Incarnation
 from protocol.manifest import RunManifest
 from protocol.messages import Hardware, NodeRecord, seal
@@ -130,7 +131,8 @@ def test_we_say_what_we_are_and_say_it_again():
         assert node.record.addresses == node.announcer.addresses != ()
         assert node.record.joined_at < node.record.sequence
         assert not node.record.leaving
-        (listed,) = (await node.directory.lookup(directory_key(node.replica.run_id))).values()
+        key = Buckets(node.replica.run_id).key(0, 0)
+        (listed,) = (await node.directory.lookup(key)).values()
         assert listed == node.said[-1]
         await node.announcer.announce(leaving=True)
         assert node.record.leaving

@@ -1,4 +1,4 @@
-"""One key on two machines: heard of before the second one works, and else the end of both."""
+"""One key on two machines: heard of before the second one works, and else the end of one."""
 
 import asyncio
 
@@ -122,18 +122,71 @@ def test_a_key_alone_listens_if_somebody_has_just_heard_of_it(leaving):
     run_virtual(scenario())
 
 
-def test_a_twin_that_comes_while_we_work_ends_us():
+async def both_new(*, apart_seconds=0.0):
+    """Return two machines that work with one key, and have announced themselves."""
+    one, two = await started(Watched()), Watched()
+    first = await one.say()
+    await asyncio.sleep(apart_seconds)
+    two.world, two.own = one.world, one.own
+    await two.start()
+    assert one.works
+    assert two.works, "both were new, and heard of nobody"
+    second = await two.say()
+    if not apart_seconds:  # each takes this for what it said itself, with a disk that it lost
+        one.show(second)
+        two.show(first)
+    await asyncio.sleep(CLOCK_SKEW_SECONDS_MAX + 1)
+    return one, two
+
+
+async def ends(machine, record):
+    machine.show(record)
+    await asyncio.sleep(0)
+    return machine.twin.done()
+
+
+def test_of_two_that_work_the_one_that_came_later_ends():
     async def scenario():
-        one, two = await started(Watched()), Watched()
-        two.world, two.own = one.world, one.own
-        await two.start()
-        assert one.works
-        assert two.works, "both were new, and heard of nobody"
-        for machine, other in ((one, two), (two, one)):
-            await asyncio.sleep(CLOCK_SKEW_SECONDS_MAX + 1)
-            machine.show(await other.say())
-            await asyncio.sleep(0)
-            assert machine.twin.done()
+        one, two = await both_new(apart_seconds=1)
+        assert not await ends(one, await two.say())
+        assert await ends(two, await one.say())
+        await asyncio.sleep(10 * one.incarnation.listen_seconds)
+        assert not one.twin.done()
+        assert one.incarnation.may_have_used(0), "the other one may have used the same slots"
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("higher", [0, 1])
+def test_of_two_that_came_at_once_the_one_with_the_higher_addresses_ends(higher):
+    async def scenario():
+        pair = await both_new()
+        pair[higher].addresses = ("/ip4/192.0.2.2/tcp/4001",)
+        told = [await machine.say() for machine in pair]
+        assert await ends(pair[higher], told[1 - higher])
+        assert not await ends(pair[1 - higher], told[higher])
+
+    run_virtual(scenario())
+
+
+def test_two_that_nothing_tells_apart_both_end():
+    async def scenario():
+        one, two = await both_new()
+        first, second = await one.say(), await two.say()
+        assert await ends(one, second)
+        assert await ends(two, first)
+
+    run_virtual(scenario())
+
+
+def test_who_goes_on_ends_when_the_other_one_does_not():
+    async def scenario():
+        one, two = await both_new(apart_seconds=1)
+        assert not await ends(one, await two.say())
+        await asyncio.sleep(one.incarnation.listen_seconds - 1)
+        assert not await ends(one, await two.say())
+        await asyncio.sleep(2)
+        assert await ends(one, await two.say())
 
     run_virtual(scenario())
 

@@ -38,6 +38,7 @@ class Machine:
         self.synchronised.set()
         self.task = None
         self.place = b"here"
+        self.addresses = ("/ip4/192.0.2.1/tcp/4001",)
 
     async def begin(self) -> Incarnation:
         if self.task is not None:
@@ -58,13 +59,14 @@ class Machine:
     async def say(self, **changes):
         """Return the record that we announce now."""
         await self.incarnation.advance(leaving=False)
-        return self.world.record(
-            self.own,
-            ("inference",),
-            sequence=self.incarnation.sequence,
-            joined_at=self.incarnation.joined_at,
-            **changes,
-        )
+        fields = {
+            "sequence": self.incarnation.sequence,
+            "joined_at": self.incarnation.joined_at,
+            "addresses": self.addresses,
+        }
+        record = self.world.record(self.own, ("inference",), **fields | changes)
+        self.incarnation.said(record.message)
+        return record
 
     def show(self, signed, *, is_news=False):
         self.incarnation.shown(signed, is_news=is_news)

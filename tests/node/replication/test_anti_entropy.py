@@ -119,6 +119,8 @@ def test_a_newcomer_takes_all_that_matters():
 def test_a_long_history_comes_page_by_page(monkeypatch, page, batch):
     monkeypatch.setattr(synchronise, "IDS_MAX", page)
     monkeypatch.setattr(synchronise, "ENVELOPES_MAX", batch)
+    often = replace(SYNC, streams_burst=1000)  # for pages of a thousandth
+    monkeypatch.setattr(synchronise, "SYNC", often)
 
     async def scenario():
         pair = Pair()
@@ -127,6 +129,22 @@ def test_a_long_history_comes_page_by_page(monkeypatch, page, batch):
         for _ in range(3):  # the pages move while versions come
             assert await pair.pull()
         assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
+
+    run_virtual(scenario())
+
+
+def test_who_asks_again_at_once_is_not_told_for_ever():
+    """The list alone may take milliseconds, and who asks for nothing of it may ask again."""
+
+    async def scenario():
+        pair = Pair()
+        pair.theirs.take(*validators(), *chain(5), *CHAIN)
+        told = 0
+        for _ in range(3 * SYNC.streams_burst):
+            told += await pair.pull()
+        assert SYNC.streams_burst <= told <= SYNC.streams_burst + 4, "pulling takes time, too"
+        await asyncio.sleep(1)
+        assert await pair.pull()
 
     run_virtual(scenario())
 

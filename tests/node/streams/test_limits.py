@@ -16,10 +16,10 @@ SERVER = PeerId("server")
 class Server:
     """Serves each stream until it is told what comes of it."""
 
-    def __init__(self):
+    def __init__(self, **changes):
         self.hub = Hub()
         self.served = []
-        limits = replace(MESSAGE, streams_per_peer=2, streams_total=3)
+        limits = replace(MESSAGE, **{"streams_per_peer": 2, "streams_total": 3, **changes})
         self.bounded = Bounded(self.serve, limits, Trust(lambda peer: peer == "genesis"))
         self.transport = self.hub.transport(SERVER)
 
@@ -53,6 +53,21 @@ def test_a_peer_and_all_peers_have_so_many_streams_at_once():
         assert await server.opened("a", "a", "a", "b", "b") == [2, 4]
         assert server.served == ["a", "a", "b"]
         server.outcome.cancel()
+
+    run_virtual(scenario())
+
+
+def test_who_opens_streams_too_often_is_not_served():
+    async def scenario():
+        server, served = Server(streams_per_second=0.1, streams_burst=4), []
+        for name in ("a", "a", "a", "a", "a", "b", "genesis"):
+            served.append(not await server.opened(name))
+            server.outcome.set_result(None)
+        assert served == [True, True, True, True, False, True, True]
+        await asyncio.sleep(10)
+        assert await server.opened("a") == []
+        server.outcome.set_result(None)
+        assert await server.opened("a") == [0]
 
     run_virtual(scenario())
 

@@ -81,8 +81,13 @@ async def test_whoever_has_them_not_gets_them_and_serves_them(swarm):
     trainer, first, second = swarm.nodes
     assert swarm.files_of(trainer).complete and not swarm.files_of(first).complete
     await fetched(swarm, trainer)
+    told, wait = [], first.conditions.wait
+    first.conditions.wait = lambda *waiting: (told.append(waiting), wait(*waiting))
     await fetched(swarm, first)
     assert swarm.holds(first) and str(first.conditions) == ""
+    shares = [share for _, reason, *rest in told if "fetching" in reason for share in rest]
+    assert shares and all(0 <= share <= 1 for share in shares)
+    assert told[-1][1].startswith("fetching the run's dataset, ")
     await trainer.exchange._transport.handle(trainer.exchange._protocol, _refuse)
     await fetched(swarm, second, 300)
     assert swarm.holds(second)

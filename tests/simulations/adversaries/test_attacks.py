@@ -411,7 +411,7 @@ def test_attackers_that_are_there_first_keep_nobody_from_meeting(play):
     for item in seen.honest():
         status = seen.status[item.name]
         listens = item.name == "worker-0"  # it lost its disk, and waits for who has its key
-        assert status.state == ("paused" if listens else "ready"), (item.name, status.reason)
+        assert status.state == ("syncing" if listens else "ready"), (item.name, status.reason)
     honest_work_went_on(seen)
 
 

@@ -3,7 +3,7 @@
 import { get } from "../api.js";
 import { LineChart } from "../chart.js";
 import { h, redrawn } from "../dom.js";
-import { clean, clock, count, digest, duration, many, percent, reward, short } from "../format.js";
+import { about, clean, clock, count, digest, duration, many, percent, reward, short } from "../format.js";
 import { bar, heading, kind, peerLink, section, state } from "../parts.js";
 
 const ROLES = ["trainer", "validator", "inference", "relay"];
@@ -23,7 +23,7 @@ export default {
       empty: "Counted since this node began; the line begins in a few seconds.",
     });
     const backlog = new LineChart({
-      label: "Rollouts that wait for the trainer", height: 170, series: [{ name: "backlog", tone: "ink" }], x: clock, y: count, timed: true,
+      label: "Rollouts that wait for the trainer", height: 170, series: [{ name: "backlog", tone: "ink" }], x: clock, y: short, timed: true,
       empty: "Counted since this node began; the line begins in a few seconds.",
     });
     place.append(head, figures,
@@ -32,7 +32,7 @@ export default {
         h("div", {}, section("What became of rollouts", null, reasons))),
       h("div", { className: "columns three" },
         section("A minute", meta.mode === "live" ? "since this node began" : "over the recorded time", pace.element),
-        section("Waiting for the trainer", "certified or on their way", backlog.element),
+        section("Waiting for the trainer", "mean of half a minute", backlog.element),
         h("div", {}, section("Swarm", null, swarm))),
       section("Latest events", null, happened));
     const draw = {
@@ -50,7 +50,7 @@ export default {
       rewards.least = least;
       rewards.set(now.rewards.map((one) => [one.version, one.reward]));
       pace.set(rates(history));
-      backlog.set(history.at.map((at, index) => [at, history.columns.backlog[index]]));
+      backlog.set(means(history, "backlog"));
     };
   },
 };
@@ -69,6 +69,15 @@ function rates({ at, columns, interval_seconds: interval }) {
   return points;
 }
 
+// The mean of a column at each sample, over the half minute before it: single samples jump.
+function means({ at, columns, interval_seconds: interval }, name) {
+  const values = columns[name], back = Math.max(1, Math.round(WINDOW_SECONDS / interval));
+  return at.map((moment, index) => {
+    const before = values.slice(Math.max(0, index + 1 - back), index + 1);
+    return [moment, before.reduce((sum, one) => sum + one, 0) / before.length];
+  });
+}
+
 function drawHead(now) {
   const since = now.now * 10 - now.started_at;
   return heading(clean(now.run_name || "Not in a run yet", 60),
@@ -84,7 +93,7 @@ function drawFigures(now) {
   const cells = [
     ["Reward", last ? reward(last.reward) : "–", delta === null ? "of the last version" : `${delta < 0 ? "−" : "+"}${Math.abs(delta).toFixed(3)} over 5`],
     ["Version", now.version < 0 ? "–" : count(now.version), now.steps ? [bar(Math.max(0, now.version) / now.steps, "accent", `${now.version} of ${now.steps}`), `of ${count(now.steps)}`] : ""],
-    ["Time to go", now.seconds_to_go === 0 ? "done" : duration(now.seconds_to_go), "at the pace of ten versions"],
+    ["Time to go", now.seconds_to_go === 0 ? "done" : about(now.seconds_to_go), "at the pace of ten versions"],
     ["Certified a minute", now.certified_per_minute === null ? "–" : short(now.certified_per_minute), `${count(now.rollouts.certified)} in all`],
     ["Trainer idle", percent(now.trainer_idle_share), "too few rollouts waited"],
     ["Lag", now.version < 0 ? "–" : String(behind), `versions; at most ${now.policy_lag_max} trained on`],

@@ -31,7 +31,7 @@ export default {
       drawControls({ reasons });
       draw({ rows: page.rows });
       drawTurn({ older: page.older });
-      number.textContent = `${many(page.total, "rollout")} of those that this node still holds`;
+      number.textContent = `${many(page.total, "rollout")} of those that this node still holds; a reward is in the body, which not every node has`;
     };
   },
 };

@@ -37,10 +37,12 @@ function arriving({ arrivals, receivers }) {
         h("p", { className: "note" }, `${bytes(one.bytes_here)} of ${one.total_bytes ? bytes(one.total_bytes) : "?"}, ${bytes(one.bytes_per_second)}/s, ${one.seconds_to_go === null ? "nothing comes" : `${duration(one.seconds_to_go)} to go`}`)),
       bar(one.total_bytes ? one.bytes_here / one.total_bytes : 0, "accent", percent(one.total_bytes ? one.bytes_here / one.total_bytes : 0)),
       h("div", { className: "stripes" }, one.stripes.map((stripe) => h("div", {}, h("span", { className: "note" }, `stripe ${stripe.number}, from `, stripe.parent ? peerLink(stripe.parent) : "nobody yet"), pieces(stripe)))),
-      one.sources.length ? h("p", { className: "note" }, "Sources: ", one.sources.slice(0, 6).map((from, index) => [index ? ", " : "", peerLink(from.name), ` ${bytes(from.bytes_per_second)}/s`])) : ""))
+      one.sources.length ? h("p", { className: "note" }, "Sources: ", one.sources.slice(0, 6).map((from, index) => [index ? ", " : "", rate(from)])) : ""))
       : h("p", { className: "empty" }, "Nothing is on its way here now."),
-    receivers.length ? h("p", { className: "note" }, "Sending to ", receivers.slice(0, 8).map((to, index) => [index ? ", " : "", peerLink(to.name), ` ${bytes(to.bytes_per_second)}/s`])) : "");
+    receivers.length ? h("p", { className: "note" }, "Sending to ", receivers.slice(0, 8).map((to, index) => [index ? ", " : "", rate(to)])) : "");
 }
+
+const rate = (party) => h("span", { className: "whole" }, peerLink(party.name), ` ${bytes(party.bytes_per_second)}/s`);
 
 // Which pieces of a stripe are here: as many cells as there is room for, each as full as its pieces.
 function pieces(stripe) {
@@ -71,7 +73,7 @@ function versionList(versions, all, more) {
     ["Reward", (one) => (one.version ? reward(one.reward) : "–"), { className: "number" }],
     ["Learned from", (one) => (one.version ? h("a", { href: `#/rollouts?version=${one.version - 1}` }, many(one.commits, "rollout")) : "–")],
     ["Travels as", (one) => h("ul", { className: "forms" }, one.forms.map((form) => h("li", {}, h("span", {}, clean(form.form, 12), form.base_version >= 0 ? ` of v${form.base_version}` : ""), bar(form.total_bytes / most, "ink"), h("span", { className: "number" }, bytes(form.total_bytes)))))],
-    ["Publisher", (one) => [peerLink(one.publisher), h("span", { className: "note" }, ` term ${one.term}`)]],
+    ["Publisher", (one) => [peerLink(one.publisher), h("span", { className: "note whole" }, ` term ${one.term}`)]],
     ["Policy", (one) => mono(digest(one.policy), one.policy)],
     ["Here", (one) => (one.here ? "yes" : "no")],
   ], all ? versions : versions.slice(0, VERSIONS_SHOWN), "No version is known yet."),

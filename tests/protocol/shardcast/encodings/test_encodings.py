@@ -440,3 +440,9 @@ def test_a_header_may_have_metadata_and_tensors_in_any_order():
 def test_noise_planes_are_not_compressed():
     noise = np.random.default_rng(5).integers(0, 256, 5000).astype(np.uint8)
     assert planes.pack(noise)[0] == 1
+
+
+@given(st.integers(0, 2**32), st.integers(0, 4000), st.floats(0, 1))
+def test_what_is_meant_is_found_however_much_it_is(seed, length, share):
+    meant = np.random.default_rng(seed).random(length) < share
+    assert positions.of(meant).tolist() == [n for n, one in enumerate(meant) if one]

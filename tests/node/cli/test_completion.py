@@ -1,0 +1,107 @@
+"""What bash is offered by TAB, asked as bash asks."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from protocol.types import Role
+from roles.environments.base import ENVIRONMENTS
+
+ROOT = Path(__file__).resolve().parents[3]
+
+RECIPES = {path.stem for path in (ROOT / "configs/runs").glob("*.toml")}
+SCENARIOS = {path.stem for path in (ROOT / "simulations/scenarios").glob("*.toml")} - {"recipe"}
+KINDS = {
+    point.name
+    for group in ("prime_node.attacks", "prime_node.behaviours")
+    for point in entry_points(group=group)
+}
+
+OFFERED = {
+    "prime-node --role ": set(Role),
+    "prime-node --role relay,v": {"relay,validator"},
+    "prime-node --role relay,inference,": {"relay,inference,validator", "relay,inference,trainer"},
+    "prime-node --role relay --role t": {"trainer"},
+    "prime-node --device ": {"auto", "cpu", "cuda"},
+    "prime-node --engine ": {"builtin", "vllm"},
+    "prime-node --log-format ": {"auto", "console", "json"},
+    "prime-node --log-level ": {"debug", "info", "warning", "error"},
+    "prime-node testnet --environment ": set(ENVIRONMENTS),
+    "prime-node testnet --recipe ": RECIPES,
+    "prime-node testnet --engine v": {"vllm"},
+    "prime-node run create --model m --recipe tiny": {"tiny-qwen3-bpe"},
+    "prime-node calibrate model --recipe ": RECIPES,
+    "prime-node simulate run ": SCENARIOS,
+    "prime-node simulate sweep byz": {name for name in SCENARIOS if name.startswith("byz")},
+    "prime-node adversary ": KINDS,
+    "prime-node sta": {"status"},
+    "prime-node testnet --recipe ./": set(),  # bash then offers files itself
+}
+
+HEAVY = ("grpc", "hivemind", "matplotlib", "scipy", "torch", "transformers", "uvicorn")
+
+
+def words_of(line):
+    """Return the words before the one to complete, and this one."""
+    *before, last = line.split(" ")
+    return before, last
+
+
+@pytest.fixture
+def environment(tmp_path):
+    return {"HOME": str(tmp_path), "PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.parametrize("line", OFFERED)
+def test_what_is_offered(line, environment):
+    before, last = words_of(line)
+    asked = {
+        "_PRIME_NODE_COMPLETE": "complete_bash",
+        "COMP_WORDS": "\n".join([*before, last]),
+        "COMP_CWORD": str(len(before)),
+    }
+    done = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "node.cli.main"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environment | asked,
+    )
+    assert set(done.stdout.split()) == OFFERED[line]
+    packages = {
+        name.partition(".")[0] for name in re.findall(r"\| +(\S+)$", done.stderr, re.MULTILINE)
+    }
+    assert "typer" in packages
+    assert not packages.intersection(HEAVY)
+
+
+def test_the_script_that_bash_is_given(environment, tmp_path):
+    """Sourced by a bash, which then calls it as it does when TAB is pressed."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("bash is not installed")
+    program = tmp_path / "prime-node"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m node.cli.main "$@"\n')
+    program.chmod(0o755)
+    asked = """
+        source <(prime-node --show-completion bash)
+        COMP_WORDS=(prime-node testnet --environment "") COMP_CWORD=3
+        $(complete -p prime-node | sed 's/.*-F \\([^ ]*\\).*/\\1/') prime-node
+        printf '%s\\n' "${COMPREPLY[@]}"
+    """
+    done = subprocess.run(
+        [bash, "--norc", "-c", asked],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        env=environment | {"PATH": f"{tmp_path}:{environment['PATH']}"},
+    )
+    assert set(done.stdout.split()) == set(ENVIRONMENTS), done.stderr
