@@ -5,12 +5,16 @@
 Each scenario ``attack-NAME`` is run with so many attackers for each honest node, in a process of
 its own; ratio 0 is run in any case, since all is compared with it. The bars of the project: no
 attack by unproven keys takes more than a fifth of what is certified or doubles the 99th percentile
-of gossip's coverage, all tables stay within their limits, and ten epochs after its end the swarm
-certifies as before. A figure over its bar is marked with an exclamation mark.
+of gossip's coverage, versions are at the last node within three epochs (the second figure is that
+without the attack), all tables stay within their limits, nobody's door is knocked at in vain more
+than five times a minute by each honest node, and ten epochs after its end the swarm certifies as
+before. ``fed`` is the share of honest nodes' places in the forests of weights that are under an
+attacker. A figure over its bar is marked with an exclamation mark.
 """
 
 import argparse
 import json
+import math
 import multiprocessing
 import time
 from collections.abc import Sequence
@@ -20,6 +24,7 @@ from statistics import fmean
 
 from simulations.checkers.limits import LIMITS
 from simulations.metrics.under_attack import AttackNumbers
+from simulations.runtime.loop import START
 from simulations.scenario.scenario import load_scenario, scenario_names
 from simulations.study.study import Plan, run_plan
 
@@ -27,6 +32,8 @@ PREFIX = "attack-"
 
 CERTIFIED_SHARE_MIN = 0.8
 COVERAGE_P99_RATIO_MAX = 2.0
+SPREAD_EPOCHS_MAX = 3.0
+MISDIALS_PER_NODE_MAX = 5
 RECOVERY_EPOCHS_MAX = 10
 BACK_SHARE = 0.9
 """The bars; the last is what counts as the rate from before."""
@@ -42,12 +49,21 @@ class Played:
 
     attack: str
     ratio: float
+    nodes: int
     seed: int
     epoch_seconds: float
     certified: Sequence[tuple[float, int]]
+    spread_s: Sequence[tuple[float, float]]
+    """When each version was published, and how long it took to the last node."""
     borne: AttackNumbers
     violation: str | None
     wall_s: float
+
+    def spread_seconds(self) -> float:
+        """Return the mean time that a version of meanwhile took to the last honest node."""
+        first, last = self.borne.from_s, self.borne.until_s
+        times = [seconds for at, seconds in self.spread_s if first <= at <= last]
+        return fmean(times) if times else math.nan
 
     def within(self, since: float, until: float) -> int:
         """Return how many rollouts were certified between two moments."""
@@ -78,11 +94,18 @@ class Row:
 
     attack: str
     ratio: float
+    nodes: int
     certified_share: float
     """Of what is certified meanwhile without it."""
     coverage_p50_s: float
     coverage_p99_s: float
     coverage_p99_ratio: float
+    spread_s: float
+    """Until a version is at the last node, and the same without the attack."""
+    spread_plain_s: float
+    spread_epochs: float
+    fed_share: float
+    misdials_per_minute: int
     core_share_mean: float
     core_share_max: float
     recovery_epochs: int | None
@@ -96,6 +119,8 @@ class Row:
         found = {
             "certified": self.certified_share < CERTIFIED_SHARE_MIN,
             "coverage": not self.coverage_p99_ratio <= COVERAGE_P99_RATIO_MAX,
+            "spread": self.spread_epochs > SPREAD_EPOCHS_MAX,
+            "misdials": self.misdials_per_minute > MISDIALS_PER_NODE_MAX * self.nodes,
             "recovery": late,
             "rules": bool(self.violations),
         }
@@ -110,9 +135,11 @@ def play(plan: Plan) -> Played:
     return Played(
         plan.scenario.removeprefix(PREFIX),
         plan.strangers_per_node or 0.0,
+        plan.load().nodes.total,
         plan.seed,
         load_scenario(plan.scenario).recipe().epochs.seconds,
         [(moment.at, moment.certified) for moment in outcome.series.moments],
+        [(one.published_at - START, one.seconds) for one in outcome.series.makespans],
         outcome.attack,
         None if outcome.violation is None else str(outcome.violation),
         outcome.result.wall_s,
@@ -130,10 +157,16 @@ def row(played: Sequence[Played], plain: Sequence[Played]) -> Row:
     return Row(
         played[0].attack,
         played[0].ratio,
+        played[0].nodes,
         sum(one.within(began, ended) for one in played) / max(1, usual),
         fmean(one.borne.coverage_p50_s for one in played),
         p99,
         p99 / fmean(one.borne.coverage_p99_s for one in plain),
+        spread_s := fmean(one.spread_seconds() for one in played),
+        fmean(one.spread_seconds() for one in plain),
+        spread_s / played[0].epoch_seconds,
+        fmean(one.borne.fed_share for one in played),
+        max(one.borne.misdials_per_minute for one in played),
         fmean(one.borne.core_share_mean for one in played),
         max(one.borne.core_share_max for one in played),
         max(known) if len(known) == len(recoveries) else None,
@@ -154,10 +187,10 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     print(
-        "| attack | per node | certified | coverage p50, p99 (s) | p99 ratio | core mean, most "
-        "| recovery (epochs) | tables | wall (s) |"
+        "| attack | per node | certified | coverage p50, p99 (s) | p99 ratio | weights (s) "
+        "| fed | misdials per minute | core mean, most | recovery (epochs) | tables | wall (s) |"
     )
-    print("|---|---|---|---|---|---|---|---|---|")
+    print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     rows = []
     # A process for each run: what one leaves in caches and in memory is not the next one's.
     with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
@@ -191,6 +224,9 @@ def line(found: Row) -> str:
         f"{found.certified_share:.0%}" + mark("certified"),
         f"{found.coverage_p50_s:.3f}, {found.coverage_p99_s:.3f}",
         f"{found.coverage_p99_ratio:.1f}" + mark("coverage"),
+        f"{found.spread_s:.2f}, {found.spread_plain_s:.2f}" + mark("spread"),
+        f"{found.fed_share:.1%}",
+        str(found.misdials_per_minute) + mark("misdials"),
         f"{found.core_share_mean:.2%}, {found.core_share_max:.2%}",
         recovery + mark("recovery"),
         fullest(found.peaks) + "".join(f"; {each}" for each in found.violations),

@@ -96,14 +96,15 @@ class Daemon:
         self._task: Environment | None = None
         self._stop = asyncio.Event()
         replica = Replica(self._manifest, verifier, opened)
+        proven = partial(has_standing, manifest=self._manifest, ledger=replica.ledger)
         self._peers = PeerTable(
             ports.transport,
             ports.clock,
             ports.rng.child("connections"),
             initial_peers,
             replica.roster,
+            proven,
         )
-        proven = partial(has_standing, manifest=self._manifest, ledger=replica.ledger)
         trust = Trust(proven, self._peers.block_of, replica.roster.__contains__)
         self._context = context = NodeContext(
             signer, replica, ports, self._peers, ChangeSignal(), Conditions(), trust

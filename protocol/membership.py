@@ -152,8 +152,10 @@ class Roster:
         return newer and record.message.issued_at >= known.seen_at + pause_seconds
 
     def _room_for(self, peer: PeerId) -> bool:
-        """Tell whether a newcomer fits; strangers never take the places of the genesis keys."""
-        return self._manifest.is_of_genesis(peer) or len(self._members) < MEMBERS_MAX
+        """Tell whether a newcomer fits; keys that the manifest names always do."""
+        manifest = self._manifest
+        named = manifest.is_of_genesis(peer) or peer in manifest.admission.workers
+        return named or len(self._members) < MEMBERS_MAX
 
     def advance(self, now: float) -> list[Signed[NodeRecord]]:
         """Forget who has been silent for twice a record's life; return what is taken now."""
@@ -167,10 +169,9 @@ class Roster:
                 taken.append(record)
         return taken
 
-    @property
-    def unchecked(self) -> int:
-        """How many records wait until the work in them is checked."""
-        return len(self._unchecked)
+    def sizes(self) -> dict[str, int]:
+        """Return how many members there are, and records whose work is not checked yet, by name."""
+        return {"roster": len(self._members), "unchecked": len(self._unchecked)}
 
     def is_unchecked(self, digest: Digest) -> bool:
         """Tell whether a record is one of those that wait."""

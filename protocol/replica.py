@@ -35,8 +35,8 @@ from protocol.messages import (
     envelope_kind,
     open_envelope,
 )
-from protocol.standing import has_room_for
-from protocol.types import Digest, PeerId, Role, RunId, Topic, ValidationResult
+from protocol.standing import StrangerCommits
+from protocol.types import Digest, PeerId, Role, Topic, ValidationResult
 from protocol.waiting import Waiting
 
 WAITING_MAX = 1024
@@ -83,12 +83,12 @@ class Replica:
     def __init__(
         self, manifest: RunManifest, verify: Verifier, opened: Opened | None = None
     ) -> None:
-        self.manifest = manifest
-        self.run_id: RunId = manifest.run_id
+        self.manifest, self.run_id = manifest, manifest.run_id
         self.roster = Roster(manifest, verify)
         self._equivocators = Equivocators(manifest, verify)
         self.electorate = ViewElectorate(manifest, self.roster, self._equivocators)
         self.ledger = Ledger(manifest)
+        self.stranger_commits = StrangerCommits(manifest, self.ledger)
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
         self._tallies: dict[Digest, Tally] = {}
@@ -202,7 +202,7 @@ class Replica:
         """Return how full the bounded tables are, the fullest of a kind, by name."""
         return {
             "in_flight": self.ledger.in_flight_max,
-            "roster": len(self.roster),
+            **self.roster.sizes(),
             "versions_waiting": len(self.ledger.branches),
             "waiting": max(len(self._early_certificates), len(self._early_verdicts)),
         }
@@ -293,7 +293,7 @@ class Replica:
         worker, admitted = commit.signer, self.roster.admitted
         if not admitted.knows(worker) and not (anti_entropy and self._has_room_for_unknown(worker)):
             return _received(commit, Fault(FaultCode.UNKNOWN_KEY))
-        if not (has_room_for(worker, self.manifest, self.ledger) or self._is_certified(commit)):
+        if not (self.stranger_commits.has_room_for(worker) or self._is_certified(commit)):
             return _received(commit, False)
         result = self.ledger.offer_commit(
             commit,

@@ -29,11 +29,31 @@ def has_standing(peer: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:
     return worth >= WORTH_MIN and not ledger.slashed(peer)
 
 
-def has_room_for(worker: PeerId, manifest: RunManifest, ledger: Ledger) -> bool:
-    """Tell whether one more commit of a worker may wait for an outcome."""
-    unsettled = ledger.unsettled
-    # Counted only where it could be too many: most of a large run's workers have standing.
-    if sum(unsettled.values()) < STRANGER_COMMITS_MAX or has_standing(worker, manifest, ledger):
-        return True
-    strangers = (n for one, n in unsettled.items() if not has_standing(one, manifest, ledger))
-    return sum(strangers) < STRANGER_COMMITS_MAX
+class StrangerCommits:
+    """The commits of workers without standing that have no outcome yet, all together."""
+
+    def __init__(self, manifest: RunManifest, ledger: Ledger) -> None:
+        self._manifest = manifest
+        self._ledger = ledger
+        self._state: tuple[int, ...] = ()
+        self._count = 0
+        """As it was in ``_state``: a flood that is refused changes nothing."""
+
+    def has_room_for(self, worker: PeerId) -> bool:
+        """Tell whether one more commit of a worker may wait for an outcome."""
+        # Counted only where it could be too many: most of a large run's workers have standing.
+        if sum(self._ledger.unsettled.values()) < STRANGER_COMMITS_MAX:
+            return True
+        proven = has_standing(worker, self._manifest, self._ledger)
+        return proven or len(self) < STRANGER_COMMITS_MAX
+
+    def __len__(self) -> int:
+        """Return how many there are."""
+        ledger, totals = self._ledger, self._ledger.totals
+        outcomes = totals.certified, totals.rejected, totals.expired
+        state = (totals.committed, *outcomes, ledger.epoch, len(ledger.forks))
+        if state != self._state:
+            waiting = ledger.unsettled.items()
+            strange = (n for one, n in waiting if not has_standing(one, self._manifest, ledger))
+            self._state, self._count = state, sum(strange)
+        return self._count

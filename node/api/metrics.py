@@ -6,7 +6,7 @@ handful of values each: never a peer id, never a commit; reasons come from other
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from typing import get_args
 
@@ -33,6 +33,7 @@ from node.api.status import (
     State,
     TrafficStatus,
 )
+from node.api.tables import LIMITS
 from node.weights.arrivals import SECONDS_BOUNDS
 from roles.durations import CHECK_BOUNDS, GENERATION_BOUNDS
 from roles.uptake import UPTAKE_BOUNDS
@@ -67,6 +68,7 @@ class NodeMetrics(Collector):
         yield from self._outcomes(status)
         yield from _traffic(status)
         yield from _gossip(status.gossip_peers)
+        yield from _tables(status.tables)
         yield from _arrivals(status)
         yield from _loop(status.loop)
         yield from _machine(status)
@@ -219,6 +221,23 @@ def _gossip(peers: Sequence[GossipPeerStatus]) -> Iterator[Metric]:
         ("score_mean", "Mean score of the peers; 0 without peers.", sum(scores) / len(scores)),
     ):
         yield GaugeMetricFamily(f"{PREFIX}_gossip_{name}", text, value)
+
+
+def _tables(sizes: Mapping[str, int]) -> Iterator[Metric]:
+    """Yield how full each table is, and beside it how full it may be."""
+    entries = GaugeMetricFamily(
+        f"{PREFIX}_table_entries",
+        "Entries (of those named so, bytes) of tables that strangers can fill.",
+        labels=["table"],
+    )
+    limits = GaugeMetricFamily(
+        f"{PREFIX}_table_entries_limit", "The most that they may hold.", labels=["table"]
+    )
+    for name, limit in LIMITS.items():
+        entries.add_metric([name], sizes.get(name, 0))
+        limits.add_metric([name], limit)
+    yield entries
+    yield limits
 
 
 def _blob_ways(traffic: TrafficStatus) -> Metric:

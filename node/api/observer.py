@@ -117,6 +117,7 @@ class Observer:
             traffic=self.traffic(),
             p2pd_pid=self.p2pd_pid(),
             dial_failures=self.peers.dial_failures,
+            tables=self._tables(),
             arrivals=arrival_statuses(self.arrivals, monotonic_now, now),
             durations=durations_statuses(self.arrivals),
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),
@@ -135,7 +136,6 @@ class Observer:
         totals = ledger.totals
         return Snapshot(
             state=self.stage().state,
-            connected=len(self.peers.connected),
             members=self._count_members(),
             policy_version=self.policies.newest_version(),
             version=ledger.version,
@@ -148,8 +148,14 @@ class Observer:
             gossip_duplicates=gossip.counters.duplicates,
             gossip_dropped=gossip.link_counters.frames_dropped,
             weights_received=self.exchange.received[Kind.WEIGHTS],
-            sizes={**gossip.sizes(), **self.context.replica.sizes()},
+            connected=len(self.peers.connected),
+            sizes=self._tables(),
         )
+
+    def _tables(self) -> dict[str, int]:
+        replica = self.context.replica
+        commits = {"stranger_commits": len(replica.stranger_commits)}
+        return {**self.gossip.sizes(), **replica.sizes(), **self.peers.sizes(), **commits}
 
     def reason(self) -> str:
         """Return why the node is in its state."""

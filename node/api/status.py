@@ -236,6 +236,8 @@ class NodeStatus:
     p2pd_pid: int | None = None
     dial_failures: int = 0
     """Since the start."""
+    tables: dict[str, int] = field(default_factory=dict)
+    """How full the tables are that strangers can fill; ``node.api.tables`` has their limits."""
     machine: MachineStatus = MachineStatus()
     loop: LoopStatus = LoopStatus()
     arrivals: tuple[ArrivalStatus, ...] = ()

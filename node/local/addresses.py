@@ -11,6 +11,7 @@ from ipaddress import ip_address, ip_network
 
 from node.local.datadir import DataDir, write_atomically
 from protocol.crypto import public_key_from_peer_id
+from protocol.types import PeerId
 
 log = logging.getLogger(__name__)
 
@@ -41,6 +42,11 @@ def check_peer_address(text: str) -> str:
 def host_of(address: str) -> str:
     """Return the first name in a multiaddress: an IP address, or what stands for one."""
     return "/".join(address.split("/")[2:3])
+
+
+def peer_of(address: str) -> PeerId:
+    """Return the key that a multiaddress names, in its last ``/p2p`` part."""
+    return PeerId(address.rpartition("/p2p/")[2])
 
 
 def is_local(host: str) -> bool:

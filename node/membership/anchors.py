@@ -8,7 +8,7 @@ start begins with.
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from node.local.addresses import is_circuit, place_of, prefix_of
+from node.local.addresses import host_of, is_circuit, place_of, prefix_of
 from protocol.types import PeerId
 
 DIALLED_PER_NETWORK = 2
@@ -25,6 +25,34 @@ def crowded(networks: Iterable[str | None]) -> frozenset[str]:
     """Return the networks of which enough have been dialled."""
     counts = Counter(network for network in networks if network is not None)
     return frozenset(name for name, count in counts.items() if count >= DIALLED_PER_NETWORK)
+
+
+def independent(addresses: Sequence[str], answered: Iterable[str], networks_max: int) -> list[str]:
+    """Return the addresses that are of other networks than those which have answered.
+
+    None once these are of so many. An address that tells no network is one of its own.
+    """
+    met = {network_of([address]) or host_of(address) for address in answered}
+    if len(met) >= networks_max:
+        return []
+    return [each for each in addresses if (network_of([each]) or host_of(each)) not in met]
+
+
+def surplus(
+    peers: Sequence[PeerId], places: Mapping[PeerId, Sequence[str]], count: int
+) -> list[PeerId]:
+    """Return ``count`` of the peers, if there are so many, to end the connections of.
+
+    Those come first that have most neighbours where they are, and of these who came last; who is
+    nowhere known is nobody's neighbour. ``peers`` are in the order in which they came.
+    """
+    near: Counter[str] = Counter()
+    ranked = []
+    for came, peer in enumerate(peers):
+        here = places.get(peer, ())[:1]
+        near.update(here)
+        ranked.append((near[here[0]] if here else 0, came, peer))
+    return [peer for *_, peer in sorted(ranked, reverse=True)[:count]]
 
 
 def anchors(peers: Sequence[PeerId], addresses: Mapping[PeerId, Sequence[str]]) -> list[str]:

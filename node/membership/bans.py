@@ -1,23 +1,46 @@
-"""Which peers are kept away, because what they sent can only come from who breaks the protocol."""
+"""Which peers are kept away, because what they sent can only come from who breaks the protocol.
 
-from collections import deque
-from collections.abc import Collection
+Faults fade, and so does the memory of having been kept away, which doubles the next time.
+"""
+
+import math
+from collections.abc import Collection, MutableMapping
+from dataclasses import dataclass
+from typing import Any
 
 from protocol.faults import Blame, Fault
 from protocol.types import PeerId
 
-FAULTS_MAX = 3
-"""Within the window; a guess. No honest peer causes even one, but a machine with bad memory might,
-and checking what a stranger sends costs us about 100 us each time."""
+FAULTS_MAX = 2.5
+"""Three at once, or more over a longer time, as each fades; a guess. No honest peer causes even
+one, but a machine with bad memory might, and checking what a stranger sends costs us about 100 us
+each time."""
 
-WINDOW_SECONDS = 600.0
+FAULT_HALF_LIFE_SECONDS = 600.0
 BAN_SECONDS = 600.0
 """Guesses. Long enough that a peer which sends nothing else costs next to nothing; short enough
 that a node whose software was mended is heard again soon."""
 
+BAN_HALF_LIFE_SECONDS = 6 * 3600.0
+BAN_SECONDS_MAX = 6 * 3600.0
+"""Guesses: who goes on is heard four times a day, and who has stopped is soon as good as new."""
+
 PEERS_MAX = 4096
-"""Remembered with faults, and kept away; the oldest is forgotten first. Keys are free: whoever
-makes a new one for each three faults is held up by the connections that it needs."""
+"""Remembered with faults, kept away, and remembered as having been; the oldest is forgotten first.
+Keys are free: whoever makes a new one for each three faults is held up by the connections that it
+needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fading:
+    """A count of which half is left after each half-life."""
+
+    count: float = 0.0
+    at: float = 0.0
+
+    def left(self, now: float, half_life_seconds: float) -> float:
+        """Return what is left of it; ``now`` is not before it was counted."""
+        return self.count * math.exp2((self.at - now) / half_life_seconds)
 
 
 class Bans:
@@ -27,30 +50,40 @@ class Bans:
     """
 
     def __init__(self) -> None:
-        self._faults: dict[PeerId, deque[float]] = {}
+        self._faults: dict[PeerId, _Fading] = {}
         self._until: dict[PeerId, float] = {}
+        self._before: dict[PeerId, _Fading] = {}
+        """How often each has been kept away."""
 
-    def blame(self, peer: PeerId, fault: Fault, now: float) -> bool:
-        """Count a fault; True when it is the one for which the peer is kept away from now on."""
+    def blame(self, peer: PeerId, fault: Fault, now: float) -> float:
+        """Count a fault; return for how many seconds the peer is kept away because of it."""
         if fault.code.blame is not Blame.SENDER or peer in self.held(now):
-            return False
-        times = self._faults.setdefault(peer, deque(maxlen=FAULTS_MAX))
-        times.append(now)
-        _bound(self._faults)
-        if len(times) < FAULTS_MAX or times[0] < now - WINDOW_SECONDS:
-            return False
-        del self._faults[peer]
-        self._until[peer] = now + BAN_SECONDS
-        _bound(self._until)
-        return True
+            return 0.0
+        known = self._faults.pop(peer, _Fading())
+        count = 1 + known.left(now, FAULT_HALF_LIFE_SECONDS)
+        if count < FAULTS_MAX:
+            _put(self._faults, peer, _Fading(count, now))
+            return 0.0
+        times = self._before.pop(peer, _Fading()).left(now, BAN_HALF_LIFE_SECONDS)
+        seconds = min(BAN_SECONDS_MAX, BAN_SECONDS * math.exp2(times))
+        _put(self._before, peer, _Fading(times + 1, now + seconds))
+        _put(self._until, peer, now + seconds)
+        return seconds
 
     def faults(self, now: float) -> dict[PeerId, int]:
-        """Return how many faults count at the moment, of the peers that have any."""
+        """Return how many faults count at the moment, to the nearest, of the peers that have any.
+
+        One that has faded to less than half no longer does.
+        """
         counts = {
-            peer: sum(at >= now - WINDOW_SECONDS for at in times)
-            for peer, times in self._faults.items()
+            peer: round(known.left(now, FAULT_HALF_LIFE_SECONDS))
+            for peer, known in self._faults.items()
         }
         return {peer: count for peer, count in counts.items() if count}
+
+    def sizes(self) -> dict[str, int]:
+        """Return how many peers are remembered: with faults, and as kept away now or before."""
+        return {"faults": len(self._faults), "bans": max(len(self._until), len(self._before))}
 
     def held(self, now: float) -> Collection[PeerId]:
         """Return the peers that are kept away."""
@@ -59,6 +92,7 @@ class Bans:
         return self._until.keys()
 
 
-def _bound(table: dict[PeerId, deque[float]] | dict[PeerId, float]) -> None:
+def _put(table: MutableMapping[PeerId, Any], peer: PeerId, value: object) -> None:
+    table[peer] = value
     if len(table) > PEERS_MAX:
         del table[next(iter(table))]

@@ -2,7 +2,7 @@
 
 Anybody may write any address into a record. So an address of a local network is dialled only in a
 swarm of that network, and a host where nothing has answered is left alone for a while, however many
-X
+keys point at it.
 
 A machine without I/O: the clock is an argument.
 """
@@ -65,6 +65,10 @@ class Dials:
         self._silent[door] = [*_recent(dialled, now), now]
         if len(self._silent) > HOSTS_MAX:
             del self._silent[next(iter(self._silent))]
+
+    def __len__(self) -> int:
+        """Return how many hosts are remembered that did not answer."""
+        return len(self._silent)
 
     def _is_silent(self, address: str, now: float) -> bool:
         return len(_recent(self._silent.get(_door(address), []), now)) >= SILENT_DIALS_MAX

@@ -14,23 +14,28 @@ import structlog
 from typing_extensions import override
 
 from node.context import Peers
-from node.local.addresses import place_of
-from node.membership.anchors import anchors, crowded, network_of
-from node.membership.bans import BAN_SECONDS, Bans
-from node.membership.dials import Dials
+from node.local.addresses import is_circuit, peer_of, place_of
+from node.membership.address_book import AddressBook
+from node.membership.anchors import anchors, crowded, independent, network_of, surplus
+from node.membership.bans import Bans
+from node.membership.dialler import CONNECT_SECONDS, Dialler
 from node.streams.deadline import loop_time, within
 from protocol.faults import Fault
 from protocol.membership import Roster
 from protocol.rng import Rng
-from protocol.types import PeerId, Role
+from protocol.types import PeerId
 from roles.ports.clock import Clock
 from roles.ports.transport import Stream, StreamHandler, Transport, TransportError
 
 log = structlog.get_logger()
 
-CONNECT_SECONDS = 10.0
 CONNECTIONS_TARGET = 32
 """Four gossip meshes of eight; others are dialled when they are needed."""
+
+CONNECTIONS_HIGH = 480
+CONNECTIONS_LOW = 448
+"""Above the one we end connections down to the other: those that p2pd would end above its 512 (down
+to 256) are anybody's."""
 
 RETRY_SECONDS_MIN = 0.5
 RETRY_SECONDS_MAX = 15.0
@@ -39,18 +44,20 @@ POLL_SECONDS = 2.0
 DIALS_AT_ONCE = 2
 """Of members, while there are too few connections; a guess."""
 
-REMEMBERED_MAX = 64
 TRIED_MAX = 4
-"""Addresses that answered once, and how many of them and of members' a lonely node tries at once
-besides the bootstrap peers; guesses."""
+"""Addresses that answered once, and as many of members', that a lonely node tries at once besides
+the bootstrap peers; a guess."""
 
+BOOTSTRAP_NETWORKS = 3
+"""A node joins through bootstrap peers of so many networks if it knows them, since one that answers
+may show it what it wants: of three one will be honest, a guess."""
 
 TOLD_MAX = 4
 """Addresses of which a person is told why they do not answer."""
 
 
 class PeerTable(Peers):
-    """Keeps this node connected; ``roster`` is None until the run is known.
+    """Keeps this node connected; ``roster`` is None until the run is known, ``proven`` its trust.
 
     ``initial`` are addresses of bootstrap peers, and of peers that answered an earlier process.
     """
@@ -62,16 +69,17 @@ class PeerTable(Peers):
         rng: Rng,
         initial: Sequence[str],
         roster: Roster | None = None,
+        proven: Callable[[PeerId], bool] = lambda _peer: False,
     ) -> None:
         self._transport = transport
         self._clock = clock
         self._rng = rng
         self._initial = list(initial)
-        self._dials = Dials(initial, self._is_relay)
-        self._own: list[str] = []
+        self._book = AddressBook(roster, clock)
+        self._dialler = Dialler(transport, self._initial, self._book.is_relay, self._on_answer)
         self._roster = roster
+        self._proven = proven
         self._connected: dict[PeerId, None] = {}
-        self._answered: dict[str, None] = {}
         self._retry_seconds = RETRY_SECONDS_MIN
         self._dialled_at: dict[PeerId, float] = {}
         self._chosen: dict[PeerId, None] = {}
@@ -80,8 +88,6 @@ class PeerTable(Peers):
         self._look_now = asyncio.Event()
         self._bans = Bans()
         self._followers: list[Callable[[Sequence[PeerId]], None]] = []
-        self._refusals: dict[str, str] = {}
-        self.dial_failures = 0
         self.unreachable_since: float | None = None
 
     @property
@@ -92,7 +98,7 @@ class PeerTable(Peers):
         """
         if self.unreachable_since is None:
             return ""
-        told = (f"{_place(address)} {why}" for address, why in self._refusals.items())
+        told = (f"{_place(address)} {why}" for address, why in self._dialler.refusals.items())
         return f"looking for peers; no bootstrap peer answers ({', '.join(told)}); trying again"
 
     @property
@@ -113,7 +119,12 @@ class PeerTable(Peers):
     @property
     @override
     def in_local_swarm(self) -> bool:
-        return self._dials.is_local(self._own)
+        return self._dialler.in_local_swarm
+
+    @property
+    def dial_failures(self) -> int:
+        """How many dials nobody answered, since the start."""
+        return self._dialler.failures
 
     @override
     def follow(self, follower: Callable[[Sequence[PeerId]], None]) -> None:
@@ -154,8 +165,9 @@ class PeerTable(Peers):
 
     @override
     def blame(self, peer: PeerId, fault: Fault) -> None:
-        if self._bans.blame(peer, fault, loop_time()):
-            log.warning("peer kept away", peer=peer, fault=str(fault), seconds=BAN_SECONDS)
+        seconds = self._bans.blame(peer, fault, loop_time())
+        if seconds:
+            log.warning("peer kept away", peer=peer, fault=str(fault), seconds=round(seconds))
             self._connected.pop(peer, None)
             self._look_now.set()
         else:
@@ -164,6 +176,10 @@ class PeerTable(Peers):
     @override
     def faults(self) -> Mapping[PeerId, int]:
         return self._bans.faults(loop_time())
+
+    def sizes(self) -> dict[str, int]:
+        """Return how full the tables are that strangers can fill, by name."""
+        return {"connected": len(self._connected), **self._bans.sizes(), **self._dialler.sizes()}
 
     @override
     async def disconnect(self, peer: PeerId) -> None:
@@ -182,17 +198,18 @@ class PeerTable(Peers):
             addresses = self._addresses()
             if self._connected or not addresses:
                 return self.connected
-            if await self._dial_any(addresses):
-                answered = filter(self._connected.__contains__, map(_peer_of, addresses))
+            if await self._dialler.any(addresses):
+                answered = filter(self._connected.__contains__, map(peer_of, addresses))
                 self._chosen.update(dict.fromkeys(answered))
                 await self._look()
                 await self._wait_for_a_peer(POLL_SECONDS)
                 continue
             if self.unreachable_since is None:
                 self.unreachable_since = self._clock.now()
-            first = addresses[:TOLD_MAX]
-            self._refusals = {each: self._refusals.get(each, "no answer") for each in first}
-            log.debug("no bootstrap peer answers; trying again", peers=self._refusals)
+            refusals = self._dialler.refusals
+            told = {each: refusals.get(each, "no answer") for each in addresses[:TOLD_MAX]}
+            self._dialler.refusals = told
+            log.debug("no bootstrap peer answers; trying again", peers=told)
             await self._wait_for_a_peer(self._retry_seconds * (0.5 + self._rng.uniform()))
             self._retry_seconds = min(2 * self._retry_seconds, RETRY_SECONDS_MAX)
 
@@ -200,6 +217,7 @@ class PeerTable(Peers):
         """Keep connections until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._dial_for_ever())
+            group.create_task(self._join_through_several())
             while True:  # a peer that does not answer must not keep us from seeing the others
                 await self._look()
                 with suppress(TimeoutError):
@@ -213,47 +231,40 @@ class PeerTable(Peers):
             return True
         if peer in self._bans.held(loop_time()):
             return False
-        return await self._dial_any(self._addresses_of(peer))
+        return await self._dialler.any(self._book.addresses_of(peer))
 
     def reachable_addresses(self) -> list[str]:
-        """Return addresses of connected members: what a later start may try first.
+        """Return what a later start may try first: addresses of connected members, then others.
 
-        Those that we have chosen come before those that have chosen us.
+        Those that we have chosen come before those that have chosen us; the others are those that
+        have answered before.
         """
         peers = sorted(self._connected, key=lambda peer: peer not in self._chosen)
-        return anchors(peers, {peer: self._addresses_of(peer) for peer in peers})
+        now = anchors(peers, {peer: self._book.addresses_of(peer) for peer in peers})
+        before = self._dialler.outcomes.answered() if now else []
+        away = self._bans.held(loop_time())
+        kept = (each for each in before if not is_circuit(each) and peer_of(each) not in away)
+        return list(dict.fromkeys((*now, *kept)))
 
-    def _is_relay(self, address: str) -> bool:
-        """Tell whether a member which relays gives an address as its own."""
-        roster, peer = self._roster, _peer_of(address)
-        member = roster.get(peer) if roster is not None else None
-        if roster is None or member is None or not roster.is_live(peer, self._clock.now()):
-            return False
-        message = member.record.message
-        return Role.RELAY in message.roles and address in message.addresses
+    def _on_answer(self, peer: PeerId) -> None:
+        self._connected[peer] = None
 
-    def _addresses_of(self, peer: PeerId) -> list[str]:
-        """Return what a member says of itself; an address of somebody else is left out."""
-        member = self._roster.get(peer) if self._roster is not None else None
-        addresses = member.record.message.addresses if member is not None else ()
-        return [address for address in addresses if address.endswith(f"/p2p/{peer}")]
+    def _is_kept(self, peer: PeerId) -> bool:
+        """Tell whether a connection has a place of its own: we chose it, or it has standing."""
+        return peer in self._chosen or self._proven(peer)
 
     def _addresses(self) -> list[str]:
         """Return where somebody may answer who is not us: bootstrap peers, and some we knew."""
-        records = self._roster.records() if self._roster is not None else []
-        members = [
-            address
-            for record in records
-            if record.message.reachable
-            for address in self._addresses_of(record.signer)
-        ]
+        outcomes = self._dialler.outcomes
         known = [
-            *self._rng.sample(list(self._answered), TRIED_MAX),
-            *self._rng.sample(members, TRIED_MAX),
+            *outcomes.best_first(self._rng.sample(outcomes.answered(), 2 * TRIED_MAX))[:TRIED_MAX],
+            *outcomes.best_first(self._rng.sample(self._book.reachable(), 2 * TRIED_MAX))[
+                :TRIED_MAX
+            ],
         ]
         nobody = (self.peer_id, *self._bans.held(loop_time()))
         addresses = dict.fromkeys((*self._initial, *known))
-        return [address for address in addresses if _peer_of(address) not in nobody]
+        return [address for address in addresses if peer_of(address) not in nobody]
 
     async def _look(self) -> None:
         """Poll the transport; end the connections of peers that are kept away."""
@@ -263,28 +274,28 @@ class PeerTable(Peers):
             self._connected = {}
             self._few.set()
             return
-        await self._look_at_ourselves()
-        self._connected = dict.fromkeys(peers)
+        await self._dialler.look_at_ourselves()
+        here = dict.fromkeys(peers)
+        stayed = (peer for peer in self._connected if peer in here)
+        self._connected = dict.fromkeys((*stayed, *here))  # in the order in which they came
         self._chosen = {peer: None for peer in self._chosen if peer in self._connected}
         away = [peer for peer in self._bans.held(loop_time()) if peer in self._connected]
+        if len(self._connected) > CONNECTIONS_HIGH:
+            others = [peer for peer in self._connected if not self._is_kept(peer)]
+            extra = len(self._connected) - CONNECTIONS_LOW
+            away = list(dict.fromkeys((*away, *surplus(others, self._places, extra))))
         for peer in away:
             del self._connected[peer]
         await asyncio.gather(*map(self.disconnect, away))
         await self._locate()
         if self._connected:
             self.unreachable_since = None
-            self._refusals.clear()
+            self._dialler.refusals.clear()
             self._retry_seconds = RETRY_SECONDS_MIN
         if len(self._connected) < CONNECTIONS_TARGET:
             self._few.set()
         for follower in self._followers:
             follower(self.connected)
-
-    async def _look_at_ourselves(self) -> None:
-        """Learn our own addresses, where they tell what swarm this is."""
-        if not self._initial:
-            with suppress(TransportError):  # then no dial gets through either
-                self._own = list(await self._transport.addresses())
 
     async def _locate(self) -> None:
         """Ask once where each peer is that is new."""
@@ -316,6 +327,27 @@ class PeerTable(Peers):
                 await self._dial_members()
             await asyncio.sleep(POLL_SECONDS)
 
+    async def _join_through_several(self) -> None:
+        """Go on to dial bootstrap peers until those of several networks have answered.
+
+        One by one and not while nobody is there: then ``reach`` dials all of them.
+        """
+        met: dict[str, None] = {}
+        while True:
+            here = [each for each in self._initial if peer_of(each) in self._connected]
+            met.update(dict.fromkeys(here))
+            missing = independent(self._initial, met, BOOTSTRAP_NETWORKS)
+            if not missing:
+                return
+            nobody = (self.peer_id, *self._bans.held(loop_time()))
+            others = [address for address in missing if peer_of(address) not in nobody]
+            best = self._dialler.outcomes.best_first(others)[:TRIED_MAX] if self._connected else []
+            for address in best:
+                if await self._dialler.any([address]):
+                    self._chosen[peer_of(address)] = None
+                    break
+            await asyncio.sleep(POLL_SECONDS if not best else RETRY_SECONDS_MAX / 2)
+
     async def _dial_members(self) -> None:
         now = loop_time()
         self._dialled_at = {
@@ -341,7 +373,7 @@ class PeerTable(Peers):
         roster, wall_now = self._roster, self._clock.now()
         if roster is None:
             return None
-        networks = (network_of(self._addresses_of(peer)) for peer in self._chosen)
+        networks = (network_of(self._book.addresses_of(peer)) for peer in self._chosen)
         full, second_best = crowded(networks), None
         for peer in roster.peers_from(self._rng.below(max(1, len(roster)))):
             if peer in self._connected or peer in self._dialled_at:
@@ -349,7 +381,7 @@ class PeerTable(Peers):
             member = roster.get(peer)
             reachable = member is not None and member.record.message.reachable
             if reachable and peer != self.peer_id and roster.is_live(peer, wall_now):
-                if not full or network_of(self._addresses_of(peer)) not in full:
+                if not full or network_of(self._book.addresses_of(peer)) not in full:
                     self._dialled_at[peer] = now
                     return peer
                 second_best = second_best or peer
@@ -357,41 +389,6 @@ class PeerTable(Peers):
             self._dialled_at[second_best] = now
         return second_best
 
-    async def _dial_any(self, addresses: Sequence[str]) -> bool:
-        """Dial at once all that may be dialled; True as soon as one answers."""
-        await self._look_at_ourselves()
-        allowed = self._dials.allowed(addresses, self._own, loop_time())
-        dials = [asyncio.create_task(self._dial(address)) for address in allowed]
-        try:
-            for dial in asyncio.as_completed(dials):
-                if await dial:
-                    return True
-        finally:
-            for task in dials:
-                task.cancel()
-        return False
-
-    async def _dial(self, address: str) -> bool:
-        try:
-            peer = await within(CONNECT_SECONDS, self._transport.connect(address))
-        except TransportError as error:
-            log.debug("cannot connect", address=address, error=str(error))
-            self._refusals[address] = str(error) or self._refusals.get(address, "no answer")
-            self._dials.note(address, loop_time(), answered=False)
-            self.dial_failures += 1
-            return False
-        self._dials.note(address, loop_time(), answered=True)
-        self._connected[peer] = None
-        self._answered.pop(address, None)
-        self._answered[address] = None
-        if len(self._answered) > REMEMBERED_MAX:
-            del self._answered[next(iter(self._answered))]
-        return True
-
 
 def _place(address: str) -> str:
     return address.rpartition("/p2p/")[0]
-
-
-def _peer_of(address: str) -> PeerId:
-    return PeerId(address.rpartition("/p2p/")[2])

@@ -148,7 +148,7 @@ class Inbox:
             if loop.time() >= compact_at:
                 await self._log.compact(self._replica)
                 compact_at = loop.time() + COMPACT_EPOCHS * epoch_seconds
-            waiting = self._replica.roster.unchecked
+            waiting = self._replica.roster.sizes()["unchecked"]
             await asyncio.sleep(min(CHECKS_SECONDS if waiting else math.inf, epoch_seconds / 4))
 
     def advance(self) -> None:

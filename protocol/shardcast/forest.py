@@ -128,8 +128,10 @@ def candidates(
     """Return whom ``me`` asks for a stripe: the parent, up to ``FALLBACKS_MAX`` others, the root.
 
     The others are members that may feed and stand before ``me`` in the stripe's line, in an order
-    of its own, so the orphans of one parent spread out. Who is not a member asks like the last
-    leaf. Quick when ``members`` is a ``ForestMembers`` that was asked of before.
+    of its own, so the orphans of one parent spread out. Who has no place asks like the last leaf: a
+    stranger, and a member without standing that feeds nobody, since many keys that never ask would
+    take all seats, and leave the root to feed the others. Quick when ``members`` is a
+    ``ForestMembers`` that was asked of before.
     """
     if me == root:
         return []
@@ -177,8 +179,12 @@ def tree(
     """Return the tree of one stripe; ``ValueError`` when ``fanout`` or ``stripe`` is impossible."""
     if fanout < 2 or not 0 <= stripe < stripes:
         raise ValueError(f"no forest with fanout {fanout}, stripe {stripe} of {stripes}")
-    peers = dict.fromkeys(member.peer for member in members if member.peer != root)
     may_feed, dealt = _dealt(members, root, version_digest, stripes)
+    peers = dict.fromkeys(
+        member.peer
+        for member in members
+        if member.peer != root and (member.proven or member.peer in may_feed)
+    )
     inner = dealt[stripe][: max(1, -(-(len(peers) - 1) // fanout))]
     salt = version_digest + stripe.to_bytes(4, "big")
     seats = _Seats(salt, inner, len(peers), 2 * max(fanout, stripes))

@@ -8,6 +8,7 @@ from simulations.adversaries import (
     covert,
     flooding,
     grinding,
+    keys,
     modelled,
     newcomers,
     records,
@@ -25,7 +26,6 @@ __all__ = ["BEHAVIOURS"]
 
 BEHAVIOURS: dict[str, Behaviour] = {
     **{name: modelled.modelled(behaviour) for name, behaviour in WORKER_BEHAVIOURS.items()},
-    "withheld-body": modelled.withheld_body,
     "accept-everything": validators.accept_everything,
     "reject-everything": validators.reject_everything,
     "silent": validators.silent,
@@ -36,6 +36,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "rolled-back": trainers.rolled_back,
     "term-jump": trainers.term_jump,
     "poisoned-state": trainers.poisoned_state,
+    "withheld-body": modelled.withheld_body,
     "bad-bytes": relays.bad_bytes,
     "stall": relays.stall,
     "weights-as-bodies": strangers.weights_as_bodies,
@@ -45,7 +46,12 @@ BEHAVIOURS: dict[str, Behaviour] = {
     **RPC_FLOODS,
     "slow-streams": streams.slow_streams,
     "record-spam": records.record_spam,
+    "conflicting-records": records.conflicting_records,
+    "capacity-liars": records.capacity_liar,
+    "sybil-flood": keys.sybil_flood,
+    "address-reflection": keys.address_reflection,
     "false-sync": newcomers.false_sync,
     "eclipse": newcomers.eclipse,
     "covert-flash": covert.covert_flash,
+    "cold-boot": covert.cold_boot,
 }

@@ -1,8 +1,9 @@
-"""A peer that earns a good name first, and then does all at once."""
+"""Peers that do all at once: after they have earned a good name, or before anybody has one."""
 
 from functools import reduce
 
 from protocol.rng import Rng
+from simulations.adversaries.newcomers import false_sync
 from simulations.adversaries.records import record_spam
 from simulations.adversaries.rpcs import RPC_FLOODS
 from simulations.adversaries.streams import slow_streams
@@ -22,3 +23,8 @@ AT_ONCE: tuple[Behaviour, ...] = (
 def covert_flash(parts: Parts, rng: Rng) -> Parts:
     """Do several things at the moment that the scenario names, and none before."""
     return reduce(lambda done, behaviour: behaviour(done, rng), AT_ONCE, parts)
+
+
+def cold_boot(parts: Parts, rng: Rng) -> Parts:
+    """Do the same, and tell who asks what there is to know that there is nothing."""
+    return covert_flash(false_sync(parts, rng), rng)

@@ -56,13 +56,17 @@ def modelled(behaviour: WorkerBehaviour) -> Behaviour:
 class WithheldBodies(SimBlobs):
     """Keeps the bodies of its own rollouts to itself, and serves weights as everyone does."""
 
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts.disk, parts.session)
+        self._acting = parts.acting
+
     @override
     async def put(self, data: bytes, owner: Owner) -> Digest:
-        if owner.purpose is Purpose.ROLLOUT_BODY:
+        if owner.purpose is Purpose.ROLLOUT_BODY and self._acting():
             return digest(data)
         return await super().put(data, owner)
 
 
 def withheld_body(parts: Parts, _rng: Rng) -> Parts:
     """Commit to rollouts and show them to nobody."""
-    return parts.with_ports(blobs=WithheldBodies(parts.disk, parts.session))
+    return parts.with_ports(blobs=WithheldBodies(parts))

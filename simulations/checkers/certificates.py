@@ -27,6 +27,12 @@ HARMLESS = (
     "false-sync",
     "eclipse",
     "covert-flash",
+    "cold-boot",
+    "conflicting-records",
+    "capacity-liars",
+    "sybil-flood",
+    "address-reflection",
+    "withheld-body",
 )
 """Behaviours of workers that annoy the network and still compute honest rollouts."""
 

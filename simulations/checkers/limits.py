@@ -7,15 +7,25 @@ from simulations.runtime.trace import Event
 
 LIMITS = {
     "backoffs": 1 << 14,
+    "bans": 4096,
     "cache_bytes": 64 << 20,
     "connected": 512,
+    "failed_addresses": 1024,
+    "faults": 4096,
     "in_flight": 16,
+    "judged": 8192,
     "outbox_bytes": 4 << 20,
     "outbox_frames": 4096,
     "pending": 1024,
+    "promises": 4096,
     "reading": 4096,
+    "retained_scores": 4096,
     "roster": 20_000,
     "seen": 1 << 17,
+    "silent_hosts": 1024,
+    "stranger_commits": 4096,
+    "unchecked": 1024,
+    "versions_waiting": 8192,
     "waiting": 1024,
 }
 """Facts of a sample and the most that each may be; written down again here on purpose."""

@@ -1,12 +1,13 @@
 """Turns what the ports of a simulated node do into events of the trace."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from blake3 import blake3
 
 from node.daemon import Daemon
-from protocol.types import Topic
+from protocol.shardcast.forest import tree
+from protocol.types import PeerId, Topic
 from roles.ports.storage import Put
 from simulations.cluster.machine import Machine
 from simulations.ports.signing import Sighting
@@ -38,6 +39,8 @@ class Recorder:
         self._first_held_at: dict[int, float] = {}
         self._asked: dict[str, int] = {}
         """Node to the last epoch of commits for which it was asked whom it draws."""
+        self._grown: dict[str, int] = {}
+        """Node to the last version of which it was asked who feeds whom."""
 
     def emit(self, node: str, kind: str, **facts: Value) -> None:
         """Record an event."""
@@ -92,18 +95,20 @@ class Recorder:
         while True:
             await asyncio.sleep(self._scenario.sample_seconds)
             one_in = -(-self._scenario.nodes.total // NODES_ASKED_MAX)
+            bad = {item.signer.peer_id for item in machines.values() if item.behaviour}
             for number, machine in enumerate(machines.values()):
                 if machine.daemon is not None:
                     self._sample(machine, machine.daemon)
                     if number % one_in == 0:
                         self._ask(machine, machine.daemon)
+                        if bad and not machine.behaviour:
+                            self._look_at_forest(machine, machine.daemon, bad)
 
     def _sample(self, machine: Machine, daemon: Daemon) -> None:
         snapshot = daemon.snapshot()
         self.emit(
             machine.name,
             "sample",
-            connected=snapshot.connected,
             members=snapshot.members,
             state=snapshot.state,
             policy=snapshot.policy_version,
@@ -142,3 +147,22 @@ class Recorder:
                 drawn = () if committee is None else committee.escalated
                 members = blake3("/".join(drawn).encode()).hexdigest()[:16]
                 self.emit(machine.name, "committee", commit=entry.commit.digest, members=members)
+
+    def _look_at_forest(self, machine: Machine, daemon: Daemon, bad: Collection[PeerId]) -> None:
+        """Record, once per version, of how many honest members a dishonest one is the parent."""
+        replica = daemon.replica
+        head = replica.ledger.head
+        if head is None or self._grown.get(machine.name) == head.message.version:
+            return
+        self._grown[machine.name] = head.message.version
+        members, rules = daemon.view().forest(), replica.manifest.shardcast
+        parents = [
+            parent
+            for stripe in range(rules.stripes)
+            for child, parent in tree(
+                members, head.signer, head.digest, stripe, rules.stripes, rules.fanout
+            ).parents.items()
+            if child not in bad
+        ]
+        fed_badly = sum(parent in bad for parent in parents)
+        self.emit(machine.name, "forest", children=len(parents), fed_badly=fed_badly)

@@ -93,6 +93,7 @@ class World:
             loop, self.rng.child("paths"), conditions, scenario.network.round_trip_seconds
         )
         self.network.pipe_makers["gossip"] = mesh_pipes(self.emit)
+        self.network.on_misdial = lambda opener, name: self.emit(opener, "misdial", door=name)
         self._directory = SharedDirectory(SimClock(loop), scenario.directory)
         self._counts = dict.fromkeys(ALL_ROLES, 0)
         self._opened = Opened(max(OPENED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
@@ -335,7 +336,7 @@ class World:
     async def _start_all(self) -> None:
         rng = self.rng.child("start")
         starts = [
-            (0.0 if machine.role == "relay" and not machine.stranger else rng.uniform(), name)
+            (0.0 if _starts_first(machine) else rng.uniform(), name)
             for name, machine in self.machines.items()
         ]
         for share, name in sorted(starts, key=lambda start: start[0]):
@@ -377,6 +378,13 @@ class World:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _starts_first(machine: Machine) -> bool:
+    """Tell whether a machine is there at once: bootstrap peers, and who attacks from the start."""
+    if machine.stranger:
+        return bool(machine.behaviour) and machine.acts_from == 0
+    return machine.role == "relay"
 
 
 def _root(error: BaseException) -> BaseException:

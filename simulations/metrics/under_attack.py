@@ -31,6 +31,11 @@ class AttackNumbers:
     """Of the time, in which the core that handles messages was busy; above 1: it fell behind."""
     peaks: dict[str, int]
     """The largest size of each table that has a limit."""
+    fed_share: float
+    """Of the places of honest nodes in the forests of weights, those under a dishonest node."""
+    misdials_per_minute: int
+    """The most dials of all honest nodes in one minute at the door of one machine that is not
+    dishonest, for keys that are not there."""
 
 
 class HonestSpread(Spread):
@@ -77,14 +82,21 @@ class UnderAttack:
         self._peaks = dict.fromkeys(LIMITS, 0)
         self._core: dict[str, tuple[float, float, float, float]] = {}
         """Node to the time and the busy seconds of its first and of its last sample."""
+        self._fed: Counter[str] = Counter()
+        self._misdials: Counter[tuple[str, int]] = Counter()
+        """Of a machine's name and a minute."""
         watch.on("sample", self._on_sample)
+        watch.on("forest", self._on_forest)
+        watch.on("misdial", self._on_misdial)
+
+    def _is_honest_and_meanwhile(self, event: Event) -> bool:
+        first, last = self._seconds
+        member = self._watch.swarm.members.get(event.node)
+        meanwhile = first <= event.at - self._watch.started_at <= last
+        return member is not None and member.honest and meanwhile
 
     def _on_sample(self, event: Event) -> None:
-        member = self._watch.swarm.members.get(event.node)
-        first, last = self._seconds
-        if member is None or not member.honest:
-            return
-        if not first <= event.at - self._watch.started_at <= last:
+        if not self._is_honest_and_meanwhile(event):
             return
         for name in LIMITS:
             value = event.facts.get(name)
@@ -94,6 +106,17 @@ class UnderAttack:
         if isinstance(busy, float):
             began = self._core.get(event.node, (event.at, busy))[:2]
             self._core[event.node] = (*began, event.at, busy)
+
+    def _on_forest(self, event: Event) -> None:
+        if self._is_honest_and_meanwhile(event):
+            for name in ("children", "fed_badly"):
+                self._fed[name] += int(str(event.facts[name]))
+
+    def _on_misdial(self, event: Event) -> None:
+        where = str(event.facts["door"])
+        owner = self._watch.swarm.members.get(where)
+        if self._is_honest_and_meanwhile(event) and (owner is None or owner.honest):
+            self._misdials[where, int((event.at - self._watch.started_at) // 60)] += 1
 
     def numbers(self) -> AttackNumbers:
         """Return what has been seen."""
@@ -109,4 +132,6 @@ class UnderAttack:
             core_share_mean=fmean(shares) if shares else 0.0,
             core_share_max=max(shares, default=0.0),
             peaks=self._peaks,
+            fed_share=self._fed["fed_badly"] / max(1, self._fed["children"]),
+            misdials_per_minute=max(self._misdials.values(), default=0),
         )

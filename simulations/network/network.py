@@ -50,6 +50,8 @@ class SimNetwork:
         """By name, in the order they were added."""
         self.pipe_makers: dict[str, PipeMaker] = {}
         """How the pipes of a protocol are made, where they are watched."""
+        self.on_misdial: Callable[[str, str], None] = lambda _opener, _name: None
+        """Called with who dialled and where, when nobody is there or somebody with another key."""
         self._rng = rng
         self._conditions = conditions
         self._round_trip = round_trip
@@ -115,23 +117,39 @@ class SimNetwork:
 
     # Connections
 
-    async def dial(self, opener: Host, peer: PeerId) -> None:
-        """Connect two machines; raises ``TransportError`` after the time that a failure takes."""
-        acceptor = self._by_peer.get(peer)
-        if acceptor is None or acceptor is opener:
-            raise TransportError(f"no machine has the key {peer}")
+    async def dial(self, opener: Host, name: str | None, peer: PeerId) -> None:
+        """Connect to the machine ``name``, or to the one of a key where no machine is named.
+
+        No effect while there is a connection to it; raises ``TransportError`` after the time that a
+        failure takes.
+        """
         if peer in opener.connections:
             return
-        await self._knock(opener, acceptor)
+        acceptor = await self._answering(opener, name, peer)
         if opener.peer_id in self._transports:
             self.connect(opener, acceptor)
 
-    async def probe(self, opener: Host, name: str, peer: PeerId) -> None:
+    async def probe(self, opener: Host, name: str | None, peer: PeerId) -> None:
         """Raise ``TransportError`` unless the machine ``name`` answers a dial with the key."""
-        acceptor = self.hosts.get(name)
-        if acceptor is None or acceptor is opener or acceptor.peer_id != peer:
-            raise TransportError(f"{peer} is not at {name}")
+        await self._answering(opener, name, peer)
+
+    async def _answering(self, opener: Host, name: str | None, peer: PeerId) -> Host:
+        """Return the machine ``name`` when it answers a dial with the key."""
+        owner = self._by_peer.get(peer)
+        if name is None and owner is None:
+            raise TransportError(f"no machine has the key {peer}")
+        acceptor = owner if name is None else self.hosts.get(name)
+        if acceptor is opener:
+            raise TransportError("a dial to ourselves")
+        if acceptor is None or acceptor is not owner:
+            self.on_misdial(opener.name, str(name))
+        if acceptor is None:
+            await asyncio.sleep(DIAL_SECONDS_MAX)
+            raise TransportError(f"nobody is at {name}")
         await self._knock(opener, acceptor)
+        if acceptor is not owner:
+            raise TransportError(f"{peer} is not at {name}")
+        return acceptor
 
     async def _knock(self, opener: Host, acceptor: Host) -> None:
         latency = self._latency(opener, acceptor)

@@ -26,8 +26,8 @@ class SimTransport(Transport):
     def __init__(
         self,
         host: Host,
-        dial: Callable[[Host, PeerId], Awaitable[object]],
-        probe: Callable[[Host, str, PeerId], Awaitable[object]],
+        dial: Callable[[Host, str | None, PeerId], Awaitable[object]],
+        probe: Callable[[Host, str | None, PeerId], Awaitable[object]],
         running: Callable[[PeerId], "SimTransport | None"],
         pipe_makers: Mapping[str, PipeMaker],
         on_error: Callable[[BaseException], None],
@@ -57,9 +57,9 @@ class SimTransport(Transport):
     @override
     async def connect(self, address: str) -> PeerId:
         self._require_alive()
-        _, _, peer = address.rpartition("/p2p/")
-        await self._dial(self._host, PeerId(peer))
-        return PeerId(peer)
+        name, peer = _end_of(address)
+        await self._dial(self._host, name, peer)
+        return peer
 
     @override
     async def disconnect(self, peer: PeerId) -> None:
@@ -84,8 +84,7 @@ class SimTransport(Transport):
     @override
     async def probe(self, address: str) -> None:
         self._require_alive()
-        base, _, peer = address.rpartition("/p2p/")
-        await self._probe(self._host, base.removeprefix("/sim/"), PeerId(peer))
+        await self._probe(self._host, *_end_of(address))
 
     @override
     async def open_stream(self, peer: PeerId, protocol: str) -> SimStream:
@@ -152,6 +151,13 @@ class SimTransport(Transport):
 def address_of(host: Host) -> str:
     """Return the address of a machine."""
     return f"/sim/{host.name}/p2p/{host.peer_id}"
+
+
+def _end_of(address: str) -> tuple[str | None, PeerId]:
+    """Return the machine that an address names, None for one of another kind, and the key."""
+    base, _, peer = address.rpartition("/p2p/")
+    name = base.removeprefix("/sim/")
+    return None if name == base else name, PeerId(peer)
 
 
 def _label(protocol: str) -> str:

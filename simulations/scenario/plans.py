@@ -234,7 +234,6 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "forged-rewards": ("inference",),
     "forged-proofs": ("inference",),
     "adaptive-choice": ("inference",),
-    "withheld-body": ("inference",),
     "accept-everything": ("validator",),
     "reject-everything": ("validator",),
     "silent": ("validator",),
@@ -245,6 +244,7 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "rolled-back": ("trainer",),
     "term-jump": ("trainer",),
     "poisoned-state": ("trainer",),
+    "withheld-body": ("inference",),
     "bad-bytes": ("relay",),
     "stall": ("relay",),
     "weights-as-bodies": ALL_ROLES,
@@ -259,13 +259,18 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "slow-rpc": ALL_ROLES,
     "slow-streams": ALL_ROLES,
     "record-spam": ALL_ROLES,
+    "conflicting-records": ALL_ROLES,
+    "capacity-liars": ALL_ROLES,
+    "sybil-flood": ALL_ROLES,
+    "address-reflection": ALL_ROLES,
     "false-sync": ALL_ROLES,
     "eclipse": ALL_ROLES,
     "covert-flash": ALL_ROLES,
+    "cold-boot": ALL_ROLES,
 }
 """What dishonest nodes do, and for which roles it is; ``simulations.adversaries`` does it."""
 
-FIRST_TIMED = "bad-bytes"
+FIRST_TIMED = "withheld-body"
 """From here on ``BEHAVIOURS`` can begin and end while their daemons run."""
 
 

@@ -170,7 +170,7 @@ TABLES = [
     Table("messages seen", seen, Params().seen_max),
     Table("promises", promises, ScoreParams().promises_max),
     Table("scores of who has left", retained, ScoreParams().retained_max),
-    Table("faults and bans", bans, 2 * PEERS_MAX),
+    Table("faults and bans", bans, 3 * PEERS_MAX),
     Table("accounts of reading", reading, ACCOUNTS_MAX),
 ]
 

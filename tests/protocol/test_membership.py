@@ -156,6 +156,16 @@ def test_the_roster_is_bounded_and_strangers_cannot_shut_out_the_genesis_keys(mo
     assert result.offer(WORLD.record(TRAINER, ("trainer",)), WORLD.at(1)) is True
 
 
+def test_strangers_do_not_shut_out_workers_that_the_manifest_names(monkeypatch):
+    monkeypatch.setattr(membership, "MEMBERS_MAX", 3)
+    manifest = run_manifest(admission={"rule": "allowlist", "workers": (WORKER.peer_id,)})
+    world, result = World(manifest), Roster(manifest, verify)
+    strangers = [identity(f"stranger {n}") for n in range(4)]
+    taken = [result.offer(world.record(one, ("relay",)), world.at(0)) for one in strangers]
+    assert taken == [True, True, True, False]
+    assert result.offer(world.record(WORKER, ("inference",)), world.at(0)) is True
+
+
 def test_a_member_is_heard_at_a_bounded_rate_and_when_it_leaves():
     result = roster(WORLD.record(WORKER, ("relay",)))
     start = result.get(WORKER.peer_id).record.message.sequence

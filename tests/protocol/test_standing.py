@@ -55,6 +55,19 @@ def test_who_has_standing_is_not_held_up_by_strangers(monkeypatch):
     assert take(here, WORLD.commit(STRANGERS[5])) is IGNORE
 
 
+def test_a_flood_that_there_is_no_room_for_is_not_counted_again_and_again(full, monkeypatch):
+    asked = []
+
+    def counted(worker, manifest, ledger, honest=standing.has_standing):
+        asked.append(worker)
+        return honest(worker, manifest, ledger)
+
+    monkeypatch.setattr(standing, "has_standing", counted)
+    late = [WORLD.commit(one, body_bytes=n) for one in STRANGERS[4:] for n in range(1, 11)]
+    assert {take(full, one) for one in late} == {IGNORE}
+    assert len(asked) <= len(late) + 4, "one look at those that wait"
+
+
 def test_an_outcome_makes_room(full):
     late, settled = WORLD.commit(STRANGERS[4]), next(iter(full.ledger.entries))
     full.ledger.offer_certificate(WORLD.certificate(full.ledger.entries[settled].commit), found())

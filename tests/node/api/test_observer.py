@@ -31,6 +31,7 @@ def peers(*connected, unreachable=""):
         unreachable=unreachable,
         dial_failures=4,
         banned=3,
+        sizes=dict,
         faults=lambda: {PEERS[2].peer_id: 2},
     )
 

@@ -9,7 +9,7 @@ from node.gossip.driver import Gossip
 from node.gossip.links import GossipLimits
 from node.gossip.reading import BURST_BYTES, ReadRates
 from node.gossip.tasks import Tasks
-from node.membership.bans import BAN_SECONDS, FAULTS_MAX
+from node.membership.bans import BAN_SECONDS
 from node.membership.peers import POLL_SECONDS, PeerTable
 from node.streams.places import Trust
 from node.streams.protocols import GOSSIP
@@ -27,6 +27,8 @@ from simulations.network import streams
 from tests.worlds.network import Hub, LoopClock, eventually, run_virtual
 
 TOPIC = "run/commits"
+FAULTS = 3
+"""For which a peer is kept away at once."""
 
 
 def accept(_author, _data):
@@ -649,12 +651,12 @@ def test_a_peer_that_sends_what_no_honest_one_does_is_kept_away_for_a_while(what
             await raw.listen()
             hub.connect(peer, node.peer_id)
             stream = await raw.stream_to(node)
-            for number in range(FAULTS_MAX):
+            for number in range(FAULTS):
                 assert hub.connected(peer, node.peer_id)
                 await stream.write(wrong(raw, number))
                 await asyncio.sleep(0.1)
             assert not hub.connected(peer, node.peer_id)
-            assert len(node.blamed) == FAULTS_MAX
+            assert len(node.blamed) == FAULTS
             assert node.peers.connected == []
             hub.connect(peer, node.peer_id)
             refused = await raw.stream_to(node)

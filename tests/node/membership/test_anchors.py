@@ -1,4 +1,11 @@
-from node.membership.anchors import DIALLED_PER_NETWORK, anchors, crowded, network_of
+from node.membership.anchors import (
+    DIALLED_PER_NETWORK,
+    anchors,
+    crowded,
+    independent,
+    network_of,
+    surplus,
+)
 
 
 def at(host):
@@ -31,3 +38,18 @@ def test_local_peers_keep_their_order_and_ways_through_relays_are_left_out():
         "c": [],
     }
     assert anchors(["a", "b", "c", "d"], addresses) == [at("10.0.0.1"), at("10.0.0.2")]
+
+
+def test_others_of_a_network_that_has_answered_are_not_independent():
+    boots = [at("9.9.1.1"), at("9.9.2.2"), at("8.8.8.8"), at("7.7.7.7"), at("10.0.0.1")]
+    assert independent(boots, boots[:1], 3) == boots[2:]
+    assert independent(boots, boots[:3], 3) == boots[3:], "two networks so far"
+    assert independent(boots, [boots[0], *boots[2:4]], 3) == []
+    assert independent(boots, [at("10.0.0.1")], 3) == boots[:4], "a local one is one of its own"
+
+
+def test_of_too_many_those_end_that_have_most_neighbours_and_came_last():
+    places = {"a": ("9.9.9.9",), "b": ("8.8.8.8",), "c": ("9.9.9.9",), "d": ("9.9.9.9",), "e": ()}
+    assert surplus(list("abcde"), places, 2) == ["d", "c"]
+    assert surplus(list("abcde"), places, 9) == list("dcbae")
+    assert surplus(list("abcde"), places, 0) == []

@@ -3,10 +3,12 @@ import asyncio
 import pytest
 
 from node.membership import peers as module
+from node.membership.dialler import CONNECT_SECONDS, HEAD_START_SECONDS
 from node.membership.peers import (
-    CONNECT_SECONDS,
+    BOOTSTRAP_NETWORKS,
     POLL_SECONDS,
     RETRY_SECONDS_MAX,
+    RETRY_SECONDS_MIN,
     TRIED_MAX,
     PeerTable,
 )
@@ -44,7 +46,7 @@ class Net:
         for name in names:
             self.hub.transport(self.peer(name))
 
-    def table(self, *initial, seed=b"1"):
+    def table(self, *initial, seed=b"1", proven=lambda _peer: False):
         """Return our own peer table."""
         transport = self.hub.transport(self.peer("ours"))
         connect = transport.connect
@@ -58,7 +60,7 @@ class Net:
         transport.connect = dial
         known = [address(self.peer(name)) for name in initial]
         self.roster = Roster(WORLD.manifest, verify)
-        return PeerTable(transport, LoopClock(), Rng(seed), known, self.roster)
+        return PeerTable(transport, LoopClock(), Rng(seed), known, self.roster, proven)
 
     def tell(self, name, *, at=None, **changes):
         """Let us know a member, by default at the address where it is."""
@@ -323,7 +325,7 @@ def test_who_lost_a_crowd_does_not_dial_all_of_it_at_once():
             net.hub.remove(net.peer(name))
         net.dials.clear()
         reaching = asyncio.create_task(ours.reach())
-        await asyncio.sleep(CONNECT_SECONDS)
+        await asyncio.sleep(RETRY_SECONDS_MIN / 4)
         assert 0 < len(net.dials) <= 2 * TRIED_MAX
         await asyncio.sleep(100 * RETRY_SECONDS_MAX)
         assert len(dict.fromkeys(net.dials)) == 40, "but in the end it tries everybody"
@@ -344,22 +346,6 @@ def test_what_is_remembered_of_members_is_bounded():
             net.roster.__init__(WORLD.manifest, verify)
         assert len(ours._dialled_at) <= 2 * RETRY_SECONDS_MAX / POLL_SECONDS
         running.cancel()
-
-    run_virtual(scenario())
-
-
-def test_addresses_that_answered_are_bounded(monkeypatch):
-    monkeypatch.setattr(module, "REMEMBERED_MAX", 3)
-
-    async def scenario():
-        net = Net()
-        names = [f"member {n}" for n in range(5)]
-        net.add(*names)
-        ours = net.table(*names)
-        for name in names:
-            net.tell(name)
-            assert await ours.ensure(net.peer(name))
-        assert list(ours._answered) == [address(net.peer(name)) for name in names[2:]]
 
     run_virtual(scenario())
 
@@ -445,6 +431,7 @@ def test_who_was_chosen_and_left_is_not_chosen_when_it_comes_by_itself():
         ours = net.table("boot")
         await ours.reach()
         running = asyncio.create_task(ours.run())
+        await asyncio.sleep(POLL_SECONDS)
         net.hub.connect(net.peer("other"), net.peer("ours"))
         await ours.disconnect(net.peer("boot"))
         await asyncio.sleep(2 * POLL_SECONDS)
@@ -557,5 +544,94 @@ def test_members_to_dial_are_spread_over_networks_and_kept_before_those_that_dia
         hosts = [kept.split("/")[2] for kept in table.reachable_addresses()]
         assert hosts[1] == "7.7.7.7", "one of each network first"
         assert sorted(hosts) == ["7.7.7.7", "9.9.0.1", "9.9.1.1"]
+
+    run_virtual(scenario())
+
+
+def test_a_node_joins_through_bootstrap_peers_of_several_networks_and_then_no_more():
+    async def scenario():
+        net = Net()
+        names = [f"boot {number}" for number in range(6)]
+        net.add(*names[1:])  # one never answers
+        ours = net.table(*names)
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(60)
+        assert len(ours.connected) == BOOTSTRAP_NETWORKS
+        assert ours.chosen == set(ours.connected)
+        dials = len(net.dials)
+        await asyncio.sleep(600)
+        assert len(net.dials) == dials, "it is content"
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_a_bootstrap_peer_that_is_alone_is_enough_and_the_others_are_not_dialled_often():
+    async def scenario():
+        net = Net()
+        net.add("boot")
+        ours = net.table("boot", *(f"dead {number}" for number in range(20)))
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(600)
+        assert ours.connected == [net.peer("boot")]
+        assert len(net.dials) < 600, "four every seven seconds, and all of them once"
+        assert set(net.dials[-40:]) > {address(net.peer("dead 19")), address(net.peer("dead 0"))}
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_an_address_that_failed_is_dialled_after_one_that_did_not():
+    async def scenario():
+        net = Net()
+        net.add("member")
+        ours, peer = net.table(), net.peer("member")
+        bad, good = f"/sim/nowhere/p2p/{peer}", address(peer)
+        net.tell("member", at=(bad, good))
+        assert not await ours._dialler.any([bad])
+        net.dials.clear()
+        assert await ours.ensure(peer)
+        await asyncio.sleep(2 * HEAD_START_SECONDS)
+        assert net.dials == [good]
+
+    run_virtual(scenario())
+
+
+def test_a_later_start_begins_with_who_is_here_and_then_with_who_answered_before():
+    async def scenario():
+        net = Net()
+        net.add("here", "gone", "boot")
+        ours = net.table("boot")
+        for name in ("here", "gone"):
+            net.tell(name)
+            assert await ours.ensure(net.peer(name))
+        await ours.disconnect(net.peer("gone"))
+        await ours._look()
+        there = [address(net.peer(name)) for name in ("here", "gone")]
+        assert ours.reachable_addresses() == there
+
+    run_virtual(scenario())
+
+
+def test_where_there_are_too_many_who_was_chosen_and_who_has_standing_stay(monkeypatch):
+    monkeypatch.setattr(module, "CONNECTIONS_HIGH", 10)
+    monkeypatch.setattr(module, "CONNECTIONS_LOW", 8)
+
+    async def scenario():
+        net = Net()
+        strangers = [f"stranger {number}" for number in range(10)]
+        net.add(*strangers, "chosen", "worker")
+        ours = net.table(proven=lambda peer: peer == net.peer("worker"))
+        for name in strangers:
+            net.hub.connect(net.peer(name), net.peer("ours"))
+        await ours._look()
+        assert len(ours.connected) == 10, "as many as there may be"
+        ours._chosen[net.peer("chosen")] = None
+        for name in ("chosen", "worker"):
+            net.hub.connect(net.peer(name), net.peer("ours"))
+        await ours._look()
+        stayed = [net.peer(name) for name in (*strangers[:6], "chosen", "worker")]
+        assert ours.connected == stayed, "of the others, the first that came"
+        assert not connected(net, "stranger 9")
 
     run_virtual(scenario())

@@ -251,6 +251,15 @@ def test_new_keys_get_the_places_of_newcomers_at_most(sybils: int, *, admitted: 
     assert cut_off <= (0.02 if admitted else 0) * asked
 
 
+@pytest.mark.parametrize("ghosts", [1, 20, 2000])
+def test_keys_without_standing_that_feed_nobody_change_nothing_for_the_others(ghosts: int) -> None:
+    honest = roster(20)
+    more = [ForestMember(PeerId(f"ghost {n}"), 10**9, False, False) for n in range(ghosts)]
+    for stripe in range(4):
+        place = ROOT, VERSION, stripe, 4, 4
+        assert tree([*honest, *more], *place) == tree(honest, *place)
+
+
 def test_a_forest_must_have_stripes_and_branches() -> None:
     for stripe, stripes, fanout in ((4, 4, 4), (-1, 4, 4), (0, 4, 1)):
         with pytest.raises(ValueError, match="no forest"):

@@ -10,6 +10,8 @@ from functools import lru_cache
 
 import pytest
 
+from node.local.addresses import host_of
+from node.membership.dials import SILENT_DIALS_MAX
 from node.replication.anti_entropy import AntiEntropy
 from node.streams.places import Places
 from protocol.gossip.router import Router
@@ -19,6 +21,7 @@ from roles.validator.flow import STRANGER_CHECKS, ValidatorFlow
 from simulations.adversaries.records import UPLOAD_BYTES_PER_SECOND
 from simulations.adversaries.rpcs import EMPTY_FIELDS, IDS, RPC_FLOODS
 from simulations.runtime.cores import FIELD_SECONDS
+from simulations.runtime.loop import START
 from simulations.scenario.scenario import load_scenario, scenario_names
 from simulations.study.study import Plan, run_plan
 
@@ -26,6 +29,7 @@ SWARM = """
 name = "attacked"
 description = "Few nodes, quick rollouts, and strangers."
 minutes = 1.1
+signatures = "{signatures}"
 [nodes]
 relay = 1
 trainer = 1
@@ -42,10 +46,10 @@ train_tokens_per_second = 200
 [protocol.grpo]
 rollouts_per_step = 2
 [[adversaries]]
-role = "relay"
+role = "{role}"
 behaviour = "{behaviour}"
 per_node = 0.6
-from_minute = 0.3
+from_minute = {begins}
 until_minute = 0.75
 [[faults]]
 kind = "crash"
@@ -54,6 +58,13 @@ nodes = {{ names = ["worker-0"] }}
 lose_state = true
 return_after_seconds = 3
 """
+USUAL = {"role": "relay", "begins": 0.3, "signatures": "keyed"}
+OTHERS = {
+    "withheld-body": {"role": "inference"},
+    "cold-boot": {"begins": 0},
+    "sybil-flood": {"signatures": "ed25519"},
+    "address-reflection": {"signatures": "ed25519"},
+}
 FROM, UNTIL = 18.0, 45.0
 STRANGERS = 6
 LATE = 1.0
@@ -96,7 +107,9 @@ def play(tmp_path_factory):
 
     def play(behaviour):
         if behaviour not in played:
-            file.write_text(SWARM.format(behaviour=behaviour))
+            file.write_text(
+                SWARM.format(**{**USUAL, **OTHERS.get(behaviour, {})}, behaviour=behaviour)
+            )
             with pytest.MonkeyPatch.context() as patch:
                 played[behaviour] = run(Plan(str(file), seed=2), patch)
         seen = played[behaviour]
@@ -312,6 +325,96 @@ def test_two_records_of_one_sequence_are_held_by_different_nodes_with_their_lies
     honest_work_went_on(seen)
 
 
+def test_a_record_and_its_denial_are_held_by_different_nodes_and_all_agree_in_the_end(play):
+    seen = play("conflicting-records")
+    told = {}
+    for roster in seen.records.values():
+        for peer, member in roster.items():
+            if member is not None:
+                message = member.record.message
+                told.setdefault((peer, message.sequence), set()).add(message.leaving)
+    assert {True, False} in told.values()
+    honest_work_went_on(seen)
+
+
+def test_who_calls_its_line_the_fastest_gets_no_more_of_the_forest_than_any_newcomer(play):
+    seen = play("capacity-liars")
+    strangers, rates = seen.strangers(), []
+    for item in seen.honest():
+        members = seen.daemons[item.name].view().forest()
+        most = seen.world.manifest.manifest.shardcast.upload_bytes_per_second_max
+        lies = [member for member in members if member.peer in strangers]
+        rates += [member.upload_bytes_per_second for member in lies]
+        assert all(member.upload_bytes_per_second <= most for member in lies)
+    held = [
+        member.record.message.upload_bytes_per_second
+        for roster in seen.records.values()
+        for member in roster.values()
+        if member is not None
+    ]
+    assert max(held) == UPLOAD_BYTES_PER_SECOND, "they lied"
+    assert rates, "and were heard"
+    assert seen.outcome.attack.fed_share <= 0.25
+    honest_work_went_on(seen)
+
+
+def test_new_keys_without_end_fill_the_roster_and_take_nobodys_place(play):
+    seen = play("sybil-flood")
+    known = {item.signer.peer_id for item in seen.world.machines.values()}
+    for item in seen.honest():
+        daemon = seen.daemons[item.name]
+        members = {record.signer for record in daemon.replica.roster.records()}
+        assert members >= {one.signer.peer_id for one in seen.honest()}
+        assert len(members - known) >= 4 * STRANGERS
+    assert seen.outcome.attack.misdials_per_minute == 0, "they are said to be at the attackers"
+    honest_work_went_on(seen)
+
+
+def test_dials_at_a_door_that_others_point_at_are_few(play):
+    seen = play("address-reflection")
+    named = {
+        host_of(address)
+        for item in seen.honest()
+        for record in seen.daemons[item.name].replica.roster.records()
+        for address in record.message.addresses
+        if not address.endswith(f"/p2p/{seen.world.machines[host_of(address)].signer.peer_id}")
+    }
+    assert len(named) == 1
+    dialled = seen.outcome.attack.misdials_per_minute
+    assert 0 < dialled <= SILENT_DIALS_MAX * len(seen.honest())
+    honest_work_went_on(seen)
+
+
+def test_who_shows_no_bodies_has_nothing_certified_and_others_work_on(play):
+    seen = play("withheld-body")
+    manifest = seen.world.manifest.manifest
+    first, last = (manifest.epoch_at(START + at) for at in (FROM + 10, UNTIL - 10))
+    daemon = seen.daemons["worker-1"]
+    withheld = [
+        entry
+        for entry in commits_of(daemon, seen.strangers())
+        if first < entry.commit.message.epoch < last
+    ]
+    assert len(withheld) > STRANGERS / 2
+    assert not any(entry.certificate for entry in withheld)
+    moments = {round(moment.at): moment.certified for moment in seen.outcome.series.moments}
+    assert moments[45] - moments[20] >= 5
+
+
+# From the start
+
+
+def test_attackers_that_are_there_first_keep_nobody_from_meeting(play):
+    seen = play("cold-boot")
+    early = {peer for at, peer, _, _ in seen.rpcs if at < 6}
+    assert len(early) > STRANGERS / 2, "before the others have all begun"
+    for item in seen.honest():
+        status = seen.status[item.name]
+        listens = item.name == "worker-0"  # it lost its disk, and waits for who has its key
+        assert status.state == ("syncing" if listens else "ready"), (item.name, status.reason)
+    honest_work_went_on(seen)
+
+
 # Newcomers
 
 
@@ -369,13 +472,14 @@ def test_who_bides_its_time_says_nothing_wrong_before(play):
 
 def test_every_attack_of_the_catalogue_begins_and_ends_and_leaves_time_to_recover():
     attacks = [name for name in scenario_names() if name.startswith("attack-")]
-    assert len(attacks) == 16
+    assert len(attacks) == 23
     for name in attacks:
         scenario = load_scenario(name)
         (plan,) = scenario.adversaries
-        assert name == f"attack-{plan.behaviour}"
+        assert name in (f"attack-{plan.behaviour}", f"attack-{plan.behaviour}-newcomer")
         assert plan.per_node == 1
         began, ended = scenario.attack_seconds
-        assert began >= 60, name
+        assert began >= 60 or plan.behaviour == "cold-boot", name
         assert scenario.seconds - ended >= 22 * scenario.recipe().epochs.seconds, name
-        assert Role(plan.role) is Role.RELAY
+        works = plan.behaviour == "withheld-body"
+        assert Role(plan.role) is (Role.INFERENCE if works else Role.RELAY)

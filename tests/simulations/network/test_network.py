@@ -59,7 +59,7 @@ def test_there_must_be_somebody_to_dial(how):
         machines.network.detach("b")
         name = {"nobody": "nobody", "self": "a", "down": "b"}[how]
         with pytest.raises(TransportError):
-            await machines.transports["a"].connect(f"/sim/x/p2p/{identity(name).peer_id}")
+            await machines.transports["a"].connect(f"/sim/{name}/p2p/{identity(name).peer_id}")
         assert await machines.transports["a"].peers() == []
 
     run_virtual(scenario())

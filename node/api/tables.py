@@ -1,0 +1,45 @@
+"""Which tables and queues of a node strangers can fill, and the most that each may hold."""
+
+from collections.abc import Mapping
+
+from node.gossip.links import GossipLimits
+from node.gossip.reading import ACCOUNTS_MAX
+from node.membership.bans import PEERS_MAX
+from node.membership.dials import HOSTS_MAX
+from node.membership.outcomes import FAILED_MAX
+from protocol.gossip.params import Params
+from protocol.gossip.score_params import ScoreParams
+from protocol.ledger.branches import VERSIONS_WAITING_MAX
+from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
+from protocol.membership import UNCHECKED_MAX
+from protocol.replica import WAITING_MAX
+from protocol.standing import STRANGER_COMMITS_MAX
+from protocol.types import MEMBERS_MAX
+
+_GOSSIP, _SCORES, _LINKS = Params(), ScoreParams(), GossipLimits()
+
+LIMITS: Mapping[str, int] = {
+    "backoffs": _GOSSIP.backoffs_max,
+    "bans": PEERS_MAX,
+    "cache_bytes": _GOSSIP.cache_bytes_max,
+    "connected": _GOSSIP.peers_max,
+    "failed_addresses": FAILED_MAX,
+    "faults": PEERS_MAX,
+    "in_flight": COMMITS_IN_FLIGHT_MAX,
+    "judged": _SCORES.judged_max,
+    "outbox_bytes": _LINKS.outbox_bytes_max,
+    "outbox_frames": _LINKS.outbox_frames_max,
+    "pending": _GOSSIP.pending_max,
+    "promises": _SCORES.promises_max,
+    "reading": ACCOUNTS_MAX,
+    "retained_scores": _SCORES.retained_max,
+    "roster": MEMBERS_MAX,
+    "seen": _GOSSIP.seen_max,
+    "silent_hosts": HOSTS_MAX,
+    "stranger_commits": STRANGER_COMMITS_MAX,
+    "unchecked": UNCHECKED_MAX,
+    "versions_waiting": VERSIONS_WAITING_MAX,
+    "waiting": WAITING_MAX,
+}
+"""By the name of a table in a status, in ``/metrics`` and in samples of simulations. Of what there
+is one for each peer or key (``in_flight``, ``outbox_*``) the fullest counts."""

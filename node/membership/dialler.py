@@ -1,0 +1,100 @@
+"""Dials addresses: those that may be dialled, each with a deadline; remembers what came of it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+
+import structlog
+
+from node.membership.dials import Dials
+from node.membership.outcomes import Outcomes
+from node.streams.deadline import loop_time, within
+from protocol.types import PeerId
+from roles.ports.transport import Transport, TransportError
+
+log = structlog.get_logger()
+
+CONNECT_SECONDS = 10.0
+
+HEAD_START_SECONDS = 0.25
+"""Of an address before one that has failed once more often: RFC 8305's connection attempt delay."""
+
+HEAD_STARTS_MAX = 4
+
+
+class Dialler:
+    """Connects for one node; ``initial`` are the addresses that it joins through.
+
+    ``is_relay`` tells whether an address is that of a relay, ``on_answer`` hears who has answered.
+    """
+
+    def __init__(
+        self,
+        transport: Transport,
+        initial: Sequence[str],
+        is_relay: Callable[[str], bool],
+        on_answer: Callable[[PeerId], None],
+    ) -> None:
+        self._transport = transport
+        self._initial = initial
+        self._dials = Dials(initial, is_relay)
+        self._on_answer = on_answer
+        self._own: list[str] = []
+        self.outcomes = Outcomes()
+        self.refusals: dict[str, str] = {}
+        """Why the addresses that were dialled lately did not answer."""
+        self.failures = 0
+
+    @property
+    def in_local_swarm(self) -> bool:
+        """Whether the swarm is one of a local network."""
+        return self._dials.is_local(self._own)
+
+    def sizes(self) -> dict[str, int]:
+        """Return how many hosts and addresses are remembered as not answering."""
+        return {"silent_hosts": len(self._dials), "failed_addresses": len(self.outcomes)}
+
+    async def look_at_ourselves(self) -> None:
+        """Learn our own addresses, where they tell what swarm this is."""
+        if not self._initial:
+            with suppress(TransportError):  # then no dial gets through either
+                self._own = list(await self._transport.addresses())
+
+    async def any(self, addresses: Sequence[str]) -> bool:
+        """Dial all that may be dialled, the best first; True as soon as one answers."""
+        await self.look_at_ourselves()
+        allowed = self._dials.allowed(addresses, self._own, loop_time())
+        failures = [self.outcomes.failures(address) for address in allowed]
+        fewest = min(failures, default=0)
+        dials = [
+            asyncio.create_task(self._dial(address, min(HEAD_STARTS_MAX, count - fewest)))
+            for address, count in zip(allowed, failures, strict=True)
+        ]
+        try:
+            for dial in asyncio.as_completed(dials):
+                if await dial:
+                    return True
+        finally:
+            for task in dials:
+                task.cancel()
+        return False
+
+    async def _dial(self, address: str, head_starts: int) -> bool:
+        if head_starts:
+            await asyncio.sleep(head_starts * HEAD_START_SECONDS)
+        try:
+            peer = await within(CONNECT_SECONDS, self._transport.connect(address))
+        except TransportError as error:
+            log.debug("cannot connect", address=address, error=str(error))
+            self.refusals[address] = str(error) or self.refusals.get(address, "no answer")
+            self._note(address, answered=False)
+            self.failures += 1
+            return False
+        self._note(address, answered=True)
+        self._on_answer(peer)
+        return True
+
+    def _note(self, address: str, *, answered: bool) -> None:
+        now = loop_time()
+        self._dials.note(address, now, answered=answered)
+        self.outcomes.note(address, now, answered=answered)
