@@ -385,9 +385,10 @@ def parents(
     members: list[Member], root: str, version: bytes, stripe: int, stripes: int, fanout: int
 ) -> dict[str, str]:
     """Return child -> parent of one stripe."""
-    others = list(dict.fromkeys(peer for peer, *_ in members if peer != root))
-    count, salt = len(others), version + stripe.to_bytes(4, "big")
     feeding = who_feeds(members, root, version)
+    placed = {peer for peer, _ in feeding} | {peer for peer, *_, proven in members if proven}
+    others = list(dict.fromkeys(peer for peer, *_ in members if peer in placed - {root}))
+    count, salt = len(others), version + stripe.to_bytes(4, "big")
     dealt = stripe_of_each(feeding, version, stripes)
     line = [item for item, number in zip(feeding, dealt, strict=True) if number == stripe]
     if not line and feeding:

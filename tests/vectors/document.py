@@ -44,9 +44,9 @@ def plain(text: str) -> str:
     return re.sub(r"(\d+)\^(\d+)", lambda match: str(int(match[1]) ** int(match[2])), text)
 
 
-def number(text: str) -> int:
-    """Return a number as the page writes it: ``-2^53``, ``1000``."""
-    return int(plain(text))
+def number(text: str) -> float:
+    """Return a number as the page writes it: ``-2^53``, ``1000``, ``2.5``."""
+    return float(text) if "." in text else int(plain(text))
 
 
 SIZE = re.compile(r"(?:at most (\d+)|(\d+) (to|or) (\d+)|(\d+)) (?:items|bytes|characters)")
