@@ -48,6 +48,8 @@ class ValidatorFlow:
         self._checking: dict[Digest, asyncio.Task[None]] = {}
         self._workers: Counter[PeerId] = Counter()
         self._attempts: Counter[Digest] = Counter()
+        self._withheld: Counter[PeerId] = Counter()
+        """How often the body of a worker's commit did not come, as long as it has one open."""
         self._retry_at: dict[Digest, float] = {}
         self._failed: Counter[Digest] = Counter()
         """How often a check failed for a reason of ours, by the commit."""
@@ -80,7 +82,8 @@ class ValidatorFlow:
     def _due(self) -> list[Entry]:
         """Return the commits in which we may have a part now.
 
-        Those of strangers come last, else what was tried least comes first.
+        Those of strangers come last, and of these those of who withholds bodies: they wait for each
+        in one of a few places. Else what was tried least comes first.
         """
         replica, now = self._context.replica, self._context.epoch()
         due: list[Entry] = []
@@ -94,9 +97,12 @@ class ValidatorFlow:
             # In a large swarm nearly all are for others, and a crowd of keys makes thousands.
             if self._for_others.get(entry.commit.digest) is not drawn[epoch]:
                 due.append(entry)
-        strange = {worker: not self._has_standing(worker) for worker in map(_worker, due)}
+        ranks = {
+            worker: (0,) if self._has_standing(worker) else (1, self._withheld[worker])
+            for worker in map(_worker, due)
+        }
         return sorted(
-            due, key=lambda entry: (strange[_worker(entry)], self._attempts[entry.commit.digest])
+            due, key=lambda entry: (ranks[_worker(entry)], self._attempts[entry.commit.digest])
         )
 
     def _has_standing(self, worker: PeerId) -> bool:
@@ -108,6 +114,10 @@ class ValidatorFlow:
         for table in (*tables, self._for_others, self._unscorable):
             for commit in [key for key in table if key not in entries]:
                 del table[commit]
+        if self._withheld:
+            here = {entry.commit.signer for entry in self._context.replica.ledger.open_entries()}
+            for worker in [worker for worker in self._withheld if worker not in here]:
+                del self._withheld[worker]
         waiting = (entries[commit].state is CommitState.COMMITTED for commit in self._failed)
         if self._failures.count and not any(waiting):
             self._failures.end()  # what failed is settled without us
@@ -187,7 +197,9 @@ class ValidatorFlow:
             commit, [commit.signer, *(peer for peer in members if peer != context.peer_id)]
         )
         if body is None:
+            self._withheld[commit.signer] += 1
             return
+        self._withheld.pop(commit.signer, None)
         async with self._computing:
             if self._is_settled(entry):
                 return  # while we waited for our turn

@@ -348,7 +348,7 @@ def who_feeds(members: list[Member], root: str, version: bytes) -> list[tuple[st
     rates = sorted(there[peer][0] for peer in proven)
     most = rates[3 * (len(rates) - 1) // 4] if rates else 0
     counted = {peer: whole_class(there[peer][0]) for peer in proven}
-    for peer in new[: max(4, len(proven) // 4)]:
+    for peer in new[: max(1, len(proven) // 4)]:
         counted[peer] = whole_class(min(there[peer][0], most))
     return sorted(
         counted.items(), key=lambda item: (-item[1], not there[item[0]][1], drawn[item[0]])

@@ -888,6 +888,38 @@ def test_who_has_standing_is_checked_before_strangers(tmp_path):
     run_virtual(scenario())
 
 
+def test_strangers_that_withhold_bodies_wait_behind_those_that_have_not(tmp_path):
+    """Each has as many commits open as it may, and a place is taken until its fetch ends."""
+
+    async def scenario():
+        world = World(tmp_path)
+        withheld = {}
+        for number in range(4):
+            signer, previous = identity(f"stranger {number}"), b""
+            for slot in range(8):
+                body = f"withheld {number} {slot}".encode()
+                junk = world.commit(body, signer=signer, slot=slot, previous=previous)
+                del world.network.bodies[junk.message.body]
+                withheld[junk.digest], previous = None, junk.digest
+        fetch = world.network.fetch_body
+
+        async def slow(commit, sources):
+            if commit.digest in withheld:
+                await asyncio.sleep(EPOCH_SECONDS)
+            return await fetch(commit, sources)
+
+        world.network.fetch_body = slow
+        world.run(world.flow)
+        await world.rest(4 * EPOCH_SECONDS)
+        honest = world.commit(signer=world.world.workers[0])
+        await world.rest(3 * EPOCH_SECONDS)
+        assert [item.commit for item in world.verdicts] == [honest.digest]
+        assert len(world.flow._withheld) == 4
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 def test_a_stranger_is_checked_and_has_standing_then(tmp_path):
     async def scenario():
         world = World(tmp_path)

@@ -99,6 +99,16 @@ class Seen:
         return sum(what(rpc, data) for rpc, data in found if isinstance(rpc, Rpc))
 
 
+def each(behaviours):
+    """Return parameters of tests that one process runs: what it has played it need not again."""
+    return [pytest.param(name, marks=together(name)) for name in behaviours]
+
+
+def together(behaviour):
+    """Return the mark of tests of one behaviour."""
+    return pytest.mark.xdist_group(f"attack {behaviour}")
+
+
 @pytest.fixture(scope="module")
 def play(tmp_path_factory):
     """Run a swarm with strangers of one behaviour and return what was seen; each runs once."""
@@ -218,7 +228,7 @@ RPCS_RECEIVED = {
 honest stranger says a hundredth of it."""
 
 
-@pytest.mark.parametrize("behaviour", RPCS_RECEIVED)
+@pytest.mark.parametrize("behaviour", each(RPCS_RECEIVED))
 def test_a_flood_of_rpcs_comes_in_and_work_goes_on(play, behaviour):
     seen = play(behaviour)
     kind, least = RPCS_RECEIVED[behaviour]
@@ -229,6 +239,7 @@ def test_a_flood_of_rpcs_comes_in_and_work_goes_on(play, behaviour):
     honest_work_went_on(seen)
 
 
+@together("malformed-rpc")
 def test_what_is_no_rpc_comes_in_three_times_from_each_and_then_nobody_listens(play):
     seen = play("malformed-rpc")
     bad = Counter(
@@ -240,7 +251,7 @@ def test_what_is_no_rpc_comes_in_three_times_from_each_and_then_nobody_listens(p
     honest_work_went_on(seen)
 
 
-@pytest.mark.parametrize("behaviour", ["invalid-signatures", "malformed-rpc"])
+@pytest.mark.parametrize("behaviour", each(["invalid-signatures", "malformed-rpc"]))
 def test_who_breaks_the_protocol_is_kept_away_by_everybody_and_nobody_else_is(play, behaviour):
     seen = play(behaviour)
     banned = [seen.status[item.name].peers_banned for item in seen.honest()]
@@ -248,12 +259,15 @@ def test_who_breaks_the_protocol_is_kept_away_by_everybody_and_nobody_else_is(pl
     assert sum(banned) > len(banned) * STRANGERS / 2
 
 
-@pytest.mark.parametrize("behaviour", ["graft-flood", "ihave-flood", "iwant-flood", "slow-rpc"])
+@pytest.mark.parametrize(
+    "behaviour", each(["graft-flood", "ihave-flood", "iwant-flood", "slow-rpc"])
+)
 def test_who_only_says_too_much_is_not_kept_away_yet(play, behaviour):
     seen = play(behaviour)
     assert not any(seen.status[item.name].peers_banned for item in seen.honest())
 
 
+@together("slow-rpc")
 def test_rpcs_that_take_long_to_read_cost_their_readers_what_they_cost(play):
     seen, plain = play("slow-rpc"), play("false-sync")
     fields = seen.count(RPCS_RECEIVED["slow-rpc"][0])
@@ -262,7 +276,7 @@ def test_rpcs_that_take_long_to_read_cost_their_readers_what_they_cost(play):
     assert extra == pytest.approx(FIELD_SECONDS * fields, rel=0.2)
 
 
-@pytest.mark.parametrize("behaviour", [*RPC_FLOODS])
+@pytest.mark.parametrize("behaviour", each(RPC_FLOODS))
 def test_a_flood_begins_and_ends_when_the_scenario_says(play, behaviour):
     seen = play(behaviour)
     kind = RPCS_RECEIVED.get(behaviour, (lambda _, __: 0, 0))[0]
