@@ -144,8 +144,10 @@ class Incarnation:
 
     @property
     def listen_seconds(self) -> float:
-        """For how long a start listens: peers are asked four times in the first eight epochs."""
-        return (2 * self._epochs.refresh_epochs + 1) * self._epochs.seconds
+        """For how long a start listens: three of the other's records, of which a busy machine hears
+        one, and five questions to peers in 15 epochs.
+        """
+        return (3 * self._epochs.refresh_epochs + 1) * self._epochs.seconds
 
     def _note_other(self, record: NodeRecord, *, former: bool) -> None:
         """Note a record of ours that this process did not make; ``former``: nor this disk."""

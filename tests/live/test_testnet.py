@@ -242,7 +242,7 @@ def test_of_two_nodes_with_one_key_that_start_at_once_one_goes_on(testnet, tmp_p
         log = places[ended].with_suffix(".log").read_text()
         assert pair[ended].returncode == 73, log
         assert "another node uses our key" in log.rstrip().split("\n")[-1]
-        time.sleep(2 * 11)  # twice for as long as a start listens in this run
+        time.sleep(2 * 16)  # twice for as long as a start listens in this run
         assert pair[goes_on].poll() is None, places[goes_on].with_suffix(".log").read_text()
         assert status_at(places[goes_on])["state"] == "ready"
     finally:
