@@ -144,9 +144,7 @@ class Incarnation:
 
     @property
     def listen_seconds(self) -> float:
-        """For how long a start listens: three of the other's records, of which a busy machine hears
-        one, and five questions to peers in 15 epochs.
-        """
+        """For how long a start listens: three records of the other, and five questions to peers."""
         return (3 * self._epochs.refresh_epochs + 1) * self._epochs.seconds
 
     def _note_other(self, record: NodeRecord, *, former: bool) -> None:
