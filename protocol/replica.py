@@ -201,9 +201,8 @@ class Replica:
     def sizes(self) -> dict[str, int]:
         """Return how full the bounded tables are, the fullest of a kind, by name."""
         return {
-            "in_flight": self.ledger.in_flight_max,
+            **self.ledger.sizes(),
             **self.roster.sizes(),
-            "versions_waiting": len(self.ledger.branches),
             "waiting": max(len(self._early_certificates), len(self._early_verdicts)),
         }
 

@@ -11,6 +11,7 @@ from protocol.gossip.params import Params
 from protocol.gossip.score_params import ScoreParams
 from protocol.ledger.branches import VERSIONS_WAITING_MAX
 from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
+from protocol.ledger.workers import UNCERTIFIED_MAX
 from protocol.membership import UNCHECKED_MAX
 from protocol.replica import WAITING_MAX
 from protocol.standing import STRANGER_COMMITS_MAX
@@ -37,6 +38,7 @@ LIMITS: Mapping[str, int] = {
     "seen": _GOSSIP.seen_max,
     "silent_hosts": HOSTS_MAX,
     "stranger_commits": STRANGER_COMMITS_MAX,
+    "uncertified_workers": UNCERTIFIED_MAX,
     "unchecked": UNCHECKED_MAX,
     "versions_waiting": VERSIONS_WAITING_MAX,
     "waiting": WAITING_MAX,

@@ -15,7 +15,8 @@ import structlog
 from node.circuits.relay import RESERVATION_SECONDS
 from node.circuits.wire import HOP_SHAPE, CircuitMessage, Kind, ask
 from node.context import NodeContext
-from node.local.addresses import CIRCUIT, host_of, is_circuit, is_local, place_of, prefix_of
+from node.local.addresses import CIRCUIT, host_of, is_circuit, is_local
+from node.membership.anchors import network_of
 from node.membership.reachability import Reachability
 from node.streams.deadline import loop_time, within
 from node.streams.protocols import HOP
@@ -87,7 +88,7 @@ class Reservations:
         for _ in range(min(ASKED_AT_ONCE_MAX, len(candidates))):
             if len(self._held) >= RELAYS_TARGET:
                 return
-            networks = {_network_of(kept.address) for kept in self._held.values()}
+            networks = {network_of([kept.address]) for kept in self._held.values()}
             relay = min(candidates, key=lambda peer: self._network(peer) in networks)
             candidates.remove(relay)
             await self._reserve(relay)
@@ -109,7 +110,7 @@ class Reservations:
         return found
 
     def _network(self, relay: PeerId) -> str | None:
-        return _network_of(self._address_of(relay) or "")
+        return network_of([self._address_of(relay) or ""])
 
     def _address_of(self, relay: PeerId) -> str | None:
         """Return the address in a relay's record that others can dial, with its ``/p2p`` part."""
@@ -140,8 +141,3 @@ class Reservations:
         left_seconds = answer.expires_at - self._context.ports.clock.now()
         lasts_seconds = min(max(left_seconds, 2 * LOOK_SECONDS), RESERVATION_SECONDS)
         self._held[relay] = _Reservation(address, loop_time() + lasts_seconds / 2)
-
-
-def _network_of(address: str) -> str | None:
-    place = place_of(address)
-    return None if place is None else prefix_of(place)

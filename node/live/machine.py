@@ -4,13 +4,13 @@ import asyncio
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import version
 
 import psutil
 
 from node.api.status import MachineStatus
 from node.local.datadir import DataDir
 from node.local.hardware import gpus
+from node.local.software import VERSION
 
 LOOK_SECONDS = 5.0
 """Between two looks: asking a GPU's driver takes milliseconds."""
@@ -21,9 +21,8 @@ class Machine:
 
     def __init__(self, datadir: DataDir) -> None:
         self._datadir = datadir
-        self._version = version("prime-node")
         self._looked_at = -LOOK_SECONDS
-        self._status = MachineStatus(self._version)
+        self._status = MachineStatus(VERSION)
 
     def status(self, p2pd_pid: int | None, state_seconds: Mapping[str, float]) -> MachineStatus:
         """Return what was seen in the last seconds."""
@@ -40,7 +39,7 @@ class Machine:
             with suppress(psutil.Error):  # it has just gone
                 memory_bytes = psutil.Process(p2pd_pid).memory_info().rss
         return MachineStatus(
-            version=self._version,
+            version=VERSION,
             disk_free_bytes=disk.free,
             disk_total_bytes=disk.total,
             p2pd_memory_bytes=memory_bytes,

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
-from importlib.metadata import version
 from typing import Any
 
 import structlog
@@ -27,6 +26,7 @@ from node.local.log_tail import LogTail
 from node.local.logs import adopt_hivemind_logs, configure_logging
 from node.local.place import place_of
 from node.local.run_pin import local_run, pin_run
+from node.local.software import SOFTWARE
 from node.local.status_line import StatusLine
 from protocol.crypto import Identity
 from protocol.manifest import SignedManifest
@@ -204,7 +204,7 @@ class LiveNode:
             self._datadir,
             self._log_tail,
             self._loop_watch.status,
-            f"prime-node/{version('prime-node')}",
+            SOFTWARE,
             self._started_at,
             self._config.blob_quota,
         )

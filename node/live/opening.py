@@ -1,7 +1,6 @@
 """Opens what a live node stands on: the connection to others, what it remembers, its machine."""
 
 from dataclasses import replace
-from importlib.metadata import version
 
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.p2pd import P2pdOptions
@@ -11,6 +10,7 @@ from node.local.config import NodeConfig
 from node.local.datadir import DataDir
 from node.local.errors import ExitCode, NodeError
 from node.local.hardware import probe_hardware
+from node.local.software import SOFTWARE
 from node.membership.admission import stored_proof, why_not
 from node.membership.announcer import About
 from node.membership.dials import Dials
@@ -59,7 +59,7 @@ def about_us(config: NodeConfig) -> About:
         config.roles,
         probe_hardware(),
         reachable=True,
-        software=f"prime-node/{version('prime-node')}",
+        software=SOFTWARE,
         upload_bytes_per_second=config.upload_limit or 0,
         invite=config.invite,
     )

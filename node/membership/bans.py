@@ -5,9 +5,9 @@ Faults fade, and so does the memory of having been kept away, which doubles the 
 
 import math
 from collections.abc import Collection, MutableMapping
-from dataclasses import dataclass
 from typing import Any
 
+from protocol.fading import Fading
 from protocol.faults import Blame, Fault
 from protocol.types import PeerId
 
@@ -31,18 +31,6 @@ Keys are free: whoever makes a new one for each three faults is held up by the c
 needs."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Fading:
-    """A count of which half is left after each half-life."""
-
-    count: float = 0.0
-    at: float = 0.0
-
-    def left(self, now: float, half_life_seconds: float) -> float:
-        """Return what is left of it; ``now`` is not before it was counted."""
-        return self.count * math.exp2((self.at - now) / half_life_seconds)
-
-
 class Bans:
     """Counts the faults of each peer; ``now`` is a monotonic time in seconds.
 
@@ -50,23 +38,23 @@ class Bans:
     """
 
     def __init__(self) -> None:
-        self._faults: dict[PeerId, _Fading] = {}
+        self._faults: dict[PeerId, Fading] = {}
         self._until: dict[PeerId, float] = {}
-        self._before: dict[PeerId, _Fading] = {}
+        self._before: dict[PeerId, Fading] = {}
         """How often each has been kept away."""
 
     def blame(self, peer: PeerId, fault: Fault, now: float) -> float:
         """Count a fault; return for how many seconds the peer is kept away because of it."""
         if fault.code.blame is not Blame.SENDER or peer in self.held(now):
             return 0.0
-        known = self._faults.pop(peer, _Fading())
-        count = 1 + known.left(now, FAULT_HALF_LIFE_SECONDS)
-        if count < FAULTS_MAX:
-            _put(self._faults, peer, _Fading(count, now))
+        faults = self._faults.pop(peer, Fading())
+        faults.add(1, now, FAULT_HALF_LIFE_SECONDS)
+        if faults.amount < FAULTS_MAX:
+            _put(self._faults, peer, faults)
             return 0.0
-        times = self._before.pop(peer, _Fading()).left(now, BAN_HALF_LIFE_SECONDS)
+        times = self._before.pop(peer, Fading()).left(now, BAN_HALF_LIFE_SECONDS)
         seconds = min(BAN_SECONDS_MAX, BAN_SECONDS * math.exp2(times))
-        _put(self._before, peer, _Fading(times + 1, now + seconds))
+        _put(self._before, peer, Fading(times + 1, now + seconds))  # fades from its end on
         _put(self._until, peer, now + seconds)
         return seconds
 

@@ -6,6 +6,8 @@ from its id and the run's: nobody is listed twice among ``bits``, and who fills 
 has nothing of the others, whose places in the directory are elsewhere.
 """
 
+from functools import cached_property
+
 from protocol.crypto import digest
 from protocol.rng import Rng
 from protocol.types import MEMBERS_MAX, PeerId, RunId
@@ -31,13 +33,17 @@ class Buckets:
 
     def __init__(self, run_id: RunId) -> None:
         self._run_id = run_id
+
+    @cached_property
+    def _numbers(self) -> dict[str, tuple[int, int]]:
+        """By key, the bits and the number of its bucket; only a directory needs them all."""
         numbered = ((bits, n) for bits in range(BITS_MAX + 1) for n in range(1 << bits))
-        self._keys = {self.key(bits, number): (bits, number) for bits, number in numbered}
+        return {self.key(bits, number): (bits, number) for bits, number in numbered}
 
     @property
     def keys(self) -> tuple[str, ...]:
         """All that may ever be used."""
-        return tuple(self._keys)
+        return tuple(self._numbers)
 
     def key(self, bits: int, number: int) -> str:
         """Return the key of a bucket."""
@@ -49,7 +55,7 @@ class Buckets:
 
     def may_list(self, key: str, peer: PeerId) -> bool:
         """Tell whether ``peer`` may be listed under ``key``, one of ``keys``."""
-        bits, number = self._keys[key]
+        bits, number = self._numbers[key]
         return self._number_of(peer, bits) == number
 
     def _number_of(self, peer: PeerId, bits: int) -> int:

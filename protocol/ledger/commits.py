@@ -1,13 +1,14 @@
 """A commit with its outcome, and what a commit must look like to be taken."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from protocol.faults import Fault, FaultCode
 from protocol.manifest import RunManifest
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX
-from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed
+from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed, Verdict
 from protocol.rollout import body_bytes_max
 from protocol.statistics import Sums
 
@@ -98,3 +99,9 @@ class CommitRules:
         if (message.slot == 0) != (message.previous == b""):
             return Fault(FaultCode.SLOT_ORDER, "slot 0 and no other has no predecessor")
         return None
+
+
+def agreed_reason(verdicts: Sequence[Verdict]) -> str:
+    """Return what most verdicts give as reason; ties by the alphabet."""
+    reasons = sorted(verdict.reason for verdict in verdicts)
+    return max(reasons, key=reasons.count, default="")

@@ -1,9 +1,9 @@
 """What became of the commits of one worker, or of all of them, in numbers."""
 
-import math
 from collections import Counter
 from dataclasses import dataclass, field
 
+from protocol.fading import Fading
 from protocol.ledger.commits import CommitState, Entry
 
 CREDIT_MAX = 8
@@ -22,25 +22,6 @@ waste as much before it counts. A guess: some hundred of its commits may come to
 EXPIRED_COST, REJECTED_COST = 0.5, 1.0
 """Of a certified rollout. A commit expires when its body is withheld, and at times because nobody
 found the time to check it."""
-
-
-@dataclass(slots=True)
-class Fading:
-    """A sum whose parts count half as much after each half-life, in whatever order they come."""
-
-    amount: float = 0.0
-    epoch: int = 0
-    """As of which ``amount`` is."""
-
-    def at(self, epoch: int) -> float:
-        """Return what it has faded to."""
-        return self.amount * _faded(epoch - self.epoch)
-
-    def add(self, amount: float, epoch: int) -> None:
-        """Add what happened in an epoch, also in one that is past."""
-        if epoch > self.epoch:
-            self.amount, self.epoch = self.at(epoch), epoch
-        self.amount += amount * _faded(self.epoch - epoch)
 
 
 @dataclass(slots=True)
@@ -65,7 +46,8 @@ class Counts:
 
     def worth(self, epoch: int) -> float:
         """Return what speaks for a worker, in certified rollouts of this epoch."""
-        return min(EARNED_MAX, self.earned.at(epoch)) - self.wasted.at(epoch)
+        earned = self.earned.left(epoch, HALF_LIFE_EPOCHS)
+        return min(EARNED_MAX, earned) - self.wasted.left(epoch, HALF_LIFE_EPOCHS)
 
     def add_state(self, entry: Entry, sign: int = 1) -> None:
         """Count the state of a commit, or with ``sign`` -1 take it out again."""
@@ -75,16 +57,12 @@ class Counts:
                 pass
             case CommitState.EXPIRED:
                 self.expired += sign
-                self.wasted.add(sign * EXPIRED_COST, epoch)
+                self.wasted.add(sign * EXPIRED_COST, epoch, HALF_LIFE_EPOCHS)
             case CommitState.CERTIFIED:
                 self.certified += sign
-                self.earned.add(sign, epoch)
+                self.earned.add(sign, epoch, HALF_LIFE_EPOCHS)
                 self.tokens_certified += sign * entry.commit.message.tokens
             case CommitState.REJECTED:
                 self.rejected += sign
-                self.wasted.add(sign * REJECTED_COST, epoch)
+                self.wasted.add(sign * REJECTED_COST, epoch, HALF_LIFE_EPOCHS)
                 self.reasons[entry.reason] += sign
-
-
-def _faded(epochs: int) -> float:
-    return math.exp2(-epochs / HALF_LIFE_EPOCHS)

@@ -8,14 +8,14 @@ in has been checked (``replica``). Of two certificates that contradict each othe
 
 from collections.abc import Sequence
 
-from protocol.audit import LIES
 from protocol.faults import Fault, FaultCode
 from protocol.ledger.branches import Branches
 from protocol.ledger.chain import Chain, CheckpointEntry, IsLive
-from protocol.ledger.commits import CommitRules, CommitState, Entry
+from protocol.ledger.commits import CommitRules, CommitState, Entry, agreed_reason
 from protocol.ledger.counts import Counts
 from protocol.ledger.demand import Demand
 from protocol.ledger.slots import Slots
+from protocol.ledger.workers import Workers
 from protocol.manifest import RunManifest
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed, Verdict
 from protocol.statistics import Sums, agreed
@@ -40,7 +40,7 @@ class Ledger:
         self._demand = Demand(manifest, self._chain)
         self.entries: dict[Digest, Entry] = {}
         self.totals = Counts()
-        self.workers: dict[PeerId, Counts] = {}
+        self._workers = Workers()
         self.kept: dict[Digest, Entry] = {}
         """Commits that ``entries`` has forgotten and a restart could not do without."""
         self._slots = Slots()
@@ -48,13 +48,18 @@ class Ledger:
         self.epoch = 0
         self._tidied: tuple[int, int] | None = None
         """Epoch and number of versions when old commits and slots were last forgotten."""
-        self._lies: dict[PeerId, Digest] = {}
-        self.forks: dict[PeerId, tuple[Digest, Digest]] = {}
-        """Workers that signed two commits for one slot, with the evidence."""
-        self._judged_from: dict[PeerId, int] = {}
-        """The oldest version for which a committee has judged a worker."""
         self.policy_lag_max = 0
         """Largest age, in versions, of a policy whose rollout a version has learned from."""
+
+    @property
+    def workers(self) -> dict[PeerId, Counts]:
+        """What became of the commits of each worker that is remembered."""
+        return self._workers.counts
+
+    @property
+    def forks(self) -> dict[PeerId, tuple[Digest, Digest]]:
+        """Workers that signed two commits for one slot, with the evidence."""
+        return self._workers.forks
 
     @property
     def checkpoints(self) -> list[CheckpointEntry]:
@@ -157,23 +162,24 @@ class Ledger:
         """How many commits of each worker wait for an outcome."""
         return {worker: len(waiting) for worker, waiting in self._in_flight.items()}
 
-    @property
-    def in_flight_max(self) -> int:
-        """The most commits of one worker that wait for an outcome."""
-        return max(map(len, self._in_flight.values()), default=0)
+    def sizes(self) -> dict[str, int]:
+        """Return how full the bounded tables are, of ``in_flight`` the fullest, by name."""
+        return {
+            "in_flight": max(map(len, self._in_flight.values()), default=0),
+            "uncertified_workers": self._workers.uncertified,
+            "versions_waiting": len(self.branches),
+        }
 
     def slashed(self, worker: PeerId) -> bool:
         """Tell whether a proven lie, or two commits for one slot, ended a worker's standing.
 
         Nobody checks what it commits to then, but all take it: some may have heard it before.
         """
-        counts = self.workers.get(worker)
-        lied = counts is not None and not LIES.isdisjoint(+counts.reasons)
-        return self._manifest.credit.slash and (lied or worker in self.forks)
+        return self._manifest.credit.slash and self._workers.is_guilty(worker)
 
     def was_judged(self, worker: PeerId, version: int) -> bool:
         """Tell whether a committee has judged ``worker`` for a version, or an older one."""
-        return self._judged_from.get(worker, version + 1) <= version
+        return self._workers.was_judged(worker, version)
 
     def history(self, worker: PeerId) -> list[Sums]:
         """Return what was measured of the rollouts of ``worker``, the oldest first.
@@ -196,14 +202,14 @@ class Ledger:
         entry = self.entries[Digest(certificate.message.commit)]
         if not entry.is_outranked_by(certificate.message):
             return False
-        accepted, reason = certificate.message.accepted, _reason(verdicts)
+        accepted, reason = certificate.message.accepted, agreed_reason(verdicts)
         entry.certificate = certificate
         worker, version = entry.commit.signer, entry.commit.message.version
-        self._judged_from[worker] = min(version, self._judged_from.get(worker, version))
+        self._workers.judged(worker, version)
         entry.measured = agreed(verdicts, entry.commit.message.tokens)
         self._change(entry, CommitState.CERTIFIED if accepted else CommitState.REJECTED, reason)
-        if not accepted and reason in LIES:
-            self._lies.setdefault(entry.commit.signer, entry.commit.digest)
+        if not accepted:
+            self._workers.rejected(worker, entry.commit.digest, reason)
         return True
 
     def offer_checkpoint(
@@ -315,6 +321,7 @@ class Ledger:
         if self._tidied != (epoch, len(self.checkpoints)):
             self._forget_entries(epoch - 4 * rules.expire_after_epochs)
             self._forget_slots()
+            self._workers.forget({entry.commit.signer for entry in self.entries.values()})
             self.kept = {key: entry for key, entry in self.kept.items() if self._is_needed(entry)}
             self._tidied = (epoch, len(self.checkpoints))
 
@@ -345,8 +352,8 @@ class Ledger:
     def _is_needed(self, entry: Entry) -> bool:
         """Tell whether an old commit proves a fault, or is the last link of slots still in use."""
         worker, digest = entry.commit.signer, entry.commit.digest
-        guilty = digest == self._lies.get(worker) or digest in self.forks.get(worker, ())
-        return guilty or (self._demand.is_current(entry) and self._slots.is_last(entry.commit))
+        proof = self._workers.is_proof(worker, digest)
+        return proof or (self._demand.is_current(entry) and self._slots.is_last(entry.commit))
 
     def _forget_slots(self) -> None:
         """Forget the slots of old versions, and of those that were superseded or never came."""
@@ -389,10 +396,4 @@ class Ledger:
         return signers.count(worker) / max(1, len(signers))
 
     def _counts(self, worker: PeerId) -> tuple[Counts, Counts]:
-        return self.totals, self.workers.setdefault(worker, Counts())
-
-
-def _reason(verdicts: Sequence[Verdict]) -> str:
-    """Return what most verdicts give as reason; ties by the alphabet."""
-    reasons = sorted(verdict.reason for verdict in verdicts)
-    return max(reasons, key=reasons.count, default="")
+        return self.totals, self._workers.of(worker)

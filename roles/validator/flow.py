@@ -109,15 +109,14 @@ class ValidatorFlow:
         return has_standing(worker, self._context.manifest, self._context.replica.ledger)
 
     def _forget(self) -> None:
-        entries = self._context.replica.ledger.entries
+        ledger = self._context.replica.ledger
+        entries = ledger.entries
         tables = self._retry_at, self._delivered, self._decided_at, self._attempts, self._failed
         for table in (*tables, self._for_others, self._unscorable):
             for commit in [key for key in table if key not in entries]:
                 del table[commit]
-        if self._withheld:
-            here = {entry.commit.signer for entry in self._context.replica.ledger.open_entries()}
-            for worker in [worker for worker in self._withheld if worker not in here]:
-                del self._withheld[worker]
+        for worker in [worker for worker in self._withheld if not ledger.in_flight(worker)]:
+            del self._withheld[worker]
         waiting = (entries[commit].state is CommitState.COMMITTED for commit in self._failed)
         if self._failures.count and not any(waiting):
             self._failures.end()  # what failed is settled without us

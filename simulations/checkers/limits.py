@@ -24,6 +24,7 @@ LIMITS = {
     "seen": 1 << 17,
     "silent_hosts": 1024,
     "stranger_commits": 4096,
+    "uncertified_workers": 4096,
     "unchecked": 1024,
     "versions_waiting": 8192,
     "waiting": 1024,

@@ -20,6 +20,7 @@ from protocol.gossip.params import Params
 from protocol.gossip.promises import Promises
 from protocol.gossip.score_params import ScoreParams
 from protocol.gossip.scores import Scores
+from protocol.ledger.workers import UNCERTIFIED_MAX
 from protocol.messages import ADMISSION_BYTES_MAX, WITNESSED_MAX, Hardware
 from protocol.rng import Rng
 from protocol.standing import STRANGER_COMMITS_MAX
@@ -76,6 +77,24 @@ def commits():
 
     yield fill
     assert len(here.ledger.unsettled) == SAMPLE
+
+
+def uncertified():
+    """Workers without a certified rollout, each remembered with two commits for one slot."""
+    here = WORLD.replica()
+    envelopes = [WORLD.commit(one, tokens=n).envelope for one in STRANGERS for n in (10, 11)]
+    for _ in range(4 * WORLD.manifest.shardcast.versions_kept + 1):
+        here.ledger.offer_checkpoint(WORLD.checkpoint(here.ledger.head), 0.0, lambda _peer: False)
+
+    def fill():
+        for envelope in envelopes:
+            here.receive(bytes(bytearray(envelope)), WORLD.at(0))
+        here.ledger.advance(5 * WORLD.manifest.committee.expire_after_epochs + 1)
+        return here
+
+    yield fill
+    assert len(here.ledger.kept) == 2 * SAMPLE
+    assert len(here.ledger.entries) == 0
 
 
 def seen():
@@ -167,6 +186,7 @@ class Table:
 TABLES = [
     Table("records of members", roster, MEMBERS_MAX),
     Table("commits without an outcome", commits, STRANGER_COMMITS_MAX),
+    Table("workers with nothing certified", uncertified, UNCERTIFIED_MAX),
     Table("messages seen", seen, Params().seen_max),
     Table("promises", promises, ScoreParams().promises_max),
     Table("scores of who has left", retained, ScoreParams().retained_max),

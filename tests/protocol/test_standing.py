@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from protocol import standing
+from protocol.fading import Fading
 from protocol.ledger.commits import CommitState
-from protocol.ledger.counts import EARNED_MAX, HALF_LIFE_EPOCHS, Counts, Fading
+from protocol.ledger.counts import EARNED_MAX, HALF_LIFE_EPOCHS, Counts
 from protocol.types import ValidationResult
 from tests.worlds.messages import World, found, identity, run_manifest
 
@@ -147,9 +148,11 @@ def test_an_outcome_that_is_taken_back_leaves_nothing():
 def test_the_order_in_which_work_is_heard_of_does_not_matter(parts):
     one, other = Fading(), Fading()
     for part in parts:
-        one.add(*part)
+        one.add(*part, HALF_LIFE_EPOCHS)
     for part in reversed(parts):
-        other.add(*part)
-    assert one.at(20_000) == pytest.approx(other.at(20_000), abs=1e-9)
+        other.add(*part, HALF_LIFE_EPOCHS)
+    assert one.left(20_000, HALF_LIFE_EPOCHS) == pytest.approx(
+        other.left(20_000, HALF_LIFE_EPOCHS), abs=1e-9
+    )
     plain = sum(amount * 0.5 ** ((20_000 - epoch) / HALF_LIFE_EPOCHS) for amount, epoch in parts)
-    assert one.at(20_000) == pytest.approx(plain, abs=1e-9)
+    assert one.left(20_000, HALF_LIFE_EPOCHS) == pytest.approx(plain, abs=1e-9)
