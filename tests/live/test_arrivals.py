@@ -12,8 +12,8 @@ from tests.worlds.text import needs_jail
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(400), needs_jail]
 
-LIMIT_BYTES_PER_SECOND = 250_000
-"""The weights have 3 MB: they are on their way for twelve seconds."""
+LIMIT_BYTES_PER_SECOND = 400_000
+"""The weights have 3 MB: they are on their way for seven seconds."""
 
 
 def arriving(status):
