@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterable
 from contextlib import suppress
+from functools import lru_cache
 from ipaddress import ip_address, ip_network
 
 from node.local.datadir import DataDir, write_atomically
@@ -20,6 +21,10 @@ CACHED_PEERS_MAX = 64
 
 ADDRESS_CHARACTERS_MAX = 200
 """As in ``NodeRecord.addresses``."""
+
+REMEMBERED_MAX = 4096
+"""Answers about addresses: the same few are asked about several times a second, and ``ipaddress``
+takes 10 us each time."""
 
 CIRCUIT = "/p2p-circuit"
 """In an address: through the relay before it, to the peer after it."""
@@ -49,6 +54,7 @@ def peer_of(address: str) -> PeerId:
     return PeerId(address.rpartition("/p2p/")[2])
 
 
+@lru_cache(REMEMBERED_MAX)
 def is_local(host: str) -> bool:
     """Tell whether an IP address means something on one machine or in one network only."""
     try:
@@ -67,6 +73,7 @@ def relay_address_of(address: str) -> str:
     return address.partition(CIRCUIT)[0]
 
 
+@lru_cache(REMEMBERED_MAX)
 def place_of(address: str) -> str | None:
     """Return what a multiaddress shares with its neighbours: an IPv4 address, an IPv6 /64.
 
@@ -83,6 +90,7 @@ def place_of(address: str) -> str | None:
     return host if ip.version == 4 else str(ip_network((ip, 64), strict=False))
 
 
+@lru_cache(REMEMBERED_MAX)
 def prefix_of(place: str) -> str:
     """Return the network that a place is in: an IPv4 /16, an IPv6 /32.
 

@@ -363,6 +363,9 @@ class PeerTable(Peers):
         if await self.ensure(peer):
             self._chosen[peer] = None
 
+    def _network_of(self, peer: PeerId) -> str | None:
+        return network_of(self._book.addresses_of(peer))
+
     def _choose_stranger(self, now: float) -> PeerId | None:
         """Return a member to dial, the first one from a random place in the roster on.
 
@@ -373,15 +376,17 @@ class PeerTable(Peers):
         roster, wall_now = self._roster, self._clock.now()
         if roster is None:
             return None
-        networks = (network_of(self._book.addresses_of(peer)) for peer in self._chosen)
-        full, second_best = crowded(networks), None
+        full: frozenset[str] | None = None
+        second_best = None
         for peer in roster.peers_from(self._rng.below(max(1, len(roster)))):
             if peer in self._connected or peer in self._dialled_at:
                 continue
             member = roster.get(peer)
             reachable = member is not None and member.record.message.reachable
             if reachable and peer != self.peer_id and roster.is_live(peer, wall_now):
-                if not full or network_of(self._book.addresses_of(peer)) not in full:
+                if full is None:
+                    full = crowded(map(self._network_of, self._chosen))
+                if not full or self._network_of(peer) not in full:
                     self._dialled_at[peer] = now
                     return peer
                 second_best = second_best or peer

@@ -320,9 +320,11 @@ class Scores:
             return
         self._aged_at = now
         factors = _factors(self._params, now - last)
-        for standing in self._standings.values():
+        self._suspects = {}
+        for peer, standing in self._standings.items():
             self._age(standing, factors, now)
-        self._suspects = dict.fromkeys(self._standings)
+            if self._may_be_low(standing):
+                self._suspects[peer] = None
         self._retained = {peer: kept for peer, kept in self._retained.items() if now < kept.until}
 
     def _age(self, standing: _Standing, factors: _Factors, now: float) -> None:
@@ -333,6 +335,12 @@ class Scores:
         if standing.breaches:
             standing.breaches = _decayed(standing.breaches, factors.breaches, factors.zero)
         standing.score = None
+
+    def _may_be_low(self, standing: _Standing) -> bool:
+        """Tell whether anything counts against a peer; what speaks for it fades to 0."""
+        against = standing.application < 0 or _to_answer_for(standing)
+        owes = any(stats.mesh_active for stats in standing.topics.values())
+        return against or owes or self._colocation(standing) < 0
 
     def _suspect(self, peer: PeerId, standing: _Standing) -> None:
         """Note that a score is to be summed up again, and may be lower."""

@@ -51,8 +51,8 @@ class Workers:
     def is_guilty(self, worker: PeerId) -> bool:
         """Tell whether a worker has lied, or signed two commits for one slot."""
         counts = self.counts.get(worker)
-        lied = counts is not None and not LIES.isdisjoint(+counts.reasons)
-        return lied or worker in self.forks
+        lied = counts is not None and counts.rejected and not LIES.isdisjoint(+counts.reasons)
+        return bool(lied) or worker in self.forks
 
     def forget(self, busy: Collection[PeerId]) -> None:
         """Forget who was heard of first, of those that are not ``busy``, where there are too many.

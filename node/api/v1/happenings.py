@@ -8,6 +8,7 @@ news.
 import asyncio
 from collections import Counter, deque
 from collections.abc import Iterable
+from heapq import nlargest
 
 from node.api.v1.answers import EventsPage, Happening
 from node.api.v1.queries import EventQuery
@@ -15,9 +16,12 @@ from node.api.v1.queries import EventQuery
 HAPPENINGS_MAX = 512
 """About 0.5 KB each."""
 
+ROUTINE = "escalated"
+"""Some of every honest worker's rollouts go to a larger committee: it happens all day."""
+
 
 class Happenings:
-    """The last of them, each key once."""
+    """The last of them, each key once; what is ``ROUTINE`` is forgotten first."""
 
     def __init__(self, boot: str, known: Iterable[Happening] = ()) -> None:
         self.boot = boot
@@ -36,7 +40,10 @@ class Happenings:
         self._kept.append((self._number, happening))
         self._keys[happening.key] = None
         if len(self._kept) > HAPPENINGS_MAX:
-            del self._keys[self._kept.popleft()[1].key]
+            routine = (item for item in self._kept if item[1].kind == ROUTINE)
+            forgotten = next(routine, self._kept[0])
+            self._kept.remove(forgotten)
+            del self._keys[forgotten[1].key]
 
     def after(self, boot: str, number: int) -> list[tuple[int, Happening]]:
         """Return what came after a number of a boot, all of it for another boot."""
@@ -63,9 +70,10 @@ class Happenings:
             return False
         return True
 
-    def newest(self, count: int) -> tuple[Happening, ...]:
-        """Return the last ones by their time, the newest first."""
-        return self.page(EventQuery(limit=count)).rows
+    def rare(self, count: int) -> tuple[Happening, ...]:
+        """Return the last ones by their time, the newest first, without the ``ROUTINE``."""
+        items = (happening for _, happening in self._kept if happening.kind != ROUTINE)
+        return tuple(nlargest(count, items, key=lambda one: one.at))
 
     def page(self, query: EventQuery) -> EventsPage:
         """Return those that are asked for, the newest first."""

@@ -219,7 +219,7 @@ class NodeSource(Source):
             rollouts=counted(ledger.totals),
             own_rollouts=counted(ledger.workers[me]) if me in ledger.workers else RolloutCounts(),
             rewards=self._reward_points(ledger.checkpoints),
-            happened=self.happenings.newest(HAPPENED_SHOWN),
+            happened=self.happenings.rare(HAPPENED_SHOWN),
         )
 
     def _epoch_numbers(self, view: NodeView, now: float) -> _EpochNumbers:

@@ -81,7 +81,7 @@ async def record(source: NodeSource, title: str) -> Recorded:
         source.weights(WeightsQuery()),
         await source.machine(),
         source.run(),
-        source.happenings.newest(LIMIT_MAX),
+        source.happenings.page(EventQuery(limit=LIMIT_MAX)).rows,
     )
 
 

@@ -61,7 +61,7 @@ def decode(
         return planes.unpack(body, count, element_bytes)
     if base is None:
         raise EncodingError("a block that needs a base, of a version that names none")
-    changed, values = changes(kind, body, base.__getitem__, count, element_bytes)
+    changed, values = changes(kind, body, base.take, count, element_bytes)
     if not len(changed):
         return base
     words = base.copy()
@@ -101,7 +101,7 @@ def _patch(words: Words, base: Words, changed: Positions) -> bytes:
             break
         layers.append(positions.pack(larger, len(rest)))
         rest = rest[larger] - 1
-    head = [positions.pack(changed, len(words)), np.packbits(negative).tobytes()]
+    head = [positions.pack(changed, len(words)), np.packbits(negative.astype(np.uint8)).tobytes()]
     return b"".join([*head, bytes([len(layers)]), *layers, planes.pack(rest)])
 
 

@@ -81,11 +81,14 @@ def unpack(data: memoryview, limit: int) -> tuple[Positions, memoryview]:
 
 
 def _packed(positions: Positions, others: int) -> bytes:
-    gaps = np.diff(positions, prepend=-1).astype(np.int32) - 1
+    gaps = np.empty(len(positions), np.int32)
+    gaps[:1] = positions[:1]
+    np.subtract(positions[1:], positions[:-1] + 1, out=gaps[1:], casting="same_kind")
     k = _parameter(gaps)
-    ends = np.cumsum((gaps >> k) + 1, dtype=np.int64) - 1
-    bits = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.uint8)
-    bits[ends] = 1
+    ends = np.cumsum(gaps >> k, dtype=np.int64)
+    ends += np.arange(len(ends))
+    bits = np.zeros(int(ends[-1]) + 1 if len(ends) else 0, np.bool_)
+    bits[ends] = True
     quotients = np.packbits(bits).tobytes()
     rows = []
     for first in range(0, k, 8):  # a byte of the remainders at a time

@@ -12,7 +12,7 @@ from simulations.study.study import Plan, run_plan
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-PLAN = Plan("byzantine-inference", seed=0, minutes=3)
+PLAN = Plan("byzantine-inference", seed=0, minutes=2)
 
 
 def test_a_report_shows_what_an_honest_node_saw_and_the_run_is_the_same(tmp_path):

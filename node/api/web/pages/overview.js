@@ -34,7 +34,7 @@ export default {
         section("A minute", meta.mode === "live" ? "since this node began" : "over the recorded time", pace.element),
         section("Waiting for the trainer", "mean of half a minute", backlog.element),
         h("div", {}, section("Swarm", null, swarm))),
-      section("Latest events", null, happened));
+      section("Latest events", "without the rollouts that went to a larger committee", happened));
     const draw = {
       head: redrawn(head, drawHead), figures: redrawn(figures, drawFigures), reasons: redrawn(reasons, drawOutcomes),
       swarm: redrawn(swarm, drawSwarm), happened: redrawn(happened, drawHappened),

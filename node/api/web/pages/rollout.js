@@ -67,11 +67,11 @@ function statistics(verdicts) {
   if (!measured.length) return section("Verdicts", null, list);
   const names = measured[0].measured.map((one) => one.name);
   const rows = names.map((name, index) => h("tr", {}, h("th", { scope: "row" }, clean(name, 60).replaceAll("_", " ")),
-    measured.map((verdict) => h("td", {}, gauge(verdict.measured[index], peerName(verdict)))),
-    h("td", { className: "number limit" }, short(measured[0].measured[index]?.allowed))));
+    h("td", { className: "number limit" }, short(measured[0].measured[index]?.allowed)),
+    measured.map((verdict) => h("td", {}, gauge(verdict.measured[index], peerName(verdict))))));
   return section("Verdicts", `bars end at ${SCALE} times the limit; the mark is the limit that an honest worker keeps`, list,
     h("div", { className: "scroll", role: "region", "aria-label": "What validators measured", tabindex: "0" }, h("table", { className: "measured" },
-      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Statistic"), measured.map((one) => h("th", { scope: "col" }, mono(peerName(one), one.validator))), h("th", { scope: "col", className: "number" }, "Limit"))),
+      h("thead", {}, h("tr", {}, h("th", { scope: "col" }, "Statistic"), h("th", { scope: "col", className: "number" }, "Limit"), measured.map((one) => h("th", { scope: "col" }, mono(peerName(one), one.validator))))),
       h("tbody", {}, rows))));
 }
 

@@ -29,6 +29,17 @@ def test_the_list_is_bounded_and_takes_each_key_once():
     assert texts(happenings.after("boot", kept[-1][0])) == ["number 0"]
 
 
+def test_what_happens_all_day_pushes_nothing_rare_out():
+    happenings = Happenings("boot", [happening(0), happening(1, "fork")])
+    for number in range(2, 2 * HAPPENINGS_MAX):
+        happenings.add(happening(number, "escalated"))
+    page = happenings.page(EventQuery())
+    assert page.kinds == {"escalated": HAPPENINGS_MAX - 2, "fork": 1, "slashed": 1}
+    assert [one.kind for one in happenings.rare(6)] == ["fork", "slashed"]
+    last = happenings.after("", 0)[-1]
+    assert (last[0], last[1].text) == (2 * HAPPENINGS_MAX, f"number {2 * HAPPENINGS_MAX - 1}")
+
+
 def test_who_comes_back_is_told_what_it_missed_and_after_a_restart_everything():
     happenings = Happenings("second", [happening(number) for number in range(5)])
     assert texts(happenings.after("second", 3)) == ["number 3", "number 4"]
