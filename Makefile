@@ -15,9 +15,9 @@ testnet: .venv/runtime
 test: .venv/dev
 	$(MAKE) --no-print-directory --jobs 2 lint pytest
 
-# Four processes on two cores: live tests wait most of their time. Coverage is measured where the
+# Three processes on two cores: live tests wait most of their time. Coverage is measured where the
 # protocol's own tests run: elsewhere it doubles their time.
-PYTEST := $(BIN)/pytest -q --numprocesses 4 --dist loadgroup --durations=10
+PYTEST := $(BIN)/pytest -q --numprocesses 3 --dist loadgroup --durations=10
 
 pytest: .venv/dev
 	$(PYTEST) tests/protocol tests/vectors $(ARGS) \

@@ -9,6 +9,7 @@ import sys
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 
 import pytest
 
@@ -166,6 +167,7 @@ class Table:
     filling: Callable
     limit: int
 
+    @cache
     def bytes_each(self) -> float:
         """Return what an entry takes, measured over a sample of them."""
         filling = self.filling()

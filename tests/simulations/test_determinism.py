@@ -138,7 +138,7 @@ def test_the_same_again_in_the_same_process(first, files, name):
     assert run(files[name]) == first[name]
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1", "2"])
+@pytest.mark.parametrize("hash_seed", ["0", "1"])
 def test_the_same_in_another_process_under_another_hash_seed(first, files, hash_seed, tmp_path):
     code = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
