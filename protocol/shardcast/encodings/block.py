@@ -91,9 +91,11 @@ def changes(
 
 
 def _patch(words: Words, base: Words, changed: Positions) -> bytes:
-    difference = ordered(words.take(changed)) - ordered(base.take(changed))  # wraps round
+    difference = ordered(words.take(changed))
+    difference -= ordered(base.take(changed))  # wraps round
     negative = difference >> difference.dtype.type(difference.itemsize * 8 - 1)
-    rest = _negated(difference, negative) - 1
+    rest = _negated(difference, negative)
+    rest -= 1
     layers: list[bytes] = []
     while len(layers) < _LAYERS_MAX:
         larger = positions.of(rest != 0)
@@ -128,20 +130,30 @@ def _differences(body: memoryview, count: int, element_bytes: int) -> tuple[Posi
 def _negated(numbers: Words, negative: Words) -> Words:
     """Return the numbers, negated where ``negative`` is one and not zero, without a branch."""
     ones = -negative
-    return (numbers ^ ones) - ones
+    result = numbers ^ ones
+    result -= ones
+    return result
 
 
 def ordered(words: Words) -> Words:
     """Map bit patterns of floats (sign and magnitude) to integers of the same order."""
     kind = words.dtype.type
     top = kind(1 << words.itemsize * 8 - 1)
-    return words ^ (-(words >> kind(words.itemsize * 8 - 1)) | top)
+    mask = words >> kind(words.itemsize * 8 - 1)
+    np.negative(mask, out=mask)  # in place: new pages for each step would take longer than it
+    mask |= top
+    mask ^= words
+    return mask
 
 
 def _unordered(words: Words) -> Words:
     kind = words.dtype.type
     top = kind(1 << words.itemsize * 8 - 1)
-    return words ^ ((words >> kind(words.itemsize * 8 - 1)) - kind(1) | top)
+    mask = words >> kind(words.itemsize * 8 - 1)
+    mask -= kind(1)
+    mask |= top
+    mask ^= words
+    return mask
 
 
 def _headed(kind: int, body: bytes) -> bytes:

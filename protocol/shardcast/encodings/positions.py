@@ -81,9 +81,9 @@ def unpack(data: memoryview, limit: int) -> tuple[Positions, memoryview]:
 
 
 def _packed(positions: Positions, others: int) -> bytes:
-    gaps = np.empty(len(positions), np.int32)
-    gaps[:1] = positions[:1]
-    np.subtract(positions[1:], positions[:-1] + 1, out=gaps[1:], casting="same_kind")
+    places = positions.astype(np.int32)
+    gaps = places.copy()
+    gaps[1:] -= places[:-1] + 1
     k = _parameter(gaps)
     ends = np.cumsum(gaps >> k, dtype=np.int64)
     ends += np.arange(len(ends))
