@@ -1,6 +1,7 @@
 """An invite as people send it to each other: one word, or a file with that word."""
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
+from contextlib import suppress
 from pathlib import Path
 
 from protocol.messages import ADMISSION_BYTES_MAX, Invite, envelope_kind
@@ -16,9 +17,8 @@ def invite_token(envelope: bytes) -> str:
 def read_invite(given: str) -> bytes:
     """Return the envelope of a word, or of the file that it names; raises ``ValueError``."""
     word = given.strip()
-    if len(word) <= 255 and Path(word).is_file():
-        with Path(word).open() as file:
-            word = file.read(TOKEN_CHARACTERS_MAX + 2).strip()
+    with suppress(OSError, ValueError), Path(word).open() as file:  # no such file: it is the word
+        word = file.read(TOKEN_CHARACTERS_MAX + 2).strip()
     try:
         envelope = urlsafe_b64decode(word + "=" * (-len(word) % 4))
     except ValueError:

@@ -111,10 +111,9 @@ class Incarnation:
     async def wait_twin(self) -> str:
         """Return, in one line for people, that another process uses our key; mostly never."""
         await self._twin.wait()
-        at = datetime.fromtimestamp(self._twin_sequence / 1000, UTC)
         return (
             f"another node uses our key ({self._context.signer.peer_id}): a record of it is of "
-            f"{at:%Y-%m-%d %H:%M:%S} UTC and not made here; two nodes with one key sign "
+            f"{_moment(self._twin_sequence)} and not made here; two nodes with one key sign "
             "what excludes both. Stop the other one and start again, or give this one a key of its "
             "own with another --data-dir"
         )
@@ -288,3 +287,12 @@ def _rank(record: NodeRecord) -> tuple[int, tuple[str, ...]]:
 def _row(stored: bytes | None) -> dict[str, Any]:
     row = decode(stored or b"", bytes_max=ROW_BYTES_MAX)
     return row if isinstance(row, dict) else {}
+
+
+def _moment(milliseconds: int) -> str:
+    """Return a time in words; whoever has our key writes what it likes."""
+    try:
+        at = datetime.fromtimestamp(milliseconds / 1000, UTC)
+    except (OverflowError, OSError, ValueError):
+        return "a year that no calendar has"
+    return f"{at:%Y-%m-%d %H:%M:%S} UTC"

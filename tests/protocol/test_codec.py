@@ -1,4 +1,5 @@
 import struct
+import tracemalloc
 
 import msgpack
 import pytest
@@ -59,6 +60,18 @@ def test_a_changed_byte_never_gives_the_same_value(value, data):
     bad = good[:place] + bytes([good[place] ^ data.draw(st.integers(1, 255))]) + good[place + 1 :]
     back = decode(bad, bytes_max=10_000)
     assert isinstance(back, Fault) or repr(back) != repr(decode(good, bytes_max=10_000))
+
+
+@pytest.mark.parametrize(
+    "header", [b"\xdd\x00\x00\x0f\xa0", b"\xdc\x0f\xa0", b"\xdf\x00\x00\x0f\xa0"]
+)
+def test_what_is_only_announced_takes_no_memory(header):
+    data = (header * 4096)[:4096]
+    tracemalloc.start()
+    assert isinstance(decode(data, bytes_max=4096), Fault)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 40 * len(data)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgpack
 from pydantic import BaseModel, ConfigDict, Field
 
+from protocol import codec
 from protocol.manifest import MANIFEST_BYTES_MAX
 from roles.engines.factory import EngineName
 from roles.ports.storage import StorageFullError
@@ -173,6 +174,7 @@ def _plain(value: object) -> object:
 def decode(body: bytes, known: Mapping[str, type[Message]]) -> Message:
     """Return the message in a frame's body; raises ``WireError`` unless it is one of ``known``."""
     try:
+        codec.require_whole(body)
         match msgpack.unpackb(body, use_list=False):
             case (str(name), dict(values)) if name in known:
                 return known[name].model_validate(values)

@@ -60,7 +60,20 @@ def test_nobody_invites_more_than_the_manifest_allows(tmp_path):
         given(path, GUEST, world=World(run_manifest()))
 
 
-@pytest.mark.parametrize("text", ["", "no-such-file", "AAAA", "!", "A" * 5000, "über"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ".",
+        "no-such-file",
+        "AAAA",
+        "!",
+        "A" * 5000,
+        "über",
+        "a\0b",
+        250 * "ü",  # fewer characters than a file's name may have bytes
+    ],
+)
 def test_what_is_no_invite_is_no_invite(text):
     with pytest.raises(ValueError, match="neither an invite"):
         read_invite(text)

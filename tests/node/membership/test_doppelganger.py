@@ -204,3 +204,16 @@ def test_what_was_said_before_our_start_is_no_twin():
         assert not two.twin.done()
 
     run_virtual(scenario())
+
+
+def test_a_twin_whose_record_is_of_no_year_is_told_in_one_line():
+    async def scenario():
+        one = await started(Watched())
+        await one.say()
+        await asyncio.sleep(60)
+        twins = one.world.record(one.own, ("inference",), sequence=2**53 - 1, joined_at=1)
+        one.show(twins, is_news=True)
+        text = await asyncio.wait_for(one.twin, 60)
+        assert "is of a year that no calendar has and not made here" in text
+
+    run_virtual(scenario())
