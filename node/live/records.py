@@ -192,12 +192,29 @@ def harden(protocol: DHTProtocol, storage: BoundedStorage, validator: RecordVali
     Its cache can hide the storage (one cached record hides a whole key), so both become one. One
     bad record made it drop the good ones beside it; now only the bad one goes. A peer could enter
     the routing table, and name others in its answers, under any ids near a victim's; now every peer
-    has the one id that its peer id gives. An answer that claims to expire never ended a search.
+    has the one id that its peer id gives. An answer that claims to expire never ended a search. And
+    64 kB that only announce sequences in sequences took a tenth of a second and 70 MB to read.
     """
+    MSGPackSerializer.loads = _loads_whole
+    MSGPackSerializer._decode_ext_types = _decode_whole  # noqa: SLF001 - no public way
     protocol.storage = protocol.cache = storage
     protocol._validate_dictionary = partial(_keep_valid, validator)  # noqa: SLF001 - no public way
     protocol.update_routing_table = partial(_update_bound, protocol.update_routing_table)
     protocol.call_find = partial(_find_bound, protocol.call_find)
+
+
+_decode_any = MSGPackSerializer._decode_ext_types  # noqa: SLF001 - hivemind's own
+_loads_any = MSGPackSerializer.loads
+
+
+def _loads_whole(data: bytes) -> object:
+    codec.require_whole(data)
+    return _loads_any(data)
+
+
+def _decode_whole(type_code: int, data: bytes) -> object:
+    codec.require_whole(data)
+    return _decode_any(type_code, data)
 
 
 def _keep_valid(validator: RecordValidator, key: bytes, entries: DictionaryDHTValue) -> bool:

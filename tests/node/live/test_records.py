@@ -1,5 +1,7 @@
 import math
+import tracemalloc
 
+import msgpack
 import pytest
 from hivemind.dht import DHTID
 from hivemind.dht.protocol import DHTProtocol
@@ -265,3 +267,31 @@ async def test_an_answer_names_few_neighbours_in_their_own_places_and_ends_some_
     assert list(neighbours) == list(nearest)[: records.NEAREST_MAX]
     protocol.answer = None
     assert await protocol.call_find(None, [KEY_ID]) is None
+
+
+NESTED = b"\xdd\x00\x00\x27\x10" * 13_000
+"""Sequences of 10,000 in each other, of which nothing follows."""
+
+
+@pytest.mark.parametrize(
+    "data",
+    [NESTED, *(msgpack.packb(msgpack.ExtType(code, NESTED)) for code in (0x40, 0x50))],
+    ids=["alone", "in a tuple", "in a dictionary"],
+)
+def test_what_a_value_only_announces_takes_no_memory(data):
+    records.harden(DHTProtocol.__new__(DHTProtocol), BoundedStorage(), validator())
+    tracemalloc.start()
+    with pytest.raises(ValueError, match=r"ends early|stack|Stack|nested|^$"):
+        MSGPackSerializer.loads(data)
+    peak_bytes = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak_bytes < 10 * len(data)
+
+
+def test_dictionaries_and_tuples_are_read_as_before():
+    records.harden(DHTProtocol.__new__(DHTProtocol), BoundedStorage(), validator())
+    dictionary = DictionaryDHTValue()
+    dictionary.store("owner", b"value", NOW)
+    back = MSGPackSerializer.loads(MSGPackSerializer.dumps([dictionary, ("a", (1, b"b"))]))
+    assert back[0].get("owner") == dictionary.get("owner")
+    assert back[1] == ("a", (1, b"b"))
