@@ -127,7 +127,7 @@ def tree(folder, results):
     (etc / "machine-id").write_text("0123456789abcdef0123456789abcdef\n")
     ids = ("root:x:0:", "prime-node:x:990:", "nogroup:x:65534:")
     (etc / "group").write_text("".join(f"{line}\n" for line in ids))
-    ids = ("root:x:0:0::/root:/bin/sh", "prime-node:x:990:990::/var/lib/prime-node:/bin/false",
+    ids = ("root:x:0:0::/:/bin/sh", "prime-node:x:990:990::/var/lib/prime-node:/bin/false",
            "nobody:x:65534:65534::/:/bin/false")  # fmt: skip
     (etc / "passwd").write_text("".join(f"{line}\n" for line in ids))
     (etc / "prime-node/home.toml").write_text(CONFIG)

@@ -281,7 +281,7 @@ NESTED = b"\xdd\x00\x00\x27\x10" * 13_000
 def test_what_a_value_only_announces_takes_no_memory(data):
     records.harden(DHTProtocol.__new__(DHTProtocol), BoundedStorage(), validator())
     tracemalloc.start()
-    with pytest.raises(ValueError, match=r"ends early|stack|Stack|nested|^$"):
+    with pytest.raises(msgpack.StackError):
         MSGPackSerializer.loads(data)
     peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

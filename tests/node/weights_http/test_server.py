@@ -394,7 +394,7 @@ async def test_thousands_of_connections_take_little_memory(tmp_path):
             assert served.application._serving.total() <= 64
             for end in ends:
                 end.close()
-            assert grown < 120e6, f"{grown / 1e6:.0f} MB"
+            assert grown < 100e6, f"{grown / 1e6:.0f} MB"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
