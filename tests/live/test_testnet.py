@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import psutil
@@ -184,10 +184,16 @@ def test_a_second_shell_joins_and_dies_without_harm(testnet, tmp_path):
     testnet.advances()
 
 
+def copy_while_it_is_there(source, target):
+    """Copy a file, unless the node has deleted it meanwhile, as it does with old versions."""
+    with suppress(FileNotFoundError):
+        shutil.copy2(source, target)
+
+
 def copied(source, target):
     """Copy a data directory of a running node, as a backup of it is restored beside it."""
     beside = shutil.ignore_patterns("LOCK", "api.json", "state.sqlite*", "*.sock")
-    shutil.copytree(source, target, ignore=beside)
+    shutil.copytree(source, target, ignore=beside, copy_function=copy_while_it_is_there)
     state = "state.sqlite"
     with (
         closing(sqlite3.connect(source / state)) as here,
