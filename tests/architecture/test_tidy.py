@@ -66,6 +66,9 @@ ARGUMENTS_MIN = {
 TYPES = ("numpy.random.Generator", "time.struct_time")
 
 
+pytestmark = pytest.mark.xdist_group("tidy")  # one worker parses all modules, once
+
+
 def relative(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 

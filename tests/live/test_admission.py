@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from node.local.errors import ExitCode
-from tests.live.test_founded_run import PRIME_NODE, Node, founded
+from tests.live.test_founded_run import PRIME_NODE, Node, beginning, founded
 from tests.worlds.text import needs_jail
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(400), needs_jail]
@@ -18,13 +18,6 @@ WORK = {
     "settled_epochs": 5,
 }
 """A second of work; it counts when all have had their time to hear of it, and 5 seconds more."""
-
-
-def beginning(run, nodes):
-    """Start the trainer of a run, and return an address to join through."""
-    options = ("--role", "trainer", "--new-swarm", "--run", str(run / "run.toml"))
-    nodes.append(Node(run / "trainer-1", *options))
-    return nodes[0].until(lambda status: status["addresses"])[0]
 
 
 def test_a_stranger_works_its_way_in_and_its_rollouts_are_certified(tmp_path, nodes):

@@ -93,11 +93,16 @@ def founded(tmp_path, admission=None, validators=1, **config):
     return tmp_path / "run"
 
 
+def beginning(run, nodes):
+    """Start the trainer of a run, and return an address to join through."""
+    options = ("--role", "trainer", "--new-swarm", "--run", str(run / "run.toml"))
+    nodes.append(Node(run / "trainer-1", *options))
+    return nodes[0].until(lambda status: status["addresses"])[0]
+
+
 def test_a_stranger_joins_with_an_address_and_its_rollouts_are_certified(tmp_path, nodes):
     run = founded(tmp_path)
-    beginning = ("--new-swarm", "--run", str(run / "run.toml"))
-    nodes.append(Node(run / "trainer-1", "--role", "trainer", *beginning))
-    address = nodes[0].until(lambda status: status["addresses"])[0]
+    address = beginning(run, nodes)
     nodes.append(Node(run / "validator-1", "--role", "validator", "--initial-peers", address))
     worker = Node(tmp_path / "stranger", "--role", "inference", "--initial-peers", address)
     nodes.append(worker)

@@ -235,28 +235,6 @@ def test_a_copy_of_a_node_refuses_to_work_beside_it(testnet, tmp_path):
     assert status_at(original)["own_rollouts"]["rejected"] == 0
 
 
-def test_of_two_nodes_with_one_key_that_start_at_once_one_goes_on(testnet, tmp_path):
-    places = [tmp_path / "first", tmp_path / "second"]
-    for place in places:
-        place.mkdir(mode=0o700)
-    subprocess.run([PRIME_NODE, "init", "--data-dir", str(places[0])], check=True)
-    shutil.copy(places[0] / "identity.key", places[1])
-    pair = [joining(testnet, "relay", place) for place in places]
-    try:
-        wait_for(lambda: any(one.poll() is not None for one in pair), "end of one of the two")
-        ended, goes_on = sorted(range(2), key=lambda index: pair[index].poll() is None)
-        log = places[ended].with_suffix(".log").read_text()
-        assert pair[ended].returncode == 73, log
-        assert "another node uses our key" in log.rstrip().split("\n")[-1]
-        time.sleep(2 * 16)  # twice for as long as a start listens in this run
-        assert pair[goes_on].poll() is None, places[goes_on].with_suffix(".log").read_text()
-        assert status_at(places[goes_on])["state"] == "ready"
-    finally:
-        for one in pair:
-            one.kill()
-            one.wait()
-
-
 def test_training_goes_on_without_a_validator(testnet):
     testnet.kill("validator-1")
     testnet.advances()

@@ -168,6 +168,9 @@ class Table:
     limit: int
 
 
+pytestmark = pytest.mark.xdist_group("memory of strangers")  # one worker fills each table, once
+
+
 @cache
 def bytes_each(table: Table) -> float:
     """Return what an entry takes, measured over a sample of them."""

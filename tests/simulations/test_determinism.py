@@ -97,6 +97,8 @@ for file in sys.argv[1:]:
     main(["simulate", "run", file, "--seed", "5", "--json"])
 """
 
+pytestmark = pytest.mark.xdist_group("determinism")  # one worker runs what is compared, once
+
 REAL = ("wall_s", "peak_rss_mb")
 """What is of this machine and no simulation."""
 
@@ -138,12 +140,11 @@ def test_the_same_again_in_the_same_process(first, files, name):
     assert run(files[name]) == first[name]
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1"])
-def test_the_same_in_another_process_under_another_hash_seed(first, files, hash_seed, tmp_path):
+def test_the_same_in_another_process_under_another_hash_seed(first, files, tmp_path):
     code = {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-c", IN_ANOTHER_PROCESS, *files.values()],
-        env=os.environ | code | {"PYTHONHASHSEED": hash_seed},
+        env=os.environ | code | {"PYTHONHASHSEED": "1"},
         cwd=tmp_path,  # outside of the checkout, which would remember a failure
         capture_output=True,
         check=True,
@@ -158,6 +159,4 @@ def test_the_same_in_another_process_under_another_hash_seed(first, files, hash_
 
 
 def test_another_seed_is_another_run(first, files):
-    digests = {first["quiet"][0]["trace_digest"]}
-    digests |= {run(files["quiet"], seed)[0]["trace_digest"] for seed in (6, 7)}
-    assert len(digests) == 3
+    assert run(files["quiet"], 6)[0]["trace_digest"] != first["quiet"][0]["trace_digest"]

@@ -107,13 +107,13 @@ def test_every_picture_has_a_caption():
     assert list(CAPTIONS) == list(PICTURES)
 
 
-@pytest.mark.parametrize("word", ["http:", "https:", "@import", "url("])
-def test_the_page_asks_nobody_for_anything(word):
+def test_the_page_asks_nobody_for_anything():
     from simulations.report.page import render_page  # noqa: PLC0415 - beside what it is about
 
     result, series = story()
     page = render_page(result, series, draw_all(series), COMMAND)
-    assert word not in re.sub(r"data:image/png;base64,[^\"]*", "", page)
+    text = re.sub(r"data:image/png;base64,[^\"]*", "", page)
+    assert [word for word in ("http:", "https:", "@import", "url(") if word in text] == []
 
 
 @pytest.mark.parametrize("name", ["progress", "members"])
@@ -145,8 +145,7 @@ def test_nearly_all_is_not_shown_as_all(value, told):
     assert _percent(value) == told
 
 
-@pytest.mark.parametrize("width", [320, 390, 768, 1280])
-def test_the_page_fits_a_phone(tmp_path, width):
+def test_the_page_fits_a_phone(tmp_path):
     playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright")
     chromium = shutil.which("chromium")
     if chromium is None:
@@ -155,17 +154,19 @@ def test_the_page_fits_a_phone(tmp_path, width):
     page_file = write_report(tmp_path, result, series, COMMAND + " --nodes 1000" * 8)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": 800})
-        page.goto(page_file.as_uri())
-        wide = page.evaluate(
-            """() => [...document.querySelectorAll('body *')]
-                .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
-                .map(e => e.tagName + '.' + e.className)"""
-        )
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        assert [one for one in wide if not one.startswith("PRE")] == []
-        small = page.evaluate(
-            """() => [...document.querySelectorAll('img')].map(e => e.clientWidth)"""
-        )
-        assert min(small) > 0.6 * min(width, 460)
+        for width in (320, 390, 768, 1280):
+            page = browser.new_page(viewport={"width": width, "height": 800})
+            page.goto(page_file.as_uri())
+            wide = page.evaluate(
+                """() => [...document.querySelectorAll('body *')]
+                    .filter(e => e.getBoundingClientRect().right > innerWidth + 1)
+                    .map(e => e.tagName + '.' + e.className)"""
+            )
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            assert [one for one in wide if not one.startswith("PRE")] == [], width
+            small = page.evaluate(
+                """() => [...document.querySelectorAll('img')].map(e => e.clientWidth)"""
+            )
+            assert min(small) > 0.6 * min(width, 460), width
+            page.close()
         browser.close()

@@ -13,6 +13,8 @@ from tests.worlds.messages import RECIPE
 
 LIES = 14
 
+pytestmark = pytest.mark.xdist_group("calibration")  # one worker records, once
+
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory):

@@ -1,0 +1,36 @@
+"""Two nodes with one key that start at once, neither of which has an older right to it."""
+
+import shutil
+import subprocess
+import time
+
+import pytest
+
+from tests.live.test_founded_run import PATIENCE_SECONDS, PRIME_NODE, Node, beginning, founded
+from tests.worlds.text import needs_jail
+
+pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(400), needs_jail]
+
+LISTEN_SECONDS = 16.0
+"""For how long a start listens in this run."""
+
+
+def test_of_two_nodes_with_one_key_that_start_at_once_one_goes_on(tmp_path, nodes):
+    address = beginning(founded(tmp_path), nodes)
+    places = [tmp_path / "first", tmp_path / "second"]
+    for place in places:
+        place.mkdir(mode=0o700)
+    subprocess.run([PRIME_NODE, "init", "--data-dir", str(places[0])], check=True)
+    shutil.copy(places[0] / "identity.key", places[1])
+    pair = [Node(place, "--role", "relay", "--initial-peers", address) for place in places]
+    nodes += pair
+    ends_at = time.monotonic() + PATIENCE_SECONDS
+    while all(one.process.poll() is None for one in pair):
+        assert time.monotonic() < ends_at, "neither has ended"
+        time.sleep(0.3)
+    ended, goes_on = sorted(pair, key=lambda one: one.process.poll() is None)
+    log = ended.log.read_text()
+    assert ended.process.returncode == 73, log
+    assert "another node uses our key" in log.rstrip().split("\n")[-1]
+    time.sleep(2 * LISTEN_SECONDS)
+    assert goes_on.until(lambda status: status["state"]) == "ready"
