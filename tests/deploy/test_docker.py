@@ -50,6 +50,13 @@ def test_its_variables_are_those_of_the_example():
     assert named == given - {"COMPOSE_PROJECT_NAME"}
 
 
+def test_whoever_computes_may_make_a_jail():
+    """``Daemon`` opens the run's task, and with it a jail, in every role but the relay's."""
+    jailed = yaml.safe_load((FOLDER / "compose.jail.yaml").read_text())["services"]
+    nodes = {name for name, each in services().items() if "--role" in each.get("command", ())}
+    assert set(jailed) == nodes - {"relay"}
+
+
 def test_prometheus_scrapes_each_node_of_the_file():
     text = (ROOT / "deploy/prometheus/prometheus.yml").read_text()
     (job,) = yaml.safe_load(text)["scrape_configs"]
