@@ -4,7 +4,7 @@ Every node computes the same from the ledger, so there is no queue and nobody wh
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from protocol.ledger.chain import Chain
 from protocol.ledger.commits import CommitState, Entry
@@ -20,6 +20,10 @@ class Demand:
         self._manifest = manifest
         self._chain = chain
         self._unlearned: dict[Digest, Entry] = {}
+        grpo = manifest.grpo
+        self._awaited_max = int(
+            grpo.rollouts_per_step * (1 + grpo.async_level + grpo.rollouts_ahead)
+        )
 
     def file(self, entry: Entry) -> None:
         """Follow a change of state or training of a commit that the ledger holds."""
@@ -38,6 +42,18 @@ class Demand:
         message, checkpoint = entry.commit.message, self._chain.get(entry.commit.message.version)
         young = message.version >= self._chain.version - self._manifest.grpo.async_level
         return young and (checkpoint is None or checkpoint.digest == message.checkpoint)
+
+    def awaited(self, entries: Iterable[Entry]) -> set[Digest]:
+        """Return those that a version which has not come yet may have learned from.
+
+        They are the certified ones, oldest first as trainers take them: as many as the versions
+        that may learn from one policy take, and as workers make ahead. Without them nobody could
+        take a version that has reached nobody until its batch was old.
+        """
+        certified, current = CommitState.CERTIFIED, self.is_current
+        waiting = [one for one in entries if one.state is certified and one.trained_in is None]
+        oldest = sorted(filter(current, waiting), key=_age)[: self._awaited_max]
+        return {entry.commit.digest for entry in oldest}
 
     def usable(self) -> list[Entry]:
         """Return certified commits that the next version may learn from, oldest first."""

@@ -296,12 +296,12 @@ class Ledger:
 
     def _note_training(self, manifest: Signed[CheckpointManifest], version: int | None) -> None:
         """Note which version has learned from a batch, None when it is taken back."""
-        for commit in manifest.message.batch:
-            entry = self.entries.get(Digest(commit))
-            if entry is None:
+        for commit in map(Digest, manifest.message.batch):
+            if (entry := self._known(commit)) is None:
                 continue
             entry.trained_in = version
-            self._demand.file(entry)
+            if commit in self.entries:
+                self._demand.file(entry)
             if version is not None:
                 lag = version - 1 - entry.commit.message.version
                 self.policy_lag_max = max(self.policy_lag_max, lag)
@@ -322,7 +322,8 @@ class Ledger:
             self._forget_entries(epoch - 4 * rules.expire_after_epochs)
             self._forget_slots()
             self._workers.forget({entry.commit.signer for entry in self.entries.values()})
-            self.kept = {key: entry for key, entry in self.kept.items() if self._is_needed(entry)}
+            awaited, kept = self._demand.awaited(self.kept.values()), self.kept.items()
+            self.kept = {key: one for key, one in kept if key in awaited or self._is_needed(one)}
             self._tidied = (epoch, len(self.checkpoints))
 
     def _forget_entries(self, oldest_epoch: int) -> None:

@@ -464,6 +464,30 @@ def test_a_node_that_was_away_for_long_keeps_no_bodies_of_then():
     run_virtual(scenario())
 
 
+def test_a_version_that_reached_nobody_is_taken_by_those_that_come_back_much_later():
+    """All stop but the trainer, which publishes for nobody; then it stops, too, for a long time."""
+
+    async def scenario():
+        world = Swarm(inference=2)
+        world.start_all()
+        others = [name for name in world.machines if name != "trainer-0"]
+        await asyncio.gather(*(world.reach(3, name) for name in others))
+        ledger, step = world.ledger(), world.replica().manifest.grpo.rollouts_per_step
+        await eventually(lambda: len(ledger.usable()) >= step, 60)
+        for name in others:
+            world.crash(name)
+        await world.more(1)
+        alone = ledger.version
+        world.crash("trainer-0")
+        await asyncio.sleep(150)  # the batch is forgotten by now, but for this
+        world.start_all()
+        assert world.ledger("validator-0").version < alone
+        await asyncio.gather(*(world.reach(alone + 2, name) for name in others))
+        await world.finish()
+
+    run_virtual(scenario())
+
+
 def test_two_heirs_that_lead_at_once_end_on_one_chain():
     """The trainer dies, and the network is cut between the next two in line."""
 

@@ -828,6 +828,55 @@ def test_what_proves_a_fault_or_ends_a_chain_of_slots_survives_restarts():
     assert list(result.kept) == [liar.digest]
 
 
+def test_a_version_that_reached_nobody_before_its_batch_was_old_is_taken_all_the_same():
+    """All validators stop, the trainer publishes for nobody, and they come back much later."""
+    commit, other = WORLD.commit(WORKER), WORLD.commit(OTHER)
+    result = ledger(commit, other)
+    for one in (commit, other):
+        settle(result, one)
+    result.advance(100 * EXPIRE)
+    assert result.entries == {}
+    assert result.usable() == [], "it is too old to be learned from anew"
+    assert trained(result, commit, other) is True
+    assert (result.totals.trained, result.usable()) == (2, [])
+    result.advance(100 * EXPIRE + 1)
+    first = {one.digest for one in (commit, other)}  # the last of their slots, too
+    assert first == set(result.kept)
+    for _ in range(WORLD.manifest.grpo.async_level + 1):
+        assert trained(result) is True
+    result.advance(100 * EXPIRE + 2)
+    assert result.kept == {}
+
+
+def test_an_old_commit_is_not_wanted_again_when_its_version_is_superseded():
+    world = World(run_manifest(trainers=2))
+    commit = world.commit(WORKER)
+    result = ledger(commit, world=world)
+    settle(result, commit)
+    result.advance(100 * EXPIRE)
+    old = world.checkpoint(world.genesis(), batch=(commit.digest,))
+    new = world.checkpoint(world.genesis(), trainer=1, term=1, policy=digest(b"another"))
+    assert offer(result, old) is True
+    assert (result.kept[commit.digest].trained_in, result.totals.trained) == (1, 1)
+    assert offer(result, new) is True
+    assert (result.kept[commit.digest].trained_in, result.totals.trained) == (None, 0)
+    assert (result.usable(), result.backlog()) == ([], 0)
+
+
+def test_what_a_version_may_have_learned_from_is_bounded_and_the_oldest():
+    """Strangers that make more than trainers take get no memory by it."""
+    grpo = WORLD.manifest.grpo
+    limit = grpo.rollouts_per_step * (1 + grpo.async_level + grpo.rollouts_ahead)
+    chain = WORLD.chain(WORKER, int(limit) + 5)
+    result = ledger()
+    for commit in chain:
+        result.restore_commit(commit)
+        settle(result, commit)
+    result.advance(100 * EXPIRE)
+    oldest = sorted(one.digest for one in chain)[: int(limit)]
+    assert set(result.kept) == {*oldest, chain[-1].digest}
+
+
 def test_what_nobody_can_use_does_not_hold_up_the_workers_for_ever():
     chain = WORLD.chain(WORKER, 6)
     result = ledger(*chain)
