@@ -1,10 +1,10 @@
 """Versions that this node cannot take by itself: what waits, and what the validators vouch for.
 
 A version waits here while its parent or the outcome of a commit that it learned from has not come
-(those of old batches never do: everyone has forgotten them), or while it would replace versions
-that its trainer's word alone does not replace. Each validator's record names the newest version
-that it has taken itself. A version that more than half of the live ones have taken, and at least as
-many of them as a committee needs, is taken with all that comes before it.
+(to a newcomer those of old batches never do: everyone has forgotten them), or while it would
+replace versions that its trainer's word alone does not replace. Each validator's record names the
+newest version that it has taken itself. A version that more than half of the live ones have taken,
+and at least as many of them as a committee needs, is taken with all that comes before it.
 
 So are two parts of a healed swarm united, each of which had gone on alone. Where neither has more
 than half of the validators, what counts after some patience is which of the two more have taken,
