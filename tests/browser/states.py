@@ -179,7 +179,8 @@ def ready(count=14, versions=41, steps=60):
         ),
         Happening("state/1", STARTED_AT + 100, "paused", me, "this node is paused: disk full"),
     ]
-    seconds = range(0, 360, 2)
+    pace = 20 if versions > REWARDS_MAX else 2
+    seconds = range(0, 180 * pace, pace)
     columns = dict.fromkeys(COLUMNS, (0.0,) * len(seconds)) | {
         "certified": tuple(float(at * 2 // 3 + draw.randrange(2)) for at in seconds),
         "rejected": tuple(float(at // 90) for at in seconds),
@@ -255,7 +256,7 @@ def ready(count=14, versions=41, steps=60):
             rewards=rewards,
             happened=tuple(reversed(happened)),
         ),
-        history=History(2.0, tuple(STARTED_AT + at for at in seconds), columns),
+        history=History(float(pace), tuple(STARTED_AT + at for at in seconds), columns),
         rollouts=tuple(reversed(found)),
         peers=PeerPage(rows, count, count, min(32, count - 1), 1, roles),
         weights=WeightsPage(published, (ARRIVING, ARRIVED), (), {}, (), forest_of(peers, versions)),

@@ -64,6 +64,14 @@ FIGURES_CUT = """[...document.querySelectorAll('.figures dd')].filter((one) => {
 }).map((one) => one.textContent)"""
 """Figures that are wider than their cells without the space at its side."""
 
+LABELS_TOUCH = """[...document.querySelectorAll('svg')].flatMap((drawing) => {
+    const labels = [...drawing.querySelectorAll('.tick[text-anchor=middle]')]
+        .map((one) => ({text: one.textContent, box: one.getBoundingClientRect()}));
+    return labels.slice(1).filter((one, at) => one.box.left < labels[at].box.right + 4)
+        .map((one) => one.text);
+})"""
+"""Labels below a chart that touch the one before."""
+
 
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (375, "dark")])
 @pytest.mark.parametrize("state", STATES)
@@ -82,6 +90,7 @@ def test_every_page_of_every_state_is_quiet_and_fits(recorded, open_page, state,
         wide = page.evaluate("document.documentElement.scrollWidth - innerWidth")
         assert wide <= 0, f"{address} is {wide} pixels too wide at {width}"
         assert page.evaluate(FIGURES_CUT) == [], f"{address} at {width}"
+        assert page.evaluate(LABELS_TOUCH) == [], f"{address} at {width}"
         found = run_axe(page, axe) if state in LOOKED_AT_BY_AXE else ()
         told = [f"{one['id']}: {[node['html'][:90] for node in one['nodes']][:3]}" for one in found]
         assert told == [], f"{address} at {width}, {scheme}"

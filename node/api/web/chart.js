@@ -1,8 +1,10 @@
 // Lines over a number or a time, drawn in SVG: axes of round numbers, the value under the pointer.
 
 import { h, s, show } from "./dom.js";
+import { minute } from "./format.js";
 
 const LEFT = 44, RIGHT = 14, TOP = 10, BOTTOM = 22;
+const HALF_LETTER = 3.5; // of a label, at most
 
 // Steps of 1, 2 or 5 times a power of ten, about as many as asked for.
 function ticks(least, most, about) {
@@ -66,11 +68,13 @@ export class LineChart {
     this.scale = { px, py, first, last, width };
     const across = this.timed ? timeTicks(first, last, Math.max(2, Math.floor(width / 75)))
       : ticks(first, last, Math.max(2, Math.floor(width / 110))).filter(Number.isInteger);
+    const write = this.timed && across.every((at) => at % 60 === 0) ? minute : this.x;
     const svg = s("svg", { viewBox: `0 0 ${width} ${this.height}`, width, height: this.height, role: "img", "aria-label": this.summary() },
       marks.map((value) => [
         s("line", { className: "grid", x1: LEFT, x2: width - RIGHT, y1: py(value), y2: py(value) }),
         s("text", { className: "tick", x: LEFT - 8, y: py(value) + 4, "text-anchor": "end" }, this.y(value))]),
-      across.map((value) => s("text", { className: "tick", x: px(value), y: this.height - 4, "text-anchor": px(value) > width - 40 ? "end" : "middle" }, this.x(value))),
+      across.map((value) => [write(value), px(value)]).map(([text, x]) =>
+        s("text", { className: "tick", x: Math.min(x, width - HALF_LETTER * text.length), y: this.height - 4, "text-anchor": "middle" }, text)),
       this.series.map((one, index) => this.path(one, index + 1, px, py)));
     this.rule = s("line", { className: "rule", y1: TOP, y2: this.height - BOTTOM, visibility: "hidden" });
     svg.append(this.rule);

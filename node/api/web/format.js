@@ -50,6 +50,7 @@ export const milliseconds = (seconds) =>
   seconds === null || seconds === undefined ? NONE
     : seconds < 0.001 ? "< 1 ms" : seconds < 1 ? `${short(1000 * seconds)} ms` : `${short(seconds)} s`;
 
+export const minute = (seconds) => clock(seconds).slice(0, 5);
 export const clock = (seconds) => new Date(1000 * seconds).toLocaleTimeString("en-GB");
 
 export const moment = (seconds) =>
