@@ -167,7 +167,9 @@ def _policy(status: NodeStatus) -> str:
     if newest < 0:
         return "none published yet"
     behind = f", {newest - held} behind the newest" if newest > held else ", the newest"
-    return f"version {_version(held)}{behind if held >= 0 else f'; the newest is {newest}'}"
+    waiting = status.tables.get("versions_waiting", 0)
+    more = f"; {waiting} more cannot be taken yet" if waiting else ""
+    return f"version {_version(held)}{behind if held >= 0 else f'; the newest is {newest}'}{more}"
 
 
 def _version(version: int) -> str:

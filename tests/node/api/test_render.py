@@ -131,6 +131,13 @@ def test_a_policy_that_has_not_arrived():
     assert "version none; the newest is 42" in row(lines, "policy")
 
 
+def test_versions_that_have_come_and_cannot_be_taken_are_told():
+    """A trainer has published them, but what became of their batches is not known here."""
+    waiting = replace(STATUS, tables={**STATUS.tables, "versions_waiting": 3})
+    told = row(drawn(status_view(waiting, 0.0)), "policy")
+    assert told.endswith("1 behind the newest; 3 more cannot be taken yet")
+
+
 @pytest.mark.parametrize(
     "view", [status_view(STATUS, 2e9), peers_view(STATUS), why_view(EXPLAINED)]
 )
