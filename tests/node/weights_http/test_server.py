@@ -369,7 +369,7 @@ async def test_a_capped_answer_leaves_in_small_pieces(tmp_path):
 
 
 async def test_thousands_of_connections_take_little_memory(tmp_path):
-    """The bound: what is admitted, each with a piece and a buffer; the rest is turned away."""
+    """The bound: what is served, each with a piece and a buffer; the rest is turned away."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     count = min(3000, (hard if hard > 0 else 1 << 20) // 3)
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3 * count), hard))
@@ -394,7 +394,9 @@ async def test_thousands_of_connections_take_little_memory(tmp_path):
             assert served.application._serving.total() <= 64
             for end in ends:
                 end.close()
-            assert grown < 100e6, f"{grown / 1e6:.0f} MB"
+            # 64 responses grow it by 83 to 108 MB, 256 would by 410, 1 does by 5: the process that
+            # it runs in may have some of it already, and other work of its own.
+            assert grown < 200e6, f"{grown / 1e6:.0f} MB"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
