@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from node.streams.places import Trust
+from node.tables import Tables
 from protocol.crypto import Signer
 from protocol.faults import Fault
 from protocol.replica import Replica
@@ -94,6 +95,8 @@ class NodeContext:
     """Why the node is not doing its work at the moment."""
     trust: Trust = field(default_factory=Trust)
     """Who has standing, and who is probably one with others."""
+    tables: Tables = field(default_factory=Tables)
+    """How full the tables are that strangers can fill."""
     uptakes: Uptakes = field(default_factory=Uptakes)
     """How soon new versions are in use here."""
     durations: RolloutDurations = field(default_factory=RolloutDurations)

@@ -97,15 +97,9 @@ class Daemon:
         self._stop = asyncio.Event()
         replica = Replica(self._manifest, verifier, opened)
         proven = partial(has_standing, manifest=self._manifest, ledger=replica.ledger)
-        self._peers = PeerTable(
-            ports.transport,
-            ports.clock,
-            ports.rng.child("connections"),
-            initial_peers,
-            replica.roster,
-            proven,
-        )
-        trust = Trust(proven, self._peers.block_of, replica.roster.__contains__)
+        rng, roster = ports.rng.child("connections"), replica.roster
+        self._peers = PeerTable(ports.transport, ports.clock, rng, initial_peers, roster, proven)
+        trust = Trust(proven, self._peers.block_of, roster.__contains__)
         self._context = context = NodeContext(
             signer, replica, ports, self._peers, ChangeSignal(), Conditions(), trust
         )
@@ -139,6 +133,8 @@ class Daemon:
         )
         self._announcer = self._make_announcer()
         self._observer = self._make_observer(p2pd_pid)
+        for owner in (replica, self._peers, self._gossip, self._exchange):
+            context.tables.watch(owner.sizes)
 
     def _http_port(self, peer: PeerId) -> int:
         """Return the port of a peer's HTTP face; 0 without one, and before we know its host."""
@@ -216,9 +212,9 @@ class Daemon:
         return self._context.replica
 
     @property
-    def trust(self) -> Trust:
-        """Who has standing here, and who is probably one with others."""
-        return self._context.trust
+    def context(self) -> NodeContext:
+        """What the services of this node share."""
+        return self._context
 
     @property
     def exchange(self) -> BlobExchange:
@@ -263,20 +259,21 @@ class Daemon:
 
     async def run(self) -> None:
         """Serve and work until ``stop``."""
+        context = self._context
         await self._incarnation.begin()
         await self._inbox.restore()
         await self._bodies.restore()
         self._inbox.advance()
-        await self._message_log.compact(self._context.replica)
+        await self._message_log.compact(context.replica)
         await self._policies.restore()
         self._observer.restored = True
         if not self._run_files.complete:
             for role in self._about.roles:
-                self._context.conditions.resign(role)
+                context.conditions.resign(role)
         await self._exchange.start()
         await self._witness.start()
         await self._circuits.start()
-        await serve_manifest(self._peers, self._signed_manifest, self._context.trust)
+        await serve_manifest(self._peers, self._signed_manifest, context.trust, context.tables)
         await self._anti_entropy.start()
         await self._network.start()
         await self._gossip.start()

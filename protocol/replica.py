@@ -203,6 +203,7 @@ class Replica:
         return {
             **self.ledger.sizes(),
             **self.roster.sizes(),
+            "stranger_commits": len(self.stranger_commits),
             "waiting": max(len(self._early_certificates), len(self._early_verdicts)),
         }
 

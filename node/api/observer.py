@@ -117,7 +117,7 @@ class Observer:
             traffic=self.traffic(),
             p2pd_pid=self.p2pd_pid(),
             dial_failures=self.peers.dial_failures,
-            tables=self._tables(),
+            tables=self.context.tables.sizes(),
             arrivals=arrival_statuses(self.arrivals, monotonic_now, now),
             durations=durations_statuses(self.arrivals),
             receivers=receiver_statuses(self.exchange.sent, monotonic_now),
@@ -149,13 +149,8 @@ class Observer:
             gossip_dropped=gossip.link_counters.frames_dropped,
             weights_received=self.exchange.received[Kind.WEIGHTS],
             connected=len(self.peers.connected),
-            sizes=self._tables(),
+            sizes=self.context.tables.sizes(),
         )
-
-    def _tables(self) -> dict[str, int]:
-        replica = self.context.replica
-        commits = {"stranger_commits": len(replica.stranger_commits)}
-        return {**self.gossip.sizes(), **replica.sizes(), **self.peers.sizes(), **commits}
 
     def reason(self) -> str:
         """Return why the node is in its state."""

@@ -40,6 +40,7 @@ class ExchangeLimits:
     one piece may take to be read, to arrive, or to be written.
     """
 
+    word: str = BLOBS.word
     streams_per_peer: int = BLOBS.streams_per_peer
     streams_total: int = BLOBS.streams_total
     streams_per_second: float | None = BLOBS.streams_per_second
@@ -105,6 +106,10 @@ class BlobExchange:
     def peer_id(self) -> PeerId:
         """Our own id."""
         return self._transport.peer_id
+
+    def sizes(self) -> dict[str, int]:
+        """Return how full the tables are that strangers can fill, by name."""
+        return {**self._bounded.sizes(), "http_peers": len(self._ways)}
 
     async def start(self) -> None:
         """Serve the protocol from now on."""

@@ -46,6 +46,10 @@ class Ways:
     def __init__(self) -> None:
         self._peers: dict[PeerId, _Seen] = {}
 
+    def __len__(self) -> int:
+        """Return how many peers are remembered."""
+        return len(self._peers)
+
     def choose(self, peer: PeerId, now: float) -> Way:
         """Return the way for the next request to a peer that offers both."""
         seen = self._seen(peer)

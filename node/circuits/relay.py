@@ -73,6 +73,8 @@ class CircuitRelay:
         self._places = Places(1, RESERVATIONS_MAX, UNDISTURBED_SECONDS, context.trust)
         self._reserved: dict[PeerId, _Reservation] = {}
         self._circuits_to: Counter[PeerId] = Counter()
+        self._bounded = Bounded(self._serve, HOP, context.trust)
+        context.tables.watch(lambda: {**self._bounded.sizes(), "reservations": self.reservations})
         self.carried_bytes = 0
         """Of circuits, so far."""
 
@@ -88,8 +90,7 @@ class CircuitRelay:
 
     async def start(self) -> None:
         """Serve the protocol from now on."""
-        bounded = Bounded(self._serve, HOP, self._context.trust)
-        await self._context.peers.handle(HOP.name, bounded)
+        await self._context.peers.handle(HOP.name, self._bounded)
 
     async def _serve(self, stream: Stream) -> None:
         assert HOP.exchange_seconds is not None

@@ -78,6 +78,10 @@ class HivemindDirectory(Directory):
         """Keep room for whom ``trust`` tells apart from strangers."""
         self._storage.trust = trust
 
+    def sizes(self) -> dict[str, int]:
+        """Return how full the fullest key is."""
+        return {"directory_records": self._storage.fullest()}
+
     @property
     def neighbours(self) -> int:
         """How many other directory nodes we know; 0 means that we are alone."""

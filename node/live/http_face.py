@@ -40,6 +40,7 @@ class HttpFace:
         catalogue = Catalogue(blobs, lambda: _policies_of(daemon))
         application = Application(catalogue, exchange.upload_cap, exchange.sent)
         self._server = WeightsServer(self._listener, application)
+        daemon.context.tables.watch(self._server.doorkeeper.sizes)
         await self._server.start()
 
     async def close(self) -> None:

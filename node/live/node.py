@@ -259,7 +259,9 @@ class LiveNode:
         )
         try:
             self._daemon = self._make_daemon(manifest, about, ports, initial_peers)
-            directory.trust(self._daemon.trust)
+            context = self._daemon.context
+            directory.trust(context.trust)
+            context.tables.watch(directory.sizes)
             if self._stopping.is_set():
                 self._daemon.stop()
             await http.serve(self._daemon, blobs)

@@ -20,7 +20,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
-from node.membership.buckets import Buckets
+from node.membership.buckets import OWNERS_PER_KEY_MAX, Buckets
 from node.streams.places import Trust
 from protocol import codec
 from protocol.crypto import SIGNATURE_BYTES, Signer, digest, signing_bytes, verify
@@ -33,9 +33,6 @@ RECORD_BYTES_MAX = 4096
 
 TTL_SECONDS_MAX = 3600.0
 """Without a cap a record that expires in a thousand years can never be replaced."""
-
-OWNERS_PER_KEY_MAX = 240
-"""Sub-keys kept per key: times ``RECORD_BYTES_MAX`` this fits the 1 MiB of one p2pd message."""
 
 NEAREST_MAX = 20
 """Neighbours believed per answer: hivemind's bucket size, so that an honest answer fits."""
@@ -140,6 +137,10 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
         for subkey, (value, expires_at) in found.value.items():
             copy.store(subkey, value, expires_at)
         return ValueWithExpiration(copy, found.expiration_time)
+
+    def fullest(self) -> int:
+        """Return how many records the key has that has most."""
+        return max((len(entries.value) for entries in self.data.values()), default=0)
 
     def store_subkey(self, key: DHTID, subkey: str, value: bytes, expiration_time: float) -> bool:
         """Store one owner's record; False when it is not newer, or when there is no room."""

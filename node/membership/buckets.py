@@ -13,7 +13,10 @@ from protocol.rng import Rng
 from protocol.types import MEMBERS_MAX, PeerId, RunId
 
 MEMBERS_PER_BUCKET = 96
-"""On the average; there is room for 240 (``node.live.records``): chance and newcomers want some."""
+"""On the average; there is room for more: chance and newcomers want some."""
+
+OWNERS_PER_KEY_MAX = 240
+"""At 4 KiB each (``node.live.records``) they fit the 1 MiB of one of p2pd's messages."""
 
 BESIDE = (0, 0, 1, 0, -1)
 """Added to our own ``bits`` in turn: where we count a hundred members, others count a few less."""

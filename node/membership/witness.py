@@ -67,6 +67,8 @@ class Witness:
         self._context = context
         self._proven = context.trust.proven
         self._found: dict[PeerId, _Finding] = {}  # the oldest first
+        self._bounded = Bounded(self._serve, DIAL_BACK, context.trust)
+        context.tables.watch(lambda: {**self._bounded.sizes(), "findings": len(self._found)})
         epochs = context.replica.manifest.epochs
         self.finding_seconds = FINDING_RECORDS * epochs.record_epochs * epochs.seconds
         """For how long a finding counts."""
@@ -74,8 +76,7 @@ class Witness:
     async def start(self) -> None:
         """Serve the protocol from now on."""
         context = self._context
-        bounded = Bounded(self._serve, DIAL_BACK, context.trust)
-        await context.peers.handle(DIAL_BACK.on(context.replica.run_id), bounded)
+        await context.peers.handle(DIAL_BACK.on(context.replica.run_id), self._bounded)
 
     def findings(self) -> dict[bytes, int]:
         """Return the class of rates of each member that we speak for, by its public key."""

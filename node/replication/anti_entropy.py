@@ -61,6 +61,7 @@ class AntiEntropy:
         self._protocol = SYNC.on(context.replica.run_id)
         # The client takes a closed stream for "ask another one".
         self._bounded = Bounded(self._serve, SYNC, context.trust)
+        context.tables.watch(self._bounded.sizes)
         self._review = 0
         self._sources = Sources(context)
         self._told = asyncio.Event()

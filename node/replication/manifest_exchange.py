@@ -5,6 +5,7 @@ from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
 from node.streams.places import Trust
 from node.streams.protocols import MANIFEST
+from node.tables import Tables
 from protocol.crypto import Verifier
 from protocol.faults import Fault
 from protocol.manifest import SignedManifest, decode_signed_manifest
@@ -14,14 +15,18 @@ from roles.ports.transport import Stream, Streams
 _SECONDS = MANIFEST.stall_seconds
 
 
-async def serve_manifest(streams: Streams, manifest: SignedManifest, trust: Trust) -> None:
+async def serve_manifest(
+    streams: Streams, manifest: SignedManifest, trust: Trust, tables: Tables
+) -> None:
     """Give our run's manifest to whoever asks, from now on."""
     encoded = manifest.encoded()
 
     async def serve(stream: Stream) -> None:
         await within(_SECONDS, write_frame(stream, encoded))
 
-    await streams.handle(MANIFEST.name, Bounded(serve, MANIFEST, trust))
+    bounded = Bounded(serve, MANIFEST, trust)
+    tables.watch(bounded.sizes)
+    await streams.handle(MANIFEST.name, bounded)
 
 
 async def fetch_manifest(

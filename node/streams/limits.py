@@ -16,6 +16,10 @@ class Limits(Protocol):
     """How many streams are served."""
 
     @property
+    def word(self) -> str:
+        """The protocol's."""
+
+    @property
     def streams_per_peer(self) -> int:
         """At once, of one peer."""
 
@@ -51,9 +55,15 @@ class Bounded:
         self._places = Places(
             limits.streams_per_peer, limits.streams_total, UNDISTURBED_SECONDS, trust
         )
+        self._word = limits.word.replace("-", "_")
         per_second = limits.streams_per_second
         self._rates = None if per_second is None else Rates(per_second, limits.streams_burst, trust)
         self._serving: dict[Place, asyncio.Task[None] | None] = {}
+
+    def sizes(self) -> dict[str, int]:
+        """Return how many streams are served, and of how many blocks the rate is kept, by name."""
+        kept = 0 if self._rates is None else len(self._rates)
+        return {f"streams_{self._word}": len(self._places), "stream_rates": kept}
 
     async def __call__(self, stream: Stream) -> None:
         """Serve a stream if there is room; the task that calls is cancelled to end one."""

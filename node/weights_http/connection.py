@@ -58,6 +58,13 @@ class Doorkeeper:
         self._allowances: dict[str, tuple[float, float]] = {}
         """Requests that an address may send, and the time at which that was so."""
 
+    def sizes(self) -> dict[str, int]:
+        """Return how many connections there are, and of how many addresses requests are counted."""
+        return {
+            "http_connections": self.connections.total(),
+            "http_addresses": len(self._allowances),
+        }
+
     def enter(self, address: str) -> bool:
         """Count a connection if there is room for it."""
         full = self.connections.total() >= self.limits.total

@@ -10,14 +10,12 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
+from node.membership.buckets import OWNERS_PER_KEY_MAX
 from protocol.rng import Rng
 from protocol.types import PeerId
 from roles.ports.clock import Clock
 from roles.ports.transport import Directory
 from simulations.scenario.scenario import DirectoryQuality
-
-OWNERS_PER_KEY_MAX = 240
-"""As the live directory's nodes keep (``node.live.records``); who comes later is not listed."""
 
 
 @dataclass(slots=True)

@@ -80,3 +80,7 @@ def test_a_node_tells_of_a_version_on_its_way(way, tmp_path, nodes, capsys):
     sent = trainer.status()["traffic"]
     assert sent["weights_sent"] >= came[0]["total_bytes"]
     assert (sent["weights_sent_http"] > sent["weights_sent"] / 2) == (way == "http")
+
+    tables = trainer.status()["tables"]
+    assert tables["directory_records"] >= 1
+    assert tables.get("http_addresses", 0) == (way == "http")

@@ -21,6 +21,7 @@ from node.replication.manifest_exchange import fetch_manifest, serve_manifest
 from node.replication.network import SwarmNetwork
 from node.streams.places import Trust
 from node.streams.protocols import BLOBS, DIAL_BACK, HOP, topic_name
+from node.tables import Tables
 from protocol.crypto import Identity, verify
 from protocol.gossip.events import (
     Heartbeat,
@@ -126,7 +127,7 @@ class End:
 
 
 async def manifest_exchange(opener: Streams, acceptor: Streams) -> None:
-    await serve_manifest(acceptor, SIGNED_MANIFEST, Trust())
+    await serve_manifest(acceptor, SIGNED_MANIFEST, Trust(), Tables())
     assert await fetch_manifest(opener, ACCEPTOR.peer_id, verify) == SIGNED_MANIFEST
 
 
@@ -176,8 +177,10 @@ class Door:
 
 def context(signer: Identity, streams: Streams, state: Replica) -> Any:
     ports = SimpleNamespace(clock=Fixed())
-    trust = Trust()
-    return SimpleNamespace(signer=signer, peers=streams, replica=state, ports=ports, trust=trust)
+    trust, tables = Trust(), Tables()
+    return SimpleNamespace(
+        signer=signer, peers=streams, replica=state, ports=ports, trust=trust, tables=tables
+    )
 
 
 async def message_exchange(opener: Streams, acceptor: Streams) -> None:

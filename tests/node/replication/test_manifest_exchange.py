@@ -6,6 +6,7 @@ from node.replication.manifest_exchange import fetch_manifest, serve_manifest
 from node.streams.framing import write_frame
 from node.streams.places import Trust
 from node.streams.protocols import MANIFEST
+from node.tables import Tables
 from protocol.crypto import verify
 from protocol.faults import Fault
 from protocol.manifest import sign_manifest
@@ -25,7 +26,7 @@ async def ask(serve=None):
     here, there = hub.transport(HERE), hub.transport(THERE)
     hub.connect(HERE, THERE)
     if serve is None:
-        await serve_manifest(there, SIGNED, Trust())
+        await serve_manifest(there, SIGNED, Trust(), Tables())
     else:
         await there.handle(MANIFEST.name, serve)
     return await fetch_manifest(here, THERE, verify)
@@ -73,7 +74,7 @@ def test_a_peer_that_does_not_read_costs_the_server_a_deadline(monkeypatch):
         here, there = hub.transport(HERE), hub.transport(THERE)
         hub.connect(HERE, THERE)
         large = sign_manifest(run_manifest(validators=200), identity("creator"))
-        await serve_manifest(there, large, Trust())
+        await serve_manifest(there, large, Trust(), Tables())
         stream = await here.open_stream(THERE, MANIFEST.name)
         await asyncio.sleep(1)
         assert len(there._serving) == 1
@@ -91,7 +92,7 @@ def test_only_so_many_newcomers_are_served_at_once_each_of_them_once(monkeypatch
         hub = Hub()
         there = hub.transport(THERE)
         large = sign_manifest(run_manifest(validators=200), identity("creator"))
-        await serve_manifest(there, large, Trust())
+        await serve_manifest(there, large, Trust(), Tables())
         for number in (0, *range(MANIFEST.streams_total + 5)):
             peer = PeerId(f"peer-{number}")
             here = hub.transports.get(peer) or hub.transport(peer)

@@ -52,7 +52,10 @@ def test_a_peer_and_all_peers_have_so_many_streams_at_once():
         server = Server()
         assert await server.opened("a", "a", "a", "b", "b") == [2, 4]
         assert server.served == ["a", "a", "b"]
+        assert server.bounded.sizes()["streams_message"] == 3
         server.outcome.cancel()
+        await asyncio.sleep(0.1)
+        assert server.bounded.sizes()["streams_message"] == 0
 
     run_virtual(scenario())
 

@@ -4,10 +4,11 @@ import asyncio
 
 import pytest
 
+from node.membership.buckets import OWNERS_PER_KEY_MAX
 from protocol.rng import Rng
 from protocol.types import PeerId
 from simulations.network.links import SimClock
-from simulations.ports.directory import OWNERS_PER_KEY_MAX, SharedDirectory
+from simulations.ports.directory import SharedDirectory
 from simulations.runtime.loop import START, run_virtual
 from simulations.scenario.scenario import DirectoryQuality
 
