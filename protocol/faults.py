@@ -43,6 +43,7 @@ class FaultCode(StrEnum):
     BLOB_REQUEST_FIELDS = "blob-request-fields", Blame.SENDER
     BLOB_REQUEST_VALUES = "blob-request-values", Blame.SENDER
     CLOCK_SKEW = "clock-skew", Blame.NOBODY
+    DIRECTORY_CALL = "directory-call", Blame.SENDER
     EQUIVOCATION = "equivocation", Blame.AUTHOR
     FORMAT = "format", Blame.SENDER
     FRAME_OVERSIZE = "frame-oversize", Blame.SENDER

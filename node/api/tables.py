@@ -31,6 +31,7 @@ LIMITS: Mapping[str, int] = {
     "bans": PEERS_MAX,
     "cache_bytes": _GOSSIP.cache_bytes_max,
     "connected": _GOSSIP.peers_max,
+    "directory_callers": ACCOUNTS_MAX,
     "directory_records": OWNERS_PER_KEY_MAX,
     "failed_addresses": FAILED_MAX,
     "faults": PEERS_MAX,

@@ -16,10 +16,12 @@ from hivemind.p2p import P2P
 from hivemind.p2p.p2p_daemon_bindings.p2pclient import Client
 from hivemind.p2p.p2p_daemon_bindings.utils import read_pbmsg_safe, write_pbmsg
 from hivemind.proto import p2pd_pb2
+from hivemind.proto.dht_pb2 import FindRequest
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from typing_extensions import override
 
+from node.live.calls import Calls
 from node.live.p2pd import MESSAGE_BYTES_MAX
 from node.local.addresses import CIRCUIT
 from protocol.crypto import PEER_ID_PREFIX, public_key_from_peer_id
@@ -42,7 +44,10 @@ STREAM_BUFFER_BYTES = 1 << 18
 
 CLOSE_SECONDS = 5.0
 KEYS_PER_CALL_MAX = 256
-"""Directory keys in one call: a neighbour hands over a whole storage, searches ask for 16."""
+"""Directory keys in one call: a neighbour hands over a whole storage."""
+
+KEYS_PER_SEARCH_MAX = 4
+"""A search asks for one; each may be answered with all that a key holds."""
 
 REPLY_BYTES_MAX = MESSAGE_BYTES_MAX - 1024
 _ERROR_CHARACTERS_MAX = 200
@@ -63,11 +68,15 @@ _P2P_CODE, _CIRCUIT_CODE = bytes.fromhex("a503"), bytes.fromhex("a202")
 class AttachedP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
     """hivemind's view of a p2pd that somebody else owns, for its DHT; holds the persistent link."""
 
+    calls: Calls
+    """What others' calls may take."""
+
     @classmethod
     async def attach(cls, control_path: Path, client_path: Path) -> "AttachedP2P":
         """Connect like ``P2P.replicate``, with our own socket directory and message limit."""
         self = cls()
         self._alive = True
+        self.calls = Calls()
         self._daemon_listen_maddr = Multiaddr(f"/unix{control_path}")
         self._client_listen_maddr = Multiaddr(f"/unix{client_path}")
         self._client = await Client.create(
@@ -83,14 +92,22 @@ class AttachedP2P(P2P):  # type: ignore[misc]  # hivemind is untyped
     ) -> None:
         """Register a unary handler that refuses what would hurt us; the base class calls this.
 
-        A request for 40000 keys fits into a message and blocks the loop for seconds. A reply above
-        the limit trips hivemind, which then keeps it in memory for ever.
+        A request for 40000 keys, or for a full one 256 times, fits into a message and blocks the
+        loop for seconds. A reply above the limit trips hivemind, which then keeps it in memory for
+        ever. And nobody needs us to call back: that would take as long as the caller likes.
         """
+        keys_max = KEYS_PER_SEARCH_MAX if request_type is FindRequest else KEYS_PER_CALL_MAX
 
         async def bounded(request: Any, context: Any) -> Any:
-            if len(getattr(request, "keys", ())) > KEYS_PER_CALL_MAX:
-                raise ValueError("too many keys in one call")
-            reply = await handler(request, context)
+            peer = PeerId(context.remote_id.to_base58())
+            keys = getattr(request, "keys", ())
+            if len(keys) > keys_max or len(set(keys)) < len(keys):
+                self.calls.reject(peer, "too many keys in one call")
+            if getattr(request, "validate", False):
+                self.calls.reject(peer, "we call nobody back")
+            reply = await self.calls.serve(
+                peer, request.ByteSize(), lambda: handler(request, context)
+            )
             if reply.ByteSize() > REPLY_BYTES_MAX:
                 raise ValueError("the reply is too large")
             return reply

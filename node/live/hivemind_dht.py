@@ -15,12 +15,14 @@ from hivemind.dht import DHTNode
 from hivemind.p2p import PeerID
 from typing_extensions import override
 
+from node.live.calls import Calls
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.records import BoundedStorage, RecordValidator, harden, node_id
 from node.membership.buckets import Buckets
 from node.streams.places import Trust
 from protocol.crypto import Identity
+from protocol.faults import Fault
 from protocol.types import PeerId, RunId
 from roles.ports.transport import Directory, TransportError
 
@@ -48,6 +50,7 @@ class HivemindDirectory(Directory):
         self._validator = validator
         self._keys = frozenset(buckets.keys)
         self._storage = BoundedStorage()
+        self._calls = Calls()
         self._node: Any = None
         self._closed = False
 
@@ -74,13 +77,17 @@ class HivemindDirectory(Directory):
         transport.on_restart(directory._rebuild)
         return directory
 
-    def trust(self, trust: Trust) -> None:
-        """Keep room for whom ``trust`` tells apart from strangers."""
-        self._storage.trust = trust
+    def trust(self, trust: Trust, blame: Callable[[PeerId, Fault], None]) -> None:
+        """Keep room for whom ``trust`` tells apart from strangers, and ``blame`` who floods us."""
+        self._storage.trust = self._calls.trust = trust
+        self._calls.blame = blame
 
     def sizes(self) -> dict[str, int]:
-        """Return how full the fullest key is."""
-        return {"directory_records": self._storage.fullest()}
+        """Return how full the fullest key is, and how many callers have an account."""
+        return {
+            "directory_callers": len(self._calls),
+            "directory_records": self._storage.fullest(),
+        }
 
     @property
     def neighbours(self) -> int:
@@ -151,6 +158,7 @@ class HivemindDirectory(Directory):
         if self._closed:
             return
         self._node = None
+        self._transport.p2p.calls = self._calls
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 node = await DHTNode.create(
@@ -167,7 +175,7 @@ class HivemindDirectory(Directory):
                 )
         except TimeoutError as error:
             raise TransportError(f"no directory node within {CALL_SECONDS:g} s") from error
-        harden(node.protocol, self._storage, self._validator)
+        harden(node.protocol, self._storage, self._validator, self._calls)
         self._node = node
         await self._join(await self._transport.peers())
 

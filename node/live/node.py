@@ -260,7 +260,7 @@ class LiveNode:
         try:
             self._daemon = self._make_daemon(manifest, about, ports, initial_peers)
             context = self._daemon.context
-            directory.trust(context.trust)
+            directory.trust(context.trust, context.peers.blame)
             context.tables.watch(directory.sizes)
             if self._stopping.is_set():
                 self._daemon.stop()

@@ -20,6 +20,7 @@ from hivemind.dht.validation import DHTRecord, RecordValidatorBase
 from hivemind.utils.serializer import MSGPackSerializer
 from hivemind.utils.timed_storage import ValueWithExpiration
 
+from node.live.calls import Calls
 from node.membership.buckets import OWNERS_PER_KEY_MAX, Buckets
 from node.streams.places import Trust
 from protocol import codec
@@ -187,20 +188,23 @@ class BoundedStorage(DHTLocalStorage):  # type: ignore[misc]  # hivemind is unty
         return None if block == owner else block
 
 
-def harden(protocol: DHTProtocol, storage: BoundedStorage, validator: RecordValidator) -> None:
+def harden(
+    protocol: DHTProtocol, storage: BoundedStorage, validator: RecordValidator, calls: Calls
+) -> None:
     """Bound what hivemind lets strangers store and ask.
 
     Its cache can hide the storage (one cached record hides a whole key), so both become one. One
     bad record made it drop the good ones beside it; now only the bad one goes. A peer could enter
     the routing table, and name others in its answers, under any ids near a victim's; now every peer
-    has the one id that its peer id gives. An answer that claims to expire never ended a search. And
-    64 kB that only announce sequences in sequences took a tenth of a second and 70 MB to read.
+    has the one id that its peer id gives. An answer that claims to expire never ended a search.
+    64 kB that only announce sequences in sequences took a tenth of a second and 70 MB to read. And
+    for a new peer the whole storage is looked through, which ``calls`` accounts for.
     """
     MSGPackSerializer.loads = _loads_whole
     MSGPackSerializer._decode_ext_types = _decode_whole  # noqa: SLF001 - no public way
     protocol.storage = protocol.cache = storage
     protocol._validate_dictionary = partial(_keep_valid, validator)  # noqa: SLF001 - no public way
-    protocol.update_routing_table = partial(_update_bound, protocol.update_routing_table)
+    protocol.update_routing_table = partial(_update_bound, protocol.update_routing_table, calls)
     protocol.call_find = partial(_find_bound, protocol.call_find)
 
 
@@ -220,6 +224,8 @@ def _decode_whole(type_code: int, data: bytes) -> object:
 
 def _keep_valid(validator: RecordValidator, key: bytes, entries: DictionaryDHTValue) -> bool:
     with entries.freeze():
+        for subkey in list(entries.data)[OWNERS_PER_KEY_MAX:]:  # before a signature is looked at
+            del entries[subkey]
         for subkey, (value, expires_at) in list(entries.items()):
             record = DHTRecord(key, MSGPackSerializer.dumps(subkey), value, expires_at)
             if not validator.validate(record):
@@ -229,12 +235,15 @@ def _keep_valid(validator: RecordValidator, key: bytes, entries: DictionaryDHTVa
 
 async def _update_bound(
     update: Callable[[Any, Any, bool], Awaitable[None]],
+    calls: Calls,
     node: DHTID | None,
     peer: Any,
     responded: bool = True,  # noqa: FBT002 - hivemind's signature
 ) -> None:
-    if node is None or node == node_id(peer.to_base58()):
-        await update(node, peer, responded)
+    name = PeerId(peer.to_base58())
+    if node is None or node == node_id(name):
+        with calls.charged(name):
+            await update(node, peer, responded)
 
 
 async def _find_bound(

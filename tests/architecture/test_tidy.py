@@ -36,6 +36,7 @@ CLOCKS_AND_DICE = (
 DRIVERS = (
     "node/cli/commands/invite.py",  # until when an invite counts
     "node/cli/commands/status.py",  # how long ago things happened
+    "node/live/calls.py",  # how long calls take
     "node/live/clock.py",
     "node/live/loop_watch.py",  # how late the loop is
     "node/live/node.py",  # the seed of everything that a daemon draws

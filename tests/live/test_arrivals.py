@@ -83,4 +83,5 @@ def test_a_node_tells_of_a_version_on_its_way(way, tmp_path, nodes, capsys):
 
     tables = trainer.status()["tables"]
     assert tables["directory_records"] >= 1
+    assert tables["directory_callers"] >= 1
     assert tables.get("http_addresses", 0) == (way == "http")

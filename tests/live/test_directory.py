@@ -17,6 +17,7 @@ from node.live.hivemind_dht import HivemindDirectory
 from node.live.hivemind_p2p import HivemindTransport
 from node.live.records import BoundedStorage, RecordValidator, node_id
 from node.membership.buckets import MEMBERS_PER_BUCKET, BucketReader, Buckets
+from node.streams.places import Trust
 from protocol.crypto import Identity
 from protocol.rng import Rng
 from protocol.types import RunId
@@ -168,14 +169,40 @@ async def test_other_nodes_refuse_what_is_forged_lives_too_long_or_is_too_large(
 async def test_calls_that_would_hurt_are_refused_and_forgotten(trio, monkeypatch):
     first, middle, _ = trio
     find, peer = middle.directory._node.protocol.call_find, PeerID.from_base58(first.id)
+    blamed = []
+    first.directory.trust(Trust(), lambda peer, fault: blamed.append((peer, str(fault.code))))
     many = [DHTID.generate(source=str(number)) for number in range(300)]
-    assert await find(peer, many) is None
-    assert await find(peer, many[:16]) is not None
+    assert await find(peer, many[:5]) is None
+    assert await find(peer, [many[0]] * 2) is None
+    assert await find(peer, many[:4]) is not None
     monkeypatch.setattr(control, "REPLY_BYTES_MAX", 10)
-    assert await find(peer, many[:16]) is None
+    assert await find(peer, many[:4]) is None
     monkeypatch.undo()
-    assert await find(peer, many[:16]) is not None
+    assert await find(peer, many[:4]) is not None
+    ping = middle.directory._node.protocol.call_ping
+    assert await ping(peer, validate=True, strict=False) is None
+    store, soon = middle.directory._node.protocol.call_store, time.time() + 600
+    assert await store(peer, [many[0]] * 2, [b"x"] * 2, soon) is None
+    assert await store(peer, many[:256], [b"x"] * 256, soon) == [False] * 256
+    assert await store(peer, many, [b"x"] * 300, soon) is None
     assert not first.transport.p2p._client.control._handler_tasks
+    assert blamed == [(middle.id, "directory-call")] * 5
+
+
+async def test_a_stranger_that_calls_all_the_time_is_refused_until_it_stops(trio):
+    """Each call is answered from all that the key has: here a fifth of what fits into it."""
+    first, middle, last = trio
+    place = DHTID.generate(source=KEYS[3])
+    for number in range(50):
+        first.directory._storage.store_subkey(place, f"{number}", bytes(4096), time.time() + 600)
+    ask, peer = middle.directory._node.protocol.call_find, PeerID.from_base58(first.id)
+    answers = [await ask(peer, [place]) for _ in range(300)]
+    assert answers[0] is not None
+    assert answers[-1] is None
+    assert await last.directory._node.protocol.call_find(peer, [place]) is not None
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while await ask(peer, [place]) is None:  # noqa: ASYNC110 - the other one makes it so
+            await asyncio.sleep(0.5)
 
 
 async def test_a_peer_cannot_choose_its_place(trio, keys):

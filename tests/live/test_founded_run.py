@@ -82,6 +82,7 @@ def founded(tmp_path, admission=None, validators=1, **config):
     values = load_recipe(RECIPE.read_text()).model_dump()
     values["environment"] = {"name": "math/sums", "pass_rates": [0.2, 0.8]}
     values["sampling"] |= {"group_size": 2, "prompts_per_rollout": 2}
+    values["toploc"] |= {"mantissa_error_mean_max": 200.0}  # 28.8 was measured on another model
     values["committee"] |= {"size": 1, "escalated_size": 1, "roster_min": 1}
     values["admission"] |= admission or {}
     (tmp_path / "recipe.toml").write_text(tomlkit.dumps(values))

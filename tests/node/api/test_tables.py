@@ -8,6 +8,7 @@ from tests.worlds.network import run_virtual
 from tests.worlds.swarm import Swarm
 
 LIVE_ONLY = (
+    "directory_callers",
     "directory_records",
     "http_addresses",
     "http_connections",

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from node.live import records
+from node.live.calls import Calls
 from node.live.records import BoundedStorage, RecordValidator, key_id
 from node.membership.buckets import Buckets
 from node.streams.places import Trust
@@ -226,6 +227,17 @@ def test_a_bad_record_is_dropped_and_the_good_one_beside_it_kept():
         assert list(entries.data) == [OWNER.peer_id]
 
 
+def test_of_a_dictionary_no_more_signatures_are_checked_than_a_key_has_owners(monkeypatch):
+    checked = []
+    counted = validator()
+    monkeypatch.setattr(counted, "validate", lambda record: checked.append(record.subkey) or True)
+    entries = DictionaryDHTValue()
+    for number in range(records.OWNERS_PER_KEY_MAX + 10):
+        entries.store(f"owner {number}", b"value", get_dht_time() + 60)
+    assert records._keep_valid(counted, record().key, entries)
+    assert len(checked) == len(entries) == records.OWNERS_PER_KEY_MAX
+
+
 class FakeProtocol:
     def __init__(self, answer) -> None:
         self.answer, self.updates = answer, []
@@ -247,7 +259,7 @@ class FakePeer:
 
 async def test_a_peer_enters_the_table_under_its_own_place_only():
     protocol = FakeProtocol({})
-    records.harden(protocol, BoundedStorage(), validator())
+    records.harden(protocol, BoundedStorage(), validator(), Calls())
     place = records.node_id("peer")
     await protocol.update_routing_table(DHTID(int(place) ^ 1), FakePeer("peer"))
     await protocol.update_routing_table(place, FakePeer("peer"))
@@ -261,7 +273,7 @@ async def test_an_answer_names_few_neighbours_in_their_own_places_and_ends_some_
     nearest = {records.node_id(name): FakePeer(name) for name in names}
     forged = {DHTID(int(KEY_ID) ^ 1): FakePeer("liar")}
     protocol = FakeProtocol({KEY_ID: (value, {**forged, **nearest})})
-    records.harden(protocol, BoundedStorage(), validator())
+    records.harden(protocol, BoundedStorage(), validator(), Calls())
     found, neighbours = (await protocol.call_find(None, [KEY_ID]))[KEY_ID]
     assert found is None
     assert list(neighbours) == list(nearest)[: records.NEAREST_MAX]
@@ -279,7 +291,7 @@ NESTED = b"\xdd\x00\x00\x27\x10" * 13_000
     ids=["alone", "in a tuple", "in a dictionary"],
 )
 def test_what_a_value_only_announces_takes_no_memory(data):
-    records.harden(DHTProtocol.__new__(DHTProtocol), BoundedStorage(), validator())
+    records.harden(DHTProtocol.__new__(DHTProtocol), BoundedStorage(), validator(), Calls())
     tracemalloc.start()
     with pytest.raises(msgpack.StackError):
         MSGPackSerializer.loads(data)
@@ -289,7 +301,7 @@ def test_what_a_value_only_announces_takes_no_memory(data):
 
 
 def test_dictionaries_and_tuples_are_read_as_before():
-    records.harden(DHTProtocol.__new__(DHTProtocol), BoundedStorage(), validator())
+    records.harden(DHTProtocol.__new__(DHTProtocol), BoundedStorage(), validator(), Calls())
     dictionary = DictionaryDHTValue()
     dictionary.store("owner", b"value", NOW)
     back = MSGPackSerializer.loads(MSGPackSerializer.dumps([dictionary, ("a", (1, b"b"))]))
