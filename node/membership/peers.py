@@ -155,8 +155,11 @@ class PeerTable(Peers):
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
         async def serve(stream: Stream) -> None:
-            if stream.peer not in self._bans.held(loop_time()):
-                self._connected[stream.peer] = None  # before the next look
+            peer, full = stream.peer, len(self._connected) > CONNECTIONS_HIGH
+            if full and peer not in self._connected and not self._is_kept(peer):
+                self._look_now.set()  # which ends connections
+            elif peer not in self._bans.held(loop_time()):
+                self._connected[peer] = None  # before the next look
                 await handler(stream)
 
         await self._transport.handle(protocol, serve)
@@ -255,16 +258,13 @@ class PeerTable(Peers):
 
     def _addresses(self) -> list[str]:
         """Return where somebody may answer who is not us: bootstrap peers, and some we knew."""
-        outcomes = self._dialler.outcomes
-        known = [
-            *outcomes.best_first(self._rng.sample(outcomes.answered(), 2 * TRIED_MAX))[:TRIED_MAX],
-            *outcomes.best_first(self._rng.sample(self._book.reachable(), 2 * TRIED_MAX))[
-                :TRIED_MAX
-            ],
-        ]
+        outcomes, known = self._dialler.outcomes, []
+        for addresses in (outcomes.answered(), self._book.reachable()):
+            drawn = self._rng.sample(addresses, 2 * TRIED_MAX)
+            known += outcomes.best_first(drawn)[:TRIED_MAX]
         nobody = (self.peer_id, *self._bans.held(loop_time()))
-        addresses = dict.fromkeys((*self._initial, *known))
-        return [address for address in addresses if peer_of(address) not in nobody]
+        tried = dict.fromkeys((*self._initial, *known))
+        return [address for address in tried if peer_of(address) not in nobody]
 
     async def _look(self) -> None:
         """Poll the transport; end the connections of peers that are kept away."""

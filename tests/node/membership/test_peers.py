@@ -635,3 +635,30 @@ def test_where_there_are_too_many_who_was_chosen_and_who_has_standing_stay(monke
         assert not connected(net, "stranger 9")
 
     run_virtual(scenario())
+
+
+def test_between_two_looks_no_more_are_served_than_may_be_connected(monkeypatch):
+    monkeypatch.setattr(module, "CONNECTIONS_HIGH", 10)
+    monkeypatch.setattr(module, "CONNECTIONS_LOW", 8)
+
+    async def scenario():
+        net, served = Net(), []
+        strangers = [f"stranger {number}" for number in range(20)]
+        net.add(*strangers, "worker")
+        ours = net.table(proven=lambda peer: peer == net.peer("worker"))
+
+        async def serve(stream):
+            served.append(stream.peer)
+
+        await ours.handle("p", serve)
+        for name in (*strangers, "stranger 0", "worker"):
+            peer = net.peer(name)
+            net.hub.connect(peer, net.peer("ours"))
+            await net.hub.transports[peer].open_stream(net.peer("ours"), "p")
+        await asyncio.sleep(0)
+        expected = [net.peer(name) for name in (*strangers[:11], "stranger 0", "worker")]
+        assert served == expected
+        assert ours.connected == [*expected[:11], expected[-1]]
+        assert ours._look_now.is_set(), "the rest is not kept waiting"
+
+    run_virtual(scenario())
