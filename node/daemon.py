@@ -108,7 +108,7 @@ class Daemon:
         self._downloads = downloads = Downloads(ports, replica, self._exchange)
         self._witness = Witness(context)
         self._reachability = reachability = Reachability(
-            context, proven, self._witness.finding_seconds, upload_bytes_per_second
+            context, self._witness.finding_seconds, upload_bytes_per_second
         )
         self._circuits = Circuits(context, about.roles, reachability, self._exchange.upload_cap)
         self._run_files = RunFiles(ports, replica, downloads, context.conditions)

@@ -5,7 +5,7 @@ in vain. Until enough have said that they do not get through, we hope.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice
 
@@ -42,18 +42,16 @@ _PIECE = bytes(64 * 1024)
 class Reachability:
     """Asks; ``upload_bytes_per_second`` is the operator's limit, which a sample keeps for a second.
 
-    ``proven`` tells who has standing, ``finding_seconds`` for how long a finding counts.
+    ``finding_seconds`` tells for how long a finding counts.
     """
 
     def __init__(
         self,
         context: NodeContext,
-        proven: Callable[[PeerId], bool],
         finding_seconds: float,
         upload_bytes_per_second: int | None,
     ) -> None:
         self._context = context
-        self._proven = proven
         self._renew_seconds = RENEW_SHARE * finding_seconds
         self._sample_bytes = min(SAMPLE_BYTES_MAX, upload_bytes_per_second or SAMPLE_BYTES_MAX)
         self._rng = context.ports.rng.child("witnesses")
@@ -114,7 +112,7 @@ class Reachability:
                 break
             near = peer in connected or member.record.message.reachable
             new = peer != peers.peer_id and peer not in self._tried
-            if near and new and roster.is_live(peer, now) and self._proven(peer):
+            if near and new and roster.is_live(peer, now) and self._context.trust.proven(peer):
                 chosen.append(peer)
         return chosen
 

@@ -42,7 +42,6 @@ class Node:
         self.clock = LoopClock()
         ports = Ports(self.clock, Rng(name.encode()), self.transport, *[None] * 5)
         self.peers = HubPeers(self.transport, hub)
-        proven = swarm.proven.__contains__
         self.context = NodeContext(
             self.identity,
             self.replica,
@@ -50,10 +49,10 @@ class Node:
             self.peers,
             ChangeSignal(),
             Conditions(),
-            Trust(proven),
+            Trust(swarm.proven.__contains__),
         )
         self.witness = Witness(self.context)
-        self.reachability = Reachability(self.context, proven, self.witness.finding_seconds, None)
+        self.reachability = Reachability(self.context, self.witness.finding_seconds, None)
 
 
 class Swarm:
