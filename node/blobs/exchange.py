@@ -96,7 +96,8 @@ class BlobExchange:
         self.upload_cap = UploadCap(self._limits.upload_bytes_per_second)
         """Of all blobs that leave this node."""
         self._expected: dict[Digest, asyncio.Event] = {}
-        self._bounded = Bounded(self._serve, self._limits, trust or Trust(), self._refuse)
+        self._trust = trust or Trust()
+        self._bounded = Bounded(self._serve, self._limits, self._trust, self._refuse)
         self.sent = Tally()
         """Blob bytes sent so far."""
         self.received = Tally()
@@ -334,6 +335,7 @@ class BlobExchange:
         stall_seconds = self._limits.stall_seconds
         pieces = self._blobs.stream(request.digest, request.offset, length)
         part_bytes = min(self._limits.piece_bytes, self.upload_cap.piece_bytes_max)
+        proven = self._trust.proven(stream.peer)
         while length:
             piece = await within(stall_seconds, anext(pieces, b""))
             if not piece:
@@ -341,7 +343,7 @@ class BlobExchange:
             length -= len(piece)
             for start in range(0, len(piece), part_bytes):
                 part = piece[start : start + part_bytes]
-                await self.upload_cap.take(len(part))
+                await self.upload_cap.take(len(part), proven=proven)
                 if not stream.offer(part):  # a deadline costs more than most writes
                     await within(stall_seconds, stream.write(part))
                 now = asyncio.get_running_loop().time()

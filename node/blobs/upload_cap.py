@@ -2,6 +2,7 @@
 
 import asyncio
 import sys
+from heapq import heappop, heappush
 
 PAYLOAD_SHARE = 0.9
 """Of what the line carries. A full packet of Ethernet has 1448 bytes for us of 1514; the rest is
@@ -18,8 +19,16 @@ PIECE_SECONDS = 0.004
 PIECE_BYTES_MIN = 4096
 
 
+STRANGERS_WEIGHT = 0.25
+"""To one for who has standing: while these want all of the line, strangers together have a fifth of
+it, without which a newcomer would never earn any. A guess."""
+
+
 class UploadCap:
-    """A token bucket: ``take`` returns when the bytes may be sent.
+    """A token bucket with two queues: ``take`` returns when the bytes may be sent.
+
+    Who has standing and who has none share the line by weight, whatever either asks for (fair
+    queueing by finish times, Golestani 1994); what one leaves, the other has.
 
     ``bytes_per_second`` is what the line carries, with all headers; None: there is no cap.
     ``piece_bytes_max`` is how much to take at once, so that what else leaves gets in between.
@@ -29,18 +38,53 @@ class UploadCap:
         self._rate = None if bytes_per_second is None else PAYLOAD_SHARE * bytes_per_second
         self._allowance_bytes = 0.0
         self._refilled_at = 0.0
+        self._waiting: list[tuple[float, int, int, asyncio.Future[None]]] = []
+        """Finish time, number, bytes, and what to tell: the next one first."""
+        self._number = 0
+        self._is_sending = False
+        self._virtual_time = 0.0
+        self._finish = {True: 0.0, False: 0.0}
+        """Of the last piece of each queue, in virtual time."""
         self.piece_bytes_max = sys.maxsize
         if self._rate is not None:
             self.piece_bytes_max = max(PIECE_BYTES_MIN, round(self._rate * PIECE_SECONDS))
 
-    async def take(self, count: int) -> None:
-        """Wait for room for ``count`` bytes, which may be more than a burst."""
+    async def take(self, count: int, *, proven: bool) -> None:
+        """Wait for room for ``count`` bytes, which may be more than a burst.
+
+        ``proven`` tells whether they go to somebody who has standing.
+        """
         if self._rate is None:
             return
-        now = asyncio.get_running_loop().time()  # a wall clock may be set
-        elapsed = now - self._refilled_at
-        self._refilled_at = now
-        burst = self._rate * BURST_SECONDS
-        self._allowance_bytes = min(burst, self._allowance_bytes + elapsed * self._rate) - count
-        if self._allowance_bytes < 0:
-            await asyncio.sleep(-self._allowance_bytes / self._rate)
+        begin = max(self._virtual_time, self._finish[proven])
+        self._finish[proven] = begin + count / (1.0 if proven else STRANGERS_WEIGHT)
+        self._number += 1
+        turn = asyncio.get_running_loop().create_future()
+        heappush(self._waiting, (self._finish[proven], self._number, count, turn))
+        if not self._is_sending:
+            self._send_next(self._rate)
+        await turn
+
+    def _send_next(self, rate: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._is_sending = False
+        while self._waiting and not self._is_sending:
+            finish, _, count, turn = heappop(self._waiting)
+            if turn.done():
+                continue  # who waited has been cancelled
+            self._virtual_time = finish
+            now = loop.time()  # a wall clock may be set
+            earned_bytes = (now - self._refilled_at) * rate
+            self._refilled_at = now
+            burst_bytes = rate * BURST_SECONDS
+            self._allowance_bytes = min(burst_bytes, self._allowance_bytes + earned_bytes) - count
+            if self._allowance_bytes < 0:
+                self._is_sending = True
+                loop.call_later(-self._allowance_bytes / rate, self._sent, turn, rate)
+            else:
+                turn.set_result(None)
+
+    def _sent(self, turn: asyncio.Future[None], rate: float) -> None:
+        if not turn.done():
+            turn.set_result(None)
+        self._send_next(rate)

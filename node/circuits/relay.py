@@ -193,23 +193,25 @@ class CircuitRelay:
 
     async def _splice(self, one: Stream, other: Stream) -> None:
         """Copy both ways until either way ends."""
-        loop = asyncio.get_running_loop()
-        ways = [loop.create_task(self._copy(*ends)) for ends in ((one, other), (other, one))]
+        loop, known = asyncio.get_running_loop(), self._context.trust.proven
+        proven = known(one.peer) or known(other.peer)
+        ends = ((one, other), (other, one))
+        ways = [loop.create_task(self._copy(*pair, proven=proven)) for pair in ends]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for way in ways:
                 way.cancel()
-            ends = await asyncio.gather(*ways, return_exceptions=True)
-        for end in ends:
+            ended = await asyncio.gather(*ways, return_exceptions=True)
+        for end in ended:
             if isinstance(end, Exception) and not isinstance(end, TransportError):
                 raise end
 
-    async def _copy(self, source: Stream, sink: Stream) -> None:
+    async def _copy(self, source: Stream, sink: Stream, *, proven: bool) -> None:
         left = CIRCUIT_BYTES_MAX
         while left and (data := await source.read(min(_PIECE_BYTES, left))):
             left -= len(data)
-            await self._cap.take(len(data))
+            await self._cap.take(len(data), proven=proven)
             await within(HOP.stall_seconds, sink.write(data))
             self.carried_bytes += len(data)
 

@@ -1,7 +1,9 @@
 """Both ends of weights over HTTP for one live node: its server, if it has one, and its client."""
 
 from collections.abc import Callable
+from functools import partial
 
+from node.context import NodeContext
 from node.daemon import Daemon
 from node.local.ports import listen
 from node.storage.blobs import FileBlobs
@@ -23,6 +25,7 @@ class HttpFace:
         self, host: str, port: int | None, host_of: Callable[[PeerId], str | None]
     ) -> None:
         self.client = HttpClient(host_of)
+        self._host_of = host_of
         texts = {"failure": "cannot serve weights", "remedy": "choose another --http-port"}
         self._listener = None if port is None else listen(host, port, **texts)
         self._server: WeightsServer | None = None
@@ -38,10 +41,16 @@ class HttpFace:
             return
         exchange = daemon.exchange
         catalogue = Catalogue(blobs, lambda: _policies_of(daemon))
-        application = Application(catalogue, exchange.upload_cap, exchange.sent)
+        proven = partial(self._is_proven, daemon.context)
+        application = Application(catalogue, exchange.upload_cap, exchange.sent, proven=proven)
         self._server = WeightsServer(self._listener, application)
         daemon.context.tables.watch(self._server.doorkeeper.sizes)
         await self._server.start()
+
+    def _is_proven(self, context: NodeContext, address: str) -> bool:
+        """Tell whether a peer with standing is connected from ``address``."""
+        here = (peer for peer in context.peers.connected if self._host_of(peer) == address)
+        return any(map(context.trust.proven, here))
 
     async def close(self) -> None:
         """End all connections; idempotent."""

@@ -44,7 +44,10 @@ class ResponseLimits:
 
 
 class Application:
-    """Serves a catalogue, under ``cap``; adds to ``sent`` what left."""
+    """Serves a catalogue, under ``cap``; adds to ``sent`` what left.
+
+    ``proven`` tells whether somebody with standing is at an address.
+    """
 
     def __init__(
         self,
@@ -52,11 +55,13 @@ class Application:
         cap: UploadCap,
         sent: Tally,
         limits: ResponseLimits | None = None,
+        proven: Callable[[str], bool] = lambda _address: False,
     ) -> None:
         self._catalogue = catalogue
         self._cap = cap
         self._sent = sent
         self._limits = limits or ResponseLimits()
+        self._proven = proven
         self._serving: Counter[str] = Counter()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -101,7 +106,7 @@ class Application:
         self, resource: Resource, offset: int, length: int, address: str, send: Send
     ) -> None:
         now = asyncio.get_running_loop().time
-        part_bytes = self._cap.piece_bytes_max
+        part_bytes, proven = self._cap.piece_bytes_max, self._proven(address)
         async with aclosing(resource.read(offset, length)) as pieces:
             while length:
                 piece = await within(self._limits.stall_seconds, anext(pieces, b""))
@@ -109,7 +114,7 @@ class Application:
                     raise LookupError("the file ended early")
                 for start in range(0, len(piece), part_bytes):
                     part = piece[start : start + part_bytes]
-                    await self._cap.take(len(part))
+                    await self._cap.take(len(part), proven=proven)
                     length -= len(part)
                     await send(_body(part, more=length > 0))
                     self._sent.note(address, Kind.WEIGHTS, Way.HTTP, len(part), now())

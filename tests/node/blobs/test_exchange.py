@@ -10,6 +10,7 @@ from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.blobs.upload_cap import BURST_SECONDS, PAYLOAD_SHARE, UploadCap
 from node.blobs.wire import HELD_BYTES_MAX, BlobRefusedError, Kind, Status
 from node.storage.blobs import FileBlobs
+from node.streams.places import Trust
 from node.streams.protocols import BLOBS
 from protocol import codec, crypto
 from protocol.types import PeerId, RunId
@@ -426,14 +427,14 @@ async def test_who_asks_and_does_not_read_costs_one_deadline(tmp_path: Path) -> 
 
 async def seconds_to_take(cap: UploadCap, count: int) -> float:
     began = asyncio.get_running_loop().time()
-    await cap.take(count)
+    await cap.take(count, proven=False)
     return asyncio.get_running_loop().time() - began
 
 
 async def test_an_idle_uplink_saves_up_for_a_moment_only() -> None:
     cap = UploadCap(10_000)
     rate = round(PAYLOAD_SHARE * 10_000)
-    await cap.take(rate)
+    await cap.take(rate, proven=False)
     await asyncio.sleep(3600)
     allowed = round(rate * BURST_SECONDS)
     assert await seconds_to_take(cap, allowed) == 0
@@ -443,9 +444,26 @@ async def test_an_idle_uplink_saves_up_for_a_moment_only() -> None:
 
 async def test_the_headers_of_full_packets_fit_into_the_line_beside_what_the_cap_lets_go() -> None:
     cap = UploadCap(1_000_000)
-    await cap.take(1_000_000)  # what was saved up is gone
+    await cap.take(1_000_000, proven=False)  # what was saved up is gone
     ten_seconds = await seconds_to_take(cap, 10_000_000)
     assert ten_seconds > 10.0 * 1514 / 1448
+
+
+async def test_the_line_is_shared_by_standing(tmp_path: Path) -> None:
+    _, (one, two) = await network(tmp_path, "one", "two")
+    digest = await two.blobs.put(DATA, OWNER)
+    told: list[bool] = []
+
+    async def note(_count: int, *, proven: bool) -> None:
+        told.append(proven)
+
+    two.exchange.upload_cap.take = note  # type: ignore[method-assign]
+    nobody, somebody = Trust(), Trust(lambda peer: peer == one.peer)
+    for trust in (nobody, somebody):
+        two.exchange._trust = trust
+        told.clear()
+        assert await one.exchange.fetch(digest, len(DATA), [two.peer], 60.0) == DATA
+        assert set(told) == {trust is somebody}
 
 
 @pytest.mark.parametrize("rate", [100_000, 5_000_000, None])
@@ -459,9 +477,9 @@ async def test_what_else_leaves_gets_in_between_small_pieces(
     taken: list[int] = []
     take = two.exchange.upload_cap.take
 
-    async def note(count: int) -> None:
+    async def note(count: int, *, proven: bool) -> None:
         taken.append(count)
-        await take(count)
+        await take(count, proven=proven)
 
     two.exchange.upload_cap.take = note  # type: ignore[method-assign]
     assert await one.exchange.fetch(DIGEST, len(DATA), [two.peer], 60.0) == DATA

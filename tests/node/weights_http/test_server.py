@@ -353,13 +353,29 @@ async def test_uploads_stay_under_the_cap_that_streams_share(tmp_path):
         assert asyncio.get_running_loop().time() - started > 2 * len(DATA) / 1e6 - 0.8
 
 
+async def test_the_line_is_shared_by_who_is_at_an_address(tmp_path):
+    told = []
+
+    class Noting(UploadCap):
+        async def take(self, _count, *, proven):
+            told.append(proven)
+
+    async with face(tmp_path, cap=Noting(None)) as served:
+        await served.blobs.put(DATA, WEIGHTS)
+        for there in ((), (HOST,)):
+            served.application._proven = there.__contains__
+            told.clear()
+            assert (await get(served.port, BLOB)).body == DATA
+            assert set(told) == {bool(there)}
+
+
 async def test_a_capped_answer_leaves_in_small_pieces(tmp_path):
     taken = []
 
     class Noting(UploadCap):
-        async def take(self, count):
+        async def take(self, count, *, proven):
             taken.append(count)
-            await super().take(count)
+            await super().take(count, proven=proven)
 
     async with face(tmp_path, cap=Noting(5_000_000)) as served:
         await served.blobs.put(DATA, WEIGHTS)
