@@ -234,7 +234,9 @@ async def test_who_leaves_while_waiting_holds_no_place(tmp_path):
             await reader.readuntil(b"\r\n\r\n")
             assert (await get(served.port, "/data1.bin")).status == 503
             writer.close()
-            await asyncio.sleep(0.05)
+            async with asyncio.timeout(10):
+                while served.application._serving:  # noqa: ASYNC110 - the server's task ends it
+                    await asyncio.sleep(0.01)
         assert (await get(served.port, "/data1.bin")).status == 200
 
 
