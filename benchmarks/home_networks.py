@@ -57,7 +57,7 @@ class Run:
         trainer = self._start(self._internet.host(), self._run / "trainer-1", "trainer", *beginning)
         address = trainer.until(lambda status: status["addresses"])[0]
         self._joining = ("--initial-peers", address)
-        self._relays = [self._public(self._directory / f"relay-{n}", "relay") for n in (1, 2)]
+        self._relays = [self._public(directory / f"relay-{n}", "relay") for n in (1, 2)]
         for number in (1, 2):
             self._public(self._run / f"validator-{number}", "validator")
         for relay in self._relays:
@@ -119,6 +119,19 @@ def started(homes: int) -> Iterator[Run]:
         yield run
 
 
+def counted(run: Run, seconds: float, when: str) -> Count:
+    """Return how the homes are after so long, and print it."""
+    time.sleep(seconds)
+    count = run.count(when)
+    print(
+        "{when}: of {homes} homes {connected} connected, {relayed} through a relay, "
+        "{current} with the newest weights, {certifying} certifying; {certified} rollouts "
+        "certified, {rejected} rejected".format(**asdict(count)),
+        flush=True,
+    )
+    return count
+
+
 def main() -> None:
     """Run it, and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -128,18 +141,11 @@ def main() -> None:
     arguments = parser.parse_args()
     if missing := why_not():
         raise SystemExit(missing)
-    counts = []
+    half_seconds = 30 * arguments.minutes
     with started(arguments.homes) as run:
-        for when in ("half-way, then a relay is killed", "at the end"):
-            time.sleep(30 * arguments.minutes)
-            counts.append(run.count(when))
-            run.kill_relay()
-            print(
-                "{when}: of {homes} homes {connected} connected, {relayed} through a relay, "
-                "{current} with the newest weights, {certifying} certifying; {certified} rollouts "
-                "certified, {rejected} rejected".format(**asdict(counts[-1])),
-                flush=True,
-            )
+        counts = [counted(run, half_seconds, "half-way, then a relay is killed")]
+        run.kill_relay()
+        counts.append(counted(run, half_seconds, "at the end"))
     if arguments.json:
         arguments.json.write_text(json.dumps([asdict(count) for count in counts], indent=1))
     stayed = min(

@@ -18,7 +18,6 @@ PIECE_SECONDS = 0.004
 
 PIECE_BYTES_MIN = 4096
 
-
 STRANGERS_WEIGHT = 0.25
 """To one for who has standing: while these want all of the line, strangers together have a fifth of
 it, without which a newcomer would never earn any. A guess."""

@@ -193,17 +193,17 @@ class CircuitRelay:
 
     async def _splice(self, one: Stream, other: Stream) -> None:
         """Copy both ways until either way ends."""
-        loop, known = asyncio.get_running_loop(), self._context.trust.proven
-        proven = known(one.peer) or known(other.peer)
-        ends = ((one, other), (other, one))
-        ways = [loop.create_task(self._copy(*pair, proven=proven)) for pair in ends]
+        loop = asyncio.get_running_loop()
+        proven = any(map(self._context.trust.proven, (one.peer, other.peer)))
+        copies = (self._copy(*ends, proven=proven) for ends in ((one, other), (other, one)))
+        ways = [loop.create_task(copy) for copy in copies]
         try:
             await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for way in ways:
                 way.cancel()
-            ended = await asyncio.gather(*ways, return_exceptions=True)
-        for end in ended:
+            ends = await asyncio.gather(*ways, return_exceptions=True)
+        for end in ends:
             if isinstance(end, Exception) and not isinstance(end, TransportError):
                 raise end
 
