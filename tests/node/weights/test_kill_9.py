@@ -30,6 +30,8 @@ RATE = ExchangeLimits(upload_bytes_per_second=1_500_000)
 to wait for a core."""
 
 LIVES = 6
+LIVES_MAX = 60
+"""A trainer on a slow machine announces less in a life."""
 IN_FLIGHT_BYTES = 4 * SHARD_BYTES
 """What hedged requests may bring twice, at most: a guess."""
 
@@ -130,7 +132,7 @@ async def killed_publications(tmp_path: Path) -> None:
     """In any life: one that was killed while it forgot has left a version half deleted, and the
     next one may be killed before it comes to that version again."""
     async with Mortal("tests.node.weights.publisher") as child:
-        for _ in range(12):
+        for life in range(LIVES_MAX):
             await child.begin(tmp_path)
             first = await child.line()
             await asyncio.sleep(rng.uniform(0, 0.08))
@@ -145,7 +147,9 @@ async def killed_publications(tmp_path: Path) -> None:
             used = ports.blobs.used_bytes
             assert used <= (publisher.KEPT + 3) * 2 * len(weights(0)), "nothing piles up"
             ports.store.close()
-    assert newest > 12
+            if life >= 2 * LIVES and newest > 2 * LIVES:
+                break
+    assert newest > 2 * LIVES
 
 
 async def everything_is_there(ports, kept) -> None:
