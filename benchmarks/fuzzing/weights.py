@@ -115,7 +115,7 @@ def _blocks(rng: Random, blocks: bytes) -> bytes:
         end = at + block.HEAD_BYTES + int.from_bytes(blocks[at + 1 : at + 5], "little")
         kind, body = blocks[at], blocks[at + block.HEAD_BYTES : end]
         if rng.random() < 0.3:
-            kind = rng.choice((kind, kind, 0, 1, 2, 3))
+            kind = rng.choice((kind, kind, 0, 1, 2, 3, 4))
             body = mutated_bytes(body, rng, [blocks], 8192)
         changed += bytes((kind,)) + len(body).to_bytes(4, "little") + body
         at = end
@@ -212,14 +212,14 @@ def _block() -> Decoder:
     base = words ^ (np.arange(300) % 11 == 0).astype(np.uint16) * 3
     seeds = [
         bytes((kind, width, 9)) + block.encode(words, against)[block.HEAD_BYTES :]
-        for kind, against in ((block.FULL, None), (block.PATCH, base))
+        for kind, against in ((block.FULL, None), (block.PATCH, base), (block.DENSE, words + 1))
         for width in (0, 1, 2, 3)
     ]
 
     def read(data: bytes) -> bool:
         if len(data) < 3:
             return False
-        kind, width, count = data[0] % 4, 1 << data[1] % 4, 1 << data[2] % 23
+        kind, width, count = data[0] % 5, 1 << data[1] % 4, 1 << data[2] % 23
         if count == 512:
             count = 300
         body = memoryview(data)[3:]

@@ -224,6 +224,12 @@ class Encoded:
             new[place] = mapped_back(moved, width)
         return new
 
+    def moved(self, old: list[int], width: int) -> list[int]:
+        folded = self.planes(len(old), width)
+        by = [-(number + 1) // 2 if number % 2 else number // 2 for number in folded]
+        places = [mapped(word, width) + step for word, step in zip(old, by, strict=True)]
+        return [mapped_back(place % 256**width, width) for place in places]
+
 
 def bits_of(data: bytes) -> list[int]:
     return [byte >> 7 - place & 1 for byte in data for place in range(8)]
@@ -269,8 +275,11 @@ def decoded_weights(encoding: bytes, base: bytes = b"", policy: bytes = b"") -> 
                 new = old
             elif kind == 1:
                 new = data.patched(old, width)
-            else:
+            elif kind == 2:
                 new = data.planes(len(old), width)
+            else:
+                require(kind == 3, "another kind")
+                new = data.moved(old, width)
             require(data.reader.at == ends, "a block of another length")
             out += b"".join(word.to_bytes(width, "little") for word in new)
     require(data.reader.ended, "something follows")

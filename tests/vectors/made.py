@@ -137,7 +137,7 @@ def encodings() -> dict[str, bytes]:
     many = rng.integers(0, 1 << 32, 100, dtype=np.uint32)
     sizes = rng.choice([1, 1, 1, 2, 3, 5, 9, 700], 600)
     moved = np.where(rng.random(600) < 0.2, rng.choice([-1, 1], 600) * sizes, 0)
-    step = rng.integers(0, 1 << 20, 100)
+    step = rng.integers(-1 << 20, 1 << 20, 100)
     first = file_of({"few": few, "many": many, "same": few[:50]})
     second = file_of(
         {

@@ -4,7 +4,8 @@ Bit patterns of floats are mapped to integers of the same order, so that the dif
 neighbours is one: what an optimiser step changes in a bf16 weight is nearly always that. A patch is
 made of layers: which elements differ, with the signs of their differences; which of those differ by
 more than one; which of those by more than two; and so on, while that leaves elements out. What
-remains of the sizes are byte planes.
+remains of the sizes are byte planes. Where most elements differ, as in every step of float32, the
+differences of all are byte planes.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,7 @@ from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.positions import Positions
 from protocol.shardcast.encodings.tensor_file import EncodingError
 
-SAME, PATCH, FULL = range(3)
+SAME, PATCH, FULL, DENSE = range(4)
 
 HEAD_BYTES = 5
 """The kind of a block, and how many bytes follow."""
@@ -34,15 +35,19 @@ def encode(words: Words, base: Words | None) -> bytes:
     """Return the shortest form of a block, with its head."""
     if base is None:
         return _headed(FULL, planes.pack(words))
-    changed = positions.of(words != base)
-    if not len(changed):
+    differs = words != base
+    count = np.count_nonzero(differs)
+    if not count:
         return _headed(SAME, b"")
-    patch = _patch(words, base, changed)
+    if 2 * count > len(words):
+        kind, patch = DENSE, planes.pack(_folded(ordered(words) - ordered(base)))
+    else:
+        kind, patch = PATCH, _patch(words, base, positions.of(differs))
     if len(patch) > _PATCH_PAYS * words.nbytes:
         full = planes.pack(words)
-        if len(full) < len(patch):
+        if len(full) <= len(patch):
             return _headed(FULL, full)
-    return _headed(PATCH, patch)
+    return _headed(kind, patch)
 
 
 def body_bytes(head: bytes | bytearray, count: int, element_bytes: int) -> int:
@@ -61,6 +66,8 @@ def decode(
         return planes.unpack(body, count, element_bytes)
     if base is None:
         raise EncodingError("a block that needs a base, of a version that names none")
+    if kind == DENSE:
+        return _moved(base, body)
     changed, values = changes(kind, body, base.take, count, element_bytes)
     if not len(changed):
         return base
@@ -82,6 +89,9 @@ def changes(
     """
     if kind == FULL:
         return np.arange(count), planes.unpack(body, count, element_bytes)
+    if kind == DENSE:
+        every = np.arange(count)
+        return every, _moved(base(every), body)
     if kind == SAME and not len(body):
         return np.empty(0, np.int64), np.empty(0, f"<u{element_bytes}")
     if kind != PATCH:
@@ -127,6 +137,32 @@ def _differences(body: memoryview, count: int, element_bytes: int) -> tuple[Posi
     return changed, _negated(difference, negative.astype(difference.dtype))
 
 
+def _moved(base: Words, body: memoryview) -> Words:
+    """Return the elements of a dense block."""
+    difference = _unfolded(planes.unpack(body, len(base), base.itemsize))
+    difference += ordered(base)
+    return _unordered(difference)
+
+
+def _folded(difference: Words) -> Words:
+    """Return twice the size of each difference, less one where it is negative.
+
+    So the upper bytes of small ones are zero; works in place.
+    """
+    ones = _signs(difference)
+    difference <<= 1
+    difference ^= ones
+    return difference
+
+
+def _unfolded(folded: Words) -> Words:
+    """Undo ``_folded``, in place."""
+    ones = -(folded & 1)
+    folded >>= 1
+    folded ^= ones
+    return folded
+
+
 def _negated(numbers: Words, negative: Words) -> Words:
     """Return the numbers, negated where ``negative`` is one and not zero, without a branch."""
     ones = -negative
@@ -135,14 +171,18 @@ def _negated(numbers: Words, negative: Words) -> Words:
     return result
 
 
+def _signs(words: Words) -> Words:
+    """Return all ones where the upper bit is set, else zero."""
+    signed = words.view(f"<i{words.itemsize}")
+    signs: Words = (signed >> (8 * words.itemsize - 1)).view(words.dtype)
+    return signs
+
+
 def ordered(words: Words) -> Words:
     """Map bit patterns of floats (sign and magnitude) to integers of the same order."""
-    kind = words.dtype.type
-    top = kind(1 << words.itemsize * 8 - 1)
-    mask = words >> kind(words.itemsize * 8 - 1)
-    np.negative(mask, out=mask)  # in place: new pages for each step would take longer than it
-    mask |= top
-    mask ^= words
+    mask = _signs(words)
+    mask |= words.dtype.type(1 << words.itemsize * 8 - 1)
+    mask ^= words  # in place: new pages for each step would take longer than it
     return mask
 
 

@@ -205,6 +205,23 @@ def test_a_bf16_step_of_one_place_takes_a_hundredth():
     assert decoded(data, base_of(files[0]), 1 << 20)[0] == files[1]
 
 
+@pytest.mark.parametrize("size", [1e-6, 1e-4, 1e-3])
+def test_a_float32_step_takes_little_more_than_the_entropy_of_its_differences(size):
+    """Every weight moves, so the entropy is that of lengths, and of the bits below their first."""
+    rng = np.random.default_rng(9)
+    old = (0.02 * rng.standard_normal(1 << 18)).astype(np.float32)
+    new = old + (size * rng.standard_normal(len(old))).astype(np.float32)
+    moved = block.ordered(new.view(np.uint32)).astype(np.int64) - block.ordered(old.view(np.uint32))
+    lengths = np.frexp(np.abs(moved).astype(float))[1]
+    counts = np.unique(lengths * np.sign(moved), return_counts=True)[1]
+    entropy_bits = -(counts * np.log2(counts / len(old))).sum() + np.maximum(lengths - 1, 0).sum()
+    old_file, new_file = (file_of({"w": words.view("<u4")}) for words in (old, new))
+    data = encoding_of(new_file, base_of(old_file), stream.BLOCK_ELEMENTS)
+    assert 8 * len(data) <= 1.08 * entropy_bits
+    assert decoded(data, base_of(old_file), 1 << 20)[0] == new_file
+    assert applied(changes_of(data, old_file), old_file) == new_file
+
+
 def test_noise_is_stored_as_it_is_and_never_longer():
     noise = np.random.default_rng(5).integers(0, 2**32, 100_000, dtype=np.uint32)
     zeros = np.zeros_like(noise)
@@ -369,7 +386,8 @@ def test_a_block_longer_than_its_planes_is_refused():
 
 def test_blocks_without_a_base_or_of_unknown_kinds_are_refused():
     empty = bytes(4)
-    assert "needs a base" in refused(full_encoding(bytes([block.SAME]) + empty, 100))
+    for kind in (block.SAME, block.PATCH, block.DENSE):
+        assert "needs a base" in refused(full_encoding(bytes([kind]) + empty, 100))
     _, base, encoding = sample()
     start = 4 + int.from_bytes(encoding[:4], "little")
     assert "unknown kind" in refused(encoding[:start] + b"\7" + encoding[start + 1 :], base)
