@@ -89,15 +89,23 @@ class Gossip:
         self._limits = limits or GossipLimits()
         self._peers = peers
         self._clock = clock
+        trust = trust or Trust()
         self._router = Router(
-            signer, self._params, rng, verifier, self._opinions, lambda: peers.chosen, decoded
+            signer,
+            self._params,
+            rng,
+            verifier,
+            self._opinions,
+            lambda: peers.chosen,
+            trust.proven,
+            decoded,
         )
         self._topics: dict[str, _Topic] = {}
         self._tasks = Tasks()
         self._flush: asyncio.TimerHandle | None = None
         self._links = Links(
             peers,
-            trust or Trust(),
+            trust,
             self._limits,
             self._params.peers_max,
             self._apply,

@@ -4,7 +4,7 @@ Every input is checked before anything changes; what a peer did wrong comes out 
 What our own application does wrong (a message over the limit) is a ``ValueError``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -78,7 +78,8 @@ class _Pending:
 class Router:
     """One node's gossip state; ``signer`` is also who we are.
 
-    ``opinions`` are what the application thinks of peers, ``chosen`` whom it dialled by choice.
+    ``opinions`` are what the application thinks of peers, ``chosen`` whom it dialled by choice;
+    whoever is ``proven`` is sent our own messages before the others are.
     """
 
     def __init__(
@@ -89,11 +90,13 @@ class Router:
         verifier: Verifier = verify,
         opinions: Opinions = no_opinions,
         chosen: Chosen = nobody,
+        proven: Callable[[PeerId], bool] = lambda _peer: False,
         decoded: Decoded | None = None,
     ) -> None:
         self._signer = signer
         self._params = params
         self._verifier = verifier
+        self._proven = proven
         self._score = Scores(params.score, opinions)
         self._deliveries = Deliveries(params.score, self._score)
         self._promises = Promises(params.score, rng.child("promises"))
@@ -220,7 +223,7 @@ class Router:
         rpc = encode_rpc(Rpc(publish=(encoded,)))
         return [
             Send(peer, rpc, Priority.PUBLISH)
-            for peer in self._peers.subscribers(topic)
+            for peer in sorted(self._peers.subscribers(topic), key=self._proven, reverse=True)
             if not self._score.below(peer, self._params.publish_score_min)
         ]
 
@@ -306,11 +309,8 @@ class Router:
             return []  # we left the topic in between
         message_id, topic, author = message.message_id, message.topic, message.author
         self._deliveries.accepted(message_id, topic, pending.senders, now)
-        peers = [
-            peer
-            for peer in self._mesh.members(topic)
-            if peer not in pending.senders and peer != author
-        ]
+        knowing = {author, *pending.senders}
+        peers = [peer for peer in self._mesh.members(topic) if peer not in knowing]
         effects = self._relay.add(message_id, topic, message.encoded, peers)
         effects.append(Deliver(message_id, author, topic, message.data))
         return effects

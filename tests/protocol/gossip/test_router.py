@@ -127,6 +127,15 @@ def test_publishing_floods_to_subscribers_whether_we_subscribe_or_not():
     assert effects[0].rpc is effects[1].rpc  # one body for all queues
 
 
+def test_who_is_proven_is_sent_our_own_messages_before_strangers_take_the_line():
+    node = Router(SELF, Params(), Rng(b""), proven=lambda peer: peer in (B, C))
+    for peer in (A, B, C):
+        node.handle(PeerConnected(peer), 0)
+        node.handle(received(peer, ENTER), 0)
+    effects = node.handle(Publish(TOPIC, b"data"), 5)
+    assert [peer for peer, _ in sends(effects)] == [B, C, A]
+
+
 def test_publishing_over_the_limit_is_an_error_and_spends_no_seqno():
     node = joined(1, Params(message_bytes_max=10))
     with pytest.raises(ValueError, match="11 bytes, limit 10"):
