@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from itertools import islice
 
 import structlog
 from typing_extensions import override
@@ -16,8 +17,9 @@ from typing_extensions import override
 from node.context import Peers
 from node.local.addresses import is_circuit, peer_of, place_of
 from node.membership.address_book import AddressBook
-from node.membership.anchors import anchors, crowded, independent, network_of, surplus
+from node.membership.anchors import anchors, independent, surplus
 from node.membership.bans import Bans
+from node.membership.candidates import Candidates
 from node.membership.dialler import CONNECT_SECONDS, Dialler
 from node.streams.deadline import loop_time, within
 from protocol.faults import Fault
@@ -31,6 +33,10 @@ log = structlog.get_logger()
 
 CONNECTIONS_TARGET = 32
 """Four gossip meshes of eight; others are dialled when they are needed."""
+
+STANDING_TARGET = 8
+"""Of those whom a node with standing is connected to, others with standing, if there are so many:
+strangers that fill its connections must not come between them. A guess."""
 
 CONNECTIONS_HIGH = 480
 CONNECTIONS_LOW = 448
@@ -77,11 +83,11 @@ class PeerTable(Peers):
         self._initial = list(initial)
         self._book = AddressBook(roster, clock)
         self._dialler = Dialler(transport, self._initial, self._book.is_relay, self._on_answer)
-        self._roster = roster
         self._proven = proven
         self._connected: dict[PeerId, None] = {}
         self._retry_seconds = RETRY_SECONDS_MIN
-        self._dialled_at: dict[PeerId, float] = {}
+        self._candidates = Candidates(self.peer_id, roster, self._book, clock, rng)
+        self._seek_standing_at = 0.0
         self._chosen: dict[PeerId, None] = {}
         self._places: dict[PeerId, tuple[str, ...]] = {}
         self._few = asyncio.Event()
@@ -292,7 +298,7 @@ class PeerTable(Peers):
             self.unreachable_since = None
             self._dialler.refusals.clear()
             self._retry_seconds = RETRY_SECONDS_MIN
-        if len(self._connected) < CONNECTIONS_TARGET:
+        if self._lacking() is not None:
             self._few.set()
         for follower in self._followers:
             follower(self.connected)
@@ -323,7 +329,7 @@ class PeerTable(Peers):
             self._few.clear()
             if not self._connected:
                 await self.reach()
-            elif len(self._connected) < CONNECTIONS_TARGET:
+            else:
                 await self._dial_members()
             await asyncio.sleep(POLL_SECONDS)
 
@@ -348,51 +354,30 @@ class PeerTable(Peers):
                     break
             await asyncio.sleep(POLL_SECONDS if not best else RETRY_SECONDS_MAX / 2)
 
+    def _lacking(self) -> Callable[[PeerId], bool] | None:
+        """Return what members to dial are to be; None while there are connections enough."""
+        if len(self._connected) < CONNECTIONS_TARGET:
+            return lambda _peer: True
+        if not self._proven(self.peer_id) or loop_time() < self._seek_standing_at:
+            return None
+        proven = list(islice(filter(self._proven, self._connected), STANDING_TARGET))
+        return self._proven if len(proven) < STANDING_TARGET else None
+
     async def _dial_members(self) -> None:
-        now = loop_time()
-        self._dialled_at = {
-            peer: at for peer, at in self._dialled_at.items() if at > now - RETRY_SECONDS_MAX
-        }
-        chosen: list[PeerId] = []
-        while len(chosen) < DIALS_AT_ONCE and (peer := self._choose_stranger(now)) is not None:
-            chosen.append(peer)
-        if chosen:
-            await asyncio.gather(*map(self._dial_member, chosen))
+        lacking, drawn = self._lacking(), dict[PeerId, None]()
+        if lacking is None:
+            return
+        for _ in range(DIALS_AT_ONCE):
+            peer = self._candidates.draw(loop_time(), self._connected, self._chosen, lacking)
+            if peer is not None:
+                drawn[peer] = None
+        if not drawn:
+            self._seek_standing_at = loop_time() + RETRY_SECONDS_MAX
+        await asyncio.gather(*map(self._dial_member, drawn))
 
     async def _dial_member(self, peer: PeerId) -> None:
         if await self.ensure(peer):
             self._chosen[peer] = None
-
-    def _network_of(self, peer: PeerId) -> str | None:
-        return network_of(self._book.addresses_of(peer))
-
-    def _choose_stranger(self, now: float) -> PeerId | None:
-        """Return a member to dial, the first one from a random place in the roster on.
-
-        One of a network in which we have not chosen enough yet, if there is such a member.
-        Not a sample of all of them: looking at a thousand members to take two costs more than the
-        rest of this task.
-        """
-        roster, wall_now = self._roster, self._clock.now()
-        if roster is None:
-            return None
-        full: frozenset[str] | None = None
-        second_best = None
-        for peer in roster.peers_from(self._rng.below(max(1, len(roster)))):
-            if peer in self._connected or peer in self._dialled_at:
-                continue
-            member = roster.get(peer)
-            reachable = member is not None and member.record.message.reachable
-            if reachable and peer != self.peer_id and roster.is_live(peer, wall_now):
-                if full is None:
-                    full = crowded(map(self._network_of, self._chosen))
-                if not full or self._network_of(peer) not in full:
-                    self._dialled_at[peer] = now
-                    return peer
-                second_best = second_best or peer
-        if second_best is not None:
-            self._dialled_at[second_best] = now
-        return second_best
 
 
 def _place(address: str) -> str:

@@ -3,12 +3,14 @@ import asyncio
 import pytest
 
 from node.membership import peers as module
+from node.membership.candidates import AGAIN_SECONDS
 from node.membership.dialler import CONNECT_SECONDS, HEAD_START_SECONDS
 from node.membership.peers import (
     BOOTSTRAP_NETWORKS,
     POLL_SECONDS,
     RETRY_SECONDS_MAX,
     RETRY_SECONDS_MIN,
+    STANDING_TARGET,
     TRIED_MAX,
     PeerTable,
 )
@@ -154,6 +156,36 @@ def test_members_are_dialled_until_there_are_enough(monkeypatch):
         await asyncio.sleep(20)
         assert 4 <= len(ours.connected) <= 5
         assert not connected(net, "hidden")
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("own_standing", [True, False])
+def test_a_node_with_standing_keeps_connections_to_others_that_have_it(monkeypatch, own_standing):
+    """However many strangers are connected; a newcomer leaves the few with standing alone."""
+    monkeypatch.setattr(module, "CONNECTIONS_TARGET", 4)
+
+    async def scenario():
+        net = Net()
+        strangers = [f"stranger {n}" for n in range(40)]
+        proven = [f"proven {n}" for n in range(STANDING_TARGET + 4)]
+        net.add(*strangers, *proven)
+        standing = {net.peer(name) for name in proven}
+        if own_standing:
+            standing.add(net.peer("ours"))
+        ours = net.table(*strangers[:1], proven=standing.__contains__)
+        for name in strangers:
+            net.hub.connect(net.peer(name), net.peer("ours"))
+            net.tell(name)
+        await ours.reach()
+        for name in proven:
+            net.tell(name)
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(2 * RETRY_SECONDS_MAX)
+        here = standing.intersection(ours.connected)
+        assert len(here) == (STANDING_TARGET if own_standing else 0)
+        assert here <= set(ours.chosen)
         running.cancel()
 
     run_virtual(scenario())
@@ -344,7 +376,7 @@ def test_what_is_remembered_of_members_is_bounded():
             net.tell(f"passing {n}")
             await asyncio.sleep(3)
             net.roster.__init__(WORLD.manifest, verify)
-        assert len(ours._dialled_at) <= 2 * RETRY_SECONDS_MAX / POLL_SECONDS
+        assert len(ours._candidates._dialled_at) <= 2 * AGAIN_SECONDS / POLL_SECONDS
         running.cancel()
 
     run_virtual(scenario())
@@ -537,10 +569,14 @@ def test_members_to_dial_are_spread_over_networks_and_kept_before_those_that_dia
             table._chosen[net.peer(name)] = None
         net.hub.connect(visitor, net.peer("ours"))
         await table._look()
-        assert table._choose_stranger(0.0) == apart
-        others = {table._choose_stranger(0.0) for _ in range(18)}
+
+        def drawn():
+            return table._candidates.draw(0.0, table.connected, table.chosen, lambda _peer: True)
+
+        assert drawn() == apart
+        others = {drawn() for _ in range(18)}
         assert others == {net.peer(name) for name in crowd[2:]}, "better than nobody"
-        assert table._choose_stranger(0.0) is None
+        assert drawn() is None
         hosts = [kept.split("/")[2] for kept in table.reachable_addresses()]
         assert hosts[1] == "7.7.7.7", "one of each network first"
         assert sorted(hosts) == ["7.7.7.7", "9.9.0.1", "9.9.1.1"]
