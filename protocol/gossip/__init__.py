@@ -5,14 +5,15 @@ few peers, and tells a few others every heartbeat which messages it holds, so th
 missed can ask. Specification: libp2p ``pubsub/gossipsub/gossipsub-v1.0.md`` and ``-v1.1.md``.
 
 Read in this order: ``params``, ``events``, ``rpc``, ``message``, ``mesh``, ``peers``, ``cache``,
-``lazy``, ``relay``, ``router``; for peer scoring ``score_params``, ``scores``, ``deliveries``,
-``promises``, ``report``; ``outbox`` and ``frames`` are two pure parts of its driver in ``node``.
+``lazy``, ``relay``, ``flood``, ``router``; for peer scoring ``score_params``, ``scores``,
+``deliveries``, ``promises``, ``report``; ``outbox`` and ``frames`` are two pure parts of its driver
+in ``node``.
 
 Where it deviates from the specification, and why:
 
 * An application validator decides *before* relay; nothing unvalidated leaves the node.
-* Own messages are flood-published (v1.1), so there is no fanout table; IHAVE covers every topic
-  that has cached messages, subscribed or not.
+* Own messages are flood-published (v1.1), to 64 peers at most, so there is no fanout table; IHAVE
+  covers every topic that has cached messages, subscribed or not.
 * IHAVE also goes to mesh peers when fewer than D_lazy subscribers are outside the mesh: in a small
   swarm everybody is inside, and a push that a full queue dropped must still be found.
 * No peer exchange: who exists is known from signed membership records, and a list of strangers'

@@ -33,6 +33,7 @@ from protocol.gossip.events import (
     Validate,
     Validated,
 )
+from protocol.gossip.flood import Flood
 from protocol.gossip.lazy import LazyGossip
 from protocol.gossip.mesh import Chosen, GraftAnswer, Mesh, nobody
 from protocol.gossip.message import (
@@ -96,7 +97,6 @@ class Router:
         self._signer = signer
         self._params = params
         self._verifier = verifier
-        self._proven = proven
         self._score = Scores(params.score, opinions)
         self._deliveries = Deliveries(params.score, self._score)
         self._promises = Promises(params.score, rng.child("promises"))
@@ -105,6 +105,7 @@ class Router:
         self._seqno = 0
         self._peers = Peers(params)
         self._mesh = Mesh(params, rng.child("mesh"), self._score, chosen)
+        self._flood = Flood(params.flood_peers_max, rng.child("flood"), proven)
         self._lazy = LazyGossip(params, rng.child("lazy"))
         self._seen = SeenCache(params.seen_seconds, params.seen_max)
         self._pending: dict[bytes, _Pending] = {}
@@ -221,11 +222,10 @@ class Router:
         self._deliveries.accepted(message.message_id, topic, (), now)
         self._lazy.cache.put(message.message_id, topic, encoded)
         rpc = encode_rpc(Rpc(publish=(encoded,)))
-        return [
-            Send(peer, rpc, Priority.PUBLISH)
-            for peer in sorted(self._peers.subscribers(topic), key=self._proven, reverse=True)
-            if not self._score.below(peer, self._params.publish_score_min)
-        ]
+        floor = self._params.publish_score_min
+        trusted = [p for p in self._peers.subscribers(topic) if not self._score.below(p, floor)]
+        receivers = self._flood.receivers(self._mesh.members(topic), trusted)
+        return [Send(peer, rpc, Priority.PUBLISH) for peer in receivers]
 
     def _on_rpc(self, peer: PeerId, data: bytes, now: float) -> list[Effect]:
         state = self._peers.get(peer)

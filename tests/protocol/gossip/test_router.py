@@ -136,6 +136,29 @@ def test_who_is_proven_is_sent_our_own_messages_before_strangers_take_the_line()
     assert [peer for peer, _ in sends(effects)] == [B, C, A]
 
 
+def test_of_many_subscribers_the_mesh_and_the_proven_get_our_messages():
+    params = Params(
+        mesh_low=1,
+        mesh_size=1,
+        mesh_high=1,
+        mesh_keep_by_score=0,
+        mesh_outbound=0,
+        flood_peers_max=3,
+    )
+    everybody = [each.peer_id for each in PEERS[:20]]
+    for proven in everybody:
+        node = Router(SELF, params, Rng(b""), proven=lambda peer, one=proven: peer == one)
+        node.handle(Subscribe(TOPIC), 0)
+        for peer in everybody:
+            node.handle(PeerConnected(peer), 0)
+            node.handle(received(peer, ENTER), 0)
+        node.handle(Heartbeat(), 1)
+        got = [peer for peer, _ in sends(node.handle(Publish(TOPIC, b"data"), 5))]
+        assert len(set(got)) == 3
+        assert got[0] == proven
+        assert set(node.mesh_peers(TOPIC)) <= set(got)
+
+
 def test_publishing_over_the_limit_is_an_error_and_spends_no_seqno():
     node = joined(1, Params(message_bytes_max=10))
     with pytest.raises(ValueError, match="11 bytes, limit 10"):
