@@ -14,6 +14,10 @@ from protocol.shardcast.forest import ForestMember, ForestMembers
 from protocol.shardcast.source_history import SourceHistory
 from protocol.standing import has_standing
 
+MEMBERS_SECONDS = 1.0
+"""Until a roster that has changed is looked at again: one of 800 members does many times a second,
+and each look takes milliseconds."""
+
 
 @dataclass(slots=True)
 class Progress:
@@ -40,24 +44,29 @@ class Downloads:
         """What is seen of the downloads."""
         self._members = ForestMembers(())
         self._state: tuple[int, ...] | None = None
-        """What ``_members`` was made of."""
+        """What ``_members`` was made of, but for the roster."""
+        self._roster_changes = -1
+        self._roster_seen_at = 0.0
 
     def members(self) -> ForestMembers:
         """Return who feeds whom now: everybody with a live record, as others have found them.
 
-        The same object again while no record has come, no rollout got an outcome and no epoch has
-        passed: then the forests of versions that were asked for before are known.
+        The same object again while no rollout got an outcome, no epoch has passed and no record has
+        come, or one came less than ``MEMBERS_SECONDS`` after the last look: then the forests of
+        versions that were asked for before are known.
         """
         replica, now = self._replica, self._ports.clock.now()
         manifest, ledger, roster = replica.manifest, replica.ledger, replica.roster
         totals = ledger.totals
         epoch = manifest.epoch_at(now)
-        state = (roster.changes, totals.certified, totals.rejected, ledger.version, epoch)
-        if state != self._state:
+        state = (totals.certified, totals.rejected, ledger.version, epoch)
+        is_new = roster.changes != self._roster_changes
+        if state != self._state or (is_new and now >= self._roster_seen_at + MEMBERS_SECONDS):
             proven = partial(has_standing, manifest=manifest, ledger=ledger)
             counts = partial(replica.counts, version=ledger.version, epoch=epoch)
             members = forest_members(roster.live(now), manifest, proven, counts)
             self._state = state
+            self._roster_changes, self._roster_seen_at = roster.changes, now
             self._members = self._members if members == self._members else members
         return self._members
 

@@ -1,6 +1,6 @@
 from types import SimpleNamespace
 
-from node.weights.downloads import Downloads
+from node.weights.downloads import MEMBERS_SECONDS, Downloads
 from protocol.shardcast.forest import ForestMember
 from tests.worlds.messages import World, run_manifest
 
@@ -27,6 +27,8 @@ def test_who_feeds_whom_is_worked_out_again_only_when_something_has_changed():
 
     worker = world.workers[0]
     replica.receive(world.record(worker, ("relay",)).envelope, clock.now())
+    assert downloads.members() is members, "a large roster changes many times a second"
+    clock.seconds += MEMBERS_SECONDS
     joined = downloads.members()
     assert [member.peer for member in joined if not member.proven] == [worker.peer_id]
     assert not next(member for member in joined if not member.proven).reachable
