@@ -184,6 +184,11 @@ class Encoded:
         head = self.reader.number(1)
         k, others = head % 128, head >= 128
         count, quotient_bytes = self.number(), self.number()
+        if head == 64:
+            octets = self.planes(-(-limit // 8), 1)
+            bits = bits_of(bytes(octets))[:limit]
+            require(sum(bits) == count, "another number of positions")
+            return [place for place, bit in enumerate(bits) if bit]
         bits = bits_of(self.reader.take(quotient_bytes))
         rows = [bits_of(self.reader.take(-(-count // 8))) for _ in range(k)]
         found, at, place = [], 0, -1

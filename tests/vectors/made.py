@@ -138,11 +138,13 @@ def encodings() -> dict[str, bytes]:
     sizes = rng.choice([1, 1, 1, 2, 3, 5, 9, 700], 600)
     moved = np.where(rng.random(600) < 0.2, rng.choice([-1, 1], 600) * sizes, 0)
     step = rng.integers(-1 << 20, 1 << 20, 100)
-    first = file_of({"few": few, "many": many, "same": few[:50]})
+    rarely = np.where(rng.random(600) < 0.04, rng.choice([-1, 1], 600), 0)
+    first = file_of({"few": few, "many": many, "rare": few, "same": few[:50]})
     second = file_of(
         {
             "few": few + moved.astype(np.uint16),
             "many": many + step.astype(np.uint32),
+            "rare": few + rarely.astype(np.uint16),
             "same": few[:50],
         }
     )

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
+from numpy.typing import NDArray
 
 from protocol.shardcast.encodings import planes, positions
 from protocol.shardcast.encodings.planes import Words
@@ -42,7 +43,7 @@ def encode(words: Words, base: Words | None) -> bytes:
     if 2 * count > len(words):
         kind, patch = DENSE, planes.pack(_folded(ordered(words) - ordered(base)))
     else:
-        kind, patch = PATCH, _patch(words, base, positions.of(differs))
+        kind, patch = PATCH, _patch(words, base, differs)
     if len(patch) > _PATCH_PAYS * words.nbytes:
         full = planes.pack(words)
         if len(full) <= len(patch):
@@ -100,7 +101,8 @@ def changes(
     return changed, _unordered(ordered(base(changed)) + difference)
 
 
-def _patch(words: Words, base: Words, changed: Positions) -> bytes:
+def _patch(words: Words, base: Words, differs: NDArray[np.bool_]) -> bytes:
+    changed = positions.of(differs)
     difference = ordered(words.take(changed))
     difference -= ordered(base.take(changed))  # wraps round
     negative = difference >> difference.dtype.type(difference.itemsize * 8 - 1)
@@ -108,12 +110,13 @@ def _patch(words: Words, base: Words, changed: Positions) -> bytes:
     rest -= 1
     layers: list[bytes] = []
     while len(layers) < _LAYERS_MAX:
-        larger = positions.of(rest != 0)
+        exceeds = rest != 0
+        larger = positions.of(exceeds)
         if len(larger) > _LAYER_PAYS * len(rest):
             break
-        layers.append(positions.pack(larger, len(rest)))
+        layers.append(positions.pack(exceeds, larger))
         rest = rest[larger] - 1
-    head = [positions.pack(changed, len(words)), np.packbits(negative.astype(np.uint8)).tobytes()]
+    head = [positions.pack(differs, changed), np.packbits(negative.astype(np.uint8)).tobytes()]
     return b"".join([*head, bytes([len(layers)]), *layers, planes.pack(rest)])
 
 

@@ -175,23 +175,27 @@ def test_the_order_of_floats_is_that_of_their_integers():
     assert np.diff(integers)[3] == 1  # -0 and 0 are neighbours
 
 
+def packed_positions(meant):
+    return positions.pack(meant, np.flatnonzero(meant))
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.integers(0, 2000), st.floats(0, 1), st.integers(0, 2**32 - 1))
 def test_positions_come_back_and_leave_what_follows(limit, share, seed):
-    meant = np.flatnonzero(np.random.default_rng(seed).random(limit) < share)
-    data = positions.pack(meant, limit) + b"rest"
+    meant = np.random.default_rng(seed).random(limit) < share
+    data = packed_positions(meant) + b"rest"
     back, rest = positions.unpack(memoryview(data), limit)
-    assert back.tolist() == meant.tolist()
+    assert back.tolist() == np.flatnonzero(meant).tolist()
     assert bytes(rest) == b"rest"
 
 
-@pytest.mark.parametrize("share", [0.0005, 0.012, 0.1, 0.2, 0.35, 0.5, 0.7, 0.97])
+@pytest.mark.parametrize("share", [0.0005, 0.012, 0.1, 0.13, 0.2, 0.35, 0.5, 0.7, 0.86, 0.97])
 def test_positions_drawn_by_lot_take_little_more_than_their_entropy(share):
     limit = 1 << 19
-    meant = np.flatnonzero(np.random.default_rng(3).random(limit) < share)
-    p = len(meant) / limit
+    meant = np.random.default_rng(3).random(limit) < share
+    p = np.count_nonzero(meant) / limit
     entropy_bits = -(p * math.log2(p) + (1 - p) * math.log2(1 - p)) * limit
-    assert 8 * len(positions.pack(meant, limit)) <= 1.05 * entropy_bits + 8 * positions.HEAD_BYTES
+    assert 8 * len(packed_positions(meant)) <= 1.05 * entropy_bits + 8 * positions.HEAD_BYTES
 
 
 def test_a_bf16_step_of_one_place_takes_a_hundredth():
@@ -341,7 +345,7 @@ def test_a_bomb_costs_nothing():
 
 def test_positions_and_counts_are_bounded():
     limit = 100
-    honest = positions.pack(np.array([1, 50, 99]), limit)
+    honest = packed_positions(np.isin(np.arange(limit), [1, 50, 99]))
     for place, value in ((0, 33), (0, 0x7F), (1, 101), (1, 2), (5, 200), (len(honest) - 1, 255)):
         data = bytearray(honest)
         data[place] = value
@@ -350,6 +354,31 @@ def test_positions_and_counts_are_bounded():
                 positions.unpack(memoryview(bytes(data)), limit)
     with pytest.raises(EncodingError, match="beyond"):
         positions.unpack(memoryview(honest), 99)
+
+
+def test_a_plane_of_positions_is_bounded():
+    limit = 100
+    honest = packed_positions(np.arange(limit) % 3 == 0)
+    assert honest[0] == 0x40
+    for place, value in ((0, 0xC0), (0, 0x41), (1, 101), (1, 33), (5, 200), (9, 0), (10, 200)):
+        data = bytearray(honest)
+        data[place] = value
+        with pytest.raises(EncodingError):
+            positions.unpack(memoryview(bytes(data)), limit)
+    for end in range(len(honest)):
+        with pytest.raises(EncodingError):
+            positions.unpack(memoryview(honest[:end]), limit)
+    with pytest.raises(EncodingError, match="announced"):
+        positions.unpack(memoryview(honest), limit - 1)
+    bomb = zstandard.ZstdCompressor().compress(bytes(1 << 28))
+    plane = bytes([2]) + len(bomb).to_bytes(4, "little") + bomb
+    head = bytes([0x40]) + (1).to_bytes(4, "little") + len(plane).to_bytes(4, "little")
+    tracemalloc.start()
+    with pytest.raises(EncodingError, match="another length"):
+        positions.unpack(memoryview(head + plane), 1 << 16)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_gaps_take_no_more_bits_than_they_can_have():
