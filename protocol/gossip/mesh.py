@@ -34,11 +34,19 @@ class GraftAnswer(Enum):
 class Mesh:
     """Members per subscribed topic; a topic without members still is subscribed."""
 
-    def __init__(self, params: Params, rng: Rng, scores: Scores, chosen: Chosen) -> None:
+    def __init__(
+        self,
+        params: Params,
+        rng: Rng,
+        scores: Scores,
+        chosen: Chosen,
+        proven: Callable[[PeerId], bool],
+    ) -> None:
         self._params = params
         self._rng = rng
         self._scores = scores
         self.chosen = chosen
+        self._proven = proven
         self._opportunity_at: float | None = None
         self._members: dict[str, dict[PeerId, None]] = {}
         self.backoffs: dict[tuple[str, PeerId], float] = {}
@@ -169,13 +177,13 @@ class Mesh:
     def _graft_missing(
         self, topic: str, subscribers: Collection[PeerId], now: float
     ) -> list[PeerId]:
-        """Keep some members that we chose ourselves, whatever strangers do; then enough of any."""
+        """Keep what the quotas are for, whatever strangers do; then enough of any."""
         members, params, grafted = self._members[topic], self._params, list[PeerId]()
-        chosen = self.chosen()
-        missing = params.mesh_outbound - len(chosen & members.keys())
-        if missing > 0:
-            candidates = self._candidates(topic, filter(chosen.__contains__, subscribers), now)
-            grafted += self._add(topic, self._rng.sample(candidates, missing), now)
+        for quota, counts in self._quotas():
+            missing = quota - sum(map(counts, members))
+            if missing > 0:
+                candidates = self._candidates(topic, filter(counts, subscribers), now)
+                grafted += self._add(topic, self._rng.sample(candidates, missing), now)
         if len(members) < params.mesh_low:
             candidates = self._candidates(topic, subscribers, now)
             room = params.mesh_size - len(members)
@@ -203,8 +211,19 @@ class Mesh:
             and not scores.below(peer, 0)
         ]
 
+    def _quotas(self) -> list[tuple[int, Callable[[PeerId], bool]]]:
+        """Return of whom so many are to be in each mesh: strangers cannot make themselves such."""
+        chosen = self.chosen()
+        return [
+            (self._params.mesh_standing, self._proven),
+            (self._params.mesh_outbound, chosen.__contains__),
+        ]
+
     def _full(self, members: Collection[PeerId], peer: PeerId) -> bool:
-        return len(members) >= self._params.mesh_high and peer not in self.chosen()
+        if len(members) < self._params.mesh_high or peer in self.chosen():
+            return False
+        lacking = sum(map(self._proven, members)) < self._params.mesh_standing
+        return not (lacking and self._proven(peer))
 
     def _add(self, topic: str, peers: list[PeerId], now: float) -> list[PeerId]:
         for peer in peers:
@@ -225,19 +244,18 @@ class Mesh:
     def _choose_kept(self, members: list[PeerId]) -> list[PeerId]:
         """Keep the best by score (of equals the older members), others at random: no eclipse by it.
 
-        Of those drawn at random, some make room for members that we chose ourselves.
+        Of those drawn at random, some make room for those that the quotas are for.
         """
         by_score = sorted(members, key=self._scores, reverse=True)
         best = by_score[: self._params.mesh_keep_by_score]
         others = by_score[self._params.mesh_keep_by_score :]
         drawn = self._rng.sample(others, self._params.mesh_size - len(best))
-        chosen = self.chosen()
-        missing = self._params.mesh_outbound - len(chosen & {*best, *drawn})
-        if missing > 0:
-            spare = [peer for peer in others if peer not in drawn and peer in chosen]
-            spare = spare[:missing]
-            drawn.sort(key=chosen.__contains__)  # the others leave first
-            drawn = drawn[len(spare) :] + spare
+        for quota, counts in reversed(self._quotas()):  # the first has the last word
+            missing = quota - sum(map(counts, [*best, *drawn]))
+            if missing > 0:
+                spare = [peer for peer in others if peer not in drawn and counts(peer)][:missing]
+                drawn.sort(key=counts)  # the others leave first
+                drawn = drawn[len(spare) :] + spare
         return best + drawn
 
     def _back_off(self, topic: str, peer: PeerId, until: float) -> None:

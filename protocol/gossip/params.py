@@ -27,6 +27,9 @@ class Params:
     """D_score (spec): when pruning, keep this many best-scored peers, the rest at random."""
     mesh_outbound: int = 2
     """D_out (spec): of the mesh, as many that we have dialled, if there are."""
+    mesh_standing: int = 2
+    """Of the mesh, as many with standing, if there are: a guess. Where strangers fill the meshes a
+    message comes over one way only, and what is lost on it comes late."""
     lazy_peers: int = 3
     """D_lazy (the spec says 6): IHAVE goes to at least this many peers outside the mesh."""
     flood_peers_max: int = 64

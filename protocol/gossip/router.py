@@ -104,7 +104,7 @@ class Router:
         self._own_source = source_bytes(signer.peer_id)
         self._seqno = 0
         self._peers = Peers(params)
-        self._mesh = Mesh(params, rng.child("mesh"), self._score, chosen)
+        self._mesh = Mesh(params, rng.child("mesh"), self._score, chosen, proven)
         self._flood = Flood(params.flood_peers_max, rng.child("flood"), proven)
         self._lazy = LazyGossip(params, rng.child("lazy"))
         self._seen = SeenCache(params.seen_seconds, params.seen_max)

@@ -179,11 +179,13 @@ def test_params_check_their_relations(wrong):
         Params(**wrong)
 
 
-def mesh_of(params=None, seed=b"", opinions=None, chosen=()):
+def mesh_of(params=None, seed=b"", opinions=None, chosen=(), proven=()):
     scores = Scores(ScoreParams(), lambda: opinions or {})
     for peer in opinions or {}:
         scores.connect(peer, now=0)
-    return Mesh(params or Params(), Rng(seed), scores, lambda: frozenset(chosen))
+    return Mesh(
+        params or Params(), Rng(seed), scores, lambda: frozenset(chosen), proven.__contains__
+    )
 
 
 def test_back_offs_are_bounded_and_the_oldest_leaves():
@@ -228,3 +230,34 @@ def test_a_thinned_mesh_keeps_the_best_and_others_by_chance():
     best, others = peers[-params.mesh_keep_by_score :], peers[: -params.mesh_keep_by_score]
     assert all(kept.count(peer) == 100 for peer in best)
     assert all(10 <= kept.count(peer) <= 45 for peer in others), "two of eight each time"
+
+
+@given(st.binary(min_size=1, max_size=2), st.integers(0, 4), st.booleans())
+def test_two_with_standing_are_in_a_mesh_however_many_strangers_are_there(seed, count, best):
+    """Strangers graft first, and with ``best`` they have the best scores and we chose them."""
+    params = Params()
+    strangers = [PeerId(f"stranger {number}") for number in range(40)]
+    proven = [PeerId(f"proven {number}") for number in range(count)]
+    mesh = mesh_of(
+        params, seed, dict.fromkeys(strangers, 9.0 * best), strangers if best else (), proven
+    )
+    mesh.join("t", strangers, now=0)
+    assert not set(mesh.members("t")) & set(proven)
+    for now in range(1, 4):
+        for peer in strangers[10 * now :][:10]:
+            mesh.grafted_by("t", peer, now=now)
+        mesh.maintain("t", [*strangers, *proven], now=now)
+        there = set(mesh.members("t")) & set(proven)
+        assert len(there) == min(count, params.mesh_standing)
+
+
+def test_with_standing_one_comes_into_a_full_mesh_that_has_too_few_of_them():
+    params = Params()
+    proven = [PeerId(f"proven {number}") for number in range(3)]
+    mesh = mesh_of(params, proven=proven)
+    mesh.join("t", [], now=0)
+    for number in range(params.mesh_high):
+        assert mesh.grafted_by("t", PeerId(str(number)), now=0) is GraftAnswer.ACCEPT
+    assert mesh.grafted_by("t", PeerId("late"), now=0) is GraftAnswer.REFUSE
+    answers = [mesh.grafted_by("t", peer, now=0) for peer in proven]
+    assert answers == [GraftAnswer.ACCEPT, GraftAnswer.ACCEPT, GraftAnswer.REFUSE]
