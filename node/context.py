@@ -71,6 +71,10 @@ class Peers(Streams, Protocol):
         """
 
     @property
+    def proven(self) -> AbstractSet[PeerId]:
+        """The connected peers with standing, as of some seconds ago."""
+
+    @property
     def places(self) -> Mapping[PeerId, tuple[str, ...]]:
         """Where connected peers are, as far as others can be at the same place.
 

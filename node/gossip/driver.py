@@ -97,7 +97,7 @@ class Gossip:
             verifier,
             self._opinions,
             lambda: peers.chosen,
-            trust.proven,
+            lambda: peers.proven,
             decoded,
         )
         self._topics: dict[str, _Topic] = {}

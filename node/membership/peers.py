@@ -9,7 +9,6 @@ import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from itertools import islice
 
 import structlog
 from typing_extensions import override
@@ -37,6 +36,9 @@ CONNECTIONS_TARGET = 32
 STANDING_TARGET = 8
 """Of those whom a node with standing is connected to, others with standing, if there are so many:
 strangers that fill its connections must not come between them. A guess."""
+
+STANDING_SECONDS = 10.0
+"""Until who of the same peers has standing is looked at again: it changes by the epoch."""
 
 CONNECTIONS_HIGH = 480
 CONNECTIONS_LOW = 448
@@ -87,6 +89,9 @@ class PeerTable(Peers):
         self._connected: dict[PeerId, None] = {}
         self._retry_seconds = RETRY_SECONDS_MIN
         self._candidates = Candidates(self.peer_id, roster, self._book, clock, rng)
+        self._standing: frozenset[PeerId] = frozenset()
+        self._standing_of: AbstractSet[PeerId] = frozenset()
+        self._standing_until = 0.0
         self._seek_standing_at = 0.0
         self._chosen: dict[PeerId, None] = {}
         self._places: dict[PeerId, tuple[str, ...]] = {}
@@ -140,6 +145,11 @@ class PeerTable(Peers):
     @override
     def chosen(self) -> AbstractSet[PeerId]:
         return self._chosen.keys()
+
+    @property
+    @override
+    def proven(self) -> AbstractSet[PeerId]:
+        return self._standing
 
     @property
     @override
@@ -298,6 +308,10 @@ class PeerTable(Peers):
             self.unreachable_since = None
             self._dialler.refusals.clear()
             self._retry_seconds = RETRY_SECONDS_MIN
+        if self._connected.keys() != self._standing_of or loop_time() >= self._standing_until:
+            self._standing_of = frozenset(self._connected)
+            self._standing = frozenset(filter(self._proven, self._connected))
+            self._standing_until = loop_time() + STANDING_SECONDS
         if self._lacking() is not None:
             self._few.set()
         for follower in self._followers:
@@ -360,8 +374,7 @@ class PeerTable(Peers):
             return lambda _peer: True
         if not self._proven(self.peer_id) or loop_time() < self._seek_standing_at:
             return None
-        proven = list(islice(filter(self._proven, self._connected), STANDING_TARGET))
-        return self._proven if len(proven) < STANDING_TARGET else None
+        return self._proven if len(self._standing) < STANDING_TARGET else None
 
     async def _dial_members(self) -> None:
         lacking, drawn = self._lacking(), dict[PeerId, None]()

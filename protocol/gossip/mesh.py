@@ -1,6 +1,6 @@
 """Who is in our mesh of each topic, and who must not be grafted yet."""
 
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 
@@ -9,12 +9,13 @@ from protocol.gossip.scores import Scores
 from protocol.rng import Rng
 from protocol.types import PeerId
 
-Chosen = Callable[[], AbstractSet[PeerId]]
-"""The peers that we dialled by our own choice: strangers cannot make themselves such a peer."""
+PeerSet = Callable[[], AbstractSet[PeerId]]
+"""Peers of which strangers cannot make themselves one, as they are now: those that we dialled by
+our own choice, or those with standing."""
 
 
 def nobody() -> AbstractSet[PeerId]:
-    """Choose nobody: an application that only waits to be dialled."""
+    """Return no peer: of an application that knows no such peers."""
     return frozenset()
 
 
@@ -39,14 +40,14 @@ class Mesh:
         params: Params,
         rng: Rng,
         scores: Scores,
-        chosen: Chosen,
-        proven: Callable[[PeerId], bool],
+        chosen: PeerSet,
+        proven: PeerSet,
     ) -> None:
         self._params = params
         self._rng = rng
         self._scores = scores
         self.chosen = chosen
-        self._proven = proven
+        self.proven = proven
         self._opportunity_at: float | None = None
         self._members: dict[str, dict[PeerId, None]] = {}
         self.backoffs: dict[tuple[str, PeerId], float] = {}
@@ -179,10 +180,11 @@ class Mesh:
     ) -> list[PeerId]:
         """Keep what the quotas are for, whatever strangers do; then enough of any."""
         members, params, grafted = self._members[topic], self._params, list[PeerId]()
-        for quota, counts in self._quotas():
-            missing = quota - sum(map(counts, members))
+        for quota, some in self._quotas():
+            missing = quota - len(some & members.keys())
             if missing > 0:
-                candidates = self._candidates(topic, filter(counts, subscribers), now)
+                those = filter(some.__contains__, subscribers)
+                candidates = self._candidates(topic, those, now)
                 grafted += self._add(topic, self._rng.sample(candidates, missing), now)
         if len(members) < params.mesh_low:
             candidates = self._candidates(topic, subscribers, now)
@@ -211,19 +213,16 @@ class Mesh:
             and not scores.below(peer, 0)
         ]
 
-    def _quotas(self) -> list[tuple[int, Callable[[PeerId], bool]]]:
-        """Return of whom so many are to be in each mesh: strangers cannot make themselves such."""
-        chosen = self.chosen()
-        return [
-            (self._params.mesh_standing, self._proven),
-            (self._params.mesh_outbound, chosen.__contains__),
-        ]
+    def _quotas(self) -> list[tuple[int, AbstractSet[PeerId]]]:
+        """Return of whom so many are to be in each mesh."""
+        params = self._params
+        return [(params.mesh_standing, self.proven()), (params.mesh_outbound, self.chosen())]
 
-    def _full(self, members: Collection[PeerId], peer: PeerId) -> bool:
+    def _full(self, members: Mapping[PeerId, None], peer: PeerId) -> bool:
         if len(members) < self._params.mesh_high or peer in self.chosen():
             return False
-        lacking = sum(map(self._proven, members)) < self._params.mesh_standing
-        return not (lacking and self._proven(peer))
+        proven = self.proven()
+        return peer not in proven or len(proven & members.keys()) >= self._params.mesh_standing
 
     def _add(self, topic: str, peers: list[PeerId], now: float) -> list[PeerId]:
         for peer in peers:
@@ -250,11 +249,11 @@ class Mesh:
         best = by_score[: self._params.mesh_keep_by_score]
         others = by_score[self._params.mesh_keep_by_score :]
         drawn = self._rng.sample(others, self._params.mesh_size - len(best))
-        for quota, counts in reversed(self._quotas()):  # the first has the last word
-            missing = quota - sum(map(counts, [*best, *drawn]))
+        for quota, some in reversed(self._quotas()):  # the first has the last word
+            missing = quota - len(some & {*best, *drawn})
             if missing > 0:
-                spare = [peer for peer in others if peer not in drawn and counts(peer)][:missing]
-                drawn.sort(key=counts)  # the others leave first
+                spare = [peer for peer in others if peer not in drawn and peer in some][:missing]
+                drawn.sort(key=some.__contains__)  # the others leave first
                 drawn = drawn[len(spare) :] + spare
         return best + drawn
 

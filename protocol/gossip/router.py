@@ -4,7 +4,7 @@ Every input is checked before anything changes; what a peer did wrong comes out 
 What our own application does wrong (a message over the limit) is a ``ValueError``.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -35,7 +35,7 @@ from protocol.gossip.events import (
 )
 from protocol.gossip.flood import Flood
 from protocol.gossip.lazy import LazyGossip
-from protocol.gossip.mesh import Chosen, GraftAnswer, Mesh, nobody
+from protocol.gossip.mesh import GraftAnswer, Mesh, PeerSet, nobody
 from protocol.gossip.message import (
     DECODED_MAX,
     Decoded,
@@ -79,8 +79,8 @@ class _Pending:
 class Router:
     """One node's gossip state; ``signer`` is also who we are.
 
-    ``opinions`` are what the application thinks of peers, ``chosen`` whom it dialled by choice;
-    whoever is ``proven`` is sent our own messages before the others are.
+    ``opinions`` are what the application thinks of peers, ``chosen`` whom it dialled by choice, and
+    ``proven`` those with standing.
     """
 
     def __init__(
@@ -90,8 +90,8 @@ class Router:
         rng: Rng,
         verifier: Verifier = verify,
         opinions: Opinions = no_opinions,
-        chosen: Chosen = nobody,
-        proven: Callable[[PeerId], bool] = lambda _peer: False,
+        chosen: PeerSet = nobody,
+        proven: PeerSet = nobody,
         decoded: Decoded | None = None,
     ) -> None:
         self._signer = signer

@@ -184,7 +184,7 @@ def mesh_of(params=None, seed=b"", opinions=None, chosen=(), proven=()):
     for peer in opinions or {}:
         scores.connect(peer, now=0)
     return Mesh(
-        params or Params(), Rng(seed), scores, lambda: frozenset(chosen), proven.__contains__
+        params or Params(), Rng(seed), scores, lambda: frozenset(chosen), lambda: frozenset(proven)
     )
 
 
