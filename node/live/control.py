@@ -32,6 +32,10 @@ from roles.ports.transport import Stream, TransportError
 use_hivemind_log_handler("nowhere")
 logging.getLogger("hivemind").setLevel(logging.WARNING)
 
+_KEPT_TAG = "kept"
+_KEPT_WEIGHT = 100
+"""p2pd ends connections with the smallest sum of weights first; without a tag it is 0."""
+
 CONTROL_SECONDS = 5.0
 """Deadline of a request that p2pd answers by itself; it takes about a millisecond."""
 
@@ -208,6 +212,20 @@ class Control:
         request = p2pd_pb2.DisconnectRequest(peer=base58.b58decode(peer))
         await self._call(
             p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request), CONTROL_SECONDS
+        )
+
+    async def keep(self, peer: PeerId, *, kept: bool) -> None:
+        """Have p2pd end connections to ``peer`` last, or no longer; raises ``TransportError``."""
+        kind = p2pd_pb2.ConnManagerRequest
+        request = kind(
+            type=kind.TAG_PEER if kept else kind.UNTAG_PEER,
+            peer=base58.b58decode(peer),
+            tag=_KEPT_TAG,
+            weight=_KEPT_WEIGHT,
+        )
+        await self._call(
+            p2pd_pb2.Request(type=p2pd_pb2.Request.CONNMANAGER, connManager=request),
+            CONTROL_SECONDS,
         )
 
     async def addresses(self) -> list[str]:

@@ -8,7 +8,7 @@ same identity, register every handler, dial the peers we had dialled, and call t
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,9 @@ RECONNECT_SECONDS = 5.0
 
 RESTART_SECONDS_MIN = 0.1
 RESTART_SECONDS_MAX = 30.0
+KEPT_SECONDS = 60.0
+"""Until p2pd is told again whose connections end last: it forgets that of who leaves."""
+
 STABLE_SECONDS = 60.0
 """A p2pd that lived this long starts again without a pause."""
 
@@ -70,6 +73,8 @@ class HivemindTransport(Transport):
         self._registering = asyncio.Lock()
         self._dialled: dict[PeerId, str] = {}
         self._hosts: dict[PeerId, str | None] = {}
+        self._kept: dict[PeerId, float] = {}
+        """Whose connections are to end last, and when p2pd was told so."""
         self._inbound: dict[asyncio.Task[None], None] = {}
         self._inbound_by_peer: Counter[PeerId] = Counter()
         self._hooks: list[Callable[[], Awaitable[None]]] = []
@@ -153,6 +158,17 @@ class HivemindTransport(Transport):
         self._dialled.pop(peer, None)
         if peer in await self._control.peers():
             await self._control.disconnect(peer)
+
+    @override
+    async def keep(self, peers: Collection[PeerId]) -> None:
+        now = asyncio.get_running_loop().time()
+        for peer in self._kept.keys() - set(peers):
+            await self._control.keep(peer, kept=False)
+            del self._kept[peer]
+        for peer in peers:
+            if now >= self._kept.get(peer, -KEPT_SECONDS) + KEPT_SECONDS:
+                await self._control.keep(peer, kept=True)
+                self._kept[peer] = now
 
     @override
     async def peers(self) -> list[PeerId]:
@@ -242,6 +258,7 @@ class HivemindTransport(Transport):
             code = await self._daemon.exited()
             log.warning("p2pd exited with code %d; starting it again", code)
             self._daemon = None
+            self._kept.clear()
             await self._detach()
             if loop.time() - started > STABLE_SECONDS:
                 pause_seconds = 0.0

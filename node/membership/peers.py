@@ -20,6 +20,7 @@ from node.membership.anchors import anchors, independent, surplus
 from node.membership.bans import Bans
 from node.membership.candidates import Candidates
 from node.membership.dialler import CONNECT_SECONDS, Dialler
+from node.membership.standing import Standing
 from node.streams.deadline import loop_time, within
 from protocol.faults import Fault
 from protocol.membership import Roster
@@ -36,9 +37,6 @@ CONNECTIONS_TARGET = 32
 STANDING_TARGET = 8
 """Of those whom a node with standing is connected to, others with standing, if there are so many:
 strangers that fill its connections must not come between them. A guess."""
-
-STANDING_SECONDS = 10.0
-"""Until who of the same peers has standing is looked at again: it changes by the epoch."""
 
 CONNECTIONS_HIGH = 480
 CONNECTIONS_LOW = 448
@@ -89,9 +87,7 @@ class PeerTable(Peers):
         self._connected: dict[PeerId, None] = {}
         self._retry_seconds = RETRY_SECONDS_MIN
         self._candidates = Candidates(self.peer_id, roster, self._book, clock, rng)
-        self._standing: frozenset[PeerId] = frozenset()
-        self._standing_of: AbstractSet[PeerId] = frozenset()
-        self._standing_until = 0.0
+        self._standing = Standing(proven)
         self._seek_standing_at = 0.0
         self._chosen: dict[PeerId, None] = {}
         self._places: dict[PeerId, tuple[str, ...]] = {}
@@ -149,7 +145,7 @@ class PeerTable(Peers):
     @property
     @override
     def proven(self) -> AbstractSet[PeerId]:
-        return self._standing
+        return self._standing.peers
 
     @property
     @override
@@ -308,10 +304,10 @@ class PeerTable(Peers):
             self.unreachable_since = None
             self._dialler.refusals.clear()
             self._retry_seconds = RETRY_SECONDS_MIN
-        if self._connected.keys() != self._standing_of or loop_time() >= self._standing_until:
-            self._standing_of = frozenset(self._connected)
-            self._standing = frozenset(filter(self._proven, self._connected))
-            self._standing_until = loop_time() + STANDING_SECONDS
+        if self._standing.look(self._connected.keys(), loop_time()):
+            with suppress(TransportError):  # told again at the next look
+                kept = (*self._chosen, *self._standing.peers)
+                await within(CONNECT_SECONDS, self._transport.keep(kept))
         if self._lacking() is not None:
             self._few.set()
         for follower in self._followers:
@@ -374,7 +370,7 @@ class PeerTable(Peers):
             return lambda _peer: True
         if not self._proven(self.peer_id) or loop_time() < self._seek_standing_at:
             return None
-        return self._proven if len(self._standing) < STANDING_TARGET else None
+        return self._proven if len(self._standing.peers) < STANDING_TARGET else None
 
     async def _dial_members(self) -> None:
         lacking, drawn = self._lacking(), dict[PeerId, None]()

@@ -3,7 +3,7 @@
 Every call that waits for another node has a deadline at the caller (``asyncio.timeout``).
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import Protocol
 
 from protocol.types import Digest, PeerId
@@ -67,6 +67,12 @@ class Transport(Streams, Protocol):
 
     async def disconnect(self, peer: PeerId) -> None:
         """Drop every connection to ``peer``; idempotent."""
+
+    async def keep(self, peers: Collection[PeerId]) -> None:
+        """Have connections to ``peers``, and no longer those of the last call, end last.
+
+        Where there are too many connections, others end before them. Raises ``TransportError``.
+        """
 
     async def peers(self) -> list[PeerId]:
         """Return the peers that are connected now."""

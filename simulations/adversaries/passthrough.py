@@ -1,6 +1,6 @@
 """Ports that pass everything on: a behaviour overrides the one thing that it does differently."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from typing_extensions import override
 
@@ -93,6 +93,10 @@ class PassingTransport(Transport):
     @override
     async def disconnect(self, peer: PeerId) -> None:
         await self._honest.disconnect(peer)
+
+    @override
+    async def keep(self, peers: Collection[PeerId]) -> None:
+        await self._honest.keep(peers)
 
     @override
     async def peers(self) -> list[PeerId]:

@@ -67,6 +67,8 @@ class Host:
     """By protocol."""
     connections: "dict[PeerId, Connection]" = field(default_factory=dict)
     """By the other end, oldest first."""
+    kept: frozenset[PeerId] = frozenset()
+    """Whose connections end last."""
 
 
 class Connection:

@@ -272,7 +272,6 @@ class SimNetwork:
 
 def _trim(host: Host) -> None:
     if len(host.connections) > CONNECTIONS_HIGH:
-        for connection in list(host.connections.values())[
-            : len(host.connections) - CONNECTIONS_LOW
-        ]:
-            connection.close()
+        last = sorted(host.connections, key=host.kept.__contains__)
+        for peer in last[: len(last) - CONNECTIONS_LOW]:
+            host.connections[peer].close()

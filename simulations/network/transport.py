@@ -4,7 +4,7 @@ Addresses are ``/sim/<name>/p2p/<peer id>``.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 
 from typing_extensions import override
 
@@ -66,6 +66,11 @@ class SimTransport(Transport):
         connection = self._host.connections.get(peer) if self._alive else None
         if connection is not None:
             connection.close()
+
+    @override
+    async def keep(self, peers: Collection[PeerId]) -> None:
+        self._require_alive()
+        self._host.kept = frozenset(peers)
 
     @override
     async def peers(self) -> list[PeerId]:

@@ -1,0 +1,29 @@
+"""Which of the connected peers have standing."""
+
+from collections.abc import Callable
+from collections.abc import Set as AbstractSet
+
+from protocol.types import PeerId
+
+LOOK_SECONDS = 10.0
+"""Until the same peers are looked at again: standing changes by the epoch."""
+
+
+class Standing:
+    """Remembers what ``proven`` said of the connected peers."""
+
+    def __init__(self, proven: Callable[[PeerId], bool]) -> None:
+        self._proven = proven
+        self._looked_at: frozenset[PeerId] = frozenset()
+        self._until = 0.0
+        self.peers: frozenset[PeerId] = frozenset()
+        """Those that have it, as of the last look."""
+
+    def look(self, connected: AbstractSet[PeerId], now: float) -> bool:
+        """Look, if others are connected than at the last look or it is long ago; tell whether."""
+        if connected == self._looked_at and now < self._until:
+            return False
+        self._looked_at = frozenset(connected)
+        self._until = now + LOOK_SECONDS
+        self.peers = frozenset(filter(self._proven, connected))
+        return True
