@@ -37,6 +37,9 @@ MESSAGE_BYTES_MAX = 1 << 20
 
 CONNECTIONS_HIGH = 512
 CONNECTIONS_LOW = 256
+GRACE_SECONDS = 10
+"""How long a connection is not ended by that. With p2pd's two minutes hundreds of strangers that
+come at once would stay, and everybody who was there before them would go."""
 """Above so many connections p2pd drops old ones until so many are left."""
 
 _CONFIG_FILE = "p2pd.json"
@@ -231,6 +234,7 @@ def _arguments(identity_path: Path, control_path: Path, options: P2pdOptions) ->
         "connManager": "true",
         "connHi": str(CONNECTIONS_HIGH),
         "connLo": str(CONNECTIONS_LOW),
+        "connGrace": f"{GRACE_SECONDS}s",
     }
     return [f"-{name}={value}" for name, value in arguments.items() if value]
 

@@ -35,8 +35,10 @@ CONNECTIONS_TARGET = 32
 """Four gossip meshes of eight; others are dialled when they are needed."""
 
 STANDING_TARGET = 8
-"""Of those whom a node with standing is connected to, others with standing, if there are so many:
-strangers that fill its connections must not come between them. A guess."""
+NEWCOMERS_STANDING_TARGET = 2
+"""How many peers with standing a node is connected to, if there are so many, that has standing
+itself, and that has none yet: strangers that fill its connections must not come between. Guesses;
+the second is what a gossip mesh needs."""
 
 CONNECTIONS_HIGH = 480
 CONNECTIONS_LOW = 448
@@ -368,9 +370,11 @@ class PeerTable(Peers):
         """Return what members to dial are to be; None while there are connections enough."""
         if len(self._connected) < CONNECTIONS_TARGET:
             return lambda _peer: True
-        if not self._proven(self.peer_id) or loop_time() < self._seek_standing_at:
+        if loop_time() < self._seek_standing_at:
             return None
-        return self._proven if len(self._standing.peers) < STANDING_TARGET else None
+        own = self._proven(self.peer_id)
+        target = STANDING_TARGET if own else NEWCOMERS_STANDING_TARGET
+        return self._proven if len(self._standing.peers) < target else None
 
     async def _dial_members(self) -> None:
         lacking, drawn = self._lacking(), dict[PeerId, None]()

@@ -329,6 +329,32 @@ async def test_hosts_with_default_security_settings_understand_us(pair):
     await default.shutdown()
 
 
+async def test_where_there_are_too_many_connections_those_that_are_kept_end_last(keys, monkeypatch):
+    """p2pd looks every ten seconds; the oldest are kept, of which one was kept before only."""
+    monkeypatch.setattr(p2pd, "CONNECTIONS_HIGH", 4)
+    monkeypatch.setattr(p2pd, "CONNECTIONS_LOW", 2)
+    monkeypatch.setattr(p2pd, "GRACE_SECONDS", 0)
+    others: list[HivemindTransport] = []
+    hub = await start(keys, 60)
+    try:
+        for seed in range(61, 65):
+            others.append(await start(keys, seed, hidden=True))  # p2pd's DHT keeps servers
+            await others[-1].connect((await hub.addresses())[0])
+        await hub.keep([other.peer_id for other in others[:3]])
+        await hub.keep([other.peer_id for other in others[:2]])
+        for seed in range(65, 68):
+            others.append(await start(keys, seed, hidden=True))
+            await others[-1].connect((await hub.addresses())[0])
+
+        async def trimmed() -> bool:
+            return len(await hub.peers()) <= 2
+
+        await eventually(trimmed)
+        assert set(await hub.peers()) == {other.peer_id for other in others[:2]}
+    finally:
+        await asyncio.gather(hub.close(), *(other.close() for other in others))
+
+
 async def test_a_dead_peer_is_a_transport_error(pair, keys):
     left, _ = pair
     mortal = await start(keys, 3)

@@ -2,11 +2,13 @@ import asyncio
 
 import pytest
 
+from node.live import p2pd
 from node.membership import peers as module
 from node.membership.candidates import AGAIN_SECONDS
 from node.membership.dialler import CONNECT_SECONDS, HEAD_START_SECONDS
 from node.membership.peers import (
     BOOTSTRAP_NETWORKS,
+    NEWCOMERS_STANDING_TARGET,
     POLL_SECONDS,
     RETRY_SECONDS_MAX,
     RETRY_SECONDS_MIN,
@@ -14,6 +16,7 @@ from node.membership.peers import (
     TRIED_MAX,
     PeerTable,
 )
+from node.membership.standing import LOOK_SECONDS
 from protocol.crypto import verify
 from protocol.membership import Roster
 from protocol.rng import Rng
@@ -162,8 +165,8 @@ def test_members_are_dialled_until_there_are_enough(monkeypatch):
 
 
 @pytest.mark.parametrize("own_standing", [True, False])
-def test_a_node_with_standing_keeps_connections_to_others_that_have_it(monkeypatch, own_standing):
-    """However many strangers are connected; a newcomer leaves the few with standing alone."""
+def test_a_node_keeps_connections_to_others_with_standing(monkeypatch, own_standing):
+    """However many strangers are connected; a newcomer has few such connections."""
     monkeypatch.setattr(module, "CONNECTIONS_TARGET", 4)
 
     async def scenario():
@@ -184,7 +187,7 @@ def test_a_node_with_standing_keeps_connections_to_others_that_have_it(monkeypat
         running = asyncio.create_task(ours.run())
         await asyncio.sleep(2 * RETRY_SECONDS_MAX)
         here = standing.intersection(ours.connected)
-        assert len(here) == (STANDING_TARGET if own_standing else 0)
+        assert len(here) == (STANDING_TARGET if own_standing else NEWCOMERS_STANDING_TARGET)
         assert here <= set(ours.chosen)
         running.cancel()
 
@@ -669,6 +672,31 @@ def test_where_there_are_too_many_who_was_chosen_and_who_has_standing_stay(monke
         stayed = [net.peer(name) for name in (*strangers[:6], "chosen", "worker")]
         assert ours.connected == stayed, "of the others, the first that came"
         assert not connected(net, "stranger 9")
+
+    run_virtual(scenario())
+
+
+def test_strangers_that_come_at_once_do_not_end_the_connections_of_who_stays():
+    """More of them than p2pd keeps, before the next look: it ends the others."""
+
+    async def scenario():
+        net = Net()
+        strangers = [f"stranger {number}" for number in range(p2pd.CONNECTIONS_HIGH)]
+        net.add(*strangers, "chosen", "worker", "guest", "left")
+        standing = {net.peer("worker"), net.peer("left")}
+        ours = net.table("chosen", proven=standing.__contains__)
+        for name in ("guest", "worker", "left"):
+            net.hub.connect(net.peer(name), net.peer("ours"))
+        await ours.reach()
+        standing.discard(net.peer("left"))
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(LOOK_SECONDS + 2 * POLL_SECONDS)
+        running.cancel()
+        for name in strangers:
+            net.hub.connect(net.peer(name), net.peer("ours"))
+        assert len(net.hub.network.hosts[net.peer("ours")].connections) < len(strangers)
+        stayed = [name for name in ("chosen", "worker", "guest", "left") if connected(net, name)]
+        assert stayed == ["chosen", "worker"]
 
     run_virtual(scenario())
 

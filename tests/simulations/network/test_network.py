@@ -178,6 +178,23 @@ def test_a_machine_with_too_many_connections_drops_the_oldest():
     run_virtual(scenario())
 
 
+def test_whom_a_machine_keeps_outlive_the_others():
+    async def scenario():
+        machines = Machines()
+        await machines.add("hub")
+        names = [f"m{number}" for number in range(CONNECTIONS_HIGH + 1)]
+        await machines.add(*names)
+        hub = machines.transports["hub"]
+        await hub.keep([machines.transports[names[5]].peer_id])
+        await hub.keep([machines.transports[name].peer_id for name in names[1:4]])
+        for name in names:
+            await machines.connect(name, "hub")
+        left = [name for name in names if machines.connected(name, "hub")]
+        assert left == [*names[1:4], *names[3 - CONNECTIONS_LOW :]]
+
+    run_virtual(scenario())
+
+
 # Faults
 
 
