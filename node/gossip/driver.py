@@ -110,6 +110,7 @@ class Gossip:
             self._params.peers_max,
             self._apply,
             self._blame,
+            self._ignored,
         )
         self.counters = GossipCounters()
 
@@ -176,6 +177,9 @@ class Gossip:
     def _opinions(self) -> Mapping[PeerId, float]:
         """Return P5: what services found out about peers, whatever it was that they sent us."""
         return {peer: FAULT_SCORE * count for peer, count in self._peers.faults().items()}
+
+    def _ignored(self, peer: PeerId) -> bool:
+        return self._router.score(peer) < self._params.graylist_score_min
 
     def _apply(self, event: Event) -> None:
         for effect in self._router.handle(event, self._clock.now()):

@@ -56,6 +56,9 @@ class GossipLimits:
     rates: ReadRates = field(default_factory=ReadRates)
 
 
+IGNORED_SECONDS = 5.0
+"""Until it is looked whether a peer whose gossip nobody would heed is to be read again."""
+
 STALL_LOOKS = 4
 """How often stalled writes are looked for within the time that makes one."""
 
@@ -100,7 +103,8 @@ class _Link:
 class Links:
     """The connected peers, as far as gossip goes.
 
-    ``apply`` takes the events that the streams cause, ``blame`` what breaks the framing.
+    ``apply`` takes the events that the streams cause, ``blame`` what breaks the framing. Of whoever
+    is ``ignored`` no more than a little is read.
     """
 
     def __init__(
@@ -111,6 +115,7 @@ class Links:
         peers_max: int,
         apply: Callable[[Event], None],
         blame: Callable[[PeerId, Fault], None],
+        ignored: Callable[[PeerId], bool],
     ) -> None:
         self._peers = peers
         self._reading = Reading(limits.rates, trust.proven)
@@ -118,6 +123,7 @@ class Links:
         self._peers_max = peers_max
         self._apply = apply
         self._blame = blame
+        self._ignored = ignored
         self._links: dict[PeerId, _Link] = {}
         self._tasks = Tasks()
         self._drained = asyncio.Event()
@@ -347,6 +353,13 @@ class Links:
         if link.inbound is stream:
             link.inbound = None
 
+    async def _wait_while_ignored(self, stream: Stream) -> None:
+        """Let bytes wait that nobody would heed: they take nothing of what is read of strangers."""
+        while self._ignored(stream.peer):
+            await asyncio.sleep(IGNORED_SECONDS)
+            if (link := self._links.get(stream.peer)) is None or link.inbound is not stream:
+                raise TransportError("the stream of a peer that has left, or has another one")
+
     async def _read(self, stream: Stream) -> None:
         deframer, peer, read, counters = Deframer(), stream.peer, stream.read, self.counters
         reading, now = self._reading, asyncio.get_running_loop().time
@@ -361,9 +374,11 @@ class Links:
             if not size:
                 return
             counters.bytes_in += size
-            if reading.came(peer, size) and (seconds := reading.wait_seconds(peer, now())):
-                counters.reads_delayed += 1
-                await asyncio.sleep(seconds)
+            if reading.came(peer, size):
+                await self._wait_while_ignored(stream)
+                if seconds := reading.wait_seconds(peer, now()):
+                    counters.reads_delayed += 1
+                    await asyncio.sleep(seconds)
             frames = deframer.feed(data)
             if isinstance(frames, Fault):
                 self._blame(peer, frames)

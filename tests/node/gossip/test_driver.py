@@ -6,7 +6,7 @@ from types import MappingProxyType
 import pytest
 
 from node.gossip.driver import Gossip
-from node.gossip.links import GossipLimits
+from node.gossip.links import IGNORED_SECONDS, GossipLimits
 from node.gossip.reading import BURST_BYTES, ReadRates
 from node.gossip.tasks import Tasks
 from node.membership.bans import BAN_SECONDS
@@ -19,7 +19,7 @@ from protocol.gossip.events import Priority, Send
 from protocol.gossip.frames import Deframer, frame
 from protocol.gossip.message import encode_message, sign_message
 from protocol.gossip.params import Params
-from protocol.gossip.rpc import Rpc, Subscription, decode_rpc, encode_rpc
+from protocol.gossip.rpc import Prune, Rpc, Subscription, decode_rpc, encode_rpc
 from protocol.rng import Rng
 from protocol.types import ValidationResult
 from roles.ports.transport import TransportError
@@ -478,6 +478,68 @@ def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else():
             assert read < rates.stranger * (seconds + 2) + 3 * BURST_BYTES
             assert reader.gossip.link_counters.reads_delayed > 10
             assert reader.blamed == [], "it broke nothing"
+
+    run_virtual(scenario())
+
+
+def grafts_that_break_their_word():
+    leave = Rpc(subscriptions=(Subscription(True, TOPIC),), prune=(Prune(TOPIC, 60),))
+    return frame(encode_rpc(leave)) + 200 * frame(encode_rpc(Rpc(graft=(TOPIC,))))
+
+
+def test_whom_nobody_heeds_takes_nothing_of_what_is_read_of_other_strangers():
+    """Thirty that graft whatever they are told, and a newcomer with 30 kB a second to say."""
+
+    async def scenario():
+        async with swarm(2) as (hub, nodes):
+            await eventually(lambda: meshed(*nodes))
+            author, reader = nodes
+            grafts = grafts_that_break_their_word()
+
+            async def flood(raw):
+                stream = await raw.stream_to(reader)
+                while True:
+                    await stream.write(grafts)
+
+            flooding = []
+            for number in range(100, 130):
+                raw = RawPeer(hub, number)
+                hub.connect(raw.identity.peer_id, reader.peer_id)
+                flooding.append(asyncio.create_task(flood(raw)))
+            await asyncio.sleep(5)
+            for second in range(20):
+                for number in range(30):
+                    await author.gossip.publish(TOPIC, bytes([number]) * 1000)
+                await eventually(lambda after=second: len(reader.inbox) == 30 * (after + 1), 0.5)
+                await asyncio.sleep(0.5)
+            for task in flooding:
+                task.cancel()
+            await asyncio.gather(*flooding, return_exceptions=True)
+
+    run_virtual(scenario())
+
+
+def test_whom_nobody_heeds_has_one_stream_that_waits():
+    async def scenario():
+        async with swarm(1) as (hub, (reader,)):
+            raw = RawPeer(hub)
+            hub.connect(raw.identity.peer_id, reader.peer_id)
+            flooding = []
+
+            async def flood():
+                stream = await raw.stream_to(reader)
+                while True:
+                    await stream.write(grafts_that_break_their_word())
+
+            for _ in range(30):
+                flooding.append(asyncio.create_task(flood()))
+                await asyncio.sleep(0.2)
+            assert len(reader.transport._serving) > 20
+            await asyncio.sleep(2 * IGNORED_SECONDS)
+            assert len(reader.transport._serving) == 1
+            for task in flooding:
+                task.cancel()
+            await asyncio.gather(*flooding, return_exceptions=True)
 
     run_virtual(scenario())
 
