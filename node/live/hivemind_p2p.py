@@ -163,8 +163,8 @@ class HivemindTransport(Transport):
     async def keep(self, peers: Collection[PeerId]) -> None:
         now = asyncio.get_running_loop().time()
         for peer in self._kept.keys() - set(peers):
+            self._kept.pop(peer, None)  # it may have been cleared while we waited
             await self._control.keep(peer, kept=False)
-            del self._kept[peer]
         for peer in peers:
             if now >= self._kept.get(peer, -KEPT_SECONDS) + KEPT_SECONDS:
                 await self._control.keep(peer, kept=True)
