@@ -114,20 +114,18 @@ class WeightsDownload:
         self._on_blame = on_blame
         self._on_progress = on_progress
         self._arrivals = arrivals or Arrivals()
-        self._members = len(members)
         self._late: dict[PeerId, None] = {}
         self._bad: dict[PeerId, None] = {}
         self._delivered: dict[PeerId, None] = {}
-        self._candidates = self._plan(members)
+        self._follow(members)
         self._events: asyncio.Queue[Event | Exception] = asyncio.Queue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._tick_at = 0.0
 
     def change_members(self, members: Sequence[ForestMember]) -> None:
         """Follow a new roster; what is on its way goes on."""
-        self._members = len(members)
-        self._candidates = self._plan(members)
-        self._events.put_nowait(CandidatesChanged(self._candidates))
+        self._follow(members)
+        self._events.put_nowait(CandidatesChanged(self._candidates, self._strangers))
 
     async def run(self, path: Path, decode: Decode | None = None) -> Path | Fault:
         """Download to ``path`` (it appears there whole) and return it.
@@ -178,6 +176,11 @@ class WeightsDownload:
             async for piece in self._blobs.stream(shard.digest, 0, shard.length):
                 yield piece
 
+    def _follow(self, members: Sequence[ForestMember]) -> None:
+        self._members = len(members)
+        self._strangers = frozenset(member.peer for member in members if not member.proven)
+        self._candidates = self._plan(members)
+
     def _plan(self, members: Sequence[ForestMember]) -> tuple[tuple[PeerId, ...], ...]:
         weights = self._weights
         place = self._exchange.peer_id, self._stripes, self._fanout
@@ -190,7 +193,10 @@ class WeightsDownload:
         return tuple(orders)
 
     async def _index(self) -> ShardIndex | Fault:
-        """Fetch the index: from the parent first, then from more of the list with each round."""
+        """Fetch the index: from the parent first, then from more of the list with each round.
+
+        It is small, so who has standing is asked before who has not.
+        """
         weights = self._weights
         if not 0 < weights.index_bytes <= shard_index.INDEX_BYTES_MAX:
             return Fault(FaultCode.INDEX_OVERSIZE, f"{weights.index_bytes} bytes")
@@ -198,7 +204,7 @@ class WeightsDownload:
         patience = INDEX_SECONDS_MIN + weights.index_bytes / INDEX_BYTES_PER_SECOND_MIN
         slow: dict[PeerId, None] = {}
         while True:
-            sources = self._candidates[0][:sources_max]
+            sources = sorted(self._candidates[0], key=self._strangers.__contains__)[:sources_max]
             if all(peer in slow for peer in sources):
                 slow.clear()
                 patience = min(patience * 2, INDEX_SECONDS_MAX)
@@ -251,9 +257,15 @@ class WeightsDownload:
         missing = [partial.missing() for partial in partials]
         self._arrival.start(index, missing)
         root = self._weights.root
-        begin_seconds = self._source_history.begin_seconds(self._limits.late_seconds_initial)
-        limits = replace(self._limits, late_seconds_initial=begin_seconds)
-        transfer = Transfer(index, self._candidates, missing, limits, root=root)
+        history, initial = self._source_history, self._limits.late_seconds_initial
+        limits = replace(
+            self._limits,
+            late_seconds_initial=history.begin_seconds(initial),
+            late_seconds_stranger=history.stranger_begin_seconds(initial),
+        )
+        transfer = Transfer(
+            index, self._candidates, missing, limits, root=root, strangers=self._strangers
+        )
         event: Event = Tick()
         try:
             while not self._apply(transfer.handle(event, now()), index, partials):

@@ -46,9 +46,10 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class CandidatesChanged:
-    """New candidate lists, one per stripe, because the roster changed."""
+    """New candidate lists, one per stripe, because the roster changed; which have no standing."""
 
     candidates: tuple[tuple[PeerId, ...], ...]
+    strangers: frozenset[PeerId] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +118,7 @@ class TransferLimits:
     requests_per_stripe: int = 2
     request_bytes: int = 8 << 20
     late_seconds_initial: float = 15.0
+    late_seconds_stranger: float = 6.0
     late_seconds_min: float = 2.0
     late_seconds_max: float = 60.0
     patience_seconds: float = 3.0

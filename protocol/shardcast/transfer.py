@@ -3,7 +3,8 @@
 Each stripe keeps a few requests in flight to the first usable candidate of its list, the parent:
 
 * a candidate that breaks or is late is skipped for a while that doubles each time, then tried again
-  with a single request; the next candidate in rank order takes over at once;
+  with a single request; the next candidate in rank order takes over at once; one without standing
+  that has sent nothing yet is late sooner than others;
 * a candidate that has not got the bytes yet is asked again, and waited for a few seconds;
 * a candidate that sent bad bytes is named, and never asked again in this transfer;
 * a request to someone who is no candidate any more, because the roster has changed, is waited for
@@ -84,9 +85,11 @@ class Transfer:
         limits: TransferLimits | None = None,
         *,
         root: PeerId | None = None,
+        strangers: frozenset[PeerId] = frozenset(),
     ) -> None:
         self._index = index
         self._root = root
+        self._strangers = strangers
         self._limits = limits or TransferLimits()
         self._chunks_per_request = max(1, self._limits.request_bytes // index.chunk_bytes)
         self._missing = [sum(1 << chunk for chunk in dict.fromkeys(chunks)) for chunks in missing]
@@ -191,6 +194,7 @@ class Transfer:
             self._peers[request.ask.peer].note(request.ask.shard, event.held, until)
 
     def _candidates_changed(self, event: CandidatesChanged) -> None:
+        self._strangers = event.strangers
         for stripe, order in zip(self._stripes, event.candidates, strict=True):
             stripe.candidates = order
             stripe.holds = {peer: hold for peer, hold in stripe.holds.items() if peer in order}
@@ -205,7 +209,10 @@ class Transfer:
         ]
         for number, request in list(self._requests.items()):
             waited_seconds, name = now - request.touched, request.ask.peer
-            late = waited_seconds >= late_seconds[request.ask.stripe]
+            patience_seconds = late_seconds[request.ask.stripe]
+            if name in self._strangers and not self._peers[name].delivered:
+                patience_seconds = min(patience_seconds, self._limits.late_seconds_stranger)
+            late = waited_seconds >= patience_seconds
             if late or (request.unlisted and waited_seconds >= self._limits.patience_seconds):
                 self._end(number)
                 effects.append(Cancel(number))

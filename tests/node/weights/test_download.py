@@ -24,6 +24,7 @@ from protocol.shardcast.index import ShardIndex
 from protocol.shardcast.source_history import SourceHistory
 from protocol.types import Digest, PeerId
 from roles.ports.storage import Owner, Purpose, StorageFullError
+from roles.ports.transport import Stream
 from tests.worlds.network import Hub
 from tests.worlds.small_disk import small_disk
 
@@ -235,6 +236,34 @@ async def test_a_source_has_as_long_to_begin_as_those_of_the_version_before(
         with pytest.raises(AttributeError):
             await again.run(node.path)
     assert [limit.late_seconds_initial for limit in begun] == [experience.begin_seconds(60.0)]
+
+
+@pytest.mark.parametrize(("proven", "seconds"), [(False, (1.0, 1.5)), (True, (6.0, 9.0))])
+async def test_a_parent_that_holds_every_request_costs_less_without_standing(
+    tmp_path: Path, proven: bool, seconds: tuple[float, float]
+) -> None:
+    world = await swarm(tmp_path, 600_000)
+    node, holder = await world.add("node"), PeerId("holder")
+
+    async def hold(_stream: Stream) -> None:
+        await asyncio.sleep(3600)
+
+    await world.hub.transport(holder).handle(BLOBS.name, hold)
+    world.hub.connect(node.peer, holder)
+    weights, _ = await world.publish()
+    history = SourceHistory()
+    for _ in range(50):
+        history.begun(0.1)
+    members = [*world.members, ForestMember(holder, 10**6, reachable=True, proven=proven)]
+    download = world.download(node, weights, source_history=history, limits=TransferLimits())
+    download._candidates = ((holder, ROOT),) * 4
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(download, "_plan", lambda _members: download._candidates)
+        download.change_members(members)
+    now = asyncio.get_running_loop().time
+    started_at = now()
+    assert await download.run(node.path) == node.path
+    assert seconds[0] <= now() - started_at < seconds[1]
 
 
 async def test_who_was_late_and_delivered_in_the_end_is_not_doubted(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from protocol.shardcast.source_history import (
     DOUBT_VERSIONS,
     DOUBT_VERSIONS_MAX,
     DOUBTED_MIN,
+    STRANGER_BEGIN_SECONDS_MIN,
     SourceHistory,
 )
 from protocol.types import PeerId
@@ -102,3 +103,15 @@ def test_a_source_has_as_long_to_begin_as_others_took():
         experience.begun(60.0)
     assert experience.begin_seconds(15.0) == 15.0
     assert experience.begin_seconds(1.0) == 1.0
+
+
+def test_a_source_without_standing_has_as_long_as_others_usually_took():
+    experience = SourceHistory()
+    assert experience.stranger_begin_seconds(15.0) == BEGIN_SECONDS_MIN
+    assert experience.stranger_begin_seconds(3.0) == 3.0
+    for _ in range(50):
+        experience.begun(0.1)
+    assert experience.stranger_begin_seconds(15.0) == STRANGER_BEGIN_SECONDS_MIN
+    for seconds in (1.0, 4.0) * 25:
+        experience.begun(seconds)
+    assert experience.stranger_begin_seconds(15.0) == experience.begin_seconds(15.0)

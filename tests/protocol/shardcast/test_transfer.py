@@ -40,11 +40,12 @@ def start(
     limits: TransferLimits | None = None,
     missing: Sequence[Sequence[int]] | None = None,
     root: PeerId | None = None,
+    strangers: frozenset[PeerId] = frozenset(),
 ) -> Transfer:
     index = make_index(shards, chunks)
     chunks_missing = [range(chunks)] * shards if missing is None else missing
     limits = limits or TransferLimits(request_bytes=20)
-    return Transfer(index, candidates, chunks_missing, limits, root=root)
+    return Transfer(index, candidates, chunks_missing, limits, root=root, strangers=strangers)
 
 
 def asks(effects: Sequence[Effect]) -> list[Ask]:
@@ -145,6 +146,28 @@ def test_who_is_late_is_told_unless_it_has_delivered_in_this_transfer() -> None:
     assert Cancel(other.request) in effects
     late = [effect.peer for effect in effects if isinstance(effect, Late)]
     assert set(late) == {B}
+
+
+def test_a_stranger_is_late_sooner_until_it_has_delivered() -> None:
+    transfer = start([[A, ROOT], [B, ROOT]], shards=2, strangers=frozenset({A}))
+    first = asks(transfer.handle(Tick(), 0.0))
+    late = TransferLimits().late_seconds_stranger
+    assert not transfer.handle(Tick(), late - 0.1)
+    given_up = transfer.handle(Tick(), late)
+    assert [effect.peer for effect in given_up if isinstance(effect, Late)] == [A, A]
+    assert {ask.peer for ask in asks(given_up)} == {ROOT}, "who has standing is waited for"
+    transfer = start([[A, ROOT]], shards=1, strangers=frozenset({A}))
+    first = asks(transfer.handle(Tick(), 0.0))
+    transfer.handle(ChunkGood(first[0].request, 0, first[0].first), late - 0.1)
+    assert not asks(transfer.handle(Tick(), late)), "it has sent something"
+
+
+def test_who_is_a_stranger_follows_the_roster() -> None:
+    transfer = start([[A, ROOT]], shards=1)
+    transfer.handle(Tick(), 0.0)
+    transfer.handle(CandidatesChanged(((A, ROOT),), frozenset({A})), 1.0)
+    late = TransferLimits().late_seconds_stranger
+    assert {ask.peer for ask in asks(transfer.handle(Tick(), late))} == {ROOT}
 
 
 def test_lateness_follows_the_measured_gap() -> None:
