@@ -21,6 +21,7 @@ from typing_extensions import override
 
 from node.storage import files
 from node.storage.arrival import Arrival, Plan
+from node.storage.files import FilePart
 from node.storage.owners import Owners
 from node.storage.sharded_files import ShardedFile, ShardedFiles, index_of, prepare
 from protocol import crypto
@@ -88,7 +89,7 @@ class FileBlobs(Blobs):
         if size is None or not self.has(digest):
             return None
         try:
-            return await self._read(digest, 0, size)
+            return await self._read(self._part(digest, 0, size))
         except LookupError:  # released meanwhile
             return None
 
@@ -98,6 +99,17 @@ class FileBlobs(Blobs):
 
     @override
     async def stream(self, digest: Digest, offset: int, length: int) -> AsyncGenerator[bytes, None]:
+        async for part in self.parts(digest, offset, length):
+            for start in range(0, len(part), files.PIECE_BYTES):
+                yield await self._read(part[start : start + files.PIECE_BYTES])
+
+    async def parts(
+        self, digest: Digest, offset: int, length: int
+    ) -> AsyncGenerator[FilePart, None]:
+        """Yield where a range is, as far as it is readable, and what comes as it comes.
+
+        Raises as ``stream``.
+        """
         size = self.size(digest)
         if size is None:
             raise LookupError("no such blob")
@@ -111,10 +123,8 @@ class FileBlobs(Blobs):
                 index = offset // arrival.plan.chunk_bytes
                 await arrival.wait_for(index)
                 readable_end = min(end, (index + 1) * arrival.plan.chunk_bytes)
-            count = min(readable_end - offset, files.PIECE_BYTES)
-            piece = await self._read(digest, offset, count)
-            yield piece
-            offset += len(piece)
+            yield self._part(digest, offset, readable_end - offset)
+            offset = readable_end
 
     @override
     def owners(self, purpose: Purpose) -> list[Owner]:
@@ -314,20 +324,20 @@ class FileBlobs(Blobs):
         name = digest.hex()
         return self._complete / name[:2] / name
 
-    async def _read(self, digest: Digest, offset: int, count: int) -> bytes:
-        """Read from wherever a blob is; a file may move from arriving to whole meanwhile."""
+    def _part(self, digest: Digest, offset: int, count: int) -> FilePart:
+        """Return where bytes are now; a file may move from arriving to whole meanwhile."""
         if digest in self._sizes:
-            paths: Sequence[Path] = [self._path(digest)]
-        else:
-            found = self._files.find(digest)
-            if found is None:
-                raise LookupError("the blob was deleted")
-            offset += found.offset
-            name = found.file.name
-            moved = self._files.whole_path(name), self._files.arriving_path(name)
-            paths = [*moved, moved[0]]
-        piece = await files.in_thread(files.read_at, paths, offset, count)
-        if not piece:
+            return FilePart((self._path(digest),), offset, count)
+        found = self._files.find(digest)
+        if found is None:
+            raise LookupError("the blob was deleted")
+        name = found.file.name
+        moved = self._files.whole_path(name), self._files.arriving_path(name)
+        return FilePart((*moved, moved[0]), found.offset + offset, count)
+
+    async def _read(self, part: FilePart) -> bytes:
+        piece = await files.in_thread(part.read)
+        if len(piece) < len(part):
             raise LookupError("the blob was deleted")
         return piece
 

@@ -8,15 +8,18 @@ tasks in all (``limit_concurrency``), not per address. All of that is here.
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from h11 import LocalProtocolError
+from h11 import Data, LocalProtocolError
 from typing_extensions import override
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from node.storage import files
+from node.storage.files import FilePart
 
 _quiet = logging.getLogger("node.weights_http.uvicorn")
 _quiet.disabled = True
@@ -28,6 +31,8 @@ TOO_MANY = _REFUSAL % b"429 Too Many Requests"
 
 ADDRESSES_MAX = 4096
 """Whose requests are counted; who asked longest ago is forgotten first, and so is welcome again."""
+
+BODY = "prime-node.body"
 
 _MEASURED_BYTES = 1024
 """h11 measures heads that have not ended: one that comes at once, whatever its length, it takes."""
@@ -106,7 +111,7 @@ class Connection(H11Protocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=files.PIECE_BYTES)
+        transport.set_write_buffer_limits(high=0)
         self._address = self.client[0] if self.client else ""
         self._entered = self._doorkeeper.enter(self._address)
         self._expire_in(self._limits.head_seconds)
@@ -138,6 +143,7 @@ class Connection(H11Protocol):
         super().handle_events()
         if self.cycle is before:
             return
+        self.cycle.scope["extensions"] = {BODY: partial(self._send, self.cycle)}
         if not self._doorkeeper.may_ask(self._address, self.loop.time()):
             self._turn_away(TOO_MANY)
         elif not self.flow.write_paused:
@@ -167,6 +173,30 @@ class Connection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._expire_in(None)
         super().resume_writing()
+
+    async def _send(self, cycle: RequestResponseCycle, part: bytes | FilePart) -> int:
+        """Send of a body what the client takes at once; return how much.
+
+        A file goes to the socket without being copied here. What comes when the socket is full
+        waits in the transport, which knows when there is room again.
+        """
+        if self.flow.write_paused:
+            await self.flow.drain()
+        if cycle.disconnected:
+            raise ConnectionResetError("the client left")
+        if isinstance(part, FilePart):
+            descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
+            try:
+                sending = files.in_thread(part.send, descriptor)
+                sent, rest = await files.uninterrupted(sending)
+            finally:
+                os.close(descriptor)
+        else:
+            sent, rest = 0, part
+        if not cycle.disconnected:
+            self.conn.send_with_data_passthrough(Data(data=part[: sent + len(rest)]))
+            self.transport.write(rest)
+        return sent + len(rest)
 
     def _turn_away(self, refusal: bytes) -> None:
         self._expire_in(self._limits.head_seconds)
