@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import shutil
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,10 @@ from protocol.shardcast import index as shard_index
 from protocol.shardcast.index import ShardIndex
 from protocol.types import Digest
 from roles.ports.storage import Blobs, Holding, Owner, Purpose, StorageFullError, StoredFile
+
+PART_BYTES = 2 << 20
+"""Of a file that is sent from where it is; what a socket takes at once is mostly less, and of what
+is cut off in the middle no more is counted wrongly; a guess."""
 
 
 class FileBlobs(Blobs):
@@ -89,7 +94,7 @@ class FileBlobs(Blobs):
         if size is None or not self.has(digest):
             return None
         try:
-            return await self._read(self._part(digest, 0, size))
+            return await files.in_thread(self._part(digest, 0, size).read)
         except LookupError:  # released meanwhile
             return None
 
@@ -99,16 +104,17 @@ class FileBlobs(Blobs):
 
     @override
     async def stream(self, digest: Digest, offset: int, length: int) -> AsyncGenerator[bytes, None]:
-        async for part in self.parts(digest, offset, length):
-            for start in range(0, len(part), files.PIECE_BYTES):
-                yield await self._read(part[start : start + files.PIECE_BYTES])
+        async with aclosing(self.parts(digest, offset, length)) as parts:
+            async for part in parts:
+                for start in range(0, len(part), files.PIECE_BYTES):
+                    yield await files.in_thread(part[start : start + files.PIECE_BYTES].read)
 
     async def parts(
         self, digest: Digest, offset: int, length: int
     ) -> AsyncGenerator[FilePart, None]:
-        """Yield where a range is, as far as it is readable, and what comes as it comes.
+        """Yield where a range is, part by part, and what is still arriving as it comes.
 
-        Raises as ``stream``.
+        Each is for at once: a blob may be deleted. Raises as ``stream``.
         """
         size = self.size(digest)
         if size is None:
@@ -117,12 +123,12 @@ class FileBlobs(Blobs):
             raise ValueError(f"no range {offset}+{length} in {size} bytes")
         end = offset + length
         while offset < end:
-            readable_end = end
+            readable_end = min(end, offset + PART_BYTES)
             arrival = self._arrival(digest)
             if arrival is not None:
                 index = offset // arrival.plan.chunk_bytes
                 await arrival.wait_for(index)
-                readable_end = min(end, (index + 1) * arrival.plan.chunk_bytes)
+                readable_end = min(readable_end, (index + 1) * arrival.plan.chunk_bytes)
             yield self._part(digest, offset, readable_end - offset)
             offset = readable_end
 
@@ -325,21 +331,15 @@ class FileBlobs(Blobs):
         return self._complete / name[:2] / name
 
     def _part(self, digest: Digest, offset: int, count: int) -> FilePart:
-        """Return where bytes are now; a file may move from arriving to whole meanwhile."""
         if digest in self._sizes:
             return FilePart((self._path(digest),), offset, count)
         found = self._files.find(digest)
         if found is None:
             raise LookupError("the blob was deleted")
-        name = found.file.name
-        moved = self._files.whole_path(name), self._files.arriving_path(name)
-        return FilePart((*moved, moved[0]), found.offset + offset, count)
-
-    async def _read(self, part: FilePart) -> bytes:
-        piece = await files.in_thread(part.read)
-        if len(piece) < len(part):
-            raise LookupError("the blob was deleted")
-        return piece
+        file = found.file
+        # One that is arriving may be whole, and elsewhere, before it is read.
+        paths = (file.path,) if file.whole else (file.path, self._files.whole_path(file.name))
+        return FilePart(paths, found.offset + offset, count)
 
 
 def _plans(index: ShardIndex) -> list[Plan]:

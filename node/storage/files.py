@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -21,6 +21,8 @@ PIECE_BYTES = 512 * 1024
 in pieces of 256 KiB and 0.25 s in pieces of 1 MiB (measured)."""
 
 NEXT_BYTES = 64 * 1024
+"""Read where a socket is full: a transport that holds it tells when there is room again, for some
+2.7 MB on loopback (measured), which then go without a copy."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EXDEV, errno.EPERM, errno.EMLINK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -72,9 +74,10 @@ def link_synced(source: Path, target: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class FilePart:
-    """A range of the first of ``paths`` that is there when it is read: a file may move meanwhile.
+    """A range of the first of ``paths`` that is there when it is used: a file may move meanwhile.
 
-    It is cut as bytes are, with a slice.
+    It is cut as bytes are, with a slice. What uses it raises ``LookupError`` when no file is there,
+    or the one that is ends before.
     """
 
     paths: Sequence[Path]
@@ -88,31 +91,33 @@ class FilePart:
     def __getitem__(self, cut: slice) -> "FilePart":
         """Return a part of this one."""
         start, stop, _ = cut.indices(self.length)
-        return replace(self, offset=self.offset + start, length=stop - start)
+        return FilePart(self.paths, self.offset + start, stop - start)
 
     def read(self) -> bytes:
-        """Return its bytes; none when no file is there."""
-        with suppress(FileNotFoundError), self._open() as file:
-            return os.pread(file.fileno(), self.length, self.offset)
-        return b""
+        """Return its bytes."""
+        with self._open() as file:
+            data = os.pread(file.fileno(), self.length, self.offset)
+        if len(data) < self.length:
+            raise LookupError("the file ended early")
+        return data
 
     def send(self, descriptor: int) -> tuple[int, bytes]:
-        """Send what a socket takes at once, which is not copied; return how much, and what is next.
+        """Send what a socket takes at once, without a copy; return its length, and what is next.
 
-        Raises ``FileNotFoundError`` when no file is there.
+        The socket must not block. What is next are ``NEXT_BYTES`` at most.
         """
-        sent = 0
         with self._open() as file:
+            sent = 0
             with suppress(BlockingIOError):
                 sent = os.sendfile(descriptor, file.fileno(), self.offset, self.length)
-            rest = self[sent : sent + NEXT_BYTES]
-            return sent, os.pread(file.fileno(), rest.length, rest.offset) if rest else b""
+        rest = self[sent : sent + NEXT_BYTES]
+        return sent, rest.read() if rest else b""
 
     def _open(self) -> BinaryIO:
         for path in self.paths:
             with suppress(FileNotFoundError):
                 return path.open("rb", buffering=0)
-        raise FileNotFoundError(self.paths[-1])
+        raise LookupError("the file was deleted")
 
 
 def promote(source: Path, target: Path) -> None:

@@ -16,7 +16,7 @@ from node.storage.files import FilePart
 from node.streams.deadline import within
 from node.weights_http.catalogue import Catalogue
 from node.weights_http.connection import BODY
-from node.weights_http.representation import Header, Resource, answer
+from node.weights_http.representation import Header, answer
 from roles.ports.transport import TransportError
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ METHODS = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True)
 class ResponseLimits:
-    """Guesses. A response holds a piece of a file and what its socket has not taken: 1.6 MB.
+    """Guesses. A response holds 64 KiB of a file that its socket has not taken.
 
     ``per_address`` suits shardcast's clients, which keep ten in flight, and ours with eight.
     """

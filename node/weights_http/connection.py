@@ -12,7 +12,7 @@ import os
 from collections import Counter
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from h11 import Data, LocalProtocolError
 from typing_extensions import override
@@ -33,6 +33,8 @@ ADDRESSES_MAX = 4096
 """Whose requests are counted; who asked longest ago is forgotten first, and so is welcome again."""
 
 BODY = "prime-node.body"
+"""An extension of ASGI: a function that sends a part of a body, bytes or a ``FilePart``, as far as
+the client takes it at once, and returns how far. Whoever uses it ends the body by ASGI's means."""
 
 _MEASURED_BYTES = 1024
 """h11 measures heads that have not ended: one that comes at once, whatever its length, it takes."""
@@ -111,7 +113,7 @@ class Connection(H11Protocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=0)
+        transport.set_write_buffer_limits(high=0)  # it is paused while it holds anything
         self._address = self.client[0] if self.client else ""
         self._entered = self._doorkeeper.enter(self._address)
         self._expire_in(self._limits.head_seconds)
@@ -143,7 +145,8 @@ class Connection(H11Protocol):
         super().handle_events()
         if self.cycle is before:
             return
-        self.cycle.scope["extensions"] = {BODY: partial(self._send, self.cycle)}
+        scope = cast("dict[str, Any]", self.cycle.scope)
+        scope["extensions"] = {BODY: partial(self._send, self.cycle)}
         if not self._doorkeeper.may_ask(self._address, self.loop.time()):
             self._turn_away(TOO_MANY)
         elif not self.flow.write_paused:
@@ -175,28 +178,27 @@ class Connection(H11Protocol):
         super().resume_writing()
 
     async def _send(self, cycle: RequestResponseCycle, part: bytes | FilePart) -> int:
-        """Send of a body what the client takes at once; return how much.
-
-        A file goes to the socket without being copied here. What comes when the socket is full
-        waits in the transport, which knows when there is room again.
-        """
+        """Send what the client takes at once of a part of a body; return how much that is."""
         if self.flow.write_paused:
             await self.flow.drain()
         if cycle.disconnected:
             raise ConnectionResetError("the client left")
-        if isinstance(part, FilePart):
-            descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
-            try:
-                sending = files.in_thread(part.send, descriptor)
-                sent, rest = await files.uninterrupted(sending)
-            finally:
-                os.close(descriptor)
-        else:
-            sent, rest = 0, part
+        sent, rest = await self._send_file(part) if isinstance(part, FilePart) else (0, part)
+        count = sent + len(rest)
         if not cycle.disconnected:
-            self.conn.send_with_data_passthrough(Data(data=part[: sent + len(rest)]))
+            # h11 counts what it does not see (its documentation, "sendfile").
+            self.conn.send_with_data_passthrough(Data(data=cast("bytes", part[:count])))
             self.transport.write(rest)
-        return sent + len(rest)
+        return count
+
+    async def _send_file(self, part: FilePart) -> tuple[int, bytes]:
+        """Send from where it is; only while the transport holds nothing, which comes before."""
+        # The transport may close its own descriptor, whose number another connection gets then.
+        descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
+        try:
+            return await files.uninterrupted(files.in_thread(part.send, descriptor))
+        finally:
+            os.close(descriptor)
 
     def _turn_away(self, refusal: bytes) -> None:
         self._expire_in(self._limits.head_seconds)
