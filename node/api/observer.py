@@ -24,6 +24,7 @@ from node.api.status import (
     RolloutCounts,
     Snapshot,
     Stage,
+    StepsStatus,
     TrafficStatus,
     UptakeStatus,
 )
@@ -124,6 +125,9 @@ class Observer:
             uptake=self._uptake(),
             generations=durations_status(self.context.durations.generations),
             checks=durations_status(self.context.durations.checks),
+            steps=StepsStatus(
+                self.context.durations.steps.began_at, self.context.durations.steps.seconds
+            ),
             restored=self.restored,
             circuits=self._circuits(),
             gossip_peers=self._gossip_peers(),
