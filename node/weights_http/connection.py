@@ -192,7 +192,8 @@ class Connection(H11Protocol):
         return count
 
     async def _send_file(self, part: FilePart) -> tuple[int, bytes]:
-        """Send from where it is; only while the transport holds nothing, which comes before."""
+        """Send from where it is; what the transport held would come before."""
+        assert not self.transport.get_write_buffer_size()
         # The transport may close its own descriptor, whose number another connection gets then.
         descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
         try:

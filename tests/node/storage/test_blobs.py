@@ -1,6 +1,7 @@
 import asyncio
 import errno
 import os
+import random
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,22 @@ async def test_an_arrival_trusts_only_its_bytes(tmp_path: Path) -> None:
     second = await begin(blobs)
     assert sorted({*range(len(CHUNKS))} - {*second.missing()}) == [0, 4]
     assert blobs.used_bytes == len(DATA) + INDEX_BYTES
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_chunks_may_come_in_any_order_at_once_and_twice(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    content = draw.randbytes(draw.randrange(1, 40 * CHUNK_BYTES))
+    index = one_shard(content, CHUNK_BYTES)
+    numbers = list(range(len(index.shards[0].chunks)))
+    for part in (draw.sample(numbers, len(numbers) // 3), 2 * numbers):
+        draw.shuffle(part)
+        partial = await open_one(FileBlobs(tmp_path), index)
+        pieces = [content[number * CHUNK_BYTES :][:CHUNK_BYTES] for number in part]
+        assert all(await asyncio.gather(*map(partial.write_chunk, part, pieces)))
+    blobs = FileBlobs(tmp_path)
+    assert await blobs.get(index.shards[0].digest) == content
+    assert blobs.has_file(name_of(index))
 
 
 async def test_a_file_of_many_shards_is_resumed_where_it_was(tmp_path: Path) -> None:
