@@ -33,8 +33,7 @@ from protocol.types import Digest
 from roles.ports.storage import Blobs, Holding, Owner, Purpose, StorageFullError, StoredFile
 
 PART_BYTES = 2 << 20
-"""Of a file that is sent from where it is; what a socket takes at once is mostly less, and of what
-is cut off in the middle no more is counted wrongly; a guess."""
+"""Of a file, before it is looked up again, for it may be released and come anew; a guess."""
 
 
 class FileBlobs(Blobs):

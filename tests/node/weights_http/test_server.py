@@ -1,4 +1,5 @@
 import asyncio
+import errno
 import os
 import random
 import resource
@@ -275,6 +276,16 @@ async def test_a_reader_whose_socket_is_full_again_and_again_gets_every_byte(tmp
         assert served.sent.total() == len(large)
         await asyncio.sleep(0.05)
         assert open_descriptors() == here
+
+
+async def test_files_are_read_where_they_cannot_be_sent_as_they_are(tmp_path, monkeypatch):
+    def refuse(*_arguments):
+        raise OSError(errno.EINVAL, "not from this file system")
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+    async with face(tmp_path) as served:
+        await served.blobs.put(DATA, WEIGHTS)
+        assert (await get(served.port, BLOB)).body == DATA
 
 
 async def test_a_file_that_lost_its_end_breaks_off_where_it_does(tmp_path):
