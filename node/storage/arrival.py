@@ -196,5 +196,9 @@ class RunningDigest:
             return
         # A mapped file would count as this process's memory, and several shards end at once.
         start, stop = first * chunk_bytes, min(self._next * chunk_bytes, self._plan.length)
-        for piece in files.slice_of(self._path, self._offset + start, stop - start):
-            self._hasher.update(piece)
+        try:
+            for piece in files.slice_of(self._path, self._offset + start, stop - start):
+                self._hasher.update(piece)
+        except BaseException:
+            self._hasher, self._next = blake3(), 0  # how far it came is not known
+            raise
