@@ -1,7 +1,9 @@
 """How long things took, told apart by bounds: what a histogram is made of."""
 
+import asyncio
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 GENERATION_BOUNDS = (0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 60.0, 150.0, 600.0, 1800.0)
@@ -28,6 +30,25 @@ class Durations:
         self.seconds += seconds
 
 
+@dataclass(slots=True)
+class Steps:
+    """For how long a trainer's engine was in steps."""
+
+    began_at: float | None = None
+    """When the first one began, in unix seconds."""
+    seconds: float = 0.0
+
+    @contextmanager
+    def part(self, now: float) -> Iterator[None]:
+        """Count what the engine does meanwhile, from ``now`` on; not what fails."""
+        time = asyncio.get_running_loop().time
+        began_at = time()
+        yield
+        self.seconds += time() - began_at
+        if self.began_at is None:
+            self.began_at = now
+
+
 @dataclass(frozen=True, slots=True)
 class RolloutDurations:
     """What one node did with rollouts, since its start."""
@@ -36,3 +57,5 @@ class RolloutDurations:
     """Of own rollouts: from their beginning to their last token, beside others in the engine."""
     checks: Durations = field(default_factory=lambda: Durations(CHECK_BOUNDS))
     """Of what was judged: without the fetch of the body, and without the wait for our turn."""
+    steps: Steps = field(default_factory=Steps)
+    """Of a trainer: what it learned from them."""

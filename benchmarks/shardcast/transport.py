@@ -5,6 +5,7 @@ to a file on disk:
 
 * ``http`` and ``streams``: a download of ours (``WeightsDownload``) over real p2pd, every chunk
   checked, synced, and served to others from the file that it makes;
+* ``http, not synced``: the same where syncing does nothing, as others do without it;
 * ``shardcast``: its own origin and its own client, which checks the whole file at its end and syncs
   nothing; in the environment that ``make shardcast`` makes, needs ``wget``;
 * ``shardcast from us``: the same client and the weights server of our origin;
@@ -128,6 +129,7 @@ def measure(directory: Path, total_bytes: int, repeats: int) -> dict[str, Any]:
         "http_over_shardcast": ratio(middle, "http", "shardcast"),
         "plain_over_http": ratio(middle, "plain", "http"),
         "plain_synced_over_http": ratio(middle, "plain, synced", "http"),
+        "plain_over_http_not_synced": ratio(middle, "plain", "http, not synced"),
         "http_over_streams": ratio(middle, "http", "streams"),
     }
 
@@ -137,7 +139,8 @@ def start(directory: Path, source: Path, stack: ExitStack) -> dict[str, Any]:
     origin = serve("origin", stack, directory=str(directory / "origin"), source=str(source))
     plain = serve("plain", stack, source=str(source))
     contestants = {
-        "http": lambda target: download(origin, target, http=True),
+        "http": lambda target: download(origin, target),
+        "http, not synced": lambda target: download(origin, target, synced=False),
         "streams": lambda target: download(origin, target, http=False),
         "plain": lambda target: curl(plain["port"], target),
     }
@@ -182,9 +185,11 @@ def command(process: str, arguments: dict[str, Any]) -> list[str]:
     return [sys.executable, __file__, "--process", process, "--arguments", json.dumps(arguments)]
 
 
-def download(origin: dict[str, Any], target: Path, *, http: bool) -> dict[str, float]:
+def download(
+    origin: dict[str, Any], target: Path, *, http: bool = True, synced: bool = True
+) -> dict[str, float]:
     """Download as a node does, in a process of its own."""
-    arguments = {"directory": str(target), "origin": origin, "http": http}
+    arguments = {"directory": str(target), "origin": origin, "http": http, "synced": synced}
     done = subprocess.run(command("client", arguments), capture_output=True, text=True, check=True)
     return {"": json.loads(done.stdout)["seconds"]}
 
@@ -282,8 +287,10 @@ async def be_origin(directory: str, source: str) -> None:
     await asyncio.Event().wait()
 
 
-async def be_client(directory: str, origin: dict[str, Any], *, http: bool) -> None:
+async def be_client(directory: str, origin: dict[str, Any], *, http: bool, synced: bool) -> None:
     """Download, say how long it took, end."""
+    if not synced:
+        os.fsync = lambda _descriptor: None
     here = Path(directory)
     streams = await transport(here, 2)
     peer = await streams.connect(origin["address"])

@@ -24,6 +24,7 @@ from node.api.status import (
     RolloutCounts,
     Snapshot,
     Stage,
+    StepsStatus,
     TrafficStatus,
     UptakeStatus,
 )
@@ -89,7 +90,7 @@ class Observer:
         now, ledger = self.context.ports.clock.now(), replica.ledger
         monotonic_now = self.monotonic()
         stage = self.stage()
-        newest = self.policies.newest()
+        newest, steps = self.policies.newest(), self.context.durations.steps
         return NodeStatus(
             peer_id=peer_id,
             run_id=replica.run_id.hex(),
@@ -124,6 +125,7 @@ class Observer:
             uptake=self._uptake(),
             generations=durations_status(self.context.durations.generations),
             checks=durations_status(self.context.durations.checks),
+            steps=StepsStatus(steps.began_at, steps.seconds),
             restored=self.restored,
             circuits=self._circuits(),
             gossip_peers=self._gossip_peers(),

@@ -134,6 +134,17 @@ class UptakeStatus:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class StepsStatus:
+    """What the steps of a trainer took since its start, in seconds.
+
+    The first one began at ``began_at``; None: there was none yet.
+    """
+
+    began_at: float | None = None
+    seconds: float = 0.0
+
+
 LOOP_DELAY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Seconds by which delays of the event loop are told apart."""
 
@@ -251,6 +262,7 @@ class NodeStatus:
     """Of own rollouts, since the start, up to each of ``roles.durations.GENERATION_BOUNDS``."""
     checks: DurationsStatus = field(default_factory=DurationsStatus)
     """Of others' rollouts, since the start, up to each of ``roles.durations.CHECK_BOUNDS``."""
+    steps: StepsStatus = StepsStatus()
     circuits: CircuitsStatus = CircuitsStatus()
     gossip_peers: tuple[GossipPeerStatus, ...] = ()
     """The best score first."""

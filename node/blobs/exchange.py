@@ -233,7 +233,8 @@ class BlobExchange:
     ) -> AsyncGenerator[bytes | bytearray, None]:
         """Yield ``length`` bytes from ``offset`` on, in pieces of ``piece_bytes``; unchecked.
 
-        ``on_piece`` hears by which way each came, and its length.
+        A piece is there until the next one is asked for: its memory is used again. ``on_piece``
+        hears by which way each came, and its length.
 
         Use within ``contextlib.aclosing``. Weights come by HTTP where that is faster (``Ways``),
         and what HTTP does not bring comes over a stream. Raises ``BlobRefusedError``, or

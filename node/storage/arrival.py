@@ -5,6 +5,7 @@ import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from blake3 import blake3
 from typing_extensions import override
@@ -59,6 +60,7 @@ class Arrival(PartialBlob):
         self._offset = offset
         self._here = here
         self._on_end = on_end
+        self._digest = RunningDigest(plan, path, offset, here)
         self._abandoned = False
         self._changed = asyncio.Event()
         self._finishing: asyncio.Task[None] | None = None
@@ -97,8 +99,7 @@ class Arrival(PartialBlob):
     async def finish(self) -> None:
         """Check the whole and end; raises as ``write_chunk``."""
         try:
-            slice_ = self._path, self._offset, self.plan.length
-            fits = await files.in_thread(_digest_synced, *slice_) == self.plan.digest
+            fits = await files.in_thread(self._digest_synced) == self.plan.digest
             await self._on_end(self, fits)
         except FileNotFoundError as error:
             raise LookupError("the arrival was abandoned") from error
@@ -140,18 +141,64 @@ class Arrival(PartialBlob):
             with self._path.open("r+b") as file:
                 file.seek(self._offset + index * self.plan.chunk_bytes)
                 file.write(data)
+        self._digest.add(index, data)
         return True
+
+    def _digest_synced(self) -> Digest:
+        with self._path.open("r+b") as file:
+            os.fsync(file.fileno())
+        return self._digest.finish()
 
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
 
 
-def _digest_synced(path: Path, offset: int, length: int) -> Digest:
-    with path.open("r+b") as file:
-        os.fsync(file.fileno())
-    # A mapped file would count as this process's memory, and several shards end at once.
-    hasher = blake3()
-    for piece in files.slice_of(path, offset, length):
-        hasher.update(piece)
-    return Digest(hasher.digest())
+class RunningDigest:
+    """The digest of a blob that comes in chunks, in any order, into a slice of a file.
+
+    Threads add to it. A chunk that is the next one is hashed while it is in their cache, and then
+    what follows is read again from the file.
+    """
+
+    def __init__(self, plan: Plan, path: Path, offset: int, here: bytearray) -> None:
+        self._plan = plan
+        self._path = path
+        self._offset = offset
+        self._written = bytearray(here)
+        self._hasher = blake3()
+        self._next = 0
+        self._hashing = Lock()
+
+    def add(self, index: int, data: bytes | bytearray) -> None:
+        """Note a chunk that the file has now."""
+        self._written[index] = 1
+        if self._hashing.acquire(blocking=False):  # else another thread comes to it, or the end
+            try:
+                if index == self._next:
+                    self._hasher.update(data)
+                    self._next += 1
+                self._catch_up()
+            finally:
+                self._hashing.release()
+
+    def finish(self) -> Digest:
+        """Return the digest of the whole, of which every chunk has been written."""
+        with self._hashing:
+            self._catch_up()
+            return Digest(self._hasher.digest())
+
+    def _catch_up(self) -> None:
+        first, chunk_bytes = self._next, self._plan.chunk_bytes
+        gap = self._written.find(0, first)
+        self._next = len(self._written) if gap < 0 else gap
+        if self._next == first:
+            return
+        # A mapped file would count as this process's memory, and several shards end at once.
+        start, stop = first * chunk_bytes, min(self._next * chunk_bytes, self._plan.length)
+        try:
+            for piece in files.slice_of(self._path, self._offset + start, stop - start):
+                self._hasher.update(piece)
+        except BaseException:
+            self._hasher, self._next = blake3(), 0  # how far it came is not known
+            raise

@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import shutil
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from contextlib import aclosing
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from typing_extensions import override
 
 from node.storage import files
 from node.storage.arrival import Arrival, Plan
+from node.storage.files import FilePart
 from node.storage.owners import Owners
 from node.storage.sharded_files import ShardedFile, ShardedFiles, index_of, prepare
 from protocol import crypto
@@ -29,6 +31,9 @@ from protocol.shardcast import index as shard_index
 from protocol.shardcast.index import ShardIndex
 from protocol.types import Digest
 from roles.ports.storage import Blobs, Holding, Owner, Purpose, StorageFullError, StoredFile
+
+PART_BYTES = 2 << 20
+"""Of a file, before it is looked up again, for it may be released and come anew; a guess."""
 
 
 class FileBlobs(Blobs):
@@ -88,7 +93,7 @@ class FileBlobs(Blobs):
         if size is None or not self.has(digest):
             return None
         try:
-            return await self._read(digest, 0, size)
+            return await files.in_thread(self._part(digest, 0, size).read)
         except LookupError:  # released meanwhile
             return None
 
@@ -98,6 +103,18 @@ class FileBlobs(Blobs):
 
     @override
     async def stream(self, digest: Digest, offset: int, length: int) -> AsyncGenerator[bytes, None]:
+        async with aclosing(self.parts(digest, offset, length)) as parts:
+            async for part in parts:
+                for start in range(0, len(part), files.PIECE_BYTES):
+                    yield await files.in_thread(part[start : start + files.PIECE_BYTES].read)
+
+    async def parts(
+        self, digest: Digest, offset: int, length: int
+    ) -> AsyncGenerator[FilePart, None]:
+        """Yield where a range is, part by part, and what is still arriving as it comes.
+
+        Each is for at once: a blob may be deleted. Raises as ``stream``.
+        """
         size = self.size(digest)
         if size is None:
             raise LookupError("no such blob")
@@ -105,16 +122,14 @@ class FileBlobs(Blobs):
             raise ValueError(f"no range {offset}+{length} in {size} bytes")
         end = offset + length
         while offset < end:
-            readable_end = end
+            readable_end = min(end, offset + PART_BYTES)
             arrival = self._arrival(digest)
             if arrival is not None:
                 index = offset // arrival.plan.chunk_bytes
                 await arrival.wait_for(index)
-                readable_end = min(end, (index + 1) * arrival.plan.chunk_bytes)
-            count = min(readable_end - offset, files.PIECE_BYTES)
-            piece = await self._read(digest, offset, count)
-            yield piece
-            offset += len(piece)
+                readable_end = min(readable_end, (index + 1) * arrival.plan.chunk_bytes)
+            yield self._part(digest, offset, readable_end - offset)
+            offset = readable_end
 
     @override
     def owners(self, purpose: Purpose) -> list[Owner]:
@@ -314,22 +329,16 @@ class FileBlobs(Blobs):
         name = digest.hex()
         return self._complete / name[:2] / name
 
-    async def _read(self, digest: Digest, offset: int, count: int) -> bytes:
-        """Read from wherever a blob is; a file may move from arriving to whole meanwhile."""
+    def _part(self, digest: Digest, offset: int, count: int) -> FilePart:
         if digest in self._sizes:
-            paths: Sequence[Path] = [self._path(digest)]
-        else:
-            found = self._files.find(digest)
-            if found is None:
-                raise LookupError("the blob was deleted")
-            offset += found.offset
-            name = found.file.name
-            moved = self._files.whole_path(name), self._files.arriving_path(name)
-            paths = [*moved, moved[0]]
-        piece = await files.in_thread(files.read_at, paths, offset, count)
-        if not piece:
+            return FilePart((self._path(digest),), offset, count)
+        found = self._files.find(digest)
+        if found is None:
             raise LookupError("the blob was deleted")
-        return piece
+        file = found.file
+        # One that is arriving may be whole, and elsewhere, before it is read.
+        paths = (file.path,) if file.whole else (file.path, self._files.whole_path(file.name))
+        return FilePart(paths, found.offset + offset, count)
 
 
 def _plans(index: ShardIndex) -> list[Plan]:

@@ -1,5 +1,6 @@
 """Asks a node for its status: where its control API listens is a file in its data directory."""
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,8 @@ class Sample:
     status: NodeStatus | None
     peak_rss_bytes: int = 0
     p2pd_peak_rss_bytes: int = 0
+    at: float = 0.0
+    """In unix seconds."""
 
 
 async def sample(client: httpx.AsyncClient, directory: Path) -> Sample:
@@ -39,6 +42,7 @@ async def sample(client: httpx.AsyncClient, directory: Path) -> Sample:
         status=status,
         peak_rss_bytes=peak_rss_bytes(endpoint.pid),
         p2pd_peak_rss_bytes=peak_rss_bytes(status.p2pd_pid) if status is not None else 0,
+        at=time.time(),
     )
 
 

@@ -9,7 +9,8 @@ from statistics import median
 from typing import Literal
 
 from node.api.arrivals import ArrivalStatus
-from node.api.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts
+from node.api.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts, StepsStatus
+from node.testnet.idle import idle_share
 from node.testnet.plan import NodePlan
 from node.testnet.poll import Sample
 from protocol.types import Role
@@ -29,7 +30,10 @@ class Observation:
     """The last good one, also of a node that is dead now."""
     peak_rss_bytes: int = 0
     p2pd_peak_rss_bytes: int = 0
+    seen_at: float = 0.0
+    """When it answered last, in unix seconds."""
     _weights_sent_before: int = 0
+    _steps_before: tuple[StepsStatus, ...] = ()
 
     @property
     def weights_sent(self) -> int:
@@ -37,16 +41,22 @@ class Observation:
         current = self.status.traffic.weights_sent if self.status is not None else 0
         return self._weights_sent_before + current
 
+    @property
+    def steps(self) -> tuple[StepsStatus, ...]:
+        """What its steps took, of each process that this node was."""
+        current = (self.status.steps,) if self.status is not None else ()
+        return self._steps_before + current
+
     def observe(self, sample: Sample) -> None:
         """Take in one look at the node."""
         self.peak_rss_bytes = max(self.peak_rss_bytes, sample.peak_rss_bytes)
         self.p2pd_peak_rss_bytes = max(self.p2pd_peak_rss_bytes, sample.p2pd_peak_rss_bytes)
         if sample.pid is not None and sample.pid != self.pid:
-            self._weights_sent_before = self.weights_sent
+            self._weights_sent_before, self._steps_before = self.weights_sent, self.steps
             self.status = None
             self.pid = sample.pid
         if sample.status is not None:
-            self.status = sample.status
+            self.status, self.seen_at = sample.status, sample.at
             self.condition = "running"
         elif sample.running:
             self.condition = "silent" if self.status is not None else "starting"
@@ -180,6 +190,17 @@ class SwarmRecord:
     def policy_lag_max(self) -> int:
         """The largest lag that any node reports."""
         return max((status.policy_lag_max for status in self.statuses), default=0)
+
+    def trainer_idle_share(self, versions: int) -> float | None:
+        """Return of which share of the time since the first step no trainer was in one.
+
+        The time ends with the last of the run's ``versions``, or when a trainer answered last.
+        """
+        trainers = [node for node in self.nodes.values() if node.plan.role is Role.TRAINER]
+        last = self._checkpoints.get(versions)
+        seen_at = max((node.seen_at for node in trainers), default=0.0)
+        until = seen_at if last is None else last.created_at
+        return idle_share([one for node in trainers for one in node.steps], until)
 
     @property
     def weights_sent(self) -> int:

@@ -23,14 +23,15 @@ def build_report(
     record: SwarmRecord,
     *,
     run_id: str,
+    versions: int,
     wall_seconds: float,
     greedy_eval_last: float | None,
     curve: Sequence[Point] = (),
 ) -> dict[str, Any]:
-    """Return the report; ``reward_*`` are None before a step, ``greedy_*`` when not evaluated.
+    """Return the report of a run of so many ``versions``.
 
-    ``expected`` compares the rewards with the ``curve`` that the recipe states; None before its
-    first point.
+    ``reward_*`` are None before a step, ``greedy_*`` when not evaluated. ``expected`` compares the
+    rewards with the ``curve`` that the recipe states; None before its first point.
     """
     rewards = [reward for _, reward in record.rewards]
     counts = record.rollouts
@@ -53,6 +54,7 @@ def build_report(
         "trained_without_certificate": record.trained_without_certificate,
         "cheaters": _cheaters(record),
         "policy_lag_max": record.policy_lag_max,
+        "trainer_idle_share": _rounded(record.trainer_idle_share(versions), 4),
         "uptake_seconds_median": _rounded(record.uptake_seconds, 2),
         "weights_bytes_sent": record.weights_sent,
         "versions": _versions(record),

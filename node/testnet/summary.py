@@ -52,6 +52,7 @@ def _rows(report: dict[str, Any], record: SwarmRecord) -> list[tuple[str, str | 
         ("first certificate", f"{_number(report['seconds_to_first_certificate'], 0)} s"),
         ("trained without certificate", _must_be_zero(report["trained_without_certificate"])),
         ("policy lag", f"at most {report['policy_lag_max']}"),
+        ("trainer idle", _idle(report["trainer_idle_share"])),
         ("weights moved", bytes_text(report["weights_bytes_sent"])),
         (
             "peak memory",
@@ -74,6 +75,10 @@ def _expected(found: dict[str, Any] | None) -> Text:
     met, where = found["met"], f"at version {found['version']}"
     compared = f"{found['reward']:.2f} {where}, at least {found['reward_least']:.2f} is stated"
     return Text(f"{'yes' if met else 'no'}: {compared}", GOOD if met else BAD)
+
+
+def _idle(share: float | None) -> str:
+    return "-" if share is None else f"{100 * share:.0f} % of the time since its first step"
 
 
 def _must_be_zero(count: int) -> Text:

@@ -203,6 +203,7 @@ class SwarmRun:
         report = build_report(
             self.record,
             run_id=self.screen.run_id,
+            versions=self.recipe.grpo.steps,
             wall_seconds=time.time() - self.record.started_at,
             greedy_eval_last=greedy,
             curve=expected_curve(self.options.recipe, self.recipe.environment.name),

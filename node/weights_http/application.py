@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, MutableMapping
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -12,9 +12,11 @@ from node.blobs.tally import Tally
 from node.blobs.upload_cap import UploadCap
 from node.blobs.ways import Way
 from node.blobs.wire import Kind
+from node.storage.files import FilePart
 from node.streams.deadline import within
 from node.weights_http.catalogue import Catalogue
-from node.weights_http.representation import Header, Resource, answer
+from node.weights_http.connection import BODY
+from node.weights_http.representation import Header, answer
 from roles.ports.transport import TransportError
 
 log = logging.getLogger(__name__)
@@ -23,6 +25,7 @@ Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
+SendPart = Callable[[bytes | FilePart], Awaitable[int]]
 
 RETRY_SECONDS = 1
 """Told to whom there is no room for; shardcast's clients wait two."""
@@ -32,7 +35,7 @@ METHODS = ("GET", "HEAD")
 
 @dataclass(frozen=True, slots=True)
 class ResponseLimits:
-    """Guesses. A response holds a piece of a file and what its socket has not taken: 1.6 MB.
+    """Guesses. A response holds 64 KiB of a file that its socket has not taken.
 
     ``per_address`` suits shardcast's clients, which keep ten in flight, and ours with eight.
     """
@@ -98,16 +101,20 @@ class Application:
         await send(_start(reply.status, reply.headers))
         length = 0 if scope["method"] == "HEAD" else reply.length
         if length:
-            await self._send_body(resource, reply.offset, length, address, send)
-        else:
-            await send(_body(b"", more=False))
+            body = resource.read(reply.offset, length)
+            await self._send_body(body, length, address, scope["extensions"][BODY])
+        await send(_body(b"", more=False))
 
     async def _send_body(
-        self, resource: Resource, offset: int, length: int, address: str, send: Send
+        self,
+        body: AsyncGenerator[bytes | FilePart, None],
+        length: int,
+        address: str,
+        send: SendPart,
     ) -> None:
         now = asyncio.get_running_loop().time
         part_bytes, proven = self._cap.piece_bytes_max, self._proven(address)
-        async with aclosing(resource.read(offset, length)) as pieces:
+        async with aclosing(body) as pieces:
             while length:
                 piece = await within(self._limits.stall_seconds, anext(pieces, b""))
                 if not piece:
@@ -116,8 +123,10 @@ class Application:
                     part = piece[start : start + part_bytes]
                     await self._cap.take(len(part), proven=proven)
                     length -= len(part)
-                    await send(_body(part, more=length > 0))
-                    self._sent.note(address, Kind.WEIGHTS, Way.HTTP, len(part), now())
+                    while part:
+                        count = await send(part)
+                        self._sent.note(address, Kind.WEIGHTS, Way.HTTP, count, now())
+                        part = part[count:]
 
 
 async def _until_disconnected(serving: Any, receive: Receive) -> None:

@@ -78,7 +78,7 @@ class Catalogue:
             return None
         return Resource(
             length,
-            lambda offset, count: self._blobs.stream(digest, offset, count),
+            lambda offset, count: self._blobs.parts(digest, offset, count),
             etag=b'"%s"' % digest.hex().encode(),
             caching=_IMMUTABLE,
         )

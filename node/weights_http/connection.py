@@ -8,15 +8,18 @@ tasks in all (``limit_concurrency``), not per address. All of that is here.
 
 import asyncio
 import logging
+import os
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
-from h11 import LocalProtocolError
+from h11 import Data, LocalProtocolError
 from typing_extensions import override
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from node.storage import files
+from node.storage.files import FilePart
 
 _quiet = logging.getLogger("node.weights_http.uvicorn")
 _quiet.disabled = True
@@ -28,6 +31,10 @@ TOO_MANY = _REFUSAL % b"429 Too Many Requests"
 
 ADDRESSES_MAX = 4096
 """Whose requests are counted; who asked longest ago is forgotten first, and so is welcome again."""
+
+BODY = "prime-node.body"
+"""An extension of ASGI: a function that sends a part of a body, bytes or a ``FilePart``, as far as
+the client takes it at once, and returns how far. Whoever uses it ends the body by ASGI's means."""
 
 _MEASURED_BYTES = 1024
 """h11 measures heads that have not ended: one that comes at once, whatever its length, it takes."""
@@ -106,7 +113,7 @@ class Connection(H11Protocol):
     @override
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        transport.set_write_buffer_limits(high=files.PIECE_BYTES)
+        transport.set_write_buffer_limits(high=0)  # it is paused while it holds anything
         self._address = self.client[0] if self.client else ""
         self._entered = self._doorkeeper.enter(self._address)
         self._expire_in(self._limits.head_seconds)
@@ -138,6 +145,8 @@ class Connection(H11Protocol):
         super().handle_events()
         if self.cycle is before:
             return
+        scope = cast("dict[str, Any]", self.cycle.scope)
+        scope["extensions"] = {BODY: partial(self._send, self.cycle)}
         if not self._doorkeeper.may_ask(self._address, self.loop.time()):
             self._turn_away(TOO_MANY)
         elif not self.flow.write_paused:
@@ -167,6 +176,30 @@ class Connection(H11Protocol):
         if self.cycle is not None and not self.cycle.response_complete:
             self._expire_in(None)
         super().resume_writing()
+
+    async def _send(self, cycle: RequestResponseCycle, part: bytes | FilePart) -> int:
+        """Send what the client takes at once of a part of a body; return how much that is."""
+        if self.flow.write_paused:
+            await self.flow.drain()
+        if cycle.disconnected:
+            raise ConnectionResetError("the client left")
+        sent, rest = await self._send_file(part) if isinstance(part, FilePart) else (0, part)
+        count = sent + len(rest)
+        if not cycle.disconnected:
+            # h11 counts what it does not see (its documentation, "sendfile").
+            self.conn.send_with_data_passthrough(Data(data=cast("bytes", part[:count])))
+            self.transport.write(rest)
+        return count
+
+    async def _send_file(self, part: FilePart) -> tuple[int, bytes]:
+        """Send from where it is; what the transport held would come before."""
+        assert not self.transport.get_write_buffer_size()
+        # The transport may close its own descriptor, whose number another connection gets then.
+        descriptor = os.dup(self.transport.get_extra_info("socket").fileno())
+        try:
+            return await files.uninterrupted(files.in_thread(part.send, descriptor))
+        finally:
+            os.close(descriptor)
 
     def _turn_away(self, refusal: bytes) -> None:
         self._expire_in(self._limits.head_seconds)

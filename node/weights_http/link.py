@@ -51,12 +51,9 @@ class Link(asyncio.BufferedProtocol):
         self._pause()
         return head
 
-    async def read_exactly(self, count: int) -> bytearray:
-        """Return the next ``count`` bytes, which nobody else holds.
-
-        To make ``bytes`` of a gigabyte, a megabyte at a time, took a second of CPU (measured).
-        """
-        data = bytearray(count)
+    async def read_into(self, data: bytearray) -> None:
+        """Fill ``data`` with what comes next."""
+        count = len(data)
         self._filled = min(count, self._here)
         data[: self._filled] = self._head[: self._filled]
         self._head[: self._here - self._filled] = self._head[self._filled : self._here]
@@ -67,7 +64,6 @@ class Link(asyncio.BufferedProtocol):
                 await self._wait()
         finally:
             self._target = None
-        return data
 
     def rest(self) -> None:
         """Begin to wait for nothing: what comes from now on makes the connection useless."""

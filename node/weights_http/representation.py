@@ -4,6 +4,8 @@ import re
 from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass
 
+from node.storage.files import FilePart
+
 Header = tuple[bytes, bytes]
 """Name in lower case, value."""
 
@@ -12,10 +14,13 @@ _BYTE_RANGE = re.compile(rb"bytes=(?:([0-9]{1,19})-([0-9]{0,19})|-([0-9]{1,19}))
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What is behind a path: ``length`` bytes, of which ``read`` yields a range from an offset."""
+    """What is behind a path: ``length`` bytes, of which ``read`` yields a range from an offset.
+
+    It yields bytes, or where in a file they are.
+    """
 
     length: int
-    read: Callable[[int, int], AsyncGenerator[bytes, None]]
+    read: Callable[[int, int], AsyncGenerator[bytes | FilePart, None]]
     etag: bytes | None = None
     """Strong: other bytes have another one. None where that cannot be said."""
     content_type: bytes = b"application/octet-stream"

@@ -92,7 +92,10 @@ class RangeBody(Protocol):
     """The bytes of a range, on their way from one peer."""
 
     async def read_exactly(self, count: int) -> bytes | bytearray:
-        """Return the next ``count`` bytes; raises ``TransportError`` when they do not come."""
+        """Return the next ``count`` bytes, which may be overwritten by the next call.
+
+        Raises ``TransportError`` when they do not come.
+        """
 
     async def close(self) -> None:
         """Read no further; idempotent, never raises."""

@@ -92,10 +92,13 @@ class TrainerFlow:
 
     async def _learn(self, batch: Batch) -> bool:
         """Make the next version, beside the publication of the one before; False if that failed."""
-        await self._engine.begin_step(batch.sequences)
+        context = self._context
+        with context.durations.steps.part(context.clock.now()):
+            await self._engine.begin_step(batch.sequences)
         if not await self._publication.written():
             return False
-        metrics = await self._engine.end_step()
+        with context.durations.steps.part(context.clock.now()):
+            metrics = await self._engine.end_step()
         self._failures.end()
         log.info(
             "step",

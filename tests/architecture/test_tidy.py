@@ -44,6 +44,7 @@ DRIVERS = (
     "node/testnet/display.py",
     "node/founding/found.py",  # when the run begins
     "node/doctor/network.py",  # how long a peer takes to answer
+    "node/testnet/poll.py",  # when a node answered
     "node/testnet/swarm.py",
     "roles/engines/selftest.py",  # how fast a device is
     "simulations/cli/console.py",  # progress for a person who waits

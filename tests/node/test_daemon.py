@@ -24,17 +24,23 @@ def test_a_swarm_trains_on_certified_rollouts_only():
         world.start_all()
         await world.reach(5, "relay-0")
         await asyncio.sleep(15)  # records are renewed every ten seconds
-        statuses = [world.daemon(f"{name}-0").status() for name in ("relay", "worker", "validator")]
+        statuses = [
+            world.daemon(f"{name}-0").status()
+            for name in ("relay", "worker", "validator", "trainer")
+        ]
         await world.finish()
         return statuses
 
-    status, worker, validator = run_virtual(scenario())
+    status, worker, validator, trainer = run_virtual(scenario())
     assert status.restored
     assert sum(status.generations.counts) == sum(status.checks.counts) == 0
     assert sum(worker.generations.counts) >= worker.own_rollouts.committed > 0
     assert sum(worker.checks.counts) == sum(validator.generations.counts) == 0
     assert 0 < sum(validator.checks.counts) <= status.rollouts.committed
     assert worker.generations.seconds > 0 < validator.checks.seconds
+    first, *_, last = [point.created_at for point in trainer.checkpoints]
+    assert status.steps.began_at is None
+    assert first < trainer.steps.began_at < last - trainer.steps.seconds < last
     assert status.state == "ready"
     assert status.rollouts.trained == 20
     assert status.rollouts.rejected == 0

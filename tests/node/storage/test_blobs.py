@@ -1,6 +1,8 @@
 import asyncio
 import errno
 import os
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -142,6 +144,41 @@ async def test_an_arrival_trusts_only_its_bytes(tmp_path: Path) -> None:
     second = await begin(blobs)
     assert sorted({*range(len(CHUNKS))} - {*second.missing()}) == [0, 4]
     assert blobs.used_bytes == len(DATA) + INDEX_BYTES
+
+
+@pytest.mark.parametrize("seed", range(8))
+async def test_chunks_may_come_in_any_order_at_once_and_twice(tmp_path: Path, seed: int) -> None:
+    draw = random.Random(seed)
+    content = draw.randbytes(draw.randrange(1, 40 * CHUNK_BYTES))
+    index = one_shard(content, CHUNK_BYTES)
+    numbers = list(range(len(index.shards[0].chunks)))
+    for part in (draw.sample(numbers, len(numbers) // 3), 2 * numbers):
+        draw.shuffle(part)
+        partial = await open_one(FileBlobs(tmp_path), index)
+        pieces = [content[number * CHUNK_BYTES :][:CHUNK_BYTES] for number in part]
+        assert all(await asyncio.gather(*map(partial.write_chunk, part, pieces)))
+    blobs = FileBlobs(tmp_path)
+    assert await blobs.get(index.shards[0].digest) == content
+    assert blobs.has_file(name_of(index))
+
+
+async def test_a_disk_that_cannot_be_read_for_a_while_makes_no_other_digest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    partial = await begin(FileBlobs(tmp_path))
+    for index in (2, 1):
+        await partial.write_chunk(index, chunk(index))
+
+    def half_read(path: Path, offset: int, length: int) -> Iterator[bytes]:
+        yield path.read_bytes()[offset : offset + length // 2]
+        raise OSError(errno.EIO, "once")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(files, "slice_of", half_read)
+        with pytest.raises(OSError, match="once"):
+            await partial.write_chunk(0, chunk(0))
+    await fill(partial)
+    assert await FileBlobs(tmp_path).get(DIGEST) == DATA
 
 
 async def test_a_file_of_many_shards_is_resumed_where_it_was(tmp_path: Path) -> None:

@@ -3,7 +3,9 @@ from dataclasses import replace
 
 import pytest
 
+from node.api.status import StepsStatus
 from node.founding.expected import Point
+from node.testnet.idle import idle_share
 from node.testnet.plan import CHEATER_KINDS
 from node.testnet.poll import Sample
 from node.testnet.record import SwarmRecord
@@ -23,6 +25,7 @@ KEYS = [
     "trained_without_certificate",
     "cheaters",
     "policy_lag_max",
+    "trainer_idle_share",
     "uptake_seconds_median",
     "weights_bytes_sent",
     "versions",
@@ -32,8 +35,8 @@ KEYS = [
 
 
 def report_of(record: SwarmRecord, **more) -> dict:
-    given = {"run_id": "ab" * 32, "wall_seconds": 200.04, "greedy_eval_last": 0.98765}
-    return build_report(record, **given, **more)
+    given = {"run_id": "ab" * 32, "versions": 37, "wall_seconds": 200.04}
+    return build_report(record, **{**given, "greedy_eval_last": 0.98765, **more})
 
 
 def test_the_report_says_what_was_recorded(tmp_path):
@@ -109,6 +112,54 @@ def test_the_dead_are_not_waited_for():
     assert (last["nodes"], last["nodes_reached"]) == (11, 11), "it had it before"
 
 
+def trains(record: SwarmRecord, began_at: float | None, seconds: float, at: float, pid: int = 100):
+    """Let the trainer be seen with these steps."""
+    status = record.nodes["trainer-1"].status
+    steps = StepsStatus(began_at, seconds)
+    record.observe("trainer-1", Sample(pid, True, replace(status, steps=steps), at=at))
+
+
+def test_the_trainer_is_idle_from_its_first_step_on_when_no_step_runs():
+    record = learned_swarm(versions=36)
+    assert report_of(record)["trainer_idle_share"] is None
+    trains(record, None, 0.0, STARTED_AT + 30)
+    assert report_of(record)["trainer_idle_share"] is None
+    # Steps took 32 of the 50 s between second 40 and second 90, when it was seen last.
+    trains(record, STARTED_AT + 40, 32.0, STARTED_AT + 90)
+    assert report_of(record)["trainer_idle_share"] == 0.36
+    # Another process of it: 32 + 28 of 80 s.
+    trains(record, STARTED_AT + 100, 28.0, STARTED_AT + 120, pid=101)
+    assert report_of(record)["trainer_idle_share"] == 0.25
+    # Neither a trainer that does not answer nor a relay that does makes it longer.
+    relay = record.nodes["relay-1"].status
+    record.observe("trainer-1", Sample(101, True, None, at=STARTED_AT + 990))
+    record.observe("relay-1", Sample(100, True, relay, at=STARTED_AT + 990))
+    assert report_of(record)["trainer_idle_share"] == 0.25
+
+
+def test_idle_time_ends_with_the_last_version():
+    record = learned_swarm(versions=37)
+    # Version 37 was published at second 20 + 4 * 37 = 168, 128 s after the first step began.
+    trains(record, STARTED_AT + 40, 96.0, STARTED_AT + 500)
+    assert report_of(record)["trainer_idle_share"] == 0.25
+    assert report_of(record, versions=99)["trainer_idle_share"] == round(1 - 96 / 460, 4)
+
+
+@pytest.mark.parametrize(
+    ("steps", "until", "share"),
+    [
+        ([], 100.0, None),
+        ([StepsStatus()], 100.0, None),
+        ([StepsStatus(10.0, 5.0)], 10.0, None),
+        ([StepsStatus(10.0, 5.0)], 20.0, 0.5),
+        ([StepsStatus(15.0, 1.0), StepsStatus(), StepsStatus(10.0, 1.5)], 20.0, 0.75),
+        ([StepsStatus(10.0, 10.5)], 20.0, 0.0),
+    ],
+)
+def test_idle_shares(steps, until, share):
+    assert idle_share(steps, until) == share
+
+
 def test_every_liar_is_listed_with_its_own_counts():
     report = report_of(learned_swarm())
     assert report["cheaters"] == [
@@ -122,7 +173,7 @@ def test_rejections_of_liars_are_not_held_against_honest_workers():
 
 
 def test_a_swarm_that_never_started_has_a_report_too():
-    report = build_report(SwarmRecord(STARTED_AT), run_id="", wall_seconds=3, greedy_eval_last=None)
+    report = report_of(SwarmRecord(STARTED_AT), run_id="", wall_seconds=3, greedy_eval_last=None)
     assert list(report) == KEYS
     assert report["reward_first"] is report["seconds_to_first_certificate"] is None
     assert report["steps"] == 0

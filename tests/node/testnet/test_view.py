@@ -192,7 +192,9 @@ def test_a_swarm_without_an_end_says_so():
 @pytest.mark.parametrize("failure", ["", "relay-1 did not start"])
 def test_the_summary_prints(failure):
     record = learned_swarm()
-    report = build_report(record, run_id="ab" * 32, wall_seconds=200, greedy_eval_last=None)
+    report = build_report(
+        record, run_id="ab" * 32, versions=60, wall_seconds=200, greedy_eval_last=None
+    )
     console = Console(width=100, file=io.StringIO(), color_system=None)
     console.print(draw_summary(report, record, Layout(Path("t")), failure))
     text = console.file.getvalue()

@@ -277,7 +277,7 @@ class Pair:
             PEER, DIGEST, offset, length, piece_bytes=100_000, **{"kind": Kind.WEIGHTS, **options}
         )
         async with aclosing(pieces):
-            return b"".join([piece async for piece in pieces])
+            return b"".join([bytes(piece) async for piece in pieces])
 
     @property
     def by_stream(self):
@@ -355,7 +355,7 @@ async def test_a_port_that_closes_in_the_middle_costs_no_byte_twice(tmp_path, af
         taken = []
         async with aclosing(pieces):
             async for piece in pieces:
-                taken.append(piece)
+                taken.append(bytes(piece))
                 if len(taken) == after:
                     await served.server.stop()
         assert b"".join(taken) == DATA

@@ -1,4 +1,7 @@
 import asyncio
+import errno
+import os
+import random
 import resource
 import socket
 from contextlib import suppress
@@ -36,6 +39,11 @@ from tests.node.weights_http.faces import (
     get,
     request,
 )
+
+
+def open_descriptors() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
 
 CLOSE = "Connection: close"
 CHUNK = 100_000
@@ -247,6 +255,48 @@ async def put_much(served):
     data = bytes(20_000_000)
     digest = await served.blobs.put(data, WEIGHTS)
     return f"/blobs/{digest.hex()}"
+
+
+@pytest.mark.parametrize("rate", [None, 200_000_000], ids=["no cap", "a cap"])
+async def test_a_reader_whose_socket_is_full_again_and_again_gets_every_byte(tmp_path, rate):
+    large = random.Random(3).randbytes(24_000_001)
+    async with face(tmp_path, cap=UploadCap(rate)) as served:
+        blob = f"/blobs/{(await served.blobs.put(large, WEIGHTS)).hex()}"
+        here = open_descriptors()
+        reader, writer = await asyncio.open_connection(HOST, served.port, limit=1 << 16)
+        writer.write(request(blob, CLOSE))
+        await reader.readuntil(b"\r\n\r\n")
+        got, draw = bytearray(), random.Random(4)
+        while piece := await reader.read(draw.randrange(1, 1 << 20)):
+            got += piece
+            if draw.random() < 0.1:
+                await asyncio.sleep(0.01)
+        writer.close()
+        assert got == large
+        assert served.sent.total() == len(large)
+        await asyncio.sleep(0.05)
+        assert open_descriptors() == here
+
+
+async def test_files_are_read_where_they_cannot_be_sent_as_they_are(tmp_path, monkeypatch):
+    def refuse(*_arguments):
+        raise OSError(errno.EINVAL, "not from this file system")
+
+    monkeypatch.setattr(os, "sendfile", refuse)
+    async with face(tmp_path) as served:
+        await served.blobs.put(DATA, WEIGHTS)
+        assert (await get(served.port, BLOB)).body == DATA
+
+
+async def test_a_file_that_lost_its_end_breaks_off_where_it_does(tmp_path):
+    async with face(tmp_path) as served:
+        await served.blobs.put(DATA, WEIGHTS)
+        (path,) = (tmp_path / "blobs" / "complete").glob(f"*/{DIGEST.hex()}")
+        os.truncate(path, 500_000)
+        assert (await get(served.port, BLOB)).body == DATA[:500_000]
+        path.unlink()
+        assert (await get(served.port, BLOB)).body == b""
+        assert (await get(served.port, "/distribution.txt")).status == 200
 
 
 async def test_a_slow_reader_is_cut_off_and_blocks_nobody(tmp_path):

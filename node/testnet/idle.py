@@ -1,0 +1,17 @@
+"""How much of its time a trainer waited: for rollouts, for weights, for the disk."""
+
+from collections.abc import Sequence
+
+from node.api.status import StepsStatus
+
+
+def idle_share(steps: Sequence[StepsStatus], until: float) -> float | None:
+    """Return the share of the time from the first step to ``until`` that was spent in no step.
+
+    ``steps`` are of all processes that trained, one after another: one leads. None before a step.
+    """
+    began = [one.began_at for one in steps if one.began_at is not None]
+    seconds = until - min(began, default=until)
+    if seconds <= 0:
+        return None
+    return max(0.0, 1 - sum(one.seconds for one in steps) / seconds)
