@@ -41,8 +41,7 @@ class Core:
     def spend(self, seconds: float) -> None:
         """Have something done after all that is waiting."""
         self.spent_seconds += seconds
-        free_at, now = self._free_at, self._loop.now
-        self._free_at = (free_at if free_at > now else now) + seconds
+        self._free_at = max(self._free_at, self._loop.now) + seconds
 
     @property
     def late_seconds(self) -> float:
