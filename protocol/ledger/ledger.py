@@ -358,8 +358,7 @@ class Ledger:
 
     def _forget_slots(self) -> None:
         """Forget the slots of old versions, and of those that were superseded or never came."""
-        newest = self.version
-        oldest = max(0, newest - 4 * self._manifest.shardcast.versions_kept)
+        oldest = max(0, (newest := self.version) - 4 * self._manifest.shardcast.versions_kept)
         known = {(n, self.checkpoints[n].manifest.digest) for n in range(oldest, newest + 1)}
         awaited = {
             (entry.commit.signer, entry.commit.message.version, entry.commit.message.checkpoint)
