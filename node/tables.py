@@ -18,5 +18,6 @@ class Tables:
         fullest: dict[str, int] = {}
         for sizes in self._kept:
             for name, size in sizes().items():
-                fullest[name] = max(size, fullest.get(name, 0))
+                if size >= fullest.get(name, 0):
+                    fullest[name] = size
         return fullest

@@ -15,7 +15,7 @@ from benchmarks.fuzzing.mutation import TEXTS, mutated_bytes
 from benchmarks.fuzzing.target import INPUT_BYTES_MAX, BrokenBoundError, Target
 from node.api.server import ControlServer
 from node.weights_http.client import HttpClient
-from node.weights_http.connection import ConnectionLimits
+from node.weights_http.doorkeeper import ConnectionLimits
 from protocol.crypto import digest
 from protocol.types import PeerId
 from roles.ports.transport import TransportError

@@ -13,7 +13,7 @@ from node.membership.outcomes import FAILED_MAX
 from node.membership.witness import FOUND_MAX
 from node.streams.protocols import BLOBS, DIAL_BACK, HOP, MANIFEST, MESSAGE, SYNC
 from node.streams.rates import BUCKETS_MAX
-from node.weights_http.connection import ADDRESSES_MAX, ConnectionLimits
+from node.weights_http.doorkeeper import ADDRESSES_MAX, ConnectionLimits
 from protocol.gossip.params import Params
 from protocol.gossip.score_params import ScoreParams
 from protocol.ledger.branches import VERSIONS_WAITING_MAX

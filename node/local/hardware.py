@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
-import pynvml
 
 from protocol.messages import Hardware
 
@@ -48,6 +47,8 @@ def _cores() -> int:
 
 def gpus() -> Iterator[Gpu]:
     """Yield the GPUs that the driver shows, none when it fails."""
+    import pynvml  # noqa: PLC0415 - takes 2.5 MB, and simulations look at no machine
+
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:

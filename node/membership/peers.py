@@ -290,8 +290,9 @@ class PeerTable(Peers):
             return
         await self._dialler.look_at_ourselves()
         here = dict.fromkeys(peers)
-        stayed = (peer for peer in self._connected if peer in here)
-        self._connected = dict.fromkeys((*stayed, *here))  # in the order in which they came
+        if here.keys() != self._connected.keys():
+            stayed = (peer for peer in self._connected if peer in here)
+            self._connected = dict.fromkeys((*stayed, *here))  # in the order in which they came
         self._chosen = {peer: None for peer in self._chosen if peer in self._connected}
         away = [peer for peer in self._bans.held(loop_time()) if peer in self._connected]
         if len(self._connected) > CONNECTIONS_HIGH:

@@ -103,7 +103,8 @@ class Reachability:
         """Return members to ask that we have not asked lately, from a random place on."""
         replica, peers = self._context.replica, self._context.peers
         roster, now = replica.roster, self._context.ports.clock.now()
-        connected = frozenset(peers.connected)
+        connected, own = frozenset(peers.connected), peers.peer_id
+        proven = self._context.trust.proven
         chosen: list[PeerId] = []
         place = self._rng.below(max(1, len(roster)))
         for peer in islice(roster.peers_from(place), LOOKED_AT_MAX):
@@ -111,8 +112,8 @@ class Reachability:
             if len(chosen) == count or member is None:
                 break
             near = peer in connected or member.record.message.reachable
-            new = peer != peers.peer_id and peer not in self._tried
-            if near and new and roster.is_live(peer, now) and self._context.trust.proven(peer):
+            new = peer != own and peer not in self._tried
+            if near and new and proven(peer) and roster.is_live(peer, now):
                 chosen.append(peer)
         return chosen
 

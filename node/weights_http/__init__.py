@@ -17,5 +17,6 @@ HEAD; single ranges. ``Prefer: wait`` (RFC 7240) asks for a blob that is still a
 chunks then come as they are verified.
 
 ``catalogue`` knows what is behind a path, ``representation`` what to answer of it, ``application``
-sends that within limits, ``connection`` keeps slow and greedy clients from holding the server up.
+sends that within limits, ``connection`` and ``doorkeeper`` keep slow and greedy clients from
+holding the server up.
 """

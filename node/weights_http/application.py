@@ -15,8 +15,7 @@ from node.blobs.wire import Kind
 from node.storage.files import FilePart
 from node.streams.deadline import within
 from node.weights_http.catalogue import Catalogue
-from node.weights_http.connection import BODY
-from node.weights_http.representation import Header, answer
+from node.weights_http.representation import BODY, Header, answer
 from roles.ports.transport import TransportError
 
 log = logging.getLogger(__name__)

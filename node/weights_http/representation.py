@@ -9,6 +9,10 @@ from node.storage.files import FilePart
 Header = tuple[bytes, bytes]
 """Name in lower case, value."""
 
+BODY = "prime-node.body"
+"""An extension of ASGI: a function that sends a part of a body, bytes or a ``FilePart``, as far as
+the client takes it at once, and returns how far. Whoever uses it ends the body by ASGI's means."""
+
 _BYTE_RANGE = re.compile(rb"bytes=(?:([0-9]{1,19})-([0-9]{0,19})|-([0-9]{1,19}))")
 
 

@@ -9,7 +9,8 @@ import uvicorn
 
 from node.local.http_server import EmbeddedServer
 from node.weights_http.application import Application
-from node.weights_http.connection import Connection, ConnectionLimits, Doorkeeper
+from node.weights_http.connection import Connection
+from node.weights_http.doorkeeper import ConnectionLimits, Doorkeeper
 
 log = logging.getLogger(__name__)
 

@@ -13,6 +13,9 @@ PeerSet = Callable[[], AbstractSet[PeerId]]
 """Peers of which strangers cannot make themselves one, as they are now: those that we dialled by
 our own choice, or those with standing."""
 
+Quotas = list[tuple[int, AbstractSet[PeerId]]]
+"""Of whom so many are to be in each mesh."""
+
 
 def nobody() -> AbstractSet[PeerId]:
     """Return no peer: of an application that knows no such peers."""
@@ -78,7 +81,7 @@ class Mesh:
     def join(self, topic: str, subscribers: Collection[PeerId], now: float) -> list[PeerId]:
         """Enter a topic and return the peers to GRAFT."""
         self._members[topic] = {}
-        return self._graft_missing(topic, subscribers, now)
+        return self._graft_missing(topic, subscribers, now, self._quotas())
 
     def leave(self, topic: str, now: float) -> list[PeerId]:
         """Leave a topic and return the peers to PRUNE."""
@@ -125,39 +128,18 @@ class Mesh:
         """Bring every mesh back into its bounds; return whom to GRAFT and to PRUNE, and where."""
         grafts: dict[PeerId, list[str]] = {}
         prunes: dict[PeerId, list[str]] = {}
-        opportune = self._opportune(now)
+        opportune, quotas = self._opportune(now), self._quotas()
         for topic in self.topics:
-            grafted, pruned = self.maintain(topic, subscribers(topic), now, opportune=opportune)
+            some = subscribers(topic)
+            pruned = self._thin(topic, now, quotas)
+            grafted = self._graft_missing(topic, some, now, quotas)
+            if opportune:
+                grafted += self._graft_better(topic, some, now)
             for peer in grafted:
                 grafts.setdefault(peer, []).append(topic)
             for peer in pruned:
                 prunes.setdefault(peer, []).append(topic)
         return grafts, prunes
-
-    def maintain(
-        self, topic: str, subscribers: Collection[PeerId], now: float, *, opportune: bool = False
-    ) -> tuple[list[PeerId], list[PeerId]]:
-        """Bring a mesh back into its bounds; return the peers to GRAFT and to PRUNE.
-
-        A full mesh is thinned at once: whoever came first must not keep everybody else out.
-        """
-        members = self._members[topic]
-        scores, params = self._scores, self._params
-        kept = list(members)
-        if scores.any_below(0):
-            kept = [peer for peer in members if not scores.below(peer, 0)]
-        pruned: list[PeerId] = []
-        if len(kept) >= params.mesh_high:
-            kept = self._choose_kept(kept)
-        if len(kept) < len(members):
-            pruned = [peer for peer in members if peer not in kept]
-        for peer in pruned:
-            self._remove(topic, peer)
-            self._back_off(topic, peer, now + params.prune_backoff_seconds)
-        grafted = self._graft_missing(topic, subscribers, now)
-        if opportune:
-            grafted += self._graft_better(topic, subscribers, now)
-        return grafted, pruned
 
     def expire(self, now: float) -> None:
         """Forget the back-offs that are over, for our own GRAFTs too."""
@@ -175,12 +157,30 @@ class Mesh:
         self._opportunity_at = now + self._params.opportunistic_graft_seconds
         return not first
 
+    def _thin(self, topic: str, now: float, quotas: Quotas) -> list[PeerId]:
+        """Leave out bad members, and of too many some; return the peers to PRUNE.
+
+        A full mesh is thinned at once: whoever came first must not keep everybody else out.
+        """
+        members = self._members[topic]
+        scores, params = self._scores, self._params
+        if len(members) < params.mesh_high and not scores.any_below(0):
+            return []
+        kept = [peer for peer in members if not scores.below(peer, 0)]
+        if len(kept) >= params.mesh_high:
+            kept = self._choose_kept(kept, quotas)
+        pruned = [peer for peer in members if peer not in kept]
+        for peer in pruned:
+            self._remove(topic, peer)
+            self._back_off(topic, peer, now + params.prune_backoff_seconds)
+        return pruned
+
     def _graft_missing(
-        self, topic: str, subscribers: Collection[PeerId], now: float
+        self, topic: str, subscribers: Collection[PeerId], now: float, quotas: Quotas
     ) -> list[PeerId]:
         """Keep what the quotas are for, whatever strangers do; then enough of any."""
         members, params, grafted = self._members[topic], self._params, list[PeerId]()
-        for quota, some in self._quotas():
+        for quota, some in quotas:
             missing = quota - len(some & members.keys())
             if missing > 0:
                 those = filter(some.__contains__, subscribers)
@@ -213,8 +213,7 @@ class Mesh:
             and not scores.below(peer, 0)
         ]
 
-    def _quotas(self) -> list[tuple[int, AbstractSet[PeerId]]]:
-        """Return of whom so many are to be in each mesh."""
+    def _quotas(self) -> Quotas:
         params = self._params
         return [(params.mesh_standing, self.proven()), (params.mesh_outbound, self.chosen())]
 
@@ -240,7 +239,7 @@ class Mesh:
         until = self.backoffs.get((topic, peer))
         return until is None or now >= until + self._params.backoff_slack_seconds
 
-    def _choose_kept(self, members: list[PeerId]) -> list[PeerId]:
+    def _choose_kept(self, members: list[PeerId], quotas: Quotas) -> list[PeerId]:
         """Keep the best by score (of equals the older members), others at random: no eclipse by it.
 
         Of those drawn at random, some make room for those that the quotas are for.
@@ -249,7 +248,7 @@ class Mesh:
         best = by_score[: self._params.mesh_keep_by_score]
         others = by_score[self._params.mesh_keep_by_score :]
         drawn = self._rng.sample(others, self._params.mesh_size - len(best))
-        for quota, some in reversed(self._quotas()):  # the first has the last word
+        for quota, some in reversed(quotas):  # the first has the last word
             missing = quota - len(some & {*best, *drawn})
             if missing > 0:
                 spare = [peer for peer in others if peer not in drawn and peer in some][:missing]

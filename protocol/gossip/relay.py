@@ -71,7 +71,10 @@ class Relay:
 
 
 def _sends(batches: dict[PeerId, tuple[bytes, ...]]) -> list[Effect]:
-    return [
-        Send(peer, encode_rpc(Rpc(publish=messages)), Priority.RELAY)
-        for peer, messages in batches.items()
-    ]
+    encoded: dict[tuple[bytes, ...], bytes] = {}  # many peers are sent the same
+    effects: list[Effect] = []
+    for peer, messages in batches.items():
+        if messages not in encoded:
+            encoded[messages] = encode_rpc(Rpc(publish=messages))
+        effects.append(Send(peer, encoded[messages], Priority.RELAY))
+    return effects

@@ -385,7 +385,7 @@ class Router:
 
     def _audience(self, topic: str) -> tuple[list[PeerId], list[PeerId]]:
         """Return the subscribers that may hear of our messages, outside and inside the mesh."""
-        members = self._mesh.members(topic)
+        members = dict.fromkeys(self._mesh.members(topic))
         outside = [peer for peer in self._peers.subscribers(topic) if peer not in members]
         score, score_min = self._score, self._params.gossip_score_min
         if not score.any_below(score_min):

@@ -328,19 +328,22 @@ class Scores:
         self._retained = {peer: kept for peer, kept in self._retained.items() if now < kept.until}
 
     def _age(self, standing: _Standing, factors: _Factors, now: float) -> None:
-        for stats in standing.topics.values():
+        for topic, stats in list(standing.topics.items()):
             stats.age(self._params.topic, factors, now)
-        for topic in [topic for topic, stats in standing.topics.items() if stats.empty]:
-            del standing.topics[topic]
+            if stats.empty:
+                del standing.topics[topic]
         if standing.breaches:
             standing.breaches = _decayed(standing.breaches, factors.breaches, factors.zero)
         standing.score = None
 
     def _may_be_low(self, standing: _Standing) -> bool:
         """Tell whether anything counts against a peer; what speaks for it fades to 0."""
-        against = standing.application < 0 or _to_answer_for(standing)
-        owes = any(stats.mesh_active for stats in standing.topics.values())
-        return against or owes or self._colocation(standing) < 0
+        if standing.application < 0 or _to_answer_for(standing):
+            return True
+        owes = self._params.topic.withholding_counts and any(
+            stats.mesh_active for stats in standing.topics.values()
+        )
+        return owes or self._colocation(standing) < 0
 
     def _suspect(self, peer: PeerId, standing: _Standing) -> None:
         """Note that a score is to be summed up again, and may be lower."""

@@ -39,9 +39,11 @@ class Demand:
 
     def is_current(self, entry: Entry) -> bool:
         """Tell whether the next version, or the ones after it, may learn from such a commit."""
-        message, checkpoint = entry.commit.message, self._chain.get(entry.commit.message.version)
-        young = message.version >= self._chain.version - self._manifest.grpo.async_level
-        return young and (checkpoint is None or checkpoint.digest == message.checkpoint)
+        message = entry.commit.message
+        if message.version < self._chain.version - self._manifest.grpo.async_level:
+            return False
+        checkpoint = self._chain.get(message.version)
+        return checkpoint is None or checkpoint.digest == message.checkpoint
 
     def awaited(self, entries: Iterable[Entry]) -> set[Digest]:
         """Return those that a version which has not come yet may have learned from.

@@ -358,12 +358,12 @@ class Ledger:
 
     def _forget_slots(self) -> None:
         """Forget the slots of old versions, and of those that were superseded or never came."""
-        oldest = max(0, self.version - 4 * self._manifest.shardcast.versions_kept)
-        known = {(n, self.checkpoints[n].manifest.digest) for n in range(oldest, self.version + 1)}
+        oldest = max(0, (newest := self.version) - 4 * self._manifest.shardcast.versions_kept)
+        known = {(n, self.checkpoints[n].manifest.digest) for n in range(oldest, newest + 1)}
         awaited = {
             (entry.commit.signer, entry.commit.message.version, entry.commit.message.checkpoint)
             for entry in self.entries.values()
-            if entry.commit.message.version > self.version
+            if entry.commit.message.version > newest
         }
         self._slots.forget(lambda *key: key[1:] in known or key in awaited)
 

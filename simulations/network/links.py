@@ -28,7 +28,7 @@ class SimClock(Clock):
 
     @override
     def now(self) -> float:
-        return START + self._loop.time() + self.skew_seconds
+        return START + self._loop.now + self.skew_seconds
 
 
 @dataclass(slots=True)

@@ -106,7 +106,7 @@ class Pipe:
         size = len(data)
         self._on_the_way += size
         self._sent.sent += size
-        now = self._loop.time()
+        now = self._loop.now
         way = self._way
         if size <= SMALL_BYTES and not self._bulk:
             passed = way.up.pass_small(now, size)
@@ -128,7 +128,7 @@ class Pipe:
 
     def _come_in(self, data: bytes, begins: float) -> None:
         """Take a large write through the receiver's line."""
-        now = self._loop.time()
+        now = self._loop.now
         passed = self._way.down.pass_bulk(begins, now, len(data))
         if passed <= now:
             self._bulk_arrive(data)
@@ -166,9 +166,12 @@ class Pipe:
     async def read(self, bytes_max: int) -> bytes:
         """Return what is here, or the next that comes; raises ``TransportError``."""
         items, core = self._items, self.core
-        while not items or (core is not None and core.late_seconds):
-            if core is not None and items:
-                await asyncio.sleep(core.late_seconds)
+        while True:
+            if items:
+                late_seconds = 0.0 if core is None else core.late_seconds
+                if not late_seconds:
+                    break
+                await asyncio.sleep(late_seconds)
                 continue
             if self.broken:
                 raise TransportError("the stream was reset")
@@ -182,12 +185,13 @@ class Pipe:
             finally:
                 self._reader = None
         data = items.popleft()
-        if len(data) > bytes_max:
+        size = len(data)
+        if size > bytes_max:
             items.appendleft(data[bytes_max:])
-            data = data[:bytes_max]
+            data, size = data[:bytes_max], bytes_max
         if core is not None:
-            core.spend(READ_SECONDS + self.byte_seconds * len(data))
-        self._acknowledge(len(data))
+            core.spend(READ_SECONDS + self.byte_seconds * size)
+        self._acknowledge(size)
         return data
 
     async def read_exactly(self, count: int) -> bytes:

@@ -41,10 +41,10 @@ class Core:
     def spend(self, seconds: float) -> None:
         """Have something done after all that is waiting."""
         self.spent_seconds += seconds
-        self._free_at = max(self._free_at, self._loop.time()) + seconds
+        self._free_at = max(self._free_at, self._loop.now) + seconds
 
     @property
     def late_seconds(self) -> float:
         """For how long something that comes now has to wait; 0 when that is not worth a timer."""
-        seconds = self._free_at - self._loop.time()
+        seconds = self._free_at - self._loop.now
         return seconds if seconds > LATE_SECONDS_MIN else 0.0

@@ -76,7 +76,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def __init__(self) -> None:
         super().__init__()
-        self._now = 0.0
+        self.now = 0.0
+        """What ``time`` returns, without a call: it is asked for a dozen times for each
+        message."""
         self._runnable: deque[_Handle] = deque()
         self._timers: list[tuple[float, int, _Handle]] = []
         self._timers_set = 0
@@ -86,7 +88,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def time(self) -> float:
         """Return virtual seconds since the start."""
-        return self._now
+        return self.now
 
     def call_soon(  # type: ignore[override] # our handle is what asyncio uses of asyncio.Handle
         self, callback: Callable[..., object], *args: Any, context: Context | None = None
@@ -130,7 +132,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         context: Context | None = None,
     ) -> _Handle:
         """Run ``callback`` after ``delay`` virtual seconds."""
-        return self.call_at(self._now + delay, callback, *args, context=context)
+        return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_about(self, when: float, callback: Callable[[Any], None], argument: Any) -> float:
         """Run ``callback(argument)`` at ``when``, rounded up to a tick, and return that moment.
@@ -193,7 +195,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return
         if not timers:
             raise DeadlockError("no task is ready and no timer is set")
-        self._now = now = max(self._now, timers[0][0])
+        self.now = now = max(self.now, timers[0][0])
         while timers and timers[0][0] <= now:
             handle = heapq.heappop(timers)[2]
             if handle.callback is None:
@@ -205,7 +207,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def _tick(self) -> None:
         """Move the clock to the earliest tick and make the calls of it."""
         tick = heapq.heappop(self._ticks)
-        self._now = max(self._now, tick / TICKS_PER_SECOND)
+        self.now = max(self.now, tick / TICKS_PER_SECOND)
         for callback, argument in self._at_tick.pop(tick):
             try:
                 callback(argument)

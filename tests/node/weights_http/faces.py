@@ -12,7 +12,7 @@ from node.blobs.upload_cap import UploadCap
 from node.storage.blobs import FileBlobs
 from node.weights_http.application import Application, ResponseLimits
 from node.weights_http.catalogue import Catalogue
-from node.weights_http.connection import ConnectionLimits
+from node.weights_http.doorkeeper import ConnectionLimits
 from node.weights_http.server import WeightsServer
 from protocol import crypto
 from protocol.types import Version

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import uvloop
 
-from node.weights_http.connection import ConnectionLimits
+from node.weights_http.doorkeeper import ConnectionLimits
 from tests.node.weights_http.faces import DATA, WEIGHTS, face
 from tests.worlds.mortal import say
 

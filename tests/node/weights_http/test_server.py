@@ -21,7 +21,7 @@ from node.local.ports import listen
 from node.weights_http import catalogue
 from node.weights_http.application import ResponseLimits
 from node.weights_http.catalogue import PROBE_BYTES, SHARD_BYTES
-from node.weights_http.connection import ConnectionLimits, Doorkeeper
+from node.weights_http.doorkeeper import ConnectionLimits, Doorkeeper
 from protocol import crypto
 from protocol.types import Digest, Version
 from roles.ports.engines import Policy

@@ -209,7 +209,7 @@ def test_a_back_off_outlasts_a_member_s_leaving():
     mesh.join("t", [PEER], now=0)
     mesh.pruned_by("t", PEER, 60, now=0)
     mesh.drop(PEER, ["t"])
-    assert mesh.maintain("t", [PEER], now=60) == ([], [])
+    assert mesh.maintain_all(lambda _topic: [PEER], now=60) == ({}, {})
     assert mesh.grafted_by("t", PEER, now=59) is GraftAnswer.BREACH
 
 
@@ -224,7 +224,7 @@ def test_a_thinned_mesh_keeps_the_best_and_others_by_chance():
         mesh.join("t", [], now=0)
         for peer in peers:
             assert mesh.grafted_by("t", peer, now=0) is GraftAnswer.ACCEPT
-        mesh.maintain("t", peers, now=1)
+        mesh.maintain_all(lambda _topic: peers, now=1)
         assert len(mesh.members("t")) == params.mesh_size
         kept += mesh.members("t")
     best, others = peers[-params.mesh_keep_by_score :], peers[: -params.mesh_keep_by_score]
@@ -246,7 +246,7 @@ def test_two_with_standing_are_in_a_mesh_however_many_strangers_are_there(seed, 
     for now in range(1, 4):
         for peer in strangers[10 * now :][:10]:
             mesh.grafted_by("t", peer, now=now)
-        mesh.maintain("t", [*strangers, *proven], now=now)
+        mesh.maintain_all(lambda _topic: [*strangers, *proven], now=now)
         there = set(mesh.members("t")) & set(proven)
         assert len(there) == min(count, params.mesh_standing)
 
