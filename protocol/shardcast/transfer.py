@@ -92,11 +92,14 @@ class Transfer:
         self._missing = [sum(1 << chunk for chunk in dict.fromkeys(chunks)) for chunks in missing]
         self._unasked = list(self._missing)
         self._stripes = [_Stripe(tuple(order)) for order in candidates]
+        self._spare = _Stripe(())
+        self._lanes = [*self._stripes, self._spare]
         self._peers: dict[PeerId, Source] = {}
         self._sources: dict[PeerId, Source] = {}  # those of them that stand in a list now
         self._requests: dict[int, _Request] = {}
         self._requests_made = 0
         self._finished = False
+        self._spare_until = 0.0
         self._note_peers()
         for shard, mask in enumerate(self._missing):
             if mask:
@@ -127,6 +130,7 @@ class Transfer:
             return [*effects, *(Cancel(request) for request in self._requests), Done()]
         self._fill(now, effects)
         if isinstance(event, Tick):
+            self._rescue(now, effects)
             self._hedge(now, effects)
         return effects
 
@@ -152,7 +156,7 @@ class Transfer:
                         effects.append(Cancel(number))
 
     def _credit(self, request: _Request, now: float) -> None:
-        peer, stripe = self._peers[request.ask.peer], self._stripes[request.ask.stripe]
+        peer, stripe = self._peers[request.ask.peer], self._lanes[request.ask.stripe]
         stripe.gap.measure(max(0.0, now - request.touched))
         request.touched = now
         peer.failures, peer.paused_until, peer.delivered = 0, float("-inf"), True
@@ -181,7 +185,7 @@ class Transfer:
         if event.refusal is not Refusal.UNAVAILABLE:
             self._peers[request.ask.peer].pause(now, self._limits)
         elif request.ask.wait:
-            holds = self._stripes[request.ask.stripe].holds
+            holds = self._lanes[request.ask.stripe].holds
             hold = holds.setdefault(request.ask.peer, _Hold(now, now))
             patient = now - hold.since < self._limits.patience_seconds
             retry = self._limits.retry_seconds if patient else now - hold.since
@@ -189,19 +193,21 @@ class Transfer:
         else:
             until = now + self._limits.patience_seconds
             self._peers[request.ask.peer].note(request.ask.shard, event.held, until)
+            if request.ask.stripe == len(self._stripes):
+                self._spare_until = now + 1.0
 
     def _candidates_changed(self, event: CandidatesChanged) -> None:
         for stripe, order in zip(self._stripes, event.candidates, strict=True):
             stripe.candidates = order
             stripe.holds = {peer: hold for peer, hold in stripe.holds.items() if peer in order}
         for request in self._requests.values():
-            order = self._stripes[request.ask.stripe].candidates
+            order = self._lanes[request.ask.stripe].candidates
             request.unlisted = request.ask.wait and request.ask.peer not in order
         self._note_peers()
 
     def _give_up_late(self, now: float, effects: list[Effect]) -> None:
         late_seconds = [
-            self._late_seconds(stripe) * 2 ** min(stripe.late, 3) for stripe in self._stripes
+            self._late_seconds(stripe) * 2 ** min(stripe.late, 3) for stripe in self._lanes
         ]
         for number, request in list(self._requests.items()):
             waited_seconds, name = now - request.touched, request.ask.peer
@@ -211,7 +217,7 @@ class Transfer:
                 effects.append(Cancel(number))
             if late:
                 self._peers[name].pause(now, self._limits)
-                self._stripes[request.ask.stripe].late += 1
+                self._lanes[request.ask.stripe].late += 1
                 effects += [] if self._peers[name].delivered else [Late(name)]
 
     # What to do now
@@ -290,6 +296,21 @@ class Transfer:
         ]
         return min(usable)[2:] if usable else (None, 0)
 
+    def _rescue(self, now: float, effects: list[Effect]) -> None:
+        """Ask anyone for the end of what the stripe that lacks most has not asked for."""
+        done = sum(not stripe.shards for stripe in self._stripes)
+        if not done and now < self._spare_until:
+            return
+        while self._spare.in_flight < 1 + self._limits.requests_per_stripe * done:
+            slowest = max(self._stripes, key=lambda stripe: len(stripe.shards))
+            if not slowest.shards:
+                return
+            shard = slowest.shards[-1]
+            peer, wanted = self._anyone(shard, self._unasked[shard], now, ())
+            if peer is None:
+                return
+            effects.append(self._ask(len(self._stripes), peer, shard, wanted, wait=False, now=now))
+
     def _hedge(self, now: float, effects: list[Effect]) -> None:
         """Ask a second peer for what is slow to come when nothing else is left to ask for.
 
@@ -298,7 +319,7 @@ class Transfer:
         if any(stripe.shards for stripe in self._stripes):
             return
         for request in list(self._requests.values()):
-            late_seconds = self._late_seconds(self._stripes[request.ask.stripe])
+            late_seconds = self._late_seconds(self._lanes[request.ask.stripe])
             shard, peer = request.ask.shard, request.ask.peer
             if now - request.touched < late_seconds / 2 or self._is_shared(request):
                 continue
@@ -330,7 +351,7 @@ class Transfer:
         self._requests[ask.request] = _Request(ask, taken, now)
         self._requests_made += 1
         self._peers[peer].in_flight += 1
-        self._stripes[stripe].in_flight += 1
+        self._lanes[stripe].in_flight += 1
         self._set_unasked(shard, self._unasked[shard] & ~taken)
         return ask
 
@@ -339,7 +360,7 @@ class Transfer:
         request = self._requests.pop(number)
         shard = request.ask.shard
         self._peers[request.ask.peer].in_flight -= 1
-        self._stripes[request.ask.stripe].in_flight -= 1
+        self._lanes[request.ask.stripe].in_flight -= 1
         orphaned = request.mask
         for other in self._requests.values():
             if other.ask.shard == shard and other.mask & request.mask:
