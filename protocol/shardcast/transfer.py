@@ -92,14 +92,14 @@ class Transfer:
         self._missing = [sum(1 << chunk for chunk in dict.fromkeys(chunks)) for chunks in missing]
         self._unasked = list(self._missing)
         self._stripes = [_Stripe(tuple(order)) for order in candidates]
-        self._spare = _Stripe(())
-        self._lanes = [*self._stripes, self._spare]
+        self._rescue = _Stripe(())
+        self._lanes = [*self._stripes, self._rescue]
         self._peers: dict[PeerId, Source] = {}
         self._sources: dict[PeerId, Source] = {}  # those of them that stand in a list now
         self._requests: dict[int, _Request] = {}
         self._requests_made = 0
         self._finished = False
-        self._spare_until = 0.0
+        self._probe_at = float("-inf")
         self._note_peers()
         for shard, mask in enumerate(self._missing):
             if mask:
@@ -130,7 +130,7 @@ class Transfer:
             return [*effects, *(Cancel(request) for request in self._requests), Done()]
         self._fill(now, effects)
         if isinstance(event, Tick):
-            self._rescue(now, effects)
+            self._ask_ahead(now, effects)
             self._hedge(now, effects)
         return effects
 
@@ -193,8 +193,8 @@ class Transfer:
         else:
             until = now + self._limits.patience_seconds
             self._peers[request.ask.peer].note(request.ask.shard, event.held, until)
-            if request.ask.stripe == len(self._stripes):
-                self._spare_until = now + 1.0
+            if self._lanes[request.ask.stripe] is self._rescue:
+                self._probe_at = now + self._limits.probe_seconds
 
     def _candidates_changed(self, event: CandidatesChanged) -> None:
         for stripe, order in zip(self._stripes, event.candidates, strict=True):
@@ -296,12 +296,16 @@ class Transfer:
         ]
         return min(usable)[2:] if usable else (None, 0)
 
-    def _rescue(self, now: float, effects: list[Effect]) -> None:
-        """Ask anyone for the end of what the stripe that lacks most has not asked for."""
+    def _ask_ahead(self, now: float, effects: list[Effect]) -> None:
+        """Ask whoever has it for the end of what nobody has been asked for, most lacking first.
+
+        Who has the end of a stripe is ahead of us, and has more of its line to spare than a parent
+        that has not brought us so far. Requests of stripes that are done are free for this, and one
+        more, since all of our parents may be slow.
+        """
         done = sum(not stripe.shards for stripe in self._stripes)
-        if not done and now < self._spare_until:
-            return
-        while self._spare.in_flight < 1 + self._limits.requests_per_stripe * done:
+        most = 1 + self._limits.requests_per_stripe * done
+        while now >= self._probe_at and self._rescue.in_flight < most:
             slowest = max(self._stripes, key=lambda stripe: len(stripe.shards))
             if not slowest.shards:
                 return
