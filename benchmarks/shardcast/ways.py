@@ -56,7 +56,8 @@ def by_forest(
         for stripe in range(stripes):
             tree = members[0], everyone[0], version, stripe, peer, stripes, fanout
             orders.append(fosters.with_foster(forest.candidates(*tree), fosters.foster(*tree)))
-        return Transfer(index, orders, missing, limits, root=everyone[0])
+        helpers = forest.helpers(members[0], everyone[0], version, peer, stripes)
+        return Transfer(index, orders, missing, limits, root=everyone[0], helpers=helpers)
 
     return make
 

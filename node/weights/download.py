@@ -118,7 +118,7 @@ class WeightsDownload:
         self._late: dict[PeerId, None] = {}
         self._bad: dict[PeerId, None] = {}
         self._delivered: dict[PeerId, None] = {}
-        self._candidates = self._plan(members)
+        self._candidates, self._helpers = self._plan(members)
         self._events: asyncio.Queue[Event | Exception] = asyncio.Queue()
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._tick_at = 0.0
@@ -126,8 +126,8 @@ class WeightsDownload:
     def change_members(self, members: Sequence[ForestMember]) -> None:
         """Follow a new roster; what is on its way goes on."""
         self._members = len(members)
-        self._candidates = self._plan(members)
-        self._events.put_nowait(CandidatesChanged(self._candidates))
+        self._candidates, self._helpers = self._plan(members)
+        self._events.put_nowait(CandidatesChanged(self._candidates, self._helpers))
 
     async def run(self, path: Path, decode: Decode | None = None) -> Path | Fault:
         """Download to ``path`` (it appears there whole) and return it.
@@ -178,7 +178,10 @@ class WeightsDownload:
             async for piece in self._blobs.stream(shard.digest, 0, shard.length):
                 yield piece
 
-    def _plan(self, members: Sequence[ForestMember]) -> tuple[tuple[PeerId, ...], ...]:
+    def _plan(
+        self, members: Sequence[ForestMember]
+    ) -> tuple[tuple[tuple[PeerId, ...], ...], tuple[PeerId, ...]]:
+        """Return the candidates of each stripe, and who helps when we are late."""
         weights = self._weights
         place = self._exchange.peer_id, self._stripes, self._fanout
         orders = []
@@ -187,7 +190,10 @@ class WeightsDownload:
             order = forest.candidates(*tree)
             order = fosters.with_foster(order, fosters.foster(*tree))
             orders.append(self._source_history.ordered(order))
-        return tuple(orders)
+        helpers = forest.helpers(
+            members, weights.root, weights.version_digest, self._exchange.peer_id, self._stripes
+        )
+        return tuple(orders), self._source_history.ordered(helpers)
 
     async def _index(self) -> ShardIndex | Fault:
         """Fetch the index: from the parent first, then from more of the list with each round."""
@@ -253,7 +259,9 @@ class WeightsDownload:
         root = self._weights.root
         begin_seconds = self._source_history.begin_seconds(self._limits.late_seconds_initial)
         limits = replace(self._limits, late_seconds_initial=begin_seconds)
-        transfer = Transfer(index, self._candidates, missing, limits, root=root)
+        transfer = Transfer(
+            index, self._candidates, missing, limits, root=root, helpers=self._helpers
+        )
         event: Event = Tick()
         try:
             while not self._apply(transfer.handle(event, now()), index, partials):

@@ -46,9 +46,10 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class CandidatesChanged:
-    """New candidate lists, one per stripe, because the roster changed."""
+    """New candidate lists, one per stripe, and helpers, because the roster changed."""
 
     candidates: tuple[tuple[PeerId, ...], ...]
+    helpers: tuple[PeerId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

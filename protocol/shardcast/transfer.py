@@ -84,9 +84,11 @@ class Transfer:
         limits: TransferLimits | None = None,
         *,
         root: PeerId | None = None,
+        helpers: Sequence[PeerId] = (),
     ) -> None:
         self._index = index
         self._root = root
+        self._helpers = tuple(helpers)
         self._limits = limits or TransferLimits()
         self._chunks_per_request = max(1, self._limits.request_bytes // index.chunk_bytes)
         self._missing = [sum(1 << chunk for chunk in dict.fromkeys(chunks)) for chunks in missing]
@@ -197,6 +199,7 @@ class Transfer:
                 self._probe_at = now + self._limits.probe_seconds
 
     def _candidates_changed(self, event: CandidatesChanged) -> None:
+        self._helpers = event.helpers
         for stripe, order in zip(self._stripes, event.candidates, strict=True):
             stripe.candidates = order
             stripe.holds = {peer: hold for peer, hold in stripe.holds.items() if peer in order}
@@ -383,7 +386,8 @@ class Transfer:
         return peer.in_flight < (1 if peer.failures else self._limits.requests_per_peer)
 
     def _note_peers(self) -> None:
-        names = [name for stripe in self._stripes for name in stripe.candidates]
+        listed = (name for stripe in self._stripes for name in stripe.candidates)
+        names = [*self._helpers, *listed]
         self._sources = {name: self._peers.setdefault(name, Source()) for name in names}
 
     def _late_seconds(self, stripe: _Stripe) -> float:
