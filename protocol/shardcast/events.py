@@ -122,6 +122,6 @@ class TransferLimits:
     late_seconds_max: float = 60.0
     patience_seconds: float = 3.0
     retry_seconds: float = 0.1
-    probe_seconds: float = 1.0
+    ahead_seconds: float = 1.0
     pause_seconds: float = 2.0
     pause_seconds_max: float = 60.0

@@ -37,6 +37,8 @@ FALLBACKS_MAX = 4
 five is alive with probability 0.99999; more would only delay the way to the root."""
 
 HELPERS_MAX = 6
+"""Of a model of 100 homes and 16 strong lines the last node had a version after 94 s with none, 77
+with 3, 74 with 6 and 74 with 12 (means of seeds 1 and 2). Each may be a new connection."""
 
 NEWCOMERS_SHARE = 4
 NEWCOMERS_MIN = 1
