@@ -44,6 +44,9 @@ PROGRESS_SECONDS = 10.0
 WINDOW_CHUNKS = 2
 """Of one stream, sent and not yet read: a window of yamux grows to 16 MiB."""
 
+STRONG_BYTES_PER_SECOND = 59e6
+"""Of 590 Mbit/s four fifths go to others."""
+
 DEADLINE_RATIO = 300.0
 """What has not arrived after so many times the bound never will."""
 
@@ -57,7 +60,11 @@ class Machine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is sent to whom, in bytes and bytes a second; ``dying`` is a share of the nodes."""
+    """What is sent to whom, in bytes and bytes a second; ``dying`` is a share of the nodes.
+
+    The root and the first ``strong`` nodes have ``STRONG_BYTES_PER_SECOND`` both ways; where there
+    are any, every second one of the others is behind NAT.
+    """
 
     nodes: int
     total_bytes: int
@@ -69,11 +76,25 @@ class Plan:
     seed: int
     tick_seconds: float
     limits: ExchangeLimits = field(default_factory=ExchangeLimits)
+    strong: int = 0
+
+    def is_strong(self, number: int) -> bool:
+        """Tell whether a node, 0 for the root, has a strong line."""
+        return bool(self.strong) and number <= self.strong
+
+    def feeds(self, number: int) -> bool:
+        """Tell whether others get through to a node."""
+        return not self.strong or self.is_strong(number) or number % 2 == 1
+
+    def upload(self, number: int) -> float:
+        """Return what a node can send."""
+        return STRONG_BYTES_PER_SECOND if self.is_strong(number) else self.upload_bytes_per_second
 
     @property
     def bound_seconds(self) -> float:
-        """The time that the slower line takes for the file."""
-        return self.total_bytes / min(self.upload_bytes_per_second, self.download_bytes_per_second)
+        """The time that the slower line takes for the file, or all uploads for all copies."""
+        able = sum(self.upload(number) for number in range(1, self.nodes + 1) if self.feeds(number))
+        return self.total_bytes / min(self.download_bytes_per_second, able / self.nodes)
 
 
 MakeMachine = Callable[[PeerId, Sequence[PeerId]], Machine]
@@ -126,7 +147,10 @@ class Broadcast:
         rng = Rng(plan.seed.to_bytes(8, "big"))
         self._paths = rng.child("paths")
         peers = [PeerId(f"n{number}") for number in range(plan.nodes + 1)]
-        self._nodes = {peer: self._node(peer, make(peer, peers), rng) for peer in peers}
+        self._nodes = {
+            peer: self._node(number, peer, make(peer, peers), rng)
+            for number, peer in enumerate(peers)
+        }
         self._root, *self._others = self._nodes.values()
         self._root.held = [(1 << len(shard.chunks)) - 1 for shard in index.shards]
         self._running = len(self._others)
@@ -136,15 +160,16 @@ class Broadcast:
             at = rng.child(f"dies/{node.peer}").uniform() * plan.bound_seconds
             self._at(at, self._die, node)
 
-    def _node(self, peer: PeerId, machine: Machine, rng: Rng) -> _Node:
+    def _node(self, number: int, peer: PeerId, machine: Machine, rng: Rng) -> _Node:
         drawn = rng.child(f"region/{peer}").uniform()
         region = next(iter(self._distances.regions))
         for name, share in self._distances.regions.items():
             if drawn >= 0:
                 region = name
             drawn -= share
-        up = Line(self._plan.upload_bytes_per_second)
-        down = Line(self._plan.download_bytes_per_second)
+        up = Line(self._plan.upload(number))
+        strong = self._plan.is_strong(number)
+        down = Line(up.bytes_per_second if strong else self._plan.download_bytes_per_second)
         return _Node(peer, region, up, down, machine, [0] * len(self._index.shards))
 
     def run(self) -> dict[str, float]:

@@ -27,7 +27,12 @@ REQUESTS = 8
 """At once, of one node: the streams that fill a wide-area link."""
 
 NEVER = math.inf
-PATIENT = TransferLimits(late_seconds_initial=NEVER, late_seconds_min=NEVER, late_seconds_max=NEVER)
+PATIENT = TransferLimits(
+    late_seconds_initial=NEVER,
+    late_seconds_min=NEVER,
+    late_seconds_max=NEVER,
+    ahead_seconds=NEVER,
+)
 """Of a single tree: a node stays with a parent that lives. A quarter of its line is no defect, and
 where all look for others that are faster, the last one has the file twice as late."""
 
@@ -45,18 +50,21 @@ def by_forest(
     version = crypto.digest(plan.seed.to_bytes(8, "big"))
     limits = replace(limits or TransferLimits(), requests_per_stripe=max(2, REQUESTS // stripes))
     missing = [range(len(shard.chunks)) for shard in index.shards]
-    rate = int(plan.upload_bytes_per_second)
     members: list[ForestMembers] = []
 
     def make(peer: PeerId, everyone: Sequence[PeerId]) -> Machine:
         if not members:
-            known = (ForestMember(other, rate, reachable=True) for other in everyone)
+            known = (
+                ForestMember(other, int(plan.upload(number)), reachable=plan.feeds(number))
+                for number, other in enumerate(everyone)
+            )
             members.append(ForestMembers(known))
         orders = []
         for stripe in range(stripes):
             tree = members[0], everyone[0], version, stripe, peer, stripes, fanout
             orders.append(fosters.with_foster(forest.candidates(*tree), fosters.foster(*tree)))
-        return Transfer(index, orders, missing, limits, root=everyone[0])
+        helpers = forest.helpers(members[0], everyone[0], version, peer, stripes)
+        return Transfer(index, orders, missing, limits, root=everyone[0], helpers=helpers)
 
     return make
 

@@ -125,7 +125,8 @@ class WeightsDownload:
     def change_members(self, members: Sequence[ForestMember]) -> None:
         """Follow a new roster; what is on its way goes on."""
         self._follow(members)
-        self._events.put_nowait(CandidatesChanged(self._candidates, self._strangers))
+        changed = CandidatesChanged(self._candidates, self._helpers, self._strangers)
+        self._events.put_nowait(changed)
 
     async def run(self, path: Path, decode: Decode | None = None) -> Path | Fault:
         """Download to ``path`` (it appears there whole) and return it.
@@ -179,9 +180,12 @@ class WeightsDownload:
     def _follow(self, members: Sequence[ForestMember]) -> None:
         self._members = len(members)
         self._strangers = frozenset(member.peer for member in members if not member.proven)
-        self._candidates = self._plan(members)
+        self._candidates, self._helpers = self._plan(members)
 
-    def _plan(self, members: Sequence[ForestMember]) -> tuple[tuple[PeerId, ...], ...]:
+    def _plan(
+        self, members: Sequence[ForestMember]
+    ) -> tuple[tuple[tuple[PeerId, ...], ...], tuple[PeerId, ...]]:
+        """Return the candidates of each stripe, and who helps when we are late."""
         weights = self._weights
         place = self._exchange.peer_id, self._stripes, self._fanout
         orders = []
@@ -190,7 +194,10 @@ class WeightsDownload:
             order = forest.candidates(*tree)
             order = fosters.with_foster(order, fosters.foster(*tree))
             orders.append(self._source_history.ordered(order))
-        return tuple(orders)
+        helpers = forest.helpers(
+            members, weights.root, weights.version_digest, self._exchange.peer_id, self._stripes
+        )
+        return tuple(orders), self._source_history.ordered(helpers)
 
     async def _index(self) -> ShardIndex | Fault:
         """Fetch the index: from the parent first, then from more of the list with each round.
@@ -264,7 +271,13 @@ class WeightsDownload:
             late_seconds_stranger=history.stranger_begin_seconds(initial),
         )
         transfer = Transfer(
-            index, self._candidates, missing, limits, root=root, strangers=self._strangers
+            index,
+            self._candidates,
+            missing,
+            limits,
+            root=root,
+            helpers=self._helpers,
+            strangers=self._strangers,
         )
         event: Event = Tick()
         try:

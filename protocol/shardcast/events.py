@@ -46,9 +46,13 @@ class RequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class CandidatesChanged:
-    """New candidate lists, one per stripe, because the roster changed; which have no standing."""
+    """New candidate lists, one per stripe, and helpers, because the roster changed.
+
+    ``strangers``: which sources have no standing.
+    """
 
     candidates: tuple[tuple[PeerId, ...], ...]
+    helpers: tuple[PeerId, ...] = ()
     strangers: frozenset[PeerId] = frozenset()
 
 
@@ -123,5 +127,6 @@ class TransferLimits:
     late_seconds_max: float = 60.0
     patience_seconds: float = 3.0
     retry_seconds: float = 0.1
+    ahead_seconds: float = 1.0
     pause_seconds: float = 2.0
     pause_seconds_max: float = 60.0

@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 FOLDER = Path(__file__).parents[3] / "benchmarks" / "shardcast"
-SMALL = {"nodes": 40, "gigabytes": 0.1, "up_mbit": 40.0, "down_mbit": 60.0, "seed": 3}
+SMALL = {"nodes": 40, "gigabytes": 0.1, "up_mbit": 40.0, "down_mbit": 60.0, "seed": 3, "strong": 0}
 
 SEEDS = 4
 
@@ -46,6 +46,15 @@ def test_the_forest_is_near_the_bound_and_others_are_not():
     assert (tree["least_ratio"], relays["least_ratio"]) == (4.0, 10.0)
     for way in (tree, relays):
         assert 1.0 <= way["makespan_ratio"] / way["least_ratio"] < 1.2
+
+
+def test_strong_lines_help_those_that_are_late(modules):
+    """The last node has it after 1.5 times the bound; where nobody asked ahead, after 2.8."""
+    makespan, _ = modules
+    lines = {"nodes": 116, "gigabytes": 0.4, "up_mbit": 32.0, "down_mbit": 100.0, "strong": 16}
+    options = Namespace(**SMALL | lines | {"seed": 1}, dying=0.0, only="forest")
+    found = makespan.measure(options)
+    assert 1.0 < found["makespan_ratio"] < 2.4
 
 
 def test_others_get_over_dead_parents_and_relays_too(modules):

@@ -227,6 +227,27 @@ def test_what_an_inner_node_feeds_is_in_proportion_to_what_it_can() -> None:
         assert max(count / capacity[peer] for peer, count in feeding.items()) <= 1.8 * share
 
 
+def test_helpers_are_drawn_by_what_they_can_and_each_has_others() -> None:
+    strong = {f"p{n}" for n in range(100, 110)}
+    members = ForestMembers(
+        [
+            *(ForestMember(PeerId(f"p{n}"), 4_000_000, n % 2 == 0) for n in range(100)),
+            *(ForestMember(PeerId(peer), 60_000_000, reachable=True) for peer in strong),
+        ]
+    )
+    drawn: list[PeerId] = []
+    for n in range(110):
+        mine = forest.helpers(members, ROOT, VERSION, PeerId(f"p{n}"), 4)
+        assert len(set(mine)) == len(mine) <= forest.HELPERS_MAX
+        assert f"p{n}" not in mine
+        drawn += mine
+    share = sum(peer in strong for peer in drawn) / len(drawn)
+    assert 0.65 < share < 0.85, "three quarters of what all can upload"
+    assert len(set(drawn)) > 50, "and the others are asked too"
+    assert all(int(peer[1:]) >= 100 or int(peer[1:]) % 2 == 0 for peer in drawn)
+    assert forest.helpers(roster(5, unreachable=5), ROOT, VERSION, PeerId("p1"), 4) == []
+
+
 @pytest.mark.parametrize("sybils", [50, 200, 1000])
 @pytest.mark.parametrize("admitted", [False, True])
 def test_new_keys_get_the_places_of_newcomers_at_most(sybils: int, *, admitted: bool) -> None:
@@ -238,14 +259,19 @@ def test_new_keys_get_the_places_of_newcomers_at_most(sybils: int, *, admitted: 
     ]
     names = {member.peer for member in evil}
     members = ForestMembers([*honest, *evil])
-    fed, cut_off, asked = 0, 0, 0
+    fed, cut_off, asked, helping, helped = 0, 0, 0, 0, 0
     for version in (VERSION, crypto.digest(b"next version")):
+        for member in honest[:60]:
+            helpers = forest.helpers(members, ROOT, version, member.peer, 4)
+            helping += len(names.intersection(helpers))
+            helped += len(helpers)
         for stripe in range(4):
             for member in honest[:60]:
                 order = candidates(members, ROOT, version, stripe, member.peer, 4, 4)
                 fed += order[0] in names
                 cut_off += order != [ROOT] and names.issuperset(order[:-1])
                 asked += 1
+    assert helping <= (1.4 * 0.2 if admitted else 0) * helped
     # One newcomer for four that are proven, and none counts for more than the half of these.
     assert fed <= (1.4 * 0.2 if admitted else 0) * asked
     assert cut_off <= (0.02 if admitted else 0) * asked

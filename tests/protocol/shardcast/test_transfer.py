@@ -1,3 +1,4 @@
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -40,12 +41,14 @@ def start(
     limits: TransferLimits | None = None,
     missing: Sequence[Sequence[int]] | None = None,
     root: PeerId | None = None,
+    helpers: Sequence[PeerId] = (),
     strangers: frozenset[PeerId] = frozenset(),
 ) -> Transfer:
     index = make_index(shards, chunks)
     chunks_missing = [range(chunks)] * shards if missing is None else missing
     limits = limits or TransferLimits(request_bytes=20)
-    return Transfer(index, candidates, chunks_missing, limits, root=root, strangers=strangers)
+    listed = {"helpers": helpers, "strangers": strangers}
+    return Transfer(index, candidates, chunks_missing, limits, root=root, **listed)
 
 
 def asks(effects: Sequence[Effect]) -> list[Ask]:
@@ -105,7 +108,8 @@ def test_a_broken_parent_is_replaced_at_once_and_tried_again_with_one_request() 
 
 
 def test_a_parent_that_has_nothing_yet_is_asked_again_and_waited_for_then_passed_over() -> None:
-    transfer = start([[A, B]], limits=TransferLimits(requests_per_stripe=1))
+    limits = TransferLimits(requests_per_stripe=1, ahead_seconds=math.inf)
+    transfer = start([[A, B]], limits=limits)
     (ask,) = asks(transfer.handle(Tick(), 0.0))
     asked_at_a, now = [ask], 0.0
     assert transfer.handle(RequestFailed(ask.request, Refusal.UNAVAILABLE), now) == []
@@ -126,7 +130,8 @@ def test_a_parent_that_has_nothing_yet_is_asked_again_and_waited_for_then_passed
 
 
 def test_a_late_parent_is_cancelled_and_the_wait_doubles_while_nothing_comes() -> None:
-    transfer = start([[A, B]], limits=TransferLimits(requests_per_stripe=1, request_bytes=20))
+    limits = TransferLimits(requests_per_stripe=1, request_bytes=20, ahead_seconds=math.inf)
+    transfer = start([[A, B]], limits=limits)
     (ask,) = asks(transfer.handle(Tick(), 0.0))
     assert transfer.handle(Tick(), 14.9) == []
     effects = transfer.handle(Tick(), 15.0)
@@ -165,7 +170,7 @@ def test_a_stranger_is_late_sooner_until_it_has_delivered() -> None:
 def test_who_is_a_stranger_follows_the_roster() -> None:
     transfer = start([[A, ROOT]], shards=1)
     transfer.handle(Tick(), 0.0)
-    transfer.handle(CandidatesChanged(((A, ROOT),), frozenset({A})), 1.0)
+    transfer.handle(CandidatesChanged(((A, ROOT),), strangers=frozenset({A})), 1.0)
     late = TransferLimits().late_seconds_stranger
     assert {ask.peer for ask in asks(transfer.handle(Tick(), late))} == {ROOT}
 
@@ -288,6 +293,47 @@ def test_who_says_what_it_holds_is_asked_for_that_and_not_for_more() -> None:
         (ask,) = more
         asked.append((ask.peer, ask.first, ask.count, ask.wait))
     assert asked == [(C, 5, 1, False), (C, 6, 1, False)]
+
+
+def test_the_end_of_what_lacks_most_is_asked_of_helpers_and_nobody_is_made_to_wait() -> None:
+    limits = TransferLimits(request_bytes=20, requests_per_stripe=1)
+    transfer = start([[A, ROOT], [B, ROOT]], 12, limits=limits, root=ROOT, helpers=[C])
+    transfer.handle(Tick(), 0.0)
+    assert asks(transfer.handle(Tick(), 0.9)) == [], "most versions are here sooner"
+    (ask,) = asks(transfer.handle(Tick(), 1.0))
+    assert (ask.peer, ask.shard, ask.wait) == (C, 10, False)
+    assert asks(transfer.handle(Tick(), 1.1)) == [], "one beside those of the stripes"
+    transfer.handle(RequestFailed(ask.request, Refusal.UNAVAILABLE, 0), 1.2)
+    assert asks(transfer.handle(Tick(), 2.1)) == [], "nobody is asked all the time"
+    (ask,) = asks(transfer.handle(Tick(), 2.2))
+    assert (ask.peer, ask.shard) == (A, 10), "C does not hold it"
+    deliver(transfer, ask, 2.3)
+    (ask,) = asks(transfer.handle(Tick(), 2.3))
+    assert (ask.peer, ask.shard, ask.first) == (A, 10, 2)
+    deliver(transfer, ask, 2.4)
+    (ask,) = asks(transfer.handle(Tick(), 2.4))
+    assert (ask.peer, ask.shard, ask.first) == (C, 11, 0)
+
+
+def test_the_root_is_not_asked_for_an_end_and_new_helpers_are() -> None:
+    transfer = start([[ROOT]], root=ROOT)
+    transfer.handle(Tick(), 0.0)
+    assert asks(transfer.handle(Tick(), 5.0)) == []
+    transfer.handle(CandidatesChanged(((ROOT,),), (B,)), 5.1)
+    asked = asks(transfer.handle(Tick(), 5.2))
+    assert {(ask.peer, ask.wait) for ask in asked} == {(B, False)}
+
+
+def test_who_brings_an_end_fast_does_not_make_a_parent_late() -> None:
+    limits = TransferLimits(request_bytes=20, requests_per_stripe=1)
+    transfer = start([[A, B]], shards=8, limits=limits, helpers=[C])
+    transfer.handle(Tick(), 0.0)
+    (ask,) = asks(transfer.handle(Tick(), 1.0))
+    while ask.peer == C and transfer.bytes_missing > 200:
+        deliver(transfer, ask, 1.0)
+        (ask,) = asks(transfer.handle(Tick(), 1.0))
+    assert not [it for it in transfer.handle(Tick(), 14.9) if isinstance(it, Late)]
+    assert Late(A) in transfer.handle(Tick(), 15.0)
 
 
 def test_requests_in_flight_to_one_peer_are_bounded() -> None:
