@@ -67,10 +67,10 @@ def _preamble(rng: Random, base: bytes, header: bytes) -> bytes:
     """Return a preamble with other fields, or one that describes another file."""
     if header and rng.random() < 0.6:
         header = _header(rng, header)
-    elements = rng.choice((1, 256, 256, 1 << 19, 1 << 22, (1 << 22) + 1, 0, -1))
-    value: Any = {"base": base, "block_elements": elements, "header": header}
+    length = rng.choice((8, 1024, 1024, 1 << 21, 1 << 23, (1 << 23) + 1, 7, -1))
+    value: Any = {"base": base, "block_bytes": length, "header": header}
     if rng.random() < 0.2:
-        value = Values([b"", 1 << 22]).changed(value, rng)
+        value = Values([b"", 1 << 23]).changed(value, rng)
     body = packed(value)
     return len(body).to_bytes(4, "little") + body
 
@@ -95,16 +95,16 @@ def _header(rng: Random, header: bytes) -> bytes:
 def _zeros(rng: Random) -> bytes:
     """Return the encoding of tensors of zeros: many bytes from a few, under any name."""
     count = rng.choice((0, 1, 1000, 1 << 16, 1 << 21))
-    elements = rng.choice((256, 1 << 19, 1 << 22))
+    length = rng.choice((1024, 1 << 21, 1 << 23))
     name = rng.choice(("x", "\ud800", "\0", "é" * 512, "__metadata__"))
     kind, width = rng.choice((("BF16", 2), ("F32", 4), ("I64", 8), ("BOOL", 1)))
     place = {"dtype": kind, "shape": [count], "data_offsets": [0, width * count]}
     table = json.dumps({name: place}).encode()
     header = len(table).to_bytes(8, "little") + table
-    body = packed({"base": b"", "block_elements": elements, "header": header})
-    planes = bytes(5 * width)
+    body = packed({"base": b"", "block_bytes": length, "header": header})
+    planes = bytes(width)
     one = bytes((block.FULL,)) + len(planes).to_bytes(4, "little") + planes
-    return len(body).to_bytes(4, "little") + body + one * -(-count // elements)
+    return len(body).to_bytes(4, "little") + body + one * -(-count // (length // width))
 
 
 def _blocks(rng: Random, blocks: bytes) -> bytes:
@@ -219,7 +219,8 @@ def _block() -> Decoder:
     def read(data: bytes) -> bool:
         if len(data) < 3:
             return False
-        kind, width, count = data[0] % 5, 1 << data[1] % 4, 1 << data[2] % 23
+        kind, width = data[0] % 5, 1 << data[1] % 4
+        count = (1 << data[2] % 24) // width
         if count == 512:
             count = 300
         body = memoryview(data)[3:]
@@ -298,7 +299,7 @@ def _proofs(variant: Variant) -> Decoder:
 
 TARGETS = (
     Target("shard-index", _index),
-    # A block of the largest size is 2^22 elements, of 8 bytes at most (``framing``).
+    # A block of the largest size is 2^23 bytes (``framing``).
     Target("encoding-full", _full, growth_bytes_max=160 << 20),
     Target("encoding-patch", _patch),
     Target("encoding-patch-reader", _patch_reader),

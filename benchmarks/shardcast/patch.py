@@ -37,7 +37,7 @@ import zstandard
 
 from node.storage import encodings
 from protocol.crypto import digest
-from protocol.shardcast.encodings import block, framing, stream
+from protocol.shardcast.encodings import framing, stream
 from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.positions import Positions
 from protocol.types import Version
@@ -160,11 +160,17 @@ def entropy_bits(counts: Positions) -> float:
     return float(-(counts * np.log2(counts / counts.sum())).sum())
 
 
+def ordered(words: Words) -> Words:
+    """Map bit patterns of floats (sign and magnitude) to integers of the same order."""
+    upper = words.dtype.type(1 << words.itemsize * 8 - 1)
+    return np.where(words & upper, ~words, words | upper)
+
+
 def bound_bits(old: Words, new: Words) -> float:
     """Return the entropy of what changed in a tensor."""
     changed = np.flatnonzero(old != new)
     positions = entropy_bits(np.array([len(changed), len(old) - len(changed)]))
-    difference = block.ordered(new[changed]) - block.ordered(old[changed])
+    difference = ordered(new[changed]) - ordered(old[changed])
     if old.itemsize == 2:
         return positions + entropy_bits(np.unique(difference, return_counts=True)[1])
     signed = difference.view(np.int32).astype(np.float64)

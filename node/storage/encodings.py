@@ -11,6 +11,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 from blake3 import blake3
 
 from protocol.shardcast.encodings import stream
@@ -24,9 +25,24 @@ THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))
 MB of ours, at most 60. Two are 1.5 times as fast as one (``benchmarks/shardcast/threads.py``)."""
 
 
+_FREED_BYTES = 31 << 20
+"""What glibc counts as a usual length is at most 32 MiB."""
+
+
+def _keep_freed_memory() -> None:
+    """Have the C library keep what blocks free for the next ones.
+
+    glibc returns freed memory to the kernel beyond twice the longest piece that it saw freed, and
+    the pages of arrays of megabytes are then made, zeroed and dropped for every step of every
+    block: half of float32's time. So one long piece, which nobody touched, is freed first.
+    """
+    np.empty(_FREED_BYTES, np.uint8)
+
+
 @contextmanager
 def in_threads() -> Iterator[InOrder]:
     """Work on ``THREADS`` blocks at once; NumPy, zstd and reading let other threads run."""
+    _keep_freed_memory()
     if THREADS == 1:
         yield map
         return

@@ -180,74 +180,48 @@ class Encoded:
     def number(self) -> int:
         return int.from_bytes(self.reader.take(4), "little")
 
-    def positions(self, limit: int) -> list[int]:
-        head = self.reader.number(1)
-        k, others = head % 128, head >= 128
-        count, quotient_bytes = self.number(), self.number()
-        if head == 64:
-            octets = self.planes(-(-limit // 8), 1)
-            bits = bits_of(bytes(octets))[:limit]
-            require(sum(bits) == count, "another number of positions")
-            return [place for place, bit in enumerate(bits) if bit]
-        bits = bits_of(self.reader.take(quotient_bytes))
-        rows = [bits_of(self.reader.take(-(-count // 8))) for _ in range(k)]
-        found, at, place = [], 0, -1
-        for number in range(count):
-            zeros = bits.index(1, at) - at
-            at += zeros + 1
-            rest = sum(rows[bit][number] << bit for bit in range(k))
-            place += 1 + zeros * 2**k + rest
-            found.append(place)
-        require(place < limit, "beyond the limit")
-        return [n for n in range(limit) if n not in set(found)] if others else found
+    def plane(self, count: int) -> bytes:
+        kind = self.reader.number(1)
+        if kind == 0:
+            return bytes(count)
+        if kind == 1:
+            return self.reader.take(count)
+        if kind == 2:
+            plane = zstandard.decompress(self.reader.take(self.number()))
+            require(len(plane) == count, "a plane of another length")
+            return plane
+        require(kind == 3 and count >= 64, "another kind of plane")
+        meant = bits_of(self.plane(-(-count // 8)))
+        require(not any(meant[count:]) and 2 * sum(meant) < count, "too many bytes")
+        others = iter(self.plane(sum(meant)))
+        return bytes(next(others) if bit else 0 for bit in meant[:count])
 
     def planes(self, count: int, width: int) -> list[int]:
-        words = [0] * count
-        for place in range(width):
-            kind, body = self.reader.number(1), self.reader.take(self.number())
-            if kind == 2:
-                body = zstandard.decompress(body)
-            plane = bytes(count) if kind == 0 else body
-            require(len(plane) == count, "a plane of another length")
-            words = [word + (byte << 8 * place) for word, byte in zip(words, plane, strict=True)]
-        return words
+        planes = [self.plane(count) for _ in range(width)]
+        return [int.from_bytes(octets, "little") for octets in zip(*planes, strict=True)]
 
     def patched(self, old: list[int], width: int) -> list[int]:
-        changed = self.positions(len(old))
-        signs = bits_of(self.reader.take(-(-len(changed) // 8)))
-        left = list(range(len(changed)))
-        sizes = [1] * len(changed)
-        for _ in range(self.reader.number(1)):
-            left = [left[place] for place in self.positions(len(left))]
-            for place in left:
-                sizes[place] += 1
-        for place, rest in zip(left, self.planes(len(left), width), strict=True):
-            sizes[place] += rest
-        new = list(old)
-        for place, sign, size in zip(changed, signs, sizes, strict=False):
-            moved = (mapped(old[place], width) + (-size if sign else size)) % 256**width
-            new[place] = mapped_back(moved, width)
-        return new
+        told = bits_of(self.plane(-(-len(old) // 4)))
+        steps = [2 * upper + lower for upper, lower in zip(told[::2], told[1::2], strict=True)]
+        require(not any(steps[len(old) :]), "steps beyond the block")
+        farther = iter(self.differences(steps.count(2), width))
+        known = {0: 0, 1: -1, 3: 1}
+        return [
+            (word + (next(farther) if step == 2 else known[step])) % 256**width
+            for word, step in zip(old, steps, strict=False)
+        ]
+
+    def differences(self, count: int, width: int) -> list[int]:
+        middle = int.from_bytes(b"\x80" * width, "little")
+        return [(number ^ middle) - middle for number in self.planes(count, width)]
 
     def moved(self, old: list[int], width: int) -> list[int]:
-        folded = self.planes(len(old), width)
-        by = [-(number + 1) // 2 if number % 2 else number // 2 for number in folded]
-        places = [mapped(word, width) + step for word, step in zip(old, by, strict=True)]
-        return [mapped_back(place % 256**width, width) for place in places]
+        by = self.differences(len(old), width)
+        return [(word + step) % 256**width for word, step in zip(old, by, strict=True)]
 
 
 def bits_of(data: bytes) -> list[int]:
     return [byte >> 7 - place & 1 for byte in data for place in range(8)]
-
-
-def mapped(word: int, width: int) -> int:
-    upper = 1 << 8 * width - 1
-    return 2 * upper - 1 - word if word & upper else word + upper
-
-
-def mapped_back(word: int, width: int) -> int:
-    upper = 1 << 8 * width - 1
-    return word - upper if word & upper else 2 * upper - 1 - word
 
 
 def tensors_in(file: bytes, header: bytes) -> list[tuple[int, list[int]]]:
@@ -272,8 +246,9 @@ def decoded_weights(encoding: bytes, base: bytes = b"", policy: bytes = b"") -> 
     size = max(entry["data_offsets"][1] for entry in json.loads(header[8:]).values())
     out = header
     for width, words in tensors_in(base or header + bytes(size), header):
-        for at in range(0, len(words), preamble["block_elements"]):
-            old = words[at : at + preamble["block_elements"]]
+        elements = preamble["block_bytes"] // width
+        for at in range(0, len(words), elements):
+            old = words[at : at + elements]
             kind, length = data.reader.number(1), data.number()
             ends = data.reader.at + length
             if kind == 0:

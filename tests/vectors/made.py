@@ -156,8 +156,8 @@ def encodings() -> dict[str, bytes]:
     return {
         "first": first,
         "second": second,
-        "full": b"".join(stream.encode(sources[1], None, 256)),
-        "patch": b"".join(stream.encode(sources[1], base, 256)),
+        "full": b"".join(stream.encode(sources[1], None, 1024)),
+        "patch": b"".join(stream.encode(sources[1], base, 1024)),
     }
 
 

@@ -1,8 +1,8 @@
 """How an encoding is put together: a preamble, then one block after another.
 
-The preamble says which version the blocks are against, how many elements a block has at most, and,
-where there is no base, the header of the file; a patch takes that of its base. Blocks end with
-their tensor.
+The preamble says which version the blocks are against, how many bytes of the file a block has at
+most, and, where there is no base, the header of the file; a patch takes that of its base. Blocks
+end with their tensor.
 """
 
 from collections.abc import Iterator
@@ -18,11 +18,14 @@ from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
 from protocol.types import Digest
 
-BLOCK_ELEMENTS_MAX = 1 << 22
-"""A guess: some 60 MB while a block of float32 is decoded."""
+BLOCK_BYTES_MIN = 8
+"""The longest element."""
+
+BLOCK_BYTES_MAX = 1 << 23
+"""Four times ours: some XXM MB while a block is decoded."""
 
 _LENGTH_BYTES = 4
-_KEYS = ("base", "block_elements", "header")
+_KEYS = ("base", "block_bytes", "header")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +59,20 @@ class Block(NamedTuple):
     body: memoryview
 
 
-def pieces(layout: TensorFile, block_elements: int) -> Iterator[Piece]:
+def pieces(layout: TensorFile, block_bytes: int) -> Iterator[Piece]:
     """Yield what the blocks of a file hold, in order."""
     for tensor in layout.places:
-        for first in range(0, tensor.count, block_elements):
-            yield Piece(tensor, first, min(block_elements, tensor.count - first))
+        elements = block_bytes // tensor.element_bytes
+        for first in range(0, tensor.count, elements):
+            yield Piece(tensor, first, min(elements, tensor.count - first))
 
 
-def preamble(base: Digest | None, block_elements: int, header: bytes) -> bytes:
+def preamble(base: Digest | None, block_bytes: int, header: bytes) -> bytes:
     """Return what an encoding of a file with ``header`` begins with."""
     data = codec.encode(
         {
             "base": b"" if base is None else base,
-            "block_elements": block_elements,
+            "block_bytes": block_bytes,
             "header": header if base is None else b"",
         }
     )
@@ -104,7 +108,8 @@ class BlockReader:
             end = block.HEAD_BYTES + block.body_bytes(self._buffer, piece.count, width)
             if len(self._buffer) < end:
                 return
-            kind, body = self._buffer[0], bytes(self._buffer[block.HEAD_BYTES : end])
+            with memoryview(self._buffer) as here:  # which does not copy what is cut from it
+                kind, body = here[0], bytes(here[block.HEAD_BYTES : end])
             del self._buffer[:end]
             self._piece = next(self._pieces, None)
             yield Block(piece, kind, memoryview(body))
@@ -128,8 +133,8 @@ class BlockReader:
         value = codec.decode(data, bytes_max=tensor_file.HEADER_BYTES_MAX)
         if isinstance(value, Fault) or not isinstance(value, dict) or tuple(value) != _KEYS:
             raise EncodingError("a preamble of other fields")
-        base, elements, header = value["base"], value["block_elements"], value["header"]
-        if type(elements) is not int or not 0 < elements <= BLOCK_ELEMENTS_MAX:
+        base, block_bytes, header = value["base"], value["block_bytes"], value["header"]
+        if type(block_bytes) is not int or not BLOCK_BYTES_MIN <= block_bytes <= BLOCK_BYTES_MAX:
             raise EncodingError("blocks of impossible size")
         if type(base) is not bytes or type(header) is not bytes:
             raise EncodingError("a preamble of other fields")
@@ -142,5 +147,5 @@ class BlockReader:
         if layout.total_bytes > self._file_bytes_max:
             raise EncodingError(f"a file of {layout.total_bytes} bytes")
         self.layout = layout
-        self._pieces = pieces(layout, elements)
+        self._pieces = pieces(layout, block_bytes)
         self._piece = next(self._pieces, None)

@@ -1,23 +1,31 @@
 """Byte planes: words split into their first bytes, their second bytes and so on, each packed alone.
 
 The upper bytes of weights, and of what changes in them, repeat and compress; the lower ones are
-noise, on which zstd would only spend time.
+noise, on which zstd would only spend time. Where most bytes are zero, Huffman codes waste what is
+below a bit, and zstd looks for repetitions that pay little; so a bit for each byte says which are
+not, itself as a plane of bytes, and only those follow. Planes within planes so come to 2 to 8 %
+above the entropy of zeros drawn by lot, from a half to 99.9 %.
 """
-
-from itertools import chain
 
 import numpy as np
 import zstandard
 from numpy.typing import NDArray
 
+from protocol.shardcast.encodings import positions
 from protocol.shardcast.encodings.tensor_file import EncodingError
 
 Words = NDArray[np.unsignedinteger]
 """``[count]``: bit patterns of elements as unsigned integers of 1, 2, 4 or 8 bytes."""
 
-_ZERO, _RAW, _ZSTD = range(3)
-HEAD_BYTES = 5
-"""How a plane is packed, and how many bytes follow."""
+Plane = NDArray[np.uint8]
+
+_ZERO, _RAW, _ZSTD, _SPARSE = range(4)
+
+LENGTH_BYTES = 4
+"""Before a frame of zstd; how long other planes are is known."""
+
+SPARSE_BYTES_MIN = 64
+"""A shorter plane is not sparse, so that planes within planes come to an end."""
 
 _FAST = zstandard.ZstdCompressionParameters(
     strategy=zstandard.STRATEGY_FAST, window_log=18, hash_log=6, min_match=7, target_length=0
@@ -26,69 +34,120 @@ _FAST = zstandard.ZstdCompressionParameters(
 upper bytes of float32's differences take a quarter of level 1's time, and 3 % fewer bytes."""
 
 _SAMPLE_BYTES = 8192
-_NOISE_BITS = 7.6
-"""A sample with so much entropy is left alone: Huffman codes would win less than 5 %."""
+_NOISE_BITS = 7.2
+"""A sample with so much entropy is left alone: Huffman codes would win less than a tenth of the
+plane, and for float32 take a fourth of the time of everything."""
 
 
-def pack(words: Words) -> bytes:
-    """Return the planes of little-endian words, the lowest first."""
-    shifts = (words.dtype.type(8 * place) for place in range(words.itemsize))
-    parts = (_packed_plane((words >> shift).astype(np.uint8)) for shift in shifts)
-    return b"".join(chain.from_iterable(parts))
+class PlaneWriter:
+    """Packs one plane after another; ``parts`` are what it has come to."""
+
+    def __init__(self) -> None:
+        self._zstd = zstandard.ZstdCompressor(compression_params=_FAST)
+        self.parts: list[bytes | memoryview] = []
+
+    def words(self, words: Words) -> None:
+        """Add the planes of little-endian words, the lowest first."""
+        self.plane(words.astype(np.uint8))
+        for place in range(1, words.itemsize):
+            self.plane((words >> words.dtype.type(8 * place)).astype(np.uint8))
+
+    def plane(self, plane: Plane) -> None:
+        """Add a plane, which is not changed from then on."""
+        count = np.count_nonzero(plane)
+        if not count:
+            self.parts.append(bytes([_ZERO]))
+        elif len(plane) >= SPARSE_BYTES_MIN and 2 * count < len(plane):
+            self.parts.append(bytes([_SPARSE]))
+            bits = np.packbits(plane)
+            self.plane(bits)
+            self.plane(plane.take(positions.ones(bits)))
+        else:
+            self._occupied(plane)
+
+    def _occupied(self, plane: Plane) -> None:
+        if _entropy_bits(plane) < _NOISE_BITS:
+            frame = self._zstd.compress(plane.data)
+            if LENGTH_BYTES + len(frame) < len(plane):
+                length = len(frame).to_bytes(LENGTH_BYTES, "little")
+                self.parts += bytes([_ZSTD]), length, frame
+                return
+        self.parts += bytes([_RAW]), plane.data
 
 
-def unpack(data: memoryview, count: int, element_bytes: int) -> Words:
-    """Return ``count`` words from planes that fill ``data``; raises ``EncodingError``."""
-    planes = np.zeros((count, element_bytes), np.uint8)
-    for place in range(element_bytes):
-        method, length = _head(data)
-        body, data = data[HEAD_BYTES : HEAD_BYTES + length], data[HEAD_BYTES + length :]
-        if len(body) != length:
-            raise EncodingError("a plane that ends early")
-        if method == _RAW and length == count:
-            planes[:, place] = np.frombuffer(body, np.uint8)
-        elif method == _ZSTD:
-            planes[:, place] = np.frombuffer(_inflate(body, count), np.uint8)
-        elif method != _ZERO or length:
+class PlaneReader:
+    """Unpacks one plane after another; all methods raise ``EncodingError``."""
+
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._zstd = zstandard.ZstdDecompressor()
+
+    def words(self, count: int, element_bytes: int) -> Words:
+        """Return the next words, of so many planes."""
+        words: Words = self.plane(count).astype(f"<u{element_bytes}")
+        octets = words.view(np.uint8).reshape(count, element_bytes)
+        for place in range(1, element_bytes):
+            self._fill(octets[:, place])
+        return words
+
+    def plane(self, count: int) -> Plane:
+        """Return the next plane."""
+        plane = np.zeros(count, np.uint8)
+        self._fill(plane)
+        return plane
+
+    def finish(self) -> None:
+        """Raise ``EncodingError`` when there is more."""
+        if len(self._data):
+            raise EncodingError("bytes after the last plane")
+
+    def _fill(self, plane: Plane) -> None:
+        """Write the next plane where there are zeros."""
+        kind = self._take(1)[0]
+        if kind == _SPARSE:
+            self._fill_sparse(plane)
+        elif kind != _ZERO:
+            plane[:] = self._occupied(kind, len(plane))
+
+    def _fill_sparse(self, plane: Plane) -> None:
+        """Write a sparse plane: the bits are an eighth of it, so this ends, and those few bytes."""
+        if len(plane) < SPARSE_BYTES_MIN:
+            raise EncodingError("a sparse plane that is too short")
+        found = positions.ones(self.plane(-(-len(plane) // 8)))
+        if 2 * len(found) >= len(plane) or (len(found) and found[-1] >= len(plane)):
+            raise EncodingError("a sparse plane of too many bytes")
+        plane[found] = self._occupied(self._take(1)[0], len(found))
+
+    def _occupied(self, kind: int, count: int) -> Plane:
+        """Return the next plane, which has no sparse one within it."""
+        if kind == _RAW:
+            return np.frombuffer(self._take(count), np.uint8)
+        if kind != _ZSTD:
             raise EncodingError("a plane of an unknown kind")
-    if len(data):
-        raise EncodingError("bytes after the last plane")
-    return planes.reshape(-1).view(f"<u{element_bytes}")
+        length = int.from_bytes(self._take(LENGTH_BYTES), "little")
+        return np.frombuffer(self._inflate(self._take(length), count), np.uint8)
+
+    def _inflate(self, frame: memoryview, count: int) -> bytes:
+        """Return the ``count`` bytes of a frame, whose promise is read before it is believed."""
+        try:
+            if zstandard.frame_content_size(frame) != count:
+                raise EncodingError("a plane of another length than its block")
+            plane = self._zstd.decompress(frame)
+        except zstandard.ZstdError as error:
+            raise EncodingError("a plane that is no zstd frame") from error
+        if len(plane) != count:
+            raise EncodingError("a plane of another length than it says")
+        return plane
+
+    def _take(self, count: int) -> memoryview:
+        taken, self._data = self._data[:count], self._data[count:]
+        if len(taken) != count:
+            raise EncodingError("a plane that ends early")
+        return taken
 
 
-def _packed_plane(plane: NDArray[np.uint8]) -> tuple[bytes, memoryview]:
-    """Return the head of a plane, and what follows it."""
-    method, body = _RAW, plane.data
-    if not plane.any():
-        method, body = _ZERO, plane.data[:0]
-    elif _entropy_bits(plane) < _NOISE_BITS:
-        packed = zstandard.ZstdCompressor(compression_params=_FAST).compress(body)
-        if len(packed) < len(plane):
-            method, body = _ZSTD, memoryview(packed)
-    return bytes([method]) + len(body).to_bytes(HEAD_BYTES - 1, "little"), body
-
-
-def _entropy_bits(plane: NDArray[np.uint8]) -> float:
+def _entropy_bits(plane: Plane) -> float:
     """Return the entropy of a byte in a sample from all over the plane."""
     counts = np.bincount(plane[:: max(1, len(plane) // _SAMPLE_BYTES)], minlength=256)
     shares = counts[counts > 0] / counts.sum()
     return float(-(shares * np.log2(shares)).sum())
-
-
-def _head(data: memoryview) -> tuple[int, int]:
-    if len(data) < HEAD_BYTES:
-        raise EncodingError("a plane that ends early")
-    return data[0], int.from_bytes(data[1:HEAD_BYTES], "little")
-
-
-def _inflate(body: memoryview, count: int) -> bytes:
-    """Return the ``count`` bytes of a zstd frame, whose promise is read before it is believed."""
-    try:
-        if zstandard.frame_content_size(body) != count:
-            raise EncodingError("a plane of another length than its block")
-        plane = zstandard.decompress(body)
-    except zstandard.ZstdError as error:
-        raise EncodingError("a plane that is no zstd frame") from error
-    if len(plane) != count:
-        raise EncodingError("a plane of another length than it says")
-    return plane

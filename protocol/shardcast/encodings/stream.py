@@ -20,8 +20,9 @@ from protocol.shardcast.encodings.positions import Positions
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
 from protocol.types import Digest
 
-BLOCK_ELEMENTS = 1 << 19
-"""Of one block: what is worked on stays in the cache, and an unchanged block costs five bytes."""
+BLOCK_BYTES = 1 << 21
+"""Of the file, of one block. Half as long, patches of a hundredth of bf16 weights are 1 % longer and
+take a tenth more time, of calls; twice as long, what is worked on is seldom in a cache."""
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
@@ -76,7 +77,7 @@ def source_of(read: Callable[[int, int], bytes], total_bytes: int) -> Source:
 def encode(
     source: Source,
     base: Base | None,
-    block_elements: int = BLOCK_ELEMENTS,
+    block_bytes: int = BLOCK_BYTES,
     in_order: InOrder = map,
 ) -> Iterator[bytes]:
     """Yield the encoding of a file, block by block.
@@ -86,13 +87,13 @@ def encode(
     if base is not None and base.source.layout.header != source.layout.header:
         raise EncodingError("the base holds other tensors")
     against = None if base is None else base.policy
-    yield framing.preamble(against, block_elements, source.layout.header)
+    yield framing.preamble(against, block_bytes, source.layout.header)
 
     def encoded(piece: Piece) -> bytes:
         words = piece.words(source.read(piece.offset, piece.length))
         return block.encode(words, None if base is None else _base_words(base, piece))
 
-    yield from in_order(encoded, framing.pieces(source.layout, block_elements))
+    yield from in_order(encoded, framing.pieces(source.layout, block_bytes))
 
 
 def _base_words(base: Base, piece: Piece) -> Words:
