@@ -14,7 +14,7 @@ from protocol.crypto import digest
 from protocol.faults import Fault
 from protocol.rollout import RolloutSequence, encode_body
 from protocol.shardcast import index as shard_index
-from protocol.shardcast.encodings import block, stream, tensor_file
+from protocol.shardcast.encodings import block, framing, stream, tensor_file
 from protocol.shardcast.encodings.stream import Base, PatchReader
 from protocol.shardcast.encodings.stream import Decoder as StreamDecoder
 from protocol.shardcast.encodings.tensor_file import EncodingError
@@ -67,10 +67,10 @@ def _preamble(rng: Random, base: bytes, header: bytes) -> bytes:
     """Return a preamble with other fields, or one that describes another file."""
     if header and rng.random() < 0.6:
         header = _header(rng, header)
-    length = rng.choice((8, 1024, 1024, 1 << 21, 1 << 23, (1 << 23) + 1, 7, -1))
+    length = rng.choice((8, 1024, 1024, 1 << 21, 1 << 22, (1 << 22) + 1, 7, -1))
     value: Any = {"base": base, "block_bytes": length, "header": header}
     if rng.random() < 0.2:
-        value = Values([b"", 1 << 23]).changed(value, rng)
+        value = Values([b"", 1 << 22]).changed(value, rng)
     body = packed(value)
     return len(body).to_bytes(4, "little") + body
 
@@ -95,7 +95,7 @@ def _header(rng: Random, header: bytes) -> bytes:
 def _zeros(rng: Random) -> bytes:
     """Return the encoding of tensors of zeros: many bytes from a few, under any name."""
     count = rng.choice((0, 1, 1000, 1 << 16, 1 << 21))
-    length = rng.choice((1024, 1 << 21, 1 << 23))
+    length = rng.choice((1024, 1 << 21, 1 << 22))
     name = rng.choice(("x", "\ud800", "\0", "é" * 512, "__metadata__"))
     kind, width = rng.choice((("BF16", 2), ("F32", 4), ("I64", 8), ("BOOL", 1)))
     place = {"dtype": kind, "shape": [count], "data_offsets": [0, width * count]}
@@ -220,7 +220,7 @@ def _block() -> Decoder:
         if len(data) < 3:
             return False
         kind, width = data[0] % 5, 1 << data[1] % 4
-        count = (1 << data[2] % 24) // width
+        count = min(1 << data[2] % 24, framing.BLOCK_BYTES_MAX // width)
         if count == 512:
             count = 300
         body = memoryview(data)[3:]
@@ -299,7 +299,7 @@ def _proofs(variant: Variant) -> Decoder:
 
 TARGETS = (
     Target("shard-index", _index),
-    # A block of the largest size is 2^23 bytes (``framing``).
+    # A block of the largest size is 2^22 bytes (``framing``).
     Target("encoding-full", _full, growth_bytes_max=160 << 20),
     Target("encoding-patch", _patch),
     Target("encoding-patch-reader", _patch_reader),

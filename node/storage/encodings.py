@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,20 +22,20 @@ from protocol.types import Digest
 from roles.ports.engines import Policy
 
 THREADS = min(8, max(1, (os.cpu_count() or 1) // 2))
-"""Half of the cores, for something computes beside; not more than eight, for each holds a block: 16
-MB of ours, at most 60. Two are 1.5 times as fast as one (``benchmarks/shardcast/threads.py``)."""
-
+"""Half of the cores, for something computes beside; not more than eight, for each holds a block: 10
+MB of ours, at most 25. Two are 1.5 times as fast as one (``benchmarks/shardcast/threads.py``)."""
 
 _FREED_BYTES = 31 << 20
 """What glibc counts as a usual length is at most 32 MiB."""
 
 
+@cache
 def _keep_freed_memory() -> None:
     """Have the C library keep what blocks free for the next ones.
 
     glibc returns freed memory to the kernel beyond twice the longest piece that it saw freed, and
     the pages of arrays of megabytes are then made, zeroed and dropped for every step of every
-    block: half of float32's time. So one long piece, which nobody touched, is freed first.
+    block: half of float32's time. So one long piece, which nobody touched, is freed first, once.
     """
     np.empty(_FREED_BYTES, np.uint8)
 

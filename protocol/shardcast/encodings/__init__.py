@@ -5,8 +5,8 @@ of one tensor: unchanged, a *patch* of the same elements of a base version, or i
 planes*. Every block stands for itself, so a node decodes while the bytes arrive and holds one block
 in memory; what comes out is named by the digest of its tensors, whichever way it came.
 
-``tensor_file`` says where the tensors of a file are; ``planes`` and ``positions`` are the two
-codes; ``block`` puts them together; ``framing`` tells blocks apart as they arrive; ``stream``
-writes and reads the whole. Everything that is decoded here was made by someone else: counts,
-positions and sizes are bounded before they are used.
+``tensor_file`` says where the tensors of a file are; ``steps`` and ``planes`` are the two codes,
+and ``positions`` finds ones; ``block`` puts them together; ``framing`` tells blocks apart as they
+arrive; ``stream`` writes and reads the whole. Everything that is decoded here was made by someone
+else: counts, positions and sizes are bounded before they are used.
 """

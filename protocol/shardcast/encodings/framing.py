@@ -21,8 +21,8 @@ from protocol.types import Digest
 BLOCK_BYTES_MIN = 8
 """The longest element."""
 
-BLOCK_BYTES_MAX = 1 << 23
-"""Four times ours: some XXM MB while a block is decoded."""
+BLOCK_BYTES_MAX = 1 << 22
+"""Twice ours: some 25 MB while a block of the shortest elements is decoded."""
 
 _LENGTH_BYTES = 4
 _KEYS = ("base", "block_bytes", "header")

@@ -1,4 +1,4 @@
-"""How words differ from those of a base: two bits each, whether one stays, moves by one, or farther.
+"""How words differ from those of a base, in two bits each: by nothing, by one, or by more.
 
 What an optimiser step changes in a bf16 weight is nearly always one place up or down. Four elements
 share a byte, the first in the upper bits, and their differences are found in a table: no list of

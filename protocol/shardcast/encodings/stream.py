@@ -21,8 +21,8 @@ from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, 
 from protocol.types import Digest
 
 BLOCK_BYTES = 1 << 21
-"""Of the file, of one block. Half as long, patches of a hundredth of bf16 weights are 1 % longer and
-take a tenth more time, of calls; twice as long, what is worked on is seldom in a cache."""
+"""Of the file, of one block. Half as long, patches of a hundredth of bf16 weights are 1 % longer
+and take a tenth more time, of calls; twice as long, what is worked on is seldom in a cache."""
 
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")

@@ -37,14 +37,14 @@ def bomb(count):
     """Return a block of words whose first plane is a frame that inflates to ``BOMB_BYTES``."""
     compressor = zstandard.ZstdCompressor(1, write_content_size=False)
     plane = compressor.compress(bytes(BOMB_BYTES))
-    body = bytes([2]) + len(plane).to_bytes(planes.HEAD_BYTES - 1, "little") + plane
+    body = bytes([2]) + len(plane).to_bytes(planes.LENGTH_BYTES, "little") + plane
     head = bytes([block.FULL]) + len(body).to_bytes(block.HEAD_BYTES - 1, "little")
     assert block.body_bytes(head, count, 2) == len(body), "an honest block may be so long"
     return head + body
 
 
 def preamble(policy, header=b"", elements=5000):
-    data = codec.encode({"base": policy, "block_elements": elements, "header": header})
+    data = codec.encode({"base": policy, "block_bytes": 2 * elements, "header": header})
     return len(data).to_bytes(4, "little") + data
 
 
