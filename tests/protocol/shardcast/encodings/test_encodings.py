@@ -180,8 +180,8 @@ def test_neighbours_of_one_sign_are_one_apart():
 def test_steps_come_back(words, seed):
     rng = np.random.default_rng(seed)
     kind = words.dtype.type
-    differences = np.where(rng.random(len(words)) < 0.5, rng.integers(-2, 3, len(words)), words)
-    differences = differences.astype(words.dtype)
+    small = rng.integers(-2, 3, len(words)).astype(words.dtype)
+    differences = np.where(rng.random(len(words)) < 0.5, small, words)
     told = steps.pack(differences)
     near = np.isin(differences, np.array([0, 1, -1]).astype(kind))
     assert steps.moved(told).tolist() == np.flatnonzero(differences).tolist()
