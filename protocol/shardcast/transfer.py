@@ -295,7 +295,9 @@ class Transfer:
         most = free * self._limits.requests_per_stripe
         while now >= self._ahead_at and self._ahead.in_flight < most:
             shards = max((stripe.shards for stripe in self._stripes), key=len)
-            shard = shards[-1] if shards else 0
+            if not shards:
+                return
+            shard = shards[-1]
             peer, wanted = self._anyone(shard, self._unasked[shard], now, ())
             if peer is None:
                 return
