@@ -18,6 +18,7 @@ import math
 import multiprocessing
 import time
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
@@ -193,7 +194,9 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|---|---|---|")
     rows = []
     # A process for each run: what one leaves in caches and in memory is not the next one's.
-    with multiprocessing.get_context("spawn").Pool(1, maxtasksperchild=1) as pool:
+    # One that the kernel ends for its memory ends us, where a ``Pool`` would wait for ever.
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=fresh, max_tasks_per_child=1) as pool:
         for attack in arguments.attack:
             plain: list[Played] = []
             for ratio in sorted({0.0, *arguments.ratio}):
@@ -201,7 +204,7 @@ def main() -> None:
                     Plan(PREFIX + attack, seed, arguments.nodes, strangers_per_node=ratio)
                     for seed in arguments.seed
                 ]
-                played = pool.map(play, plans)
+                played = list(pool.map(play, plans))
                 plain = plain or played
                 rows.append(row(played, plain))
                 print(line(rows[-1]), flush=True)

@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -53,6 +54,7 @@ class Row:
     certified_per_minute: float
     certified_share: float
     rejected: int
+    rejected_reasons: dict[str, int]
     expired: int
     steps: int
     wall_s: float
@@ -130,6 +132,7 @@ def row(attack: str, attackers: int, found: dict[str, Any], usual_per_minute: fl
         round(per_minute, 1),
         round(per_minute / (usual_per_minute or per_minute), 3),
         rollouts["rejected"],
+        rollouts["rejected_reasons"],
         rollouts["expired"],
         found["steps"],
         found["wall_s"],
@@ -146,6 +149,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    # Else the attackers, which nobody else knows of, would outlive us.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     rows: list[Row] = []
     for attack in ("", *options.attack):
         with tempfile.TemporaryDirectory(prefix="prime-node-attacks-") as folder:

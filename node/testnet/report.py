@@ -49,6 +49,7 @@ def build_report(
             "committed": counts.committed,
             "certified": counts.certified,
             "rejected": counts.rejected,
+            "rejected_reasons": dict(counts.rejected_reasons),
             "expired": counts.expired,
         },
         "trained_without_certificate": record.trained_without_certificate,

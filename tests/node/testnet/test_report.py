@@ -51,7 +51,13 @@ def test_the_report_says_what_was_recorded(tmp_path):
     assert report["reward_first"] == pytest.approx(sum(rewards[:5]) / 5, abs=1e-4)
     assert report["reward_last"] == pytest.approx(sum(rewards[-5:]) / 5, abs=1e-4)
     assert report["greedy_eval_last"] == 0.9877
-    assert report["rollouts"] == {"committed": 202, "certified": 171, "rejected": 5, "expired": 1}
+    assert report["rollouts"] == {
+        "committed": 202,
+        "certified": 171,
+        "rejected": 5,
+        "rejected_reasons": {"computation": 4, "sampling": 1},
+        "expired": 1,
+    }
     assert report["nodes"] == {"relay": 1, "trainer": 1, "validator": 3, "inference": 8}
     assert report["weights_bytes_sent"] == sum(range(1, 14)) * 11_000_000
     assert report["peak_rss_mb"] == {
