@@ -6,6 +6,7 @@ record that arrives during *e* changes nobody's committee.
 """
 
 import bisect
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -38,6 +39,8 @@ class Member:
     record: Signed[NodeRecord]
     heard_since: float
     """Unix seconds at which this node heard of it first, without a break."""
+    live_until: float
+    """Unix seconds: the last moment before it left or counts as silent."""
 
     @property
     def peer(self) -> PeerId:
@@ -81,7 +84,7 @@ class Roster:
         }
         self.changes = 0
         """How many records have been taken."""
-        self._all_heard_since = float("-inf")
+        self._all_heard_since = -math.inf
         """No record here is older."""
         epochs = manifest.epochs
         self._lifetime_seconds = epochs.record_epochs * epochs.seconds
@@ -105,7 +108,11 @@ class Roster:
             if len(self._unchecked) < UNCHECKED_MAX:
                 self._unchecked[record.digest] = record
             return False
-        self._members[peer] = Member(record, now if known is None else known.heard_since)
+        heard_since = now if known is None else known.heard_since
+        leaves = record.message.leaving
+        silent_after = issued_at + self._lifetime_seconds
+        live_until = math.nextafter(issued_at, -math.inf) if leaves else silent_after
+        self._members[peer] = Member(record, heard_since, live_until)
         self.changes += 1
         self._all_heard_since = min(self._all_heard_since, issued_at)
         if known is None:
@@ -187,7 +194,7 @@ class Roster:
             _remove(self._order, peer)
             self._index_roles(peer, roles, ())
         seen = (member.seen_at for member in self._members.values())
-        self._all_heard_since = min(seen, default=float("inf"))
+        self._all_heard_since = min(seen, default=math.inf)
 
     def __len__(self) -> int:
         return len(self._members)
@@ -207,24 +214,19 @@ class Roster:
     def live(self, now: float, role: Role | None = None) -> list[Member]:
         """Return the members (that hold ``role``) whose record is fresh at ``now``, by peer id."""
         peers = self._order if role is None else self._holders[role]
-        return [member for peer in peers if self._is_fresh(member := self._members[peer], now)]
+        members = self._members
+        return [member for peer in peers if now <= (member := members[peer]).live_until]
 
     def is_live(self, peer: PeerId, now: float) -> bool:
         """Tell whether ``live`` would have ``peer``, without looking at anybody else."""
         member = self._members.get(peer)
-        return member is not None and self._is_fresh(member, now)
+        return member is not None and now <= member.live_until
 
     def peers_from(self, place: int) -> Iterator[PeerId]:
         """Yield every member's id, live or not, from a place in their order on and round."""
         order = self._order
         place %= max(1, len(order))
         return chain(islice(order, place, None), islice(order, place))
-
-    def _is_fresh(self, member: Member, now: float) -> bool:
-        message = member.record.message
-        seen_at = message.sequence / 1000
-        gone = message.leaving and seen_at <= now
-        return seen_at >= now - self._lifetime_seconds and not gone
 
     def at_epoch(self, epoch: int, role: Role | None = None) -> list[Member]:
         """Return who (of a role) takes part in the elections of ``epoch``, by peer id."""

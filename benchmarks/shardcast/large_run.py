@@ -74,8 +74,10 @@ SETTLED_SECONDS = 400.0
 PATIENCE = Patience(converge_epochs=24, progress_epochs=90)
 """An epoch is a minute: four steps, of which the first waits for rollouts."""
 
-OURS = ("model", "environment")
-"""Sections of a recipe that the simulator has its own of: end token, vocabulary, task."""
+OURS = ("model", "environment", "admission")
+"""Sections of a recipe that the simulator has its own of: end token, vocabulary, task. And proof of
+work, which it computes for every key: that of the recipe takes minutes of a core, and has newcomers
+wait for an hour before the first rollout."""
 
 SEQUENCE_TOKENS = 12
 """In the mean, of what is asked for; one more ends a sequence."""

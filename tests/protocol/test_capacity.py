@@ -1,3 +1,5 @@
+import math
+
 import pytest
 
 from protocol.capacity import UNWITNESSED_SHARE, forest_members
@@ -36,7 +38,10 @@ class Swarm:
             self.said.setdefault(witness.peer_id, {})[subject.peer_id] = number
 
     def members(self, *strangers) -> dict[PeerId, ForestMember]:
-        live = [Member(self.record(one), 0.0) for one in (*self.genesis, *self.workers, *strangers)]
+        live = [
+            Member(self.record(one), 0.0, math.inf)
+            for one in (*self.genesis, *self.workers, *strangers)
+        ]
         found = forest_members(live, self.world.manifest, self.proven.__contains__, self.counts)
         assert [member.peer for member in found] == [member.peer for member in live]
         return {member.peer: member for member in found}
