@@ -50,8 +50,8 @@ def forest_members(
         peer, message = member.peer, member.record.message
         enough = min(WITNESSES_MIN, witnesses - standing[peer])
         classes = said[peer]
-        reached = sorted(number for number in classes if number)
         if enough and len(classes) >= enough:
+            reached = sorted(number for number in classes if number)
             reachable = 2 * len(reached) > len(classes)
             rate = min(most, rate_of_class(_upper_quartile(reached)))
         else:
