@@ -34,6 +34,10 @@ EXTENSIONS_MAX = 4
 
 BYTES_PER_MBIT = 125_000
 
+WORK_BITS_MAX = 8
+"""Of admission: each key costs so many hashes, which are computed, a quarter of a second of a core
+where one takes a millisecond. A recipe's 16 bits would be minutes for each."""
+
 
 class ScenarioError(ValueError):
     """A scenario that cannot be used; the message is one line and names the key."""
@@ -266,9 +270,13 @@ class Scenario(Section):
                     raise ScenarioError(f"unknown key 'protocol.{section}.{key}'")
                 values[section][key] = tuple(value) if isinstance(value, list) else value
         try:
-            return Recipe.model_validate(values)
+            recipe = Recipe.model_validate(values)
         except ValidationError as error:
             raise ScenarioError(f"protocol.{first_error(error, 'scenario')}") from None
+        if recipe.admission.work_bits > WORK_BITS_MAX:
+            reason = f"at most {WORK_BITS_MAX}: a simulation really does the work of every key"
+            raise ScenarioError(f"protocol.admission.work_bits: {reason}")
+        return recipe
 
 
 def load_scenario(name: str) -> Scenario:

@@ -72,6 +72,7 @@ def test_an_extension_says_only_what_differs(tmp_path: Path) -> None:
         ("[nodes]\ntrainers = 2", "unknown key 'nodes.trainers'"),
         ("[protocol.grpo]\nalpha = 1", "unknown key 'protocol.grpo.alpha'"),
         ("[protocol.committee]\nsize = -1", "protocol.committee.size"),
+        ("[protocol.admission]\nwork_bits = 9", "protocol.admission.work_bits: at most 8"),
         ('extends = "quiet-21"', "unknown scenario 'quiet-21'"),
         ("extends = 3", "extends: a scenario's name"),
         ('[[faults]]\nkind = "flood"\nminute = 1', "faults.0"),
