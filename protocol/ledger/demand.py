@@ -21,6 +21,7 @@ class Demand:
         self._chain = chain
         self._unlearned: dict[Digest, Entry] = {}
         grpo = manifest.grpo
+        self._async_level = grpo.async_level
         self._awaited_max = int(
             grpo.rollouts_per_step * (1 + grpo.async_level + grpo.rollouts_ahead)
         )
@@ -39,10 +40,11 @@ class Demand:
 
     def is_current(self, entry: Entry) -> bool:
         """Tell whether the next version, or the ones after it, may learn from such a commit."""
-        message = entry.commit.message
-        if message.version < self._chain.version - self._manifest.grpo.async_level:
+        message, chain = entry.commit.message, self._chain
+        version = message.version
+        if version < chain.version - self._async_level:
             return False
-        checkpoint = self._chain.get(message.version)
+        checkpoint = chain.get(version)
         return checkpoint is None or checkpoint.digest == message.checkpoint
 
     def awaited(self, entries: Iterable[Entry]) -> set[Digest]:
@@ -78,10 +80,10 @@ class Demand:
         Without an outcome it counts as far as its worker is known to deliver.
         """
         oldest = epoch - self._manifest.committee.expire_after_epochs
-        certified, waiting = 0, Counter[PeerId]()
+        certified, done, waiting = 0, CommitState.CERTIFIED, Counter[PeerId]()
         for entry in self._unlearned.values():
             if entry.commit.message.epoch >= oldest and self.is_current(entry):
-                if entry.state is CommitState.CERTIFIED:
+                if entry.state is done:
                     certified += 1
                 else:
                     waiting[entry.commit.signer] += 1
