@@ -122,6 +122,8 @@ class FieldReader:
 
 def read_uvarint(data: bytes, at: int) -> tuple[int, int]:
     """Return the varint of at most 64 bits at ``at`` and the offset after it."""
+    if at < len(data) and data[at] < 0x80:
+        return data[at], at + 1  # as most are
     value = shift = 0
     for offset in range(at, min(at + 10, len(data))):
         byte = data[offset]
@@ -136,6 +138,8 @@ def read_uvarint(data: bytes, at: int) -> tuple[int, int]:
 
 def uvarint(value: int) -> bytes:
     """Return the shortest varint of ``value``, which is not negative."""
+    if value < 0x80:
+        return bytes((value,))  # as most are
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
