@@ -53,8 +53,10 @@ class Line:
         seconds = size / self.bytes_per_second
         small_free_at, free_at = self.small_free_at, self.free_at
         # Not by ``max``, which costs several times as much: this is done for every write.
-        self.small_free_at = passed = (small_free_at if small_free_at > now else now) + seconds
-        self.free_at = (free_at if free_at > now else now) + seconds
+        begins = small_free_at if small_free_at > now else now  # noqa: FURB136 - see above
+        self.small_free_at = passed = begins + seconds
+        begins = free_at if free_at > now else now  # noqa: FURB136 - see above
+        self.free_at = begins + seconds
         return passed
 
     def pass_bulk(self, begins: float, ends: float, size: int) -> float:

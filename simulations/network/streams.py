@@ -111,9 +111,8 @@ class Pipe:
         if size <= SMALL_BYTES and not self._bulk:
             passed = way.up.pass_small(now, size)
             arrives = passed + way.delay() + size / way.down.bytes_per_second
-            if arrives < self._arrives_at:
-                arrives = self._arrives_at  # not before one that was lost and sent again
-            self._arrives_at = arrives
+            # Not before one that was lost and sent again.
+            self._arrives_at = arrives = max(arrives, self._arrives_at)
             self._small_arrives_at = self._loop.call_about(arrives, self._arrive, data)
             return
         self._bulk += 1

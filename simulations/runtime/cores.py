@@ -42,7 +42,8 @@ class Core:
         """Have something done after all that is waiting."""
         self.spent_seconds += seconds
         now, free_at = self._loop.now, self._free_at
-        self._free_at = (free_at if free_at > now else now) + seconds
+        begins = free_at if free_at > now else now  # noqa: FURB136 - a call for every message
+        self._free_at = begins + seconds
 
     @property
     def late_seconds(self) -> float:

@@ -196,9 +196,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return
         if not timers:
             raise DeadlockError("no task is ready and no timer is set")
-        if timers[0][0] > self.now:
-            self.now = timers[0][0]
-        now = self.now
+        self.now = now = max(self.now, timers[0][0])
         while timers and timers[0][0] <= now:
             handle = heapq.heappop(timers)[2]
             if handle.callback is None:
