@@ -40,12 +40,10 @@ class Demand:
 
     def is_current(self, entry: Entry) -> bool:
         """Tell whether the next version, or the ones after it, may learn from such a commit."""
-        message, chain = entry.commit.message, self._chain
-        version = message.version
-        if version < chain.version - self._async_level:
+        if entry.version < self._chain.version - self._async_level:
             return False
-        checkpoint = chain.get(version)
-        return checkpoint is None or checkpoint.digest == message.checkpoint
+        checkpoint = self._chain.get(entry.version)
+        return checkpoint is None or checkpoint.digest == entry.commit.message.checkpoint
 
     def awaited(self, entries: Iterable[Entry]) -> set[Digest]:
         """Return those that a version which has not come yet may have learned from.
@@ -67,7 +65,7 @@ class Demand:
             for entry in self._unlearned.values()
             if entry.state is certified
             and self.is_current(entry)
-            and entry.commit.message.version <= self._chain.version
+            and entry.version <= self._chain.version
         ]
         return sorted(entries, key=_age)
 
@@ -82,7 +80,7 @@ class Demand:
         oldest = epoch - self._manifest.committee.expire_after_epochs
         certified, done, waiting = 0, CommitState.CERTIFIED, Counter[PeerId]()
         for entry in self._unlearned.values():
-            if entry.commit.message.epoch >= oldest and self.is_current(entry):
+            if entry.epoch >= oldest and self.is_current(entry):
                 if entry.state is done:
                     certified += 1
                 else:
@@ -92,5 +90,4 @@ class Demand:
 
 
 def _age(entry: Entry) -> tuple[int, int, Digest]:
-    message = entry.commit.message
-    return message.version, message.epoch, entry.commit.digest
+    return entry.version, entry.epoch, entry.commit.digest

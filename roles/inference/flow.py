@@ -159,7 +159,7 @@ class InferenceFlow:
         uncommitted, unsettled = len(self._making), ledger.in_flight(me)
         limit = self._making.concurrency.limit
         if uncommitted + unsettled >= self._unsettled_max() + limit - 1:
-            return False  # as mostly, and what is wanted is a look at all that waits
+            return False  # what is wanted is a look at all that waits
         # We count on all of ours, others on as many as they give us credit for.
         wanted = ledger.wanted() - max(0, unsettled - self._credit())
         return wanted > 0 and (not uncommitted or uncommitted + 1 <= self._share() * wanted)
