@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from protocol.messages import Verdict
 from protocol.recipe import HonestSection, HonestValue, ToplocSection
-from protocol.toploc.proof import ChunkResult
+from protocol.toploc.results import ChunkResult
 
 STATISTICS = tuple(HonestSection.model_fields)
 PER_CHUNK = frozenset({"exponent_mismatches", "mantissa_error"})
