@@ -49,11 +49,11 @@ class MeshPipe(Pipe):
     def _send(self, data: bytes) -> None:
         for control in mesh_control(data)[0]:
             self._tell(self._way.source, self._way.target, control.kind, control)
-        super()._send(data)
+        Pipe._send(self, data)  # not by ``super``: this is done for every message
 
     def _arrive(self, data: bytes) -> None:
         waiting = len(self._items)
-        super()._arrive(data)
+        Pipe._arrive(self, data)  # as above
         if len(self._items) == waiting:
             return  # held up, or for nobody
         controls, fields = mesh_control(data)
