@@ -49,11 +49,11 @@ class MeshPipe(Pipe):
     def _send(self, data: bytes) -> None:
         for control in mesh_control(data)[0]:
             self._tell(self._way.source, self._way.target, control.kind, control)
-        Pipe._send(self, data)  # not by ``super``: this is done for every message
+        super()._send(data)
 
     def _arrive(self, data: bytes) -> None:
         waiting = len(self._items)
-        Pipe._arrive(self, data)  # as above
+        super()._arrive(data)
         if len(self._items) == waiting:
             return  # held up, or for nobody
         controls, fields = mesh_control(data)

@@ -172,16 +172,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if not self._runnable:
             self._jump()
         runnable = self._runnable
-        for _ in range(len(runnable)):
+        while runnable and not self._stopping:  # type: ignore[attr-defined] # asyncio's own
             handle = runnable.popleft()
-            callback = handle.callback
+            callback, context = handle.callback, handle.context
             if callback is None:
                 continue
             try:
-                if handle.context is None:
+                if context is None:
                     callback(*handle.args)
                 else:
-                    handle.context.run(callback, *handle.args)
+                    context.run(callback, *handle.args)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001 - as asyncio: the loop outlives callbacks
