@@ -14,7 +14,7 @@ import structlog
 
 from node.api.observer import Observer
 from node.api.status import NodeStatus, Snapshot, Stage
-from node.api.v1.node_source import NodeView
+from node.api.v1.view import NodeView
 from node.api.why import Why
 from node.blobs.exchange import BlobExchange, ExchangeLimits
 from node.circuits.circuits import Circuits

@@ -58,6 +58,7 @@ class AdmittedKeys:
         self._rules = manifest.admission
         self._run_id = manifest.run_id
         self._verify = verify
+        self._asks_proof = self._rules.asks_proof
         self._window_epochs = 1 + math.ceil(SPREAD_SECONDS / manifest.epochs.seconds)
         self._known: dict[PeerId, Admission] = {}
         """By peer, the last used one last."""
@@ -70,7 +71,7 @@ class AdmittedKeys:
 
     def needs_proof(self, peer: PeerId) -> bool:
         """Tell whether ``peer`` must prove something to take part."""
-        return self._rules.asks_proof and not self._manifest.is_exempt(peer)
+        return self._asks_proof and not self._manifest.is_exempt(peer)
 
     def can_check(self, now: float) -> bool:
         """Tell whether another proof of work may be checked now."""

@@ -105,9 +105,9 @@ def check_claims(
     """Check what needs no model; ``rewards`` are our own, in millionths."""
     if sum(len(item.tokens) for item in sequences) != commit.tokens:
         return Finding("format", "token count differs from the commit")
-    end_tokens = manifest.model.end_tokens
+    end_tokens, vocabulary_size = manifest.model.end_tokens, manifest.model.vocabulary_size
     for index, item in enumerate(sequences):
-        if any(not 0 <= token < manifest.model.vocabulary_size for token in item.tokens):
+        if any(not 0 <= token < vocabulary_size for token in item.tokens):
             return Finding("format", f"sequence {index}: a token is not in the vocabulary")
         if any(token in end_tokens for token in item.tokens[:-1]):
             return Finding("format", f"sequence {index}: tokens after an end token")

@@ -100,7 +100,8 @@ class RunManifest(Recipe):
 
     def is_of_genesis(self, peer: PeerId) -> bool:
         """Tell whether the genesis lists ``peer`` at all."""
-        return self.is_trainer(peer) or self.is_validator(peer)
+        genesis = self.genesis
+        return peer in genesis.trainers or peer in genesis.validators
 
     def is_exempt(self, peer: PeerId) -> bool:
         """Tell whether ``peer`` takes part without admission: the genesis names it."""

@@ -329,7 +329,7 @@ class Replica:
         tally, validator = self.tally(entry.commit.digest), verdict.signer
         result = tally.add(verdict)
         pair = tally.equivocations.get(validator)
-        if pair is not None and self._equivocators.is_news(validator, entry.commit.message.epoch):
+        if pair is not None and self._equivocators.is_news(validator, entry.epoch):
             accepting, rejecting = sorted(pair, key=lambda one: not one.message.accept)
             self._evidence_due[validator] = Evidence(
                 commit=entry.commit.envelope,

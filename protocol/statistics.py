@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from protocol.messages import Verdict
 from protocol.recipe import HonestSection, HonestValue, ToplocSection
-from protocol.toploc.proof import ChunkResult
+from protocol.toploc.results import ChunkResult
 
 STATISTICS = tuple(HonestSection.model_fields)
 PER_CHUNK = frozenset({"exponent_mismatches", "mantissa_error"})
@@ -102,11 +102,11 @@ def measured(rules: ToplocSection, claimed: Sequence[float], own: Recomputed) ->
     errors = [_number(ours - theirs) for ours, theirs in zip(own.logprobs, claimed, strict=True)]
     sizes = [abs(error) for error in errors]
     lost = [_number(gap) for gap in own.gaps if not gap <= 0]
-    shift = honest.logprob_shift.clip
+    shift, tau = honest.logprob_shift.clip, rules.logprob_tau
     values = (
         _clipped(sizes, honest.logprob_error),
         math.fsum(max(-shift, min(shift, -error)) for error in errors),
-        float(sum(size > rules.logprob_tau for size in sizes)),
+        float(sum(size > tau for size in sizes)),
         float(len(lost)),
         _clipped(lost, honest.sampling_gap),
         _clipped([surprise(gap, rules.gap_sigma) for gap in lost], honest.sampling_surprise),
@@ -240,4 +240,5 @@ def _number(value: float) -> float:
 
 
 def _clipped(values: Iterable[float], honest: HonestValue) -> float:
-    return math.fsum(min(value, honest.clip) for value in values)
+    clip = honest.clip
+    return math.fsum(min(value, clip) for value in values)

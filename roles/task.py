@@ -16,6 +16,7 @@ class Task:
 
     def __init__(self, manifest: RunManifest, environment: Environment) -> None:
         self._manifest = manifest
+        self._vocabulary_size = manifest.model.vocabulary_size
         self._environment = environment
 
     async def prompts(self, assignments: Sequence[SequenceAssignment]) -> list[tuple[int, ...]]:
@@ -66,7 +67,8 @@ class Task:
         return rewards
 
     def _exist(self, tokens: Sequence[int]) -> bool:
-        return all(0 <= token < self._manifest.model.vocabulary_size for token in tokens)
+        vocabulary_size = self._vocabulary_size
+        return all(0 <= token < vocabulary_size for token in tokens)
 
 
 def reward(manifest: RunManifest, score: float, assignment: SequenceAssignment, tokens: int) -> int:

@@ -36,7 +36,7 @@ from trainer_memory import ChunkedEngine
 from protocol.recipe import ModelSection, Recipe, ToplocSection, load_recipe
 from protocol.rng import Rng
 from protocol.statistics import Recomputed, Sums, added, beyond, compared, measured
-from protocol.toploc.proof import ChunkResult
+from protocol.toploc.results import ChunkResult
 from protocol.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of

@@ -13,9 +13,9 @@ from node.streams.places import Trust
 from protocol.crypto import Signer, Verifier, verify
 from protocol.faults import Fault
 from protocol.gossip.events import (
+    DUPLICATE,
     Deliver,
     Discard,
-    DiscardReason,
     Event,
     Flush,
     FlushLater,
@@ -201,7 +201,7 @@ class Gossip:
                 assert_never(effect)
 
     def _discard(self, effect: Discard) -> None:
-        if effect.reason is DiscardReason.DUPLICATE:
+        if effect.reason is DUPLICATE:
             self.counters.duplicates += 1
         else:
             self.counters.overflows += 1

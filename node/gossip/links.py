@@ -214,9 +214,10 @@ class Links:
 
     def _follow(self, peers: Sequence[PeerId]) -> None:
         if self._peers.places is not self._placed:
-            self._placed = self._peers.places
+            before, self._placed = self._placed, self._peers.places
             for peer in self._links:
-                self._locate(peer)
+                if before.get(peer) != self._placed.get(peer):
+                    self._locate(peer)
         if not self._running or (peers == self._followed and len(self._links) == len(peers)):
             return
         self._followed = peers

@@ -82,5 +82,5 @@ class RolloutBodies:
             entry.trained_in is not None
             and entry.trained_in < ledger.version - manifest.grpo.async_level
         )
-        stale = entry.commit.message.version < ledger.version - manifest.shardcast.versions_kept
+        stale = entry.version < ledger.version - manifest.shardcast.versions_kept
         return learned_long_ago or stale

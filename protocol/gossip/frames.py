@@ -17,15 +17,12 @@ class Deframer:
 
     def __init__(self) -> None:
         self._buffer = bytearray()
-
-    @property
-    def unfinished(self) -> bool:
+        self.unfinished = False
         """Whether a frame has begun and not ended."""
-        return bool(self._buffer)
 
     def feed(self, data: bytes) -> list[bytes] | Fault:
         """Return the frames that ``data`` completes; after a ``Fault`` the stream is useless."""
-        if not self._buffer and (single := _whole_frame(data)) is not None:
+        if not self.unfinished and (single := _whole_frame(data)) is not None:
             return [single]
         self._buffer += data
         frames: list[bytes] = []
@@ -39,6 +36,7 @@ class Deframer:
             frames.append(bytes(self._buffer[start : start + length]))
             at = start + length
         del self._buffer[:at]
+        self.unfinished = bool(self._buffer)
         return frames
 
     def _head(self, at: int) -> tuple[int, int] | None:

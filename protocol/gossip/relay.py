@@ -73,8 +73,9 @@ class Relay:
 def _sends(batches: dict[PeerId, tuple[bytes, ...]]) -> list[Effect]:
     encoded: dict[tuple[bytes, ...], bytes] = {}  # many peers are sent the same
     effects: list[Effect] = []
+    priority = Priority.RELAY
     for peer, messages in batches.items():
         if messages not in encoded:
             encoded[messages] = encode_rpc(Rpc(publish=messages))
-        effects.append(Send(peer, encoded[messages], Priority.RELAY))
+        effects.append(Send(peer, encoded[messages], priority))
     return effects

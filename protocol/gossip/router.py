@@ -13,6 +13,7 @@ from protocol.faults import Fault, FaultCode
 from protocol.gossip.cache import SeenCache
 from protocol.gossip.deliveries import Deliveries
 from protocol.gossip.events import (
+    DUPLICATE,
     Deliver,
     Discard,
     DiscardReason,
@@ -273,7 +274,7 @@ class Router:
         if pending is not None or message_id in self._seen or message.source == self._own_source:
             self._relay.drop(topic, sender, message_id)
             self._deliveries.repeated(message_id, topic, sender, now)
-            return [Discard(sender, topic, message_id, DiscardReason.DUPLICATE)]
+            return [Discard(sender, topic, message_id, DUPLICATE)]
         if len(self._pending) >= self._params.pending_max:
             self._promises.fulfil(message_id)  # it came, and the lack of room is ours
             return [Discard(sender, topic, message_id, DiscardReason.PENDING_FULL)]

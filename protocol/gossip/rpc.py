@@ -33,7 +33,7 @@ MESSAGE_ID_BYTES_MAX = 128
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 
-_ONE_MESSAGE = bytes((2 << 3 | _LENGTH,))
+_ONE_MESSAGE = 2 << 3 | _LENGTH
 """The tag of a published message."""
 
 _CONTROL = bytes((3 << 3 | _LENGTH,))
@@ -122,20 +122,23 @@ class FieldReader:
 
 def read_uvarint(data: bytes, at: int) -> tuple[int, int]:
     """Return the varint of at most 64 bits at ``at`` and the offset after it."""
-    value = shift = 0
-    for offset in range(at, min(at + 10, len(data))):
-        byte = data[offset]
+    value, shift, end = 0, 0, len(data)
+    while at < end and shift < 70:
+        byte = data[at]
+        at += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:
             if value >> 64:
                 break
-            return value, offset + 1
+            return value, at
         shift += 7
     raise MalformedError("varint")
 
 
 def uvarint(value: int) -> bytes:
     """Return the shortest varint of ``value``, which is not negative."""
+    if value < 0x80:
+        return bytes((value,))  # as most are
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -176,7 +179,7 @@ def only_message(data: bytes) -> bytes | None:
 
     Nearly every RPC of a busy swarm is one; ``decode_rpc`` would say the same and take longer.
     """
-    if data[:1] != _ONE_MESSAGE or len(data) > RPC_BYTES_MAX:
+    if not data or data[0] != _ONE_MESSAGE or len(data) > RPC_BYTES_MAX:
         return None
     try:
         length, start = read_uvarint(data, 1)

@@ -202,7 +202,8 @@ class Scores:
         fits = retained is not None and now < retained.until
         standing = self._standings[peer] = retained.standing if retained and fits else _Standing()
         standing.application = self._opinions().get(peer, 0.0)
-        self._suspect(peer, standing)
+        if fits or standing.application < 0:
+            self._suspect(peer, standing)
 
     def disconnect(self, peer: PeerId, now: float) -> None:
         """Forget a peer, unless it has something to answer for; idempotent."""
@@ -240,8 +241,10 @@ class Scores:
             self._at_address[address] = self._at_address.get(address, 0) + 1
         for each, other in self._standings.items():
             if not touched.isdisjoint(other.addresses):
-                self._suspect(each, other)
-        self._suspect(peer, standing)
+                other.score = None
+                if self._colocation(other) < 0:
+                    self._suspect(each, other)
+        standing.score = None
 
     # What it does
 
@@ -249,10 +252,11 @@ class Scores:
         """Note that a peer has entered our mesh."""
         stats = self._stats(peer, topic)
         if stats is not None:
+            if stats.grafted_at is not None:  # else it had no time in the mesh to lose
+                self._suspect(peer, self._standings[peer])
             stats.grafted_at = now
             stats.mesh_seconds = 0.0
             stats.mesh_active = False
-            self._suspect(peer, self._standings[peer])
 
     def pruned(self, peer: PeerId, topic: str) -> None:
         """Note that a peer has left our mesh; what it owes sticks (P3b)."""

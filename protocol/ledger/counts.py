@@ -51,7 +51,7 @@ class Counts:
 
     def add_state(self, entry: Entry, sign: int = 1) -> None:
         """Count the state of a commit, or with ``sign`` -1 take it out again."""
-        epoch = entry.commit.message.epoch
+        epoch = entry.epoch
         match entry.state:
             case CommitState.COMMITTED:
                 pass

@@ -21,6 +21,7 @@ class Demand:
         self._chain = chain
         self._unlearned: dict[Digest, Entry] = {}
         grpo = manifest.grpo
+        self._async_level = grpo.async_level
         self._awaited_max = int(
             grpo.rollouts_per_step * (1 + grpo.async_level + grpo.rollouts_ahead)
         )
@@ -39,11 +40,11 @@ class Demand:
 
     def is_current(self, entry: Entry) -> bool:
         """Tell whether the next version, or the ones after it, may learn from such a commit."""
-        message = entry.commit.message
-        if message.version < self._chain.version - self._manifest.grpo.async_level:
+        taken, version = self._chain.checkpoints, entry.version
+        if version < len(taken) - 1 - self._async_level:
             return False
-        checkpoint = self._chain.get(message.version)
-        return checkpoint is None or checkpoint.digest == message.checkpoint
+        checkpoint = entry.commit.message.checkpoint
+        return not 0 <= version < len(taken) or taken[version].manifest.digest == checkpoint
 
     def awaited(self, entries: Iterable[Entry]) -> set[Digest]:
         """Return those that a version which has not come yet may have learned from.
@@ -65,7 +66,7 @@ class Demand:
             for entry in self._unlearned.values()
             if entry.state is certified
             and self.is_current(entry)
-            and entry.commit.message.version <= self._chain.version
+            and entry.version <= self._chain.version
         ]
         return sorted(entries, key=_age)
 
@@ -78,10 +79,10 @@ class Demand:
         Without an outcome it counts as far as its worker is known to deliver.
         """
         oldest = epoch - self._manifest.committee.expire_after_epochs
-        certified, waiting = 0, Counter[PeerId]()
+        certified, done, waiting = 0, CommitState.CERTIFIED, Counter[PeerId]()
         for entry in self._unlearned.values():
-            if entry.commit.message.epoch >= oldest and self.is_current(entry):
-                if entry.state is CommitState.CERTIFIED:
+            if entry.epoch >= oldest and self.is_current(entry):
+                if entry.state is done:
                     certified += 1
                 else:
                     waiting[entry.commit.signer] += 1
@@ -90,5 +91,4 @@ class Demand:
 
 
 def _age(entry: Entry) -> tuple[int, int, Digest]:
-    message = entry.commit.message
-    return message.version, message.epoch, entry.commit.digest
+    return entry.version, entry.epoch, entry.commit.digest

@@ -187,7 +187,7 @@ class Ledger:
         They are those that are not forgotten: of the last ``4 * expire_after_epochs``.
         """
         measured = [
-            (entry.commit.message.epoch, digest, entry.measured)
+            (entry.epoch, digest, entry.measured)
             for digest, entry in self.entries.items()
             if entry.commit.signer == worker and entry.measured is not None
         ]
@@ -204,7 +204,7 @@ class Ledger:
             return False
         accepted, reason = certificate.message.accepted, agreed_reason(verdicts)
         entry.certificate = certificate
-        worker, version = entry.commit.signer, entry.commit.message.version
+        worker, version = entry.commit.signer, entry.version
         self._workers.judged(worker, version)
         entry.measured = agreed(verdicts, entry.commit.message.tokens)
         self._change(entry, CommitState.CERTIFIED if accepted else CommitState.REJECTED, reason)
@@ -257,8 +257,8 @@ class Ledger:
         oldest = manifest.message.version - 1 - self._manifest.grpo.async_level
         for commit in manifest.message.batch:
             entry = self._known(Digest(commit))
-            if entry is not None and entry.commit.message.version < oldest:
-                used = entry.commit.message.version
+            if entry is not None and entry.version < oldest:
+                used = entry.version
                 return Fault(FaultCode.STALE_BATCH, f"of version {used}, the oldest is {oldest}")
         return None
 
@@ -277,9 +277,7 @@ class Ledger:
         taken = {manifest.message.version: manifest.digest for manifest in branch}
         for entry in self.open_entries():
             checkpoint = entry.commit.message.checkpoint
-            if checkpoint in gone or checkpoint != taken.get(
-                entry.commit.message.version, checkpoint
-            ):
+            if checkpoint in gone or checkpoint != taken.get(entry.version, checkpoint):
                 self._expire(entry)  # nobody on this chain can check it
         for manifest in branch:
             self._chain.append(CheckpointEntry(manifest, now))
@@ -303,7 +301,7 @@ class Ledger:
             if commit in self.entries:
                 self._demand.file(entry)
             if version is not None:
-                lag = version - 1 - entry.commit.message.version
+                lag = version - 1 - entry.version
                 self.policy_lag_max = max(self.policy_lag_max, lag)
             for counts in self._counts(entry.commit.signer):
                 counts.trained += -1 if version is None else 1
@@ -316,7 +314,7 @@ class Ledger:
         self.epoch = epoch
         oldest = epoch - rules.expire_after_epochs
         for entry in self.open_entries():
-            if entry.commit.message.epoch < oldest:
+            if entry.epoch < oldest:
                 self._expire(entry)
         if self._tidied != (epoch, len(self.checkpoints)):
             self._forget_entries(epoch - 4 * rules.expire_after_epochs)
@@ -328,7 +326,7 @@ class Ledger:
 
     def _forget_entries(self, oldest_epoch: int) -> None:
         entries = self.entries.items()
-        old = [digest for digest, entry in entries if entry.commit.message.epoch < oldest_epoch]
+        old = [digest for digest, entry in entries if entry.epoch < oldest_epoch]
         for digest in old:
             self.kept[digest] = self.entries.pop(digest)
             self._demand.forget(digest)
@@ -361,9 +359,9 @@ class Ledger:
         oldest = max(0, (newest := self.version) - 4 * self._manifest.shardcast.versions_kept)
         known = {(n, self.checkpoints[n].manifest.digest) for n in range(oldest, newest + 1)}
         awaited = {
-            (entry.commit.signer, entry.commit.message.version, entry.commit.message.checkpoint)
+            (entry.commit.signer, entry.version, entry.commit.message.checkpoint)
             for entry in self.entries.values()
-            if entry.commit.message.version > newest
+            if entry.version > newest
         }
         self._slots.forget(lambda *key: key[1:] in known or key in awaited)
 

@@ -239,9 +239,10 @@ class Transfer:
         count = len(self._stripes)
         last = -1
         for ahead in range(1, count):
-            shards = self._stripes[(number - ahead) % count].shards
-            mine = (it for it in reversed(shards) if it // count % (count - 1) == ahead - 1)
-            last = max(last, next(mine, -1))
+            for shard in reversed(self._stripes[(number - ahead) % count].shards):
+                if shard // count % (count - 1) == ahead - 1:
+                    last = max(last, shard)
+                    break
         return None if last < 0 else last
 
     def _choose(self, stripe: Lane, now: float) -> tuple[PeerId | None, bool]:

@@ -12,5 +12,5 @@ decides what the statistics mean.
 
 Everything is exact integer arithmetic up to the final statistics: the same states give the same
 bytes on every machine. Read in this order: ``layout`` (the bytes), ``selection`` (which values),
-``field`` (polynomials), ``proof`` (build and verify), ``sampling``.
+``field`` (polynomials), ``proof`` (build and verify), ``results``, ``sampling``.
 """

@@ -32,15 +32,13 @@ from numpy.typing import NDArray
 
 from protocol.toploc.field import PRIME, evaluate, interpolate
 from protocol.toploc.layout import CHUNK_TOKENS, TOP_K, Layout, ProofFault, Variant, Words
+from protocol.toploc.results import NO_EQUAL_EXPONENT, ChunkResult
 from protocol.toploc.selection import Bits, Selection, find_moduli, select_top
 
 _T = TypeVar("_T")
 
 States = NDArray[np.uint16] | NDArray[np.float32]
 """``[tokens, hidden]``: bf16 bit patterns as ``uint16``, or ``float32``; the dtype selects."""
-
-NO_EQUAL_EXPONENT = 2.0**64
-"""Mantissa error, mean and median, of a chunk without one equal exponent (toploc 0.1.6)."""
 
 FP32_NEAR = 4096
 """Units of the last place within which fp32 patterns have equal exponents, whatever these are.
@@ -58,20 +56,6 @@ _MANTISSA_BITS = {Variant.BF16: 7, Variant.FP32: 23}
 
 _EXPONENT_NOT_FINITE = 0xFF
 """Exponent field of NaN and infinity, eight bits in both variants."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChunkResult:
-    """How far one chunk's proof is from the verifier's states; lower is better throughout."""
-
-    exponent_mismatches: int
-    """Positions, of ``min(top_k, values in the chunk)``, whose sign or exponent differs."""
-
-    mantissa_error_mean: float
-    """In units of the last place (7-bit mantissa in bf16, 23-bit in fp32), over the others."""
-
-    mantissa_error_median: float
-    """The same as a median; both are ``NO_EQUAL_EXPONENT`` when every position mismatches."""
 
 
 @dataclass(frozen=True, slots=True)

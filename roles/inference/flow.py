@@ -157,14 +157,12 @@ class InferenceFlow:
             return True  # it failed before, and those after it wait for it
         ledger, me = self._context.replica.ledger, self._context.peer_id
         uncommitted, unsettled = len(self._making), ledger.in_flight(me)
+        limit = self._making.concurrency.limit
+        if uncommitted + unsettled >= self._unsettled_max() + limit - 1:
+            return False  # what is wanted is a look at all that waits
         # We count on all of ours, others on as many as they give us credit for.
         wanted = ledger.wanted() - max(0, unsettled - self._credit())
-        limit = self._making.concurrency.limit
-        return (
-            uncommitted + unsettled < self._unsettled_max() + limit - 1
-            and wanted > 0
-            and (not uncommitted or uncommitted + 1 <= self._share() * wanted)
-        )
+        return wanted > 0 and (not uncommitted or uncommitted + 1 <= self._share() * wanted)
 
     def _unsettled_max(self) -> int:
         """Return how many of our commits may wait for an outcome."""

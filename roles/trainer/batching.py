@@ -110,7 +110,7 @@ class Batching:
             for index, (commit, rollout) in enumerate(drawn.items())
         }
         if self._recomputes:
-            versions = {entry.commit.digest: entry.commit.message.version for entry in candidates}
+            versions = {entry.commit.digest: entry.version for entry in candidates}
             if not await self._recompute(numbered, versions):
                 return None
         return Batch(tuple(numbered), [item for own in numbered.values() for item in own])
@@ -146,7 +146,7 @@ class Batching:
             for entry in ledger.usable()
             if entry.commit.digest not in self._used
             and entry.commit.digest not in self._unscorable
-            and oldest <= entry.commit.message.version
+            and oldest <= entry.version
             and self._can_be_recomputed(entry)
         }
         # Bodies that could not be had or scored come last, so that a few hold nothing up.
@@ -156,7 +156,7 @@ class Batching:
     def _can_be_recomputed(self, entry: Entry) -> bool:
         if not self._recomputes:
             return True
-        return self._context.policies.get(entry.commit.message.version) is not None
+        return self._context.policies.get(entry.version) is not None
 
     def _wanted(self, drawn: _Drawn) -> int:
         """Return how many more rollouts a batch needs."""

@@ -89,7 +89,7 @@ class ValidatorFlow:
         due: list[Entry] = []
         drawn: dict[int, tuple[PeerId, ...]] = {}
         for entry in replica.ledger.open_entries():
-            epoch = entry.commit.message.epoch
+            epoch = entry.epoch
             if not entry.timely or now <= epoch:
                 continue  # the beacon that draws its committee is of the next epoch
             if epoch not in drawn:
@@ -138,7 +138,7 @@ class ValidatorFlow:
         if committee is None:
             return
         if context.peer_id not in committee.escalated:
-            electorate, epoch = context.replica.electorate, entry.commit.message.epoch
+            electorate, epoch = context.replica.electorate, entry.epoch
             self._for_others[digest] = electorate.validators(epoch + 1)
             return
         wide = self._escalated(entry, committee)
@@ -151,7 +151,7 @@ class ValidatorFlow:
         await self._certify(entry, committee)
 
     def _escalated(self, entry: Entry, committee: Committee) -> bool:
-        age_epochs = self._context.epoch() - entry.commit.message.epoch
+        age_epochs = self._context.epoch() - entry.epoch
         late = age_epochs > self._context.manifest.committee.escalate_after_epochs
         return late or self._context.replica.tally(entry.commit.digest).disputed(committee)
 
@@ -160,7 +160,7 @@ class ValidatorFlow:
     def _start_check(self, entry: Entry, members: tuple[PeerId, ...]) -> None:
         digest, worker = entry.commit.digest, entry.commit.signer
         waits = self._retry_at.get(digest, 0.0) > asyncio.get_running_loop().time()
-        unsure = self._context.network.may_have_judged(entry.commit.message.epoch)
+        unsure = self._context.network.may_have_judged(entry.epoch)
         if digest in self._checking or waits or unsure or not self._has_place(worker):
             return
         if not self._is_due(entry):

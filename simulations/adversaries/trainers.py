@@ -85,7 +85,7 @@ def _stale(
     batch = tuple(
         digest
         for digest, entry in replica.ledger.entries.items()
-        if entry.commit.message.version < oldest
+        if entry.version < oldest
         and entry.state is CommitState.CERTIFIED
         and entry.trained_in is None
     )

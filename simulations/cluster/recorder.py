@@ -142,7 +142,7 @@ class Recorder:
             return
         self._asked[machine.name] = epoch
         for entry in list(replica.ledger.entries.values()):
-            if entry.commit.message.epoch == epoch:
+            if entry.epoch == epoch:
                 committee = replica.committee(entry.commit)
                 drawn = () if committee is None else committee.escalated
                 members = blake3("/".join(drawn).encode()).hexdigest()[:16]

@@ -51,9 +51,13 @@ class Line:
     def pass_small(self, now: float, size: int) -> float:
         """Queue a small write; return when it has passed."""
         seconds = size / self.bytes_per_second
-        self.small_free_at = max(self.small_free_at, now) + seconds
-        self.free_at = max(self.free_at, now) + seconds
-        return self.small_free_at
+        small_free_at, free_at = self.small_free_at, self.free_at
+        # Not by ``max``, which costs several times as much: this is done for every write.
+        begins = small_free_at if small_free_at > now else now  # noqa: FURB136 - see above
+        self.small_free_at = passed = begins + seconds
+        begins = free_at if free_at > now else now  # noqa: FURB136 - see above
+        self.free_at = begins + seconds
+        return passed
 
     def pass_bulk(self, begins: float, ends: float, size: int) -> float:
         """Queue a write that comes in between ``begins`` and ``ends``; return when it has passed.

@@ -168,8 +168,7 @@ class Pipe:
         items, core = self._items, self.core
         while True:
             if items:
-                late_seconds = 0.0 if core is None else core.late_seconds
-                if not late_seconds:
+                if core is None or not (late_seconds := core.late_seconds):
                     break
                 await asyncio.sleep(late_seconds)
                 continue

@@ -15,7 +15,7 @@ from typing_extensions import override
 from protocol.manifest import RunManifest
 from protocol.rng import Rng
 from protocol.statistics import Measurement, Recomputed, measured
-from protocol.toploc.proof import ChunkResult
+from protocol.toploc.results import ChunkResult
 from protocol.types import Digest, Version
 from roles.environments.blocking import InBackground
 from roles.ports.engines import (

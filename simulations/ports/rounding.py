@@ -12,7 +12,7 @@ from importlib import resources
 
 from protocol.rng import Rng
 from protocol.statistics import Recomputed
-from protocol.toploc.proof import ChunkResult
+from protocol.toploc.results import ChunkResult
 
 CHUNK_TOKENS = 32
 """Of the recordings."""

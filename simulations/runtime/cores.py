@@ -41,7 +41,9 @@ class Core:
     def spend(self, seconds: float) -> None:
         """Have something done after all that is waiting."""
         self.spent_seconds += seconds
-        self._free_at = max(self._free_at, self._loop.now) + seconds
+        now, free_at = self._loop.now, self._free_at
+        begins = free_at if free_at > now else now  # noqa: FURB136 - a call for every message
+        self._free_at = begins + seconds
 
     @property
     def late_seconds(self) -> float:

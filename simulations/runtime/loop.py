@@ -24,8 +24,9 @@ START = 1_700_000_000.0
 TICKS_PER_SECOND = 1000
 """Grain of ``call_about``: what happens within a millisecond happens together."""
 
-_COMPACT_AT = 4096
-"""Timers in the heap from which on cancelled ones are swept when they are the majority."""
+_COMPACT_AT = 256
+"""Timers in the heap from which on cancelled ones are swept when they are the majority: nearly all
+of them are deadlines that were kept, and each lengthens the way of all others through the heap."""
 
 
 class DeadlockError(RuntimeError):
@@ -131,8 +132,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> _Handle:
-        """Run ``callback`` after ``delay`` virtual seconds."""
-        return self.call_at(self.now + delay, callback, *args, context=context)
+        """Run ``callback`` after ``delay`` virtual seconds: ``call_at``, without its call."""
+        handle = _new_handle(_Handle)
+        handle.loop, handle.callback, handle.args, handle.context = self, callback, args, context
+        self._timers_set += 1
+        heapq.heappush(self._timers, (self.now + delay, self._timers_set, handle))
+        return handle
 
     def call_about(self, when: float, callback: Callable[[Any], None], argument: Any) -> float:
         """Run ``callback(argument)`` at ``when``, rounded up to a tick, and return that moment.
@@ -167,16 +172,16 @@ class VirtualLoop(asyncio.BaseEventLoop):
         if not self._runnable:
             self._jump()
         runnable = self._runnable
-        for _ in range(len(runnable)):
+        while runnable and not self._stopping:  # type: ignore[attr-defined] # asyncio's own
             handle = runnable.popleft()
-            callback = handle.callback
+            callback, context = handle.callback, handle.context
             if callback is None:
                 continue
             try:
-                if handle.context is None:
+                if context is None:
                     callback(*handle.args)
                 else:
-                    handle.context.run(callback, *handle.args)
+                    context.run(callback, *handle.args)
             except (SystemExit, KeyboardInterrupt):
                 raise
             except BaseException as error:  # noqa: BLE001 - as asyncio: the loop outlives callbacks

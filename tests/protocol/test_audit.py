@@ -17,7 +17,7 @@ from protocol.statistics import (
     measured,
     unmeasured,
 )
-from protocol.toploc.proof import ChunkResult
+from protocol.toploc.results import ChunkResult
 from tests.worlds.messages import World, run_manifest
 
 MANIFEST = run_manifest()

@@ -22,7 +22,7 @@ from protocol.statistics import (
     stated,
     surprise,
 )
-from protocol.toploc.proof import ChunkResult
+from protocol.toploc.results import ChunkResult
 from tests.worlds.messages import run_manifest
 
 RULES = run_manifest().toploc

@@ -92,7 +92,7 @@ class Chronicle:
         certificate, worker = entry.certificate, entry.commit.signer
         if certificate is None:
             return
-        epoch_seconds = self._replica.manifest.epoch_start(entry.commit.message.epoch + 1)
+        epoch_seconds = self._replica.manifest.epoch_start(entry.epoch + 1)
         at = epoch_seconds if now is None else now
         commit, evidence = entry.commit.digest.hex(), (certificate.digest.hex(),)
         if certificate.message.escalated:

@@ -1,13 +1,12 @@
 """Answers from a running node. It reads and listens and never changes anything."""
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from typing_extensions import override
 
-from node.api.observer import Observer
 from node.api.rollout_counts import counted
 from node.api.status import NodeStatus, RolloutCounts
 from node.api.v1.answers import (
@@ -33,14 +32,12 @@ from node.api.v1.queues import queues
 from node.api.v1.rollouts import Rollouts
 from node.api.v1.samples import Sample, Samples
 from node.api.v1.source import Source
+from node.api.v1.view import NodeView
 from node.api.v1.weights import WeightsReader
 from node.local.run_words import run_words
 from protocol.ledger.chain import CheckpointEntry
-from protocol.manifest import SignedManifest
-from protocol.shardcast.forest import ForestMembers
-from protocol.types import PeerId, Role
+from protocol.types import Role
 from roles.ports.clock import Clock
-from roles.ports.engines import Environment
 
 LOOK_SECONDS = 1.0
 REWARDS_MAX = 400
@@ -48,17 +45,6 @@ REWARDS_MAX = 400
 
 PACE_VERSIONS = 10
 HAPPENED_SHOWN = 6
-
-
-@dataclass(frozen=True, slots=True)
-class NodeView:
-    """What of a daemon is read: see its ``view``."""
-
-    manifest: SignedManifest
-    observer: Observer
-    task: Callable[[], Environment | None]
-    forest: Callable[[], ForestMembers]
-    round_trips: Callable[[], Mapping[PeerId, float]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,7 +162,7 @@ class Rollouts:
         )
 
     def _drawn(self, entry: Entry) -> Drawn:
-        epoch = entry.commit.message.epoch + 1
+        epoch = entry.epoch + 1
         committee = self._context.replica.committee(entry.commit)
         if committee is None:
             return Drawn(epoch)

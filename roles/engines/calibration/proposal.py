@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from protocol.recipe import HonestSection, HonestValue, ToplocSection
 from protocol.statistics import PER_CHUNK, STATISTICS, bound, surprise
-from protocol.toploc.proof import ChunkResult
+from protocol.toploc.results import ChunkResult
 from roles.engines.calibration.recording import Recording
 
 EXTREME_MARGIN = 2.0

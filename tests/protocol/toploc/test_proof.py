@@ -10,13 +10,12 @@ from hypothesis import strategies as st
 
 from protocol.toploc.layout import Variant
 from protocol.toploc.proof import (
-    NO_EQUAL_EXPONENT,
-    ChunkResult,
     build_proofs_batch,
     proof_fault,
     variant_of,
     verify_proofs_batch,
 )
+from protocol.toploc.results import NO_EQUAL_EXPONENT, ChunkResult
 from tests.protocol.toploc.single import build_proofs, verify_proofs
 from tests.vectors import toploc_reference as reference
 

@@ -2,7 +2,7 @@ import pytest
 
 from protocol.rng import Rng
 from protocol.statistics import Recomputed, measured
-from protocol.toploc.proof import ChunkResult
+from protocol.toploc.results import ChunkResult
 from protocol.types import Digest, Version
 from roles.environments.arithmetic import Arithmetic
 from roles.environments.blocking import InBackground

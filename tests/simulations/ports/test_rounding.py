@@ -5,7 +5,7 @@ import pytest
 from protocol.recipe import load_recipe
 from protocol.rng import Rng
 from protocol.statistics import Recomputed, beyond, measured
-from protocol.toploc.proof import ChunkResult
+from protocol.toploc.results import ChunkResult
 from simulations.ports.rounding import CHUNK_TOKENS, RecordedChunk, Rounding, recorded
 from simulations.scenario.scenario import load_scenario
 

@@ -6,10 +6,11 @@ import pytest
 
 from node.api.status import LoopStatus
 from node.api.v1.machine import MachineReader
-from node.api.v1.node_source import NodeSource, NodeView, seconds_to_go
+from node.api.v1.node_source import NodeSource, seconds_to_go
 from node.api.v1.queries import EventQuery, PeerQuery, RolloutQuery, WeightsQuery
 from node.api.v1.recording import Recording, read_recording, record, write_recording
 from node.api.v1.rollouts import NO_BODY, NO_TASK
+from node.api.v1.view import NodeView
 from node.local.datadir import open_data_dir
 from node.local.errors import NodeError
 from node.local.log_tail import LogTail

@@ -3,7 +3,7 @@
 import numpy as np
 
 from protocol.statistics import Recomputed
-from protocol.toploc.proof import ChunkResult
+from protocol.toploc.results import ChunkResult
 from roles.engines.calibration.recording import Recording
 
 CHUNK = 32

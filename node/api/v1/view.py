@@ -1,0 +1,21 @@
+"""What a daemon shows to whom answers about it, who need not be there."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from node.api.observer import Observer
+from protocol.manifest import SignedManifest
+from protocol.shardcast.forest import ForestMembers
+from protocol.types import PeerId
+from roles.ports.engines import Environment
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    """What of a daemon is read: see its ``view``."""
+
+    manifest: SignedManifest
+    observer: Observer
+    task: Callable[[], Environment | None]
+    forest: Callable[[], ForestMembers]
+    round_trips: Callable[[], Mapping[PeerId, float]]
