@@ -11,7 +11,7 @@ to once in ``1 / slash_rate`` tries, that is a lie, too.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 from protocol.crypto import digest
@@ -26,6 +26,7 @@ from protocol.statistics import (
     added,
     beyond,
     compared_extremes,
+    of_rollout,
     stated,
 )
 from protocol.types import Digest
@@ -123,14 +124,20 @@ def check_claims(
 
 
 def decide(
-    manifest: RunManifest, measurements: Sequence[Measurement], history: Sequence[Sums]
+    manifest: RunManifest,
+    measurements: Sequence[Measurement],
+    claims: Sequence[Hashable],
+    history: Sequence[Sums],
 ) -> Finding:
-    """Decide about measured sequences; ``history`` are the worker's last rollouts."""
+    """Decide about measured sequences; ``history`` are the worker's last rollouts.
+
+    ``claims`` are prompt and tokens of each: what its states follow from.
+    """
     rules = manifest.toploc
     for index, measurement in enumerate(measurements):
         if measurement.proof_fault is not None:
             return Finding("format", f"sequence {index}: {measurement.proof_fault}")
-    sums = added(measurement.sums for measurement in measurements)
+    sums = of_rollout(measurements, claims)
     extremes = Extremes(*map(max, zip(*(item.extremes for item in measurements), strict=True)))
 
     def finding(reason: str, detail: str = "") -> Finding:

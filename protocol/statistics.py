@@ -8,7 +8,8 @@ largest value, and for no shape of the distribution.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -121,6 +122,25 @@ def measured(rules: ToplocSection, claimed: Sequence[float], own: Recomputed) ->
         max(lost, default=0.0),
     )
     return Measurement(None, Sums(len(errors), len(chunks), values), extremes)
+
+
+def of_rollout(measurements: Sequence[Measurement], claims: Sequence[Hashable]) -> Sums:
+    """Return the statistics of a rollout; sequences with equal ``claims`` have equal states.
+
+    Their chunks count as those of one, with the mean of what their proofs show. Where two values
+    are nearly equal, another one may be among the largest of every such sequence: that is one draw
+    and not sixteen, as which it would be beyond every bound of independent values.
+    """
+    times = Counter(claims)
+    found = list(zip((one.sums for one in measurements), claims, strict=True))
+    columns = {
+        name: math.fsum(
+            sums.values[place] / (times[claim] if name in PER_CHUNK else 1) for sums, claim in found
+        )
+        for place, name in enumerate(STATISTICS)
+    }
+    chunks = sum({claim: sums.chunks for sums, claim in found}.values())
+    return Sums(sum(sums.tokens for sums, _ in found), chunks, tuple(columns.values()))
 
 
 def unmeasured(fault: str) -> Measurement:

@@ -222,7 +222,7 @@ class Trial:
             for asked, one in zip(rollout.requests, sequences, strict=True)
         ]
         measured = await self._validator.measure(Version(0), claims, self._temperature)
-        return decide(manifest, measured, history)
+        return decide(manifest, measured, [one.claim for one in claims], history)
 
     def _training_sequences(self, rollout: Rollout) -> list[TrainingSequence]:
         return [

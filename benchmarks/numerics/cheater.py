@@ -118,10 +118,9 @@ async def work(
             for item in assigned
         ]
         made = await worker.generate(requests, manifest.sampling.temperature)
-        measured = await verification.measure(
-            Version(0), claims_of(requests, made), manifest.sampling.temperature
-        )
-        finding = decide(manifest, measured, history)
+        claimed = claims_of(requests, made)
+        measured = await verification.measure(Version(0), claimed, manifest.sampling.temperature)
+        finding = decide(manifest, measured, [one.claim for one in claimed], history)
         scores = await task.score_batch(
             [
                 Answer(one.problem_seed, item.tokens)

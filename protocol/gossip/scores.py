@@ -252,11 +252,10 @@ class Scores:
         """Note that a peer has entered our mesh."""
         stats = self._stats(peer, topic)
         if stats is not None:
-            if stats.grafted_at is not None:  # else it had no time in the mesh to lose
-                self._suspect(peer, self._standings[peer])
             stats.grafted_at = now
             stats.mesh_seconds = 0.0
             stats.mesh_active = False
+            self._suspect(peer, self._standings[peer])
 
     def pruned(self, peer: PeerId, topic: str) -> None:
         """Note that a peer has left our mesh; what it owes sticks (P3b)."""

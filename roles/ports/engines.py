@@ -148,6 +148,11 @@ class VerificationRequest:
     logprobs: tuple[float, ...]
     proofs: tuple[bytes, ...]
 
+    @property
+    def claim(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Prompt and tokens, from which the states follow."""
+        return self.prompt, self.tokens
+
 
 def claims_of(
     requests: Sequence[GenerationRequest], generations: Sequence[Generation]

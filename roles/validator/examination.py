@@ -111,4 +111,4 @@ class Examination:
             self._loaded.clear()
             return None
         history = self._context.replica.ledger.history(commit.signer)
-        return decide(manifest, measurements, history)
+        return decide(manifest, measurements, [one.claim for one in requests], history)

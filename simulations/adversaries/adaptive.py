@@ -15,7 +15,7 @@ from typing_extensions import override
 from protocol.audit import decide
 from protocol.manifest import RunManifest
 from protocol.rng import Rng
-from protocol.statistics import Measurement, Sums, added
+from protocol.statistics import Measurement, Sums, of_rollout
 from roles.ports.engines import (
     Answer,
     Engines,
@@ -104,16 +104,15 @@ class AdaptiveGeneration(PassingGeneration):
         if self._policy is None:
             return made
         found = await self._measured(requests, made, temperature)
+        claims = [one.claim for one in claims_of(requests, made)]
         for choice in await self._choices(requests, made, temperature):
-            tried = [*found]
+            tried, told = [*found], [*claims]
             tried[choice.place] = choice.measurement
-            if self._passes(tried):
-                found, made[choice.place] = tried, choice.generation
-        self._history.append(added(item.sums for item in found))
+            told[choice.place] = requests[choice.place].prompt, choice.generation.tokens
+            if decide(self._manifest, tried, told, [*self._history]).accept:
+                found, claims, made[choice.place] = tried, told, choice.generation
+        self._history.append(of_rollout(found, claims))
         return made
-
-    def _passes(self, measurements: Sequence[Measurement]) -> bool:
-        return decide(self._manifest, measurements, [*self._history]).accept
 
     async def _choices(
         self, requests: Sequence[GenerationRequest], made: Sequence[Generation], temperature: float

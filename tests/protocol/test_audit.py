@@ -48,8 +48,8 @@ def shifted(name, mean, tokens=1000, chunks=32) -> Measurement:
     return replace(FLAWLESS, sums=replace(sums, values=tuple(values)))
 
 
-def decided(*measurements, history=()):
-    return decide(MANIFEST, measurements, history)
+def decided(*measurements, claims=None, history=()):
+    return decide(MANIFEST, measurements, claims or range(len(measurements)), history)
 
 
 # Which sequences are measured
@@ -163,6 +163,24 @@ def test_an_average_beyond_the_honest_one_rejects_the_rollout(name):
     finding = decided(FLAWLESS, shifted(name, honest.clip))
     assert finding.reason == "statistics"
     assert finding.detail.startswith(name)
+
+
+def test_one_tie_that_all_equal_answers_have_is_one_deviation():
+    """A near tie at the end of the largest values made a group of equal answers a rejection."""
+    tie = of(ChunkResult(3, 1.0, 1.0))
+    group, others = [tie] * 16, [of()] * 48
+    different = decided(*group, *others)
+    assert different.reason == "statistics"
+    assert different.detail.startswith("exponent_mismatches")
+    assert decided(*group, *others, claims=["equal"] * 16 + [*range(48)]).accept
+
+
+def test_no_equal_answer_hides_a_bad_one():
+    good, bad = of(), of(ChunkResult(MANIFEST.toploc.exponent_mismatches_max + 1, 1.0, 1.0))
+    for group in ([bad, good, good], [good, good, bad]):
+        assert decided(*group, claims=["equal"] * 3).reason == "computation"
+    drawn = [of(gap=9e-4)] * 16  # which no limit of a single one forbids, and nobody has 16 times
+    assert decided(*drawn, claims=["equal"] * 16).reason == "statistics"
 
 
 def test_the_shift_counts_either_way():

@@ -1,5 +1,7 @@
 import math
 import random
+from itertools import compress
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 from protocol.messages import Verdict
 from protocol.recipe import HonestValue
 from protocol.statistics import (
+    PER_CHUNK,
     SCALE,
     STATISTICS,
     Recomputed,
@@ -19,6 +22,7 @@ from protocol.statistics import (
     compared,
     explained,
     measured,
+    of_rollout,
     stated,
     surprise,
 )
@@ -87,6 +91,23 @@ def test_sums_add_up():
     assert both.means[STATISTICS.index("replay_mismatches")] == pytest.approx(2 / 3)
     assert both.means[STATISTICS.index("mantissa_error")] == 0
     assert added([]) == Sums(0, 0, NOTHING)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 4)), min_size=1, max_size=20))
+def test_chunks_of_equal_sequences_count_as_those_of_one(told):
+    """Each of them is off by what it says; what is drawn for each token counts for each."""
+    parts = [
+        measure([-1.0], [-1.0], [1e-6], chunks=(ChunkResult(off, 0.0, 0.0),)) for _, off in told
+    ]
+    claims = [claim for claim, _ in told]
+    found, every = of_rollout(parts, claims), added(part.sums for part in parts)
+    place = STATISTICS.index("exponent_mismatches")
+    means = [fmean(off for claim, off in told if claim == one) for one in set(claims)]
+    assert found.means[place] == pytest.approx(fmean(means))
+    assert (found.tokens, found.chunks) == (every.tokens, len(set(claims)))
+    tokens = [name not in PER_CHUNK for name in STATISTICS]
+    assert [*compress(found.values, tokens)] == [*compress(every.values, tokens)]
+    assert of_rollout(parts, range(len(parts))) == every
 
 
 def test_a_gap_is_the_more_surprising_the_wider_it_is():
