@@ -111,6 +111,7 @@ class Gossip:
             self._apply,
             self._blame,
             self._ignored,
+            clock.core_seconds,
         )
         self.counters = GossipCounters()
 

@@ -104,7 +104,7 @@ class Links:
     """The connected peers, as far as gossip goes.
 
     ``apply`` takes the events that the streams cause, ``blame`` what breaks the framing. Of whoever
-    is ``ignored`` no more than a little is read.
+    is ``ignored`` no more than a little is read. ``core_seconds`` is a clock of what was computed.
     """
 
     def __init__(
@@ -116,6 +116,7 @@ class Links:
         apply: Callable[[Event], None],
         blame: Callable[[PeerId, Fault], None],
         ignored: Callable[[PeerId], bool],
+        core_seconds: Callable[[], float],
     ) -> None:
         self._peers = peers
         self._reading = Reading(limits.rates, trust.proven)
@@ -124,6 +125,7 @@ class Links:
         self._apply = apply
         self._blame = blame
         self._ignored = ignored
+        self._core_seconds = core_seconds
         self._links: dict[PeerId, _Link] = {}
         self._tasks = Tasks()
         self._drained = asyncio.Event()
@@ -385,7 +387,9 @@ class Links:
                 self._blame(peer, frames)
                 return
             counters.frames_in += len(frames)
+            began = self._core_seconds()
             for rpc in frames:
                 self._apply(RpcReceived(peer, rpc))
+            reading.took(peer, self._core_seconds() - began, size)
             if size == _READ_BYTES:
                 await asyncio.sleep(0)  # there is more: a busy peer must not keep the loop

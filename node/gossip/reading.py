@@ -24,16 +24,16 @@ LOUD_SECONDS = 10.0
 """For so long a stranger that sent a lot counts among those that share; a guess, above what their
 waits take while there are a few hundred of them."""
 
+BYTE_SECONDS = 1e-7
+"""Of a core, for what is charged as one byte. A message with its signatures takes twice as long,
+the slowest byte, half an unknown field of an RPC, four times (``benchmarks/handling.py``)."""
+
 ACCOUNTS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRates:
-    """Bytes per second.
-
-    The slowest byte takes 0.4 us, half an unknown field of an RPC (``benchmarks/handling.py``): all
-    strangers together take a fifth of a core.
-    """
+    """Bytes per second; all strangers together take a twentieth of a core (``BYTE_SECONDS``)."""
 
     proven: int = 1 << 20
     """Of a peer that has standing: a thousand messages."""
@@ -85,6 +85,12 @@ class Reading:
             account = self._open(peer)
         account.came_bytes += count
         return account.came_bytes > READ_BYTES_MIN
+
+    def took(self, peer: PeerId, core_seconds: float, count: int) -> None:
+        """Charge what so many bytes of a peer took longer to handle than others do."""
+        extra_bytes = round(core_seconds / BYTE_SECONDS) - count
+        if extra_bytes > 0:
+            self.came(peer, extra_bytes)
 
     def wait_seconds(self, peer: PeerId, now: float) -> float:
         """Return how long what came of a peer waits until it is read."""

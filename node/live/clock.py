@@ -13,3 +13,7 @@ class SystemClock(Clock):
     @override
     def now(self) -> float:
         return time.time()
+
+    @override
+    def core_seconds(self) -> float:
+        return time.thread_time()

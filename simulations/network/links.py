@@ -30,6 +30,10 @@ class SimClock(Clock):
     def now(self) -> float:
         return START + self._loop.now + self.skew_seconds
 
+    @override
+    def core_seconds(self) -> float:
+        return 0.0  # what things cost is modelled (``cores``), and said to nobody
+
 
 @dataclass(slots=True)
 class Meter:

@@ -54,12 +54,21 @@ async def eventually(condition: Callable[[], bool], seconds: float = 30.0) -> No
 
 
 class LoopClock:
-    """The ``Clock`` port on the running loop; ``offset`` sets it wrong."""
+    """The ``Clock`` port on the running loop; ``offset`` sets it wrong.
+
+    Between two looks at what was computed it is ``look_seconds`` more.
+    """
 
     offset = 0.0
+    look_seconds = 0.0
+    looks = 0
 
     def now(self) -> float:
         return START + asyncio.get_running_loop().time() + self.offset
+
+    def core_seconds(self) -> float:
+        self.looks += 1
+        return self.looks * self.look_seconds
 
 
 def address(peer: PeerId) -> str:
