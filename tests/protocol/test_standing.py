@@ -88,9 +88,8 @@ def with_work(certified=0, expired=0, rejected=0, epoch=0):
     """Return the ledger of a replica in which a worker has done so much, all in one epoch."""
     here, worker = WORLD.replica(), WORLD.workers[0].peer_id
     counts = here.ledger.workers[worker] = Counts()
-    entry = SimpleNamespace(
-        commit=SimpleNamespace(message=SimpleNamespace(epoch=epoch, tokens=1)), reason=""
-    )
+    commit = SimpleNamespace(message=SimpleNamespace(tokens=1))
+    entry = SimpleNamespace(commit=commit, epoch=epoch, reason="")
     work = {
         CommitState.CERTIFIED: certified,
         CommitState.EXPIRED: expired,
@@ -135,11 +134,8 @@ def test_commits_that_come_to_nothing_cost_standing():
 def test_an_outcome_that_is_taken_back_leaves_nothing():
     ledger, _ = with_work(certified=3, expired=1, epoch=5)
     counts = next(iter(ledger.workers.values()))
-    entry = SimpleNamespace(
-        commit=SimpleNamespace(message=SimpleNamespace(epoch=5, tokens=1)),
-        reason="",
-        state=CommitState.EXPIRED,
-    )
+    commit = SimpleNamespace(message=SimpleNamespace(tokens=1))
+    entry = SimpleNamespace(commit=commit, epoch=5, reason="", state=CommitState.EXPIRED)
     counts.add_state(entry, -1)
     assert counts.worth(5) == 3.0
 
