@@ -229,14 +229,12 @@ class PolicyLibrary(Policies):
     def _start_download(self) -> None:
         """Start one new one at a time: the newest version has the line for itself first."""
         self._conditions.clear("policy")
-        self._bases = set()
-        for version in reversed(self._wanted()):
-            route = None if self.get(version) is not None else self._routes.to(version)
-            if route is None:
-                continue
-            self._bases |= {leg.version for leg in route.legs}
-            self._bases |= {leg.base.version for leg in route.legs if leg.base is not None}
-            leg = route.legs[0]
+        missing = [version for version in reversed(self._wanted()) if self.get(version) is None]
+        ways = [route.legs for version in missing if (route := self._routes.to(version))]
+        # Of all of them, whichever is begun now: what is on its way needs its base.
+        self._bases = {leg.version for legs in ways for leg in legs}
+        self._bases |= {leg.base.version for legs in ways for leg in legs if leg.base is not None}
+        for leg, *_ in ways:
             if leg.version in self._arriving:
                 continue
             if self._refusals.get(leg.checkpoint.digest, 0) >= REFUSALS_MAX:
@@ -359,7 +357,8 @@ class PolicyLibrary(Policies):
         newest = self._replica.ledger.version
         kept_from = newest - self._replica.manifest.shardcast.versions_kept
         old = [version for version in self._held if version <= kept_from]
-        for version in [version for version in old if version not in self._bases]:
+        read = {it.leg.base.version for it in self._arriving.values() if it.leg.base is not None}
+        for version in [version for version in old if version not in self._bases | read]:
             await self._ports.files.delete(self._held.pop(version).path)
             await self._ports.files.delete(self._ports.files.encoding(version))
         every = self._replica.manifest.shardcast.state_every

@@ -220,6 +220,29 @@ def test_who_missed_versions_takes_their_patches_one_after_another(tmp_path):
     run_virtual(scenario())
 
 
+def test_the_base_of_a_patch_on_its_way_stays_while_a_newer_version_is_fetched(tmp_path):
+    """It was deleted with the old ones, and the newcomer that was to read it ended."""
+
+    async def scenario():
+        swarm = await begun(tmp_path, 2, versions_kept=3)
+        late, others = swarm.followers[0], [*swarm.trainers, *swarm.followers[1:]]
+        await away(late)
+        patched = await swarm.step(*others)
+        for node in others:
+            held = [patched.message.encodings[0].index]
+            node.blobs.withheld.update(dict.fromkeys(held))
+        await swarm.step(*others)
+        await late.restart()
+        await eventually(lambda: 2 in late.library._arriving, 60)
+        await swarm.step(*others, late, encodings=())
+        assert late.library._arriving[2].leg.base.version == 1
+        assert 1 not in late.library._wanted()
+        assert has(late, 1)
+        await swarm.stop()
+
+    run_virtual(scenario())
+
+
 async def published(node, content):
     """Store an encoding at a trainer; return how a manifest names it."""
     path = node.directory / "made"
