@@ -133,14 +133,14 @@ def of_rollout(measurements: Sequence[Measurement], claims: Sequence[Hashable]) 
     """
     times = Counter(claims)
     found = list(zip((one.sums for one in measurements), claims, strict=True))
-    columns = {
-        name: math.fsum(
+    values = tuple(
+        math.fsum(
             sums.values[place] / (times[claim] if name in PER_CHUNK else 1) for sums, claim in found
         )
         for place, name in enumerate(STATISTICS)
-    }
+    )
     chunks = sum({claim: sums.chunks for sums, claim in found}.values())
-    return Sums(sum(sums.tokens for sums, _ in found), chunks, tuple(columns.values()))
+    return Sums(sum(sums.tokens for sums, _ in found), chunks, values)
 
 
 def unmeasured(fault: str) -> Measurement:

@@ -24,16 +24,12 @@ LOUD_SECONDS = 10.0
 """For so long a stranger that sent a lot counts among those that share; a guess, above what their
 waits take while there are a few hundred of them."""
 
-BYTE_SECONDS = 1e-7
-"""Of a core, for what is charged as one byte. A message with its signatures takes twice as long,
-the slowest byte, half an unknown field of an RPC, four times (``benchmarks/handling.py``)."""
-
 ACCOUNTS_MAX = 4096
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRates:
-    """Bytes per second; all strangers together take a twentieth of a core (``BYTE_SECONDS``)."""
+    """Bytes per second; all strangers together take a twentieth of a core."""
 
     proven: int = 1 << 20
     """Of a peer that has standing: a thousand messages."""
@@ -41,6 +37,10 @@ class ReadRates:
     """Of a peer that has none, while there is enough for all of them."""
     strangers: int = 512 << 10
     """Of all that have none together."""
+    byte_seconds: float = 1e-7
+    """Of a core, for what is charged as one byte. A message with its signatures takes twice as
+    long, the slowest byte, half an unknown field of an RPC, four times
+    (``benchmarks/handling.py``)."""
 
 
 class _Account:
@@ -87,8 +87,8 @@ class Reading:
         return account.came_bytes > READ_BYTES_MIN
 
     def took(self, peer: PeerId, core_seconds: float, count: int) -> None:
-        """Charge what so many bytes of a peer took longer to handle than others do."""
-        extra_bytes = round(core_seconds / BYTE_SECONDS) - count
+        """Charge what took longer to handle than the ``count`` bytes that are charged already."""
+        extra_bytes = round(core_seconds / self._rates.byte_seconds) - count
         if extra_bytes > 0:
             self.came(peer, extra_bytes)
 

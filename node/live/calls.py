@@ -19,14 +19,16 @@ from protocol.types import PeerId
 T = TypeVar("T")
 
 BYTE_SECONDS = 0.4e-6
-"""Of a core for a byte, as in ``ReadRates``: the unit in which calls are accounted for. A record
-that is stored has 600 and takes 150 us, most of it for its signature."""
+"""Of a core for a byte: the unit in which calls are accounted for. A record that is stored has 600
+and takes 150 us, most of it for its signature."""
 
 CALL_BYTES = 256
 """Charged for each call, so many microseconds are gone before it can be refused: a tenth of a
 millisecond."""
 
-RATES = ReadRates(proven=256 << 10, stranger=64 << 10, strangers=256 << 10)
+RATES = ReadRates(
+    proven=256 << 10, stranger=64 << 10, strangers=256 << 10, byte_seconds=BYTE_SECONDS
+)
 """A tenth of a core for all strangers together, and as much for each peer with standing. Guesses: a
 lookup takes 3 ms of each node that it asks, where a key is full."""
 
@@ -84,8 +86,7 @@ class Calls:
         try:
             yield
         finally:
-            took_bytes = round((self._timer() - began) / BYTE_SECONDS)
-            self._accounts.came(peer, max(0, took_bytes - paid_bytes))
+            self._accounts.took(peer, self._timer() - began, paid_bytes)
             self._accounts.wait_seconds(peer, loop_time())  # it may never call again
 
     def _refuse(self, peer: PeerId) -> None:

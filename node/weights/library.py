@@ -232,8 +232,9 @@ class PolicyLibrary(Policies):
         missing = [version for version in reversed(self._wanted()) if self.get(version) is None]
         ways = [route.legs for version in missing if (route := self._routes.to(version))]
         # Of all of them, whichever is begun now: what is on its way needs its base.
-        self._bases = {leg.version for legs in ways for leg in legs}
-        self._bases |= {leg.base.version for legs in ways for leg in legs if leg.base is not None}
+        legs = [leg for way in ways for leg in way]
+        self._bases = {leg.version for leg in legs}
+        self._bases |= {leg.base.version for leg in legs if leg.base is not None}
         for leg, *_ in ways:
             if leg.version in self._arriving:
                 continue

@@ -40,11 +40,10 @@ class Demand:
 
     def is_current(self, entry: Entry) -> bool:
         """Tell whether the next version, or the ones after it, may learn from such a commit."""
-        taken, version = self._chain.checkpoints, entry.version
-        if version < len(taken) - 1 - self._async_level:
+        if entry.version < self._chain.version - self._async_level:
             return False
-        checkpoint = entry.commit.message.checkpoint
-        return not 0 <= version < len(taken) or taken[version].manifest.digest == checkpoint
+        checkpoint = self._chain.get(entry.version)
+        return checkpoint is None or checkpoint.digest == entry.commit.message.checkpoint
 
     def awaited(self, entries: Iterable[Entry]) -> set[Digest]:
         """Return those that a version which has not come yet may have learned from.

@@ -132,12 +132,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         *args: Any,
         context: Context | None = None,
     ) -> _Handle:
-        """Run ``callback`` after ``delay`` virtual seconds: ``call_at``, without its call."""
-        handle = _new_handle(_Handle)
-        handle.loop, handle.callback, handle.args, handle.context = self, callback, args, context
-        self._timers_set += 1
-        heapq.heappush(self._timers, (self.now + delay, self._timers_set, handle))
-        return handle
+        """Run ``callback`` after ``delay`` virtual seconds."""
+        return self.call_at(self.now + delay, callback, *args, context=context)
 
     def call_about(self, when: float, callback: Callable[[Any], None], argument: Any) -> float:
         """Run ``callback(argument)`` at ``when``, rounded up to a tick, and return that moment.
