@@ -16,6 +16,7 @@ class PeerState:
     ihave_messages: int = 0
     ids_asked: int = 0
     bytes_served: int = 0
+    fields_read: int = 0
 
 
 class Peers:
@@ -32,7 +33,7 @@ class Peers:
         state = self._states.get(peer)
         if state is not None and state.heartbeat != self._heartbeat:
             state.heartbeat = self._heartbeat
-            state.ihave_messages = state.ids_asked = state.bytes_served = 0
+            state.ihave_messages = state.ids_asked = state.bytes_served = state.fields_read = 0
         return state
 
     def all(self) -> list[PeerId]:

@@ -224,7 +224,7 @@ class Router:
         self._lazy.cache.put(message.message_id, topic, encoded)
         rpc = encode_rpc(Rpc(publish=(encoded,)))
         floor = self._params.publish_score_min
-        trusted = [p for p in self._peers.subscribers(topic) if not self._score.below(p, floor)]
+        trusted = self._score.at_least(floor, self._peers.subscribers(topic))
         receivers = self._flood.receivers(self._mesh.members(topic), trusted)
         return [Send(peer, rpc, Priority.PUBLISH) for peer in receivers]
 
@@ -238,6 +238,10 @@ class Router:
         rpc = decode_rpc(data)
         if isinstance(rpc, Fault):
             return [PeerFault(peer, rpc)]
+        state.fields_read += rpc.fields_read
+        if state.fields_read > self._params.rpc_fields_max:
+            self._score.breach(peer)
+            return [PeerFault(peer, Fault(FaultCode.RPC_FLOOD))]
         effects = self._on_subscriptions(peer, rpc)
         for encoded in rpc.publish:
             effects += self._on_message(peer, encoded, now)
@@ -373,12 +377,9 @@ class Router:
 
     def _maintain_meshes(self, now: float) -> list[Effect]:
         grafts, prunes = self._mesh.maintain_all(self._peers.subscribers, now)
-        effects: list[Effect] = []
-        for peer, topics in grafts.items():
-            effects.append(Send(peer, encode_rpc(Rpc(graft=tuple(topics))), Priority.CONTROL))
-        for peer, topics in prunes.items():
-            effects.append(Send(peer, self._prune_rpc(topics), Priority.CONTROL))
-        return effects
+        told = [(peer, encode_rpc(Rpc(graft=tuple(topics)))) for peer, topics in grafts.items()]
+        told += [(peer, self._prune_rpc(topics)) for peer, topics in prunes.items()]
+        return [Send(peer, rpc, Priority.CONTROL) for peer, rpc in told]
 
     def _prune_rpc(self, topics: Iterable[str]) -> bytes:
         backoff = self._params.prune_backoff_seconds
@@ -388,11 +389,8 @@ class Router:
         """Return the subscribers that may hear of our messages, outside and inside the mesh."""
         members = dict.fromkeys(self._mesh.members(topic))
         outside = [peer for peer in self._peers.subscribers(topic) if peer not in members]
-        score, score_min = self._score, self._params.gossip_score_min
-        if not score.any_below(score_min):
-            return outside, list(members)
-        outside = [peer for peer in outside if not score.below(peer, score_min)]
-        return outside, [peer for peer in members if not score.below(peer, score_min)]
+        good, score_min = self._score.at_least, self._params.gossip_score_min
+        return good(score_min, outside), good(score_min, members)
 
 
 def _check_topic(topic: str) -> None:

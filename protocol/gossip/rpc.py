@@ -8,7 +8,7 @@ Published messages stay encoded here: ``message`` reads them, and a relay forwar
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 
 from protocol.faults import Fault, FaultCode
@@ -77,6 +77,8 @@ class Rpc:
     iwant: tuple[bytes, ...] = ()
     graft: tuple[str, ...] = ()
     prune: tuple[Prune, ...] = ()
+    fields_read: int = field(default=0, compare=False)
+    """How many fields, known or not, were read one by one to decode it."""
 
 
 class MalformedError(Exception):
@@ -88,6 +90,7 @@ class FieldReader:
 
     def __init__(self, fields_max: int = FIELDS_MAX) -> None:
         self._fields_left = fields_max
+        self.fields_read = 0
 
     def spend(self, count: int) -> None:
         """Take fields from the budget; raises ``MalformedError``."""
@@ -100,6 +103,7 @@ class FieldReader:
         at, end = 0, len(data)
         while at < end:
             self.spend(1)
+            self.fields_read += 1
             tag, at = read_uvarint(data, at)
             wire = tag & 7
             if tag >> 3 == 0:
@@ -218,6 +222,7 @@ def _decode_rpc(data: bytes) -> Rpc:
         iwant=tuple(control.iwant),
         graft=tuple(control.graft),
         prune=tuple(control.prune),
+        fields_read=reader.fields_read,
     )
 
 

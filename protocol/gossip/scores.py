@@ -157,6 +157,12 @@ class Scores:
         """Tell whether a score may be below a bound, which is 0 at most."""
         return self._lowest < bound
 
+    def at_least(self, bound: float, peers: Iterable[PeerId]) -> list[PeerId]:
+        """Return the connected peers among these whose scores are not below a bound (0 at most)."""
+        if self._lowest >= bound:
+            return list(peers)
+        return [peer for peer in peers if self(peer) >= bound]
+
     @property
     def retained(self) -> int:
         """How many peers are remembered that left."""

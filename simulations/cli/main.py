@@ -76,6 +76,15 @@ def run(
             "--strangers-per-node", min=0, max=100, help="Adversaries beside each of the nodes."
         ),
     ] = None,
+    strangers_after: Annotated[
+        float | None,
+        typer.Option(
+            "--strangers-after",
+            metavar="MINUTES",
+            min=0,
+            help="They come so late, and the run lasts as much longer.",
+        ),
+    ] = None,
     as_json: AsJson = False,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write numbers, pictures and a page here.")
@@ -84,7 +93,7 @@ def run(
     """Run a scenario once."""
     from simulations.study.study import Plan  # noqa: PLC0415 - when it is called
 
-    plan = Plan(scenario, seed, nodes, minutes, strangers)
+    plan = Plan(scenario, seed, nodes, minutes, strangers, strangers_after)
     if report is None:
         outcome = _run(plan)
     else:

@@ -19,6 +19,8 @@ def appoint(
         if plan.per_node is not None:
             count = round(plan.per_node * scenario.nodes.total)
             chosen = [add_stranger(plan.role) for _ in range(count)]
+            for machine in chosen:
+                machine.joins_at = 60 * plan.join_minute
         else:
             chosen = _drawn(plan, machines, rng.child(f"adversaries/{number}"))
         for machine in chosen:

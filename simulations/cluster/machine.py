@@ -31,6 +31,8 @@ class Machine:
     """Seconds since the start between which it shows that behaviour."""
     stranger: bool = False
     """Whether it comes beside the scenario's nodes, and nobody is given its address."""
+    joins_at: float = 0.0
+    """Seconds since the start from which on it may be started."""
     disk: Disk = field(default_factory=Disk)
     session: Session = field(default_factory=lambda: Session(alive=False))
     starts: int = 0

@@ -334,13 +334,13 @@ class World:
         )
 
     async def _start_all(self) -> None:
-        rng = self.rng.child("start")
+        rng, within = self.rng.child("start"), self.scenario.nodes.start_seconds
         starts = [
-            (0.0 if _starts_first(machine) else rng.uniform(), name)
+            (machine.joins_at + (0.0 if _starts_first(machine) else within * rng.uniform()), name)
             for name, machine in self.machines.items()
         ]
-        for share, name in sorted(starts, key=lambda start: start[0]):
-            await self.wait_until(self.scenario.nodes.start_seconds * share)
+        for at, name in sorted(starts, key=lambda start: start[0]):
+            await self.wait_until(at)
             self.start(name)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -383,7 +383,7 @@ class World:
 def _starts_first(machine: Machine) -> bool:
     """Tell whether a machine is there at once: bootstrap peers, and who attacks from the start."""
     if machine.stranger:
-        return bool(machine.behaviour) and machine.acts_from == 0
+        return bool(machine.behaviour) and machine.acts_from <= machine.joins_at
     return machine.role == "relay"
 
 

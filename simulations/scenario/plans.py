@@ -286,6 +286,8 @@ class Adversaries(Section):
     per_node: Annotated[float, Field(ge=0, le=100)] | None = None
     """So many for each of the scenario's nodes, and beside them: nobody starts with the addresses
     of these, and their keys have no standing."""
+    join_minute: Minute = 0.0
+    """Of those beside the nodes: they start as nodes do, so many minutes later."""
     from_minute: Minute = 0.0
     until_minute: Minute | None = None
     """Before and after they are honest."""
@@ -294,6 +296,13 @@ class Adversaries(Section):
     def timed(self) -> bool:
         """Whether it is for a part of the run only."""
         return self.from_minute > 0 or self.until_minute is not None
+
+    def put_off(self, minutes: float) -> Self:
+        """Return the same, so many minutes later."""
+        names = ("join_minute", "from_minute", "until_minute")
+        moments = {name: getattr(self, name) for name in names}
+        later = {name: at + minutes for name, at in moments.items() if at is not None}
+        return self.model_copy(update=later)
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -309,4 +318,6 @@ class Adversaries(Section):
             raise ValueError(f"behaviour {self.behaviour!r} cannot begin or end during a run")
         if self.per_node is not None and (self.names or self.share or self.count):
             raise ValueError("per_node adds nodes: no names, share or count beside it")
+        if self.join_minute and self.per_node is None:
+            raise ValueError("join_minute is for per_node")
         return self

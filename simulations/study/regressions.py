@@ -42,6 +42,7 @@ def load_regressions(path: Path) -> list[Regression]:
                     entry.get("nodes"),
                     entry.get("minutes"),
                     entry.get("strangers_per_node"),
+                    entry.get("strangers_after_minutes"),
                 ),
                 entry["rule"],
                 entry["what"],

@@ -21,6 +21,7 @@ from simulations.metrics.series import Series
 from simulations.metrics.under_attack import AttackNumbers, UnderAttack
 from simulations.runtime.loop import run_virtual
 from simulations.runtime.trace import Event, Trace
+from simulations.scenario.plans import Adversaries
 from simulations.scenario.scenario import Nodes, Scenario, load_scenario
 
 PATIENCE = Patience(converge_epochs=24, progress_epochs=36)
@@ -44,6 +45,8 @@ class Plan:
     minutes: float | None = None
     strangers_per_node: float | None = None
     """How many adversaries come beside the nodes, for each of these."""
+    strangers_after_minutes: float | None = None
+    """They come, and do what they do, so much later, and the run lasts as much longer."""
 
     @property
     def command(self) -> str:
@@ -55,6 +58,8 @@ class Plan:
             words += ["--minutes", f"{self.minutes:g}"]
         if self.strangers_per_node is not None:
             words += ["--strangers-per-node", f"{self.strangers_per_node:g}"]
+        if self.strangers_after_minutes is not None:
+            words += ["--strangers-after", f"{self.strangers_after_minutes:g}"]
         return shlex.join(words)
 
     def load(self) -> Scenario:
@@ -65,13 +70,19 @@ class Plan:
             changes["minutes"] = self.minutes
         if self.nodes is not None:
             changes["nodes"] = resized(scenario.nodes, self.nodes)
-        if self.strangers_per_node is not None:
-            added = {"per_node": self.strangers_per_node}
-            changes["adversaries"] = tuple(
-                plan if plan.per_node is None else plan.model_copy(update=added)
-                for plan in scenario.adversaries
-            )
+        if self.strangers_after_minutes is not None:
+            changes["minutes"] = (self.minutes or scenario.minutes) + self.strangers_after_minutes
+        changes["adversaries"] = tuple(
+            plan if plan.per_node is None else self._strangers(plan)
+            for plan in scenario.adversaries
+        )
         return scenario.model_copy(update=changes)
+
+    def _strangers(self, plan: Adversaries) -> Adversaries:
+        """Return adversaries beside the nodes as this plan has them."""
+        if self.strangers_per_node is not None:
+            plan = plan.model_copy(update={"per_node": self.strangers_per_node})
+        return plan.put_off(self.strangers_after_minutes or 0.0)
 
 
 @dataclass(frozen=True, slots=True)

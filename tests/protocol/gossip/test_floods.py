@@ -9,13 +9,13 @@ from protocol.gossip.events import (
     PeerConnected,
     PeerDisconnected,
     Publish,
-    Send,
+    RpcReceived,
     Validate,
 )
 from protocol.gossip.message import decode_message
 from protocol.gossip.params import Params
 from protocol.gossip.report import Level
-from protocol.gossip.rpc import IHave, Rpc
+from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, encode_rpc
 from tests.protocol.gossip.nodes import (
     ENTER,
     PEERS,
@@ -132,11 +132,50 @@ def test_an_iwant_flood_is_served_each_message_so_often_and_so_many_bytes(rpcs, 
     flood = received(FLOODER, Rpc(iwant=ids * repeats))
     for beat in range(4):
         effects = [one for _ in range(rpcs) for one in node.handle(flood, 10 + beat)]
-        assert all(isinstance(effect, Send) for effect in effects)
+        assert set(blames(effects)) <= {"rpc-flood"}
         served = [message for _, rpc in sends(effects) for message in rpc.publish]
         assert sum(map(len, served)) <= params.iwant_reply_bytes_max + max(map(len, encoded))
         assert all(served.count(each) <= params.iwant_serves_max for each in encoded)
         node.handle(Heartbeat(), 10.5 + beat)
+
+
+SLOW_RPCS = {
+    "fields that nobody knows": bytes((15 << 3, 0)) * 1000,
+    "grafts elsewhere": encode_rpc(Rpc(graft=("elsewhere",) * 500)),
+    "prunes elsewhere": encode_rpc(Rpc(prune=(Prune("elsewhere", 1),) * 400)),
+    "one subscription": encode_rpc(Rpc(subscriptions=(Subscription(True, TOPIC),) * 400)),
+    "requests for nothing": encode_rpc(Rpc(iwant=(b"nothing",) * 1000)),
+}
+
+
+@pytest.mark.parametrize("rpc", SLOW_RPCS.values(), ids=SLOW_RPCS)
+def test_a_flood_of_rpcs_that_take_long_to_read_is_soon_not_read(rpc):
+    node = joined_router(3)
+    enter(node, STRANGERS[:1], 0)
+    flood = RpcReceived(FLOODER, rpc)
+    for _ in range(5):
+        assert blames(node.handle(flood, 1)) == []
+    found = []
+    for _ in range(100):
+        found += blames(node.handle(flood, 1.5))
+    assert set(found) == {"rpc-flood"}
+    assert len(found) <= 8, "of 100: those after them are not decoded"
+    assert level(node, FLOODER) is Level.GRAYLISTED
+    assert all(level(node, peer) is Level.GOOD for peer in node.mesh_peers(TOPIC))
+
+
+def test_who_asks_for_all_that_it_was_offered_in_each_heartbeat_is_heeded():
+    node = joined_router(3)
+    enter(node, STRANGERS[:1], 0)
+    offers = tuple(IHave("elsewhere", unknown_ids(0, 5000)) for _ in range(3))
+    for beat in range(1, 20):
+        wanted = Rpc(iwant=unknown_ids(5000 * beat, 5000))
+        faults = blames(node.handle(received(FLOODER, wanted), beat))
+        faults += blames(node.handle(received(FLOODER, Rpc(ihave=offers)), beat))
+        faults += blames(node.handle(received(FLOODER, ENTER), beat))
+        assert faults == []
+        node.handle(Heartbeat(), beat + 0.5)
+    assert level(node, FLOODER) is Level.GOOD
 
 
 @pytest.mark.parametrize("author", [STRANGERS[0], identity(77)], ids=["its own", "another's"])

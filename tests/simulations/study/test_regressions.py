@@ -48,6 +48,7 @@ def test_an_entry_survives_its_file(tmp_path):
     entries = [
         Regression(Plan("quiet-20", 3), "one-chain", 'a "quoted"\nwhat \\ é'),
         Regression(Plan("my scenario.toml", 4, 50, 2.5), "progress", "x"),
+        Regression(Plan("attack-flood", 5, None, None, 0.5, 2.0), "limits", "y"),
     ]
     for entry in (*entries, entries[0]):
         assert add_regression(entry, tmp_path / "deep" / "inside") == file

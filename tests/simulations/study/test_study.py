@@ -71,3 +71,24 @@ def churn(rest):
 )
 def test_calm_begins_when_the_last_plan_is_over(plan, seconds):
     assert calm_after_seconds(parse_scenario(HEAD + plan)) == seconds
+
+
+@pytest.mark.parametrize(
+    ("attack", "window"), [("graft-flood", (90.0, 180.0)), ("cold-boot", (30.0, 120.0))]
+)
+def test_strangers_that_come_later_do_all_later_and_nobody_else_does(attack, window):
+    """An older run is attacked: its length, and when each stranger starts and acts, move alike."""
+    plan = Plan(f"attack-{attack}", 1, 8, 0.7, strangers_per_node=0.5, strangers_after_minutes=0.5)
+    assert plan.command.endswith("--minutes 0.7 --strangers-per-node 0.5 --strangers-after 0.5")
+    assert plan.load().attack_seconds == window
+    there = {}
+
+    async def look(world):
+        assert world.scenario.seconds == pytest.approx(72)
+        for at in (29.9, 30.1 if attack == "cold-boot" else 41):
+            await world.wait_until(at)
+            running = [machine for machine in world.machines.values() if machine.running]
+            there[at] = sum(machine.stranger for machine in running), len(running)
+
+    assert outcome(plan, actors=[look]).violation is None
+    assert list(there.values()) == [(0, 8), (4, 12)]
