@@ -37,7 +37,7 @@ import zstandard
 
 from node.storage import encodings
 from protocol.crypto import digest
-from protocol.shardcast.encodings import framing, stream
+from protocol.shardcast.encodings import stream
 from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.positions import Positions
 from protocol.types import Version
@@ -150,10 +150,12 @@ def pairs(base: Path, new: Path) -> Iterator[Tensor]:
     """Yield shape and words of each tensor of two files."""
     old, fresh = base.read_bytes(), new.read_bytes()
     layout = stream.source_of(lambda at, length: old[at : at + length], len(old)).layout
-    for piece in framing.pieces(layout, 1 << 40):
-        end = piece.offset + piece.length
-        before, after = (piece.words(data[piece.offset : end]) for data in (old, fresh))
-        yield piece.tensor.shape, before, after
+    for tensor in layout.places:
+        before, after = (
+            np.frombuffer(data, f"<u{tensor.element_bytes}", tensor.count, tensor.offset)
+            for data in (old, fresh)
+        )
+        yield tensor.shape, before, after
 
 
 def entropy_bits(counts: Positions) -> float:

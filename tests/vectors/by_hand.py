@@ -224,17 +224,19 @@ def bits_of(data: bytes) -> list[int]:
     return [byte >> 7 - place & 1 for byte in data for place in range(8)]
 
 
-def tensors_in(file: bytes, header: bytes) -> list[tuple[int, list[int]]]:
-    """Return bytes of an element and elements of each tensor, in the order of the file."""
+def runs_in(file: bytes, header: bytes) -> list[tuple[int, list[int]]]:
+    """Return bytes of an element, and elements, of what is cut together, in the file's order."""
     table = json.loads(header[8:])
     data = file[len(header) :]
-    tensors = []
+    runs: list[tuple[int, list[int]]] = []
     for entry in sorted(table.values(), key=lambda entry: entry["data_offsets"]):
         begin, end = entry["data_offsets"]
         width = {"F32": 4, "BF16": 2, "U8": 1}[entry["dtype"]]
+        if not runs or runs[-1][0] != width:
+            runs.append((width, []))
         words = [data[at : at + width] for at in range(begin, end, width)]
-        tensors.append((width, [int.from_bytes(word, "little") for word in words]))
-    return tensors
+        runs[-1][1].extend(int.from_bytes(word, "little") for word in words)
+    return runs
 
 
 def decoded_weights(encoding: bytes, base: bytes = b"", policy: bytes = b"") -> bytes:
@@ -245,7 +247,7 @@ def decoded_weights(encoding: bytes, base: bytes = b"", policy: bytes = b"") -> 
     header = preamble["header"] or base[: 8 + int.from_bytes(base[:8], "little")]
     size = max(entry["data_offsets"][1] for entry in json.loads(header[8:]).values())
     out = header
-    for width, words in tensors_in(base or header + bytes(size), header):
+    for width, words in runs_in(base or header + bytes(size), header):
         elements = preamble["block_bytes"] // width
         for at in range(0, len(words), elements):
             old = words[at : at + elements]

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from protocol.policy import policy_digest
 from protocol.shardcast.encodings import block, framing, tensor_file
-from protocol.shardcast.encodings.framing import Block, BlockReader, Piece
+from protocol.shardcast.encodings.framing import Block, BlockReader, Part, Piece
 from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.positions import Positions
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
@@ -126,15 +126,16 @@ class Decoder:
         if self._hashers is None:
             self._hashers = {place: blake3() for place in layout.places}
             yield memoryview(layout.header)
-        for tensor, elements in self._in_order(self._decoded, self._blocks.blocks()):
-            self._hashers[tensor].update(elements)
-            yield elements
+        for piece, words in self._in_order(self._decoded, self._blocks.blocks()):
+            for part in piece.parts:
+                own = words[part.start : part.start + part.count]
+                self._hashers[part.tensor].update(own.view(np.uint8).data)
+            yield words.view(np.uint8).data
 
-    def _decoded(self, one: Block) -> tuple[TensorPlace, memoryview]:
+    def _decoded(self, one: Block) -> tuple[Piece, Words]:
         piece, kind, body = one
         base = None if self._base is None else _base_words(self._base, piece)
-        words = block.decode(kind, body, base, piece.count, piece.tensor.element_bytes)
-        return piece.tensor, words.view(np.uint8).data
+        return piece, block.decode(kind, body, base, piece.count, piece.element_bytes)
 
     @property
     def policy(self) -> Digest:
@@ -163,14 +164,27 @@ class PatchReader:
         """
         self._blocks.take(data)
         for piece, kind, body in self._blocks.blocks():
-            base, width = partial(self._base_words, piece), piece.tensor.element_bytes
+            base, width = partial(self._base_words, piece), piece.element_bytes
             changed, words = block.changes(kind, body, base, piece.count, width)
-            if len(changed):
-                yield Change(piece.tensor, changed + piece.first, words)
+            for part, own in _by_tensor(piece, changed):
+                yield Change(part.tensor, changed[own] + (part.first - part.start), words[own])
 
     def finish(self) -> None:
         """Raise ``EncodingError`` before the end of the patch, or with bytes after it."""
         self._blocks.finish()
 
     def _base_words(self, piece: Piece, positions: Positions) -> Words:
-        return self._read(piece.tensor, positions + piece.first)
+        words: Words = np.empty(len(positions), f"<u{piece.element_bytes}")
+        for part, own in _by_tensor(piece, positions):
+            words[own] = self._read(part.tensor, positions[own] + (part.first - part.start))
+        return words
+
+
+def _by_tensor(piece: Piece, positions: Positions) -> Iterator[tuple[Part, slice]]:
+    """Yield the parts of a block that positions, ascending, are in, each with which of them."""
+    ends = np.searchsorted(positions, [part.start + part.count for part in piece.parts])
+    begin = 0
+    for part, end in zip(piece.parts, ends.tolist(), strict=True):
+        if begin < end:
+            yield part, slice(begin, end)
+        begin = end

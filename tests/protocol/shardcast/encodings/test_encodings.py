@@ -138,6 +138,28 @@ def test_a_patch_says_what_it_changes_in_its_base(pair, block_bytes, step):
     assert applied(changes_of(data, old, step), old) == new
 
 
+def test_tensors_of_one_width_share_blocks_and_others_do_not():
+    """A block for each of a small model's tensors would take three times as long."""
+    widths = [2, 2, 2, 2, 4, 2, 2, 1, 2]
+    tensors = {f"t{n}": np.arange(60, dtype=f"<u{width}") for n, width in enumerate(widths)}
+    layout = source_of(file_of(tensors)).layout
+    cut = list(framing.pieces(layout, 256))  # 128 elements of two bytes
+    held = [[(part.tensor.name, part.first, part.count) for part in one.parts] for one in cut]
+    order = [place.name for place in layout.places]
+    assert order == list(tensors), "else the next lines say nothing"
+    assert held == [
+        [("t0", 0, 60), ("t1", 0, 60), ("t2", 0, 8)],
+        [("t2", 8, 52), ("t3", 0, 60)],
+        [("t4", 0, 60)],
+        [("t5", 0, 60), ("t6", 0, 60)],
+        [("t7", 0, 60)],
+        [("t8", 0, 60)],
+    ]
+    ends = [one.offset + one.length for one in cut]
+    assert [one.offset for one in cut] == [len(layout.header), *ends[:-1]]
+    assert ends[-1] == layout.total_bytes
+
+
 def test_a_patch_asks_for_no_more_of_its_base_than_it_changes():
     """The block that is whole asks for nothing; positions are those of the tensor."""
     old = np.zeros(300, "<u4")
