@@ -227,8 +227,9 @@ class Links:
         for peer, link in list(self._links.items()):
             if peer not in connected and link.inbound is None:
                 self._unlink(link)
+        own = self._peers.peer_id
         for peer in connected:
-            if peer != self._peers.peer_id:
+            if peer not in self._links and peer != own:
                 self._link(peer)
 
     def _link(self, peer: PeerId) -> _Link | None:

@@ -88,9 +88,9 @@ class Reading:
 
     def took(self, peer: PeerId, core_seconds: float, count: int) -> None:
         """Charge what took longer to handle than the ``count`` bytes that are charged already."""
-        extra_bytes = round(core_seconds / self._rates.byte_seconds) - count
+        extra_bytes = core_seconds / self._rates.byte_seconds - count
         if extra_bytes > 0:
-            self.came(peer, extra_bytes)
+            self.came(peer, round(extra_bytes))
 
     def wait_seconds(self, peer: PeerId, now: float) -> float:
         """Return how long what came of a peer waits until it is read."""

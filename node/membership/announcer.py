@@ -205,7 +205,7 @@ class Announcer:
     async def _look_up(self) -> None:
         """Pass the directory's records on; they are judged like any other."""
         reader = BucketReader(self._buckets, self._context.ports.rng.child("buckets"))
-        pause_seconds = LOOKUP_SECONDS_MIN
+        own, pause_seconds = self._context.signer.peer_id, LOOKUP_SECONDS_MIN
         while True:
             try:
                 lookup = self._context.ports.directory.lookup(reader.next(self._members()))
@@ -214,7 +214,7 @@ class Announcer:
                 log.info("no answer from the directory", error=str(error))
                 found = {}
             for owner, envelope in islice(found.items(), RECORDS_MAX):
-                if owner == self._context.signer.peer_id:
+                if owner == own:
                     continue
                 reader.found()
                 member = self._context.replica.roster.get(owner)

@@ -58,8 +58,8 @@ class Sources:
         told = set(self._told.values())
         if not told or self._wants_genesis():
             return False
-        known = told | {self._network(peer) for peer in self._askable()}
-        return len(told) >= min(NETWORKS_TARGET, len(known))
+        several = len(told) >= NETWORKS_TARGET
+        return several or all(self._network(peer) in told for peer in self._askable())
 
     def next(self, rng: Rng) -> PeerId | None:
         """Return whom to ask next; None when all that could be asked have been."""

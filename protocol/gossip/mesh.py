@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum, auto
+from math import inf
 
 from protocol.gossip.params import Params
 from protocol.gossip.scores import Scores
@@ -55,7 +56,7 @@ class Mesh:
         self._members: dict[str, dict[PeerId, None]] = {}
         self.backoffs: dict[tuple[str, PeerId], float] = {}
         """Until when a GRAFT of (topic, peer) is a breach."""
-        self._backoff_ends_at = float("inf")
+        self._backoff_ends_at = inf
         """No back-off ends before."""
 
     def __contains__(self, topic: str) -> bool:
@@ -147,7 +148,7 @@ class Mesh:
         if now < self._backoff_ends_at + slack:
             return
         self.backoffs = {key: until for key, until in self.backoffs.items() if now < until + slack}
-        self._backoff_ends_at = min(self.backoffs.values(), default=float("inf"))
+        self._backoff_ends_at = min(self.backoffs.values(), default=inf)
 
     def _opportune(self, now: float) -> bool:
         """Tell, once in a while, that it is time for opportunistic grafts."""
@@ -204,12 +205,13 @@ class Mesh:
         return self._add(topic, some, now)
 
     def _candidates(self, topic: str, peers: Iterable[PeerId], now: float) -> list[PeerId]:
-        members, scores = self._members[topic], self._scores
+        members, scores, backoffs = self._members[topic], self._scores, self.backoffs
+        slack = self._params.backoff_slack_seconds
         return [
             peer
             for peer in peers
             if peer not in members
-            and self._may_graft(topic, peer, now)
+            and backoffs.get((topic, peer), -inf) + slack <= now
             and not scores.below(peer, 0)
         ]
 
@@ -234,10 +236,6 @@ class Mesh:
         if peer in members:
             del members[peer]
             self._scores.pruned(peer, topic)
-
-    def _may_graft(self, topic: str, peer: PeerId, now: float) -> bool:
-        until = self.backoffs.get((topic, peer))
-        return until is None or now >= until + self._params.backoff_slack_seconds
 
     def _choose_kept(self, members: list[PeerId], quotas: Quotas) -> list[PeerId]:
         """Keep the best by score (of equals the older members), others at random: no eclipse by it.

@@ -75,8 +75,8 @@ class TopicStats:
             return 0.0
         return max(0.0, params.mesh_deliveries_threshold - self.mesh_deliveries)
 
-    def age(self, params: TopicScoreParams, factors: _Factors, now: float) -> None:
-        """Let the counters decay, and the time in the mesh pass."""
+    def age(self, params: TopicScoreParams, factors: _Factors, now: float) -> bool:
+        """Let the counters decay, and the time in the mesh pass; tell whether anything is left."""
         zero = factors.zero
         if self.first_deliveries:  # most are 0, and there are many
             self.first_deliveries = _decayed(self.first_deliveries, factors.first_deliveries, zero)
@@ -90,12 +90,9 @@ class TopicStats:
             self.mesh_seconds = max(self.mesh_seconds, now - self.grafted_at)
             active = self.mesh_seconds > params.mesh_deliveries_activation_seconds
             self.mesh_active = active and params.withholding_counts
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to remember."""
+            return True
         counters = self.first_deliveries + self.mesh_deliveries + self.mesh_failures + self.invalid
-        return self.grafted_at is None and counters == 0
+        return counters > 0
 
 
 @dataclass(slots=True)
@@ -185,7 +182,9 @@ class Scores:
     def _behaviour(self, standing: _Standing) -> float:
         """Return P1 to P4 and P7."""
         topic = self._params.topic
-        score = sum(topic.weight * stats.score(topic) for stats in standing.topics.values())
+        score = 0.0
+        for stats in standing.topics.values():  # a generator costs as much as the sum
+            score += topic.weight * stats.score(topic)
         score = min(score, self._params.topics_score_max)
         excess = max(0.0, standing.breaches - self._params.behaviour_threshold)
         return score + self._params.behaviour_weight * excess**2
@@ -208,8 +207,7 @@ class Scores:
         fits = retained is not None and now < retained.until
         standing = self._standings[peer] = retained.standing if retained and fits else _Standing()
         standing.application = self._opinions().get(peer, 0.0)
-        if fits or standing.application < 0:
-            self._suspect(peer, standing)
+        self._changed(peer, standing)
 
     def disconnect(self, peer: PeerId, now: float) -> None:
         """Forget a peer, unless it has something to answer for; idempotent."""
@@ -247,9 +245,7 @@ class Scores:
             self._at_address[address] = self._at_address.get(address, 0) + 1
         for each, other in self._standings.items():
             if not touched.isdisjoint(other.addresses):
-                other.score = None
-                if self._colocation(other) < 0:
-                    self._suspect(each, other)
+                self._changed(each, other)
         standing.score = None
 
     # What it does
@@ -261,7 +257,7 @@ class Scores:
             stats.grafted_at = now
             stats.mesh_seconds = 0.0
             stats.mesh_active = False
-            self._suspect(peer, self._standings[peer])
+            self._changed(peer, self._standings[peer])
 
     def pruned(self, peer: PeerId, topic: str) -> None:
         """Note that a peer has left our mesh; what it owes sticks (P3b)."""
@@ -271,7 +267,7 @@ class Scores:
             stats.mesh_failures += stats.deficit(self._params.topic) ** 2
             stats.grafted_at = None
             stats.mesh_active = False
-            self._suspect(peer, standing)
+            self._changed(peer, standing)
 
     def first_delivery(self, peer: PeerId, topic: str) -> None:
         """Note that a peer was the first to bring a message that we accepted."""
@@ -295,14 +291,14 @@ class Scores:
         stats = self._stats(peer, topic)
         if stats is not None:
             stats.invalid += 1
-            self._suspect(peer, self._standings[peer])
+            self._changed(peer, self._standings[peer])
 
     def breach(self, peer: PeerId, count: int = 1) -> None:
         """Note that a peer broke the protocol."""
         standing = self._standings.get(peer)
         if standing is not None:
             standing.breaches += count
-            self._suspect(peer, standing)
+            self._changed(peer, standing)
 
     # Time
 
@@ -313,7 +309,7 @@ class Scores:
             standing, opinion = self._standings.get(peer), opinions.get(peer, 0.0)
             if standing is not None and opinion != standing.application:
                 standing.application = opinion
-                self._suspect(peer, standing)
+                self._changed(peer, standing)
         self._judged = dict.fromkeys(opinions)
         self._age_all(now)
         self._suspects = {peer: None for peer in self._suspects if self(peer) < 0}
@@ -332,33 +328,30 @@ class Scores:
         self._suspects = {}
         for peer, standing in self._standings.items():
             self._age(standing, factors, now)
-            if self._may_be_low(standing):
-                self._suspects[peer] = None
+            self._changed(peer, standing)
         self._retained = {peer: kept for peer, kept in self._retained.items() if now < kept.until}
 
     def _age(self, standing: _Standing, factors: _Factors, now: float) -> None:
-        for topic, stats in list(standing.topics.items()):
-            stats.age(self._params.topic, factors, now)
-            if stats.empty:
-                del standing.topics[topic]
+        params = self._params.topic
+        standing.topics = {
+            topic: stats
+            for topic, stats in standing.topics.items()
+            if stats.age(params, factors, now)
+        }
         if standing.breaches:
             standing.breaches = _decayed(standing.breaches, factors.breaches, factors.zero)
-        standing.score = None
 
     def _may_be_low(self, standing: _Standing) -> bool:
         """Tell whether anything counts against a peer; what speaks for it fades to 0."""
-        if standing.application < 0 or _to_answer_for(standing):
-            return True
-        owes = self._params.topic.withholding_counts and any(
-            stats.mesh_active for stats in standing.topics.values()
-        )
-        return owes or self._colocation(standing) < 0
+        burdened = standing.application < 0 or _to_answer_for(standing)
+        return burdened or self._colocation(standing) < 0
 
-    def _suspect(self, peer: PeerId, standing: _Standing) -> None:
+    def _changed(self, peer: PeerId, standing: _Standing) -> None:
         """Note that a score is to be summed up again, and may be lower."""
         standing.score = None
-        self._suspects[peer] = None
-        self._lowest = -math.inf
+        if self._may_be_low(standing):
+            self._suspects[peer] = None
+            self._lowest = -math.inf
 
     def _stats(self, peer: PeerId, topic: str) -> TopicStats | None:
         """Return what is about to change."""
@@ -387,5 +380,7 @@ def _decayed(counter: float, factor: float, zero: float) -> float:
 
 
 def _to_answer_for(standing: _Standing) -> bool:
-    stats = standing.topics.values()
-    return standing.breaches > 0 or any(each.invalid + each.mesh_failures > 0 for each in stats)
+    return standing.breaches > 0 or any(
+        stats.invalid or stats.mesh_failures or stats.mesh_active
+        for stats in standing.topics.values()
+    )

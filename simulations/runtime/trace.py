@@ -5,15 +5,14 @@ the same for a scenario and seed on every machine, under any ``PYTHONHASHSEED``.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from blake3 import blake3
 
 Value = int | float | str | bytes | bool | None
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(NamedTuple):
     """One thing that happened: when (virtual unix seconds), to which node, what, and its facts."""
 
     at: float
