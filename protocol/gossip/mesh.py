@@ -53,6 +53,8 @@ class Mesh:
         self.chosen = chosen
         self.proven = proven
         self._opportunity_at: float | None = None
+        self._seek_at: dict[tuple[str, int], float] = {}
+        """When a topic's mesh asks for what one of its quotas lacks, once it has."""
         self._members: dict[str, dict[PeerId, None]] = {}
         self.backoffs: dict[tuple[str, PeerId], float] = {}
         """Until when a GRAFT of (topic, peer) is a breach."""
@@ -181,11 +183,15 @@ class Mesh:
     ) -> list[PeerId]:
         """Keep what the quotas are for, whatever strangers do; then enough of any."""
         members, params, grafted = self._members[topic], self._params, list[PeerId]()
-        for quota, some in quotas:
+        for kind, (quota, some) in enumerate(quotas):
             missing = quota - len(some & members.keys())
-            if missing > 0:
+            if missing > 0 and now >= self._seek_at.get((topic, kind), 0.0):
                 those = filter(some.__contains__, subscribers)
                 candidates = self._candidates(topic, those, now)
+                if candidates:
+                    # Where all want the same few, these are full: if each were asked in turn, it
+                    # would prune most of those that came, and these would come again for ever.
+                    self._seek_at[topic, kind] = now + self._params.prune_backoff_seconds
                 grafted += self._add(topic, self._rng.sample(candidates, missing), now)
         if len(members) < params.mesh_low:
             candidates = self._candidates(topic, subscribers, now)
