@@ -6,11 +6,11 @@ What the machine keeps of the files in memory is its page cache, which it gives 
 import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from blake3 import blake3
@@ -30,37 +30,40 @@ _FREED_BYTES = 31 << 20
 
 
 @cache
-def _keep_freed_memory() -> None:
-    """Have the C library keep what blocks free for the next ones.
+def _pool() -> ThreadPoolExecutor:
+    """Return the threads that code blocks: the same ones always, for each keeps its memory.
 
-    glibc returns freed memory to the kernel beyond twice the longest piece that it saw freed, and
-    the pages of arrays of megabytes are then made, zeroed and dropped for every step of every
-    block: half of float32's time. So one long piece, which nobody touched, is freed first, once.
+    glibc keeps what a thread freed for that thread, and returns freed memory to the kernel beyond
+    twice the longest piece that it saw freed: the pages of arrays of megabytes are then made,
+    zeroed and dropped for every step of every block, half of float32's time. So one long piece,
+    which nobody touched, is freed first, once.
     """
     np.empty(_FREED_BYTES, np.uint8)
+    return ThreadPoolExecutor(THREADS, "encodings")
 
 
 @contextmanager
 def in_threads() -> Iterator[InOrder]:
-    """Work on ``THREADS`` blocks at once; NumPy, zstd and reading let other threads run."""
-    _keep_freed_memory()
-    if THREADS == 1:
-        yield map
-        return
-    with ThreadPoolExecutor(THREADS, "encodings") as pool:
+    """Work on ``THREADS`` blocks at once; NumPy, zstd and reading let other threads run.
 
-        def in_order(
-            function: Callable[[ItemT], ResultT], items: Iterable[ItemT], /
-        ) -> Iterator[ResultT]:
-            waiting: deque[Future[ResultT]] = deque()
-            for item in items:
-                waiting.append(pool.submit(function, item))
-                if len(waiting) > THREADS:
-                    yield waiting.popleft().result()
-            while waiting:
+    At its end nothing works any more, and what the blocks are read from may be closed.
+    """
+    waiting: deque[Future[Any]] = deque()
+
+    def in_order(
+        function: Callable[[ItemT], ResultT], items: Iterable[ItemT], /
+    ) -> Iterator[ResultT]:
+        for item in items:
+            waiting.append(_pool().submit(function, item))
+            if len(waiting) > THREADS:
                 yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
 
+    try:
         yield in_order
+    finally:
+        wait(waiting)
 
 
 @contextmanager
