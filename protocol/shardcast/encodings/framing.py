@@ -2,8 +2,8 @@
 
 The preamble says which version the blocks are against, how many bytes of the file a block has at
 most, and, where there is no base, the header of the file; a patch takes that of its base. Blocks
-are cut from all tensors of one width that follow one another: a block for each would take a small
-model three times as long, of calls.
+are cut from all tensors of one width that follow one another: a block for each takes a small
+model twice as long, of calls.
 """
 
 from collections.abc import Iterator

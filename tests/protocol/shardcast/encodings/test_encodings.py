@@ -139,7 +139,7 @@ def test_a_patch_says_what_it_changes_in_its_base(pair, block_bytes, step):
 
 
 def test_tensors_of_one_width_share_blocks_and_others_do_not():
-    """A block for each of a small model's tensors would take three times as long."""
+    """A block for each of a small model's tensors takes twice as long."""
     widths = [2, 2, 2, 2, 4, 2, 2, 1, 2]
     tensors = {f"t{n}": np.arange(60, dtype=f"<u{width}") for n, width in enumerate(widths)}
     layout = source_of(file_of(tensors)).layout
