@@ -17,9 +17,9 @@ from protocol.crypto import Identity
 from protocol.faults import Fault, FaultCode
 from protocol.gossip.events import Priority, Send
 from protocol.gossip.frames import Deframer, frame
-from protocol.gossip.message import encode_message, sign_message
+from protocol.gossip.message import MESSAGE_ID_BYTES, encode_message, sign_message
 from protocol.gossip.params import Params
-from protocol.gossip.rpc import Prune, Rpc, Subscription, decode_rpc, encode_rpc
+from protocol.gossip.rpc import IHave, Prune, Rpc, Subscription, decode_rpc, encode_rpc
 from protocol.rng import Rng
 from protocol.types import ValidationResult
 from roles.ports.transport import TransportError
@@ -462,7 +462,8 @@ def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else(core_sec
             hub.connect(raw.identity.peer_id, reader.peer_id)
             read_before = reader.gossip.link_counters.bytes_in
             stream = await raw.stream_to(reader)
-            slow = frame(bytes((15 << 3, 0)) * 20_000)
+            ids = tuple(number.to_bytes(MESSAGE_ID_BYTES, "big") for number in range(800))
+            slow = frame(encode_rpc(Rpc(ihave=(IHave("elsewhere", ids),))))  # 40 kB
 
             async def flood():
                 for _ in range(400):  # four times what may be read meanwhile

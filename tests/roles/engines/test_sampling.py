@@ -41,8 +41,9 @@ def in_blocks(
 def same(sampled: Sampled, expected: Sampled, logit_max: float) -> None:
     assert torch.equal(sampled.tokens, expected.tokens)
     torch.testing.assert_close(sampled.gaps, expected.gaps, atol=0, rtol=0, equal_nan=True)
-    # The rounding of a sum of float32 is that of the largest logits.
-    tolerance = 2e-6 + 2e-7 * logit_max
+    # The rounding of a sum of float32 is that of the largest logits; those of four thousand tokens
+    # that are alike have a log-probability above 8, which float32 tells to a millionth.
+    tolerance = 4e-6 + 2e-7 * logit_max
     torch.testing.assert_close(
         sampled.logprobs, expected.logprobs, atol=tolerance, rtol=0, equal_nan=True
     )
