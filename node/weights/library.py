@@ -358,8 +358,9 @@ class PolicyLibrary(Policies):
         newest = self._replica.ledger.version
         kept_from = newest - self._replica.manifest.shardcast.versions_kept
         old = [version for version in self._held if version <= kept_from]
-        read = {it.leg.base.version for it in self._arriving.values() if it.leg.base is not None}
-        for version in [version for version in old if version not in self._bases | read]:
+        legs = [arriving.leg for arriving in self._arriving.values()]
+        read = self._bases | {leg.base.version for leg in legs if leg.base is not None}
+        for version in [version for version in old if version not in read]:
             await self._ports.files.delete(self._held.pop(version).path)
             await self._ports.files.delete(self._ports.files.encoding(version))
         every = self._replica.manifest.shardcast.state_every

@@ -191,7 +191,7 @@ class Mesh:
                 if candidates:
                     # Where all want the same few, these are full: if each were asked in turn, it
                     # would prune most of those that came, and these would come again for ever.
-                    self._seek_at[topic, kind] = now + self._params.prune_backoff_seconds
+                    self._seek_at[topic, kind] = now + params.prune_backoff_seconds
                 grafted += self._add(topic, self._rng.sample(candidates, missing), now)
         if len(members) < params.mesh_low:
             candidates = self._candidates(topic, subscribers, now)

@@ -19,12 +19,11 @@ def appoint(
         if plan.per_node is not None:
             count = round(plan.per_node * scenario.nodes.total)
             chosen = [add_stranger(plan.role) for _ in range(count)]
-            for machine in chosen:
-                machine.joins_at = 60 * plan.join_minute
         else:
             chosen = _drawn(plan, machines, rng.child(f"adversaries/{number}"))
         for machine in chosen:
             machine.behaviour = plan.behaviour
+            machine.joins_at = 60 * plan.join_minute
             machine.acts_from = 60 * plan.from_minute
             if plan.until_minute is not None:
                 machine.acts_until = 60 * plan.until_minute

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from protocol.policy import policy_digest
 from protocol.shardcast.encodings import block, framing, tensor_file
-from protocol.shardcast.encodings.framing import Block, BlockReader, Part, Piece
+from protocol.shardcast.encodings.framing import Block, BlockReader, Piece
 from protocol.shardcast.encodings.planes import Words
 from protocol.shardcast.encodings.positions import Positions
 from protocol.shardcast.encodings.tensor_file import EncodingError, TensorFile, TensorPlace
@@ -166,8 +166,8 @@ class PatchReader:
         for piece, kind, body in self._blocks.blocks():
             base, width = partial(self._base_words, piece), piece.element_bytes
             changed, words = block.changes(kind, body, base, piece.count, width)
-            for part, own in _by_tensor(piece, changed):
-                yield Change(part.tensor, changed[own] + (part.first - part.start), words[own])
+            for tensor, own, places in _by_tensor(piece, changed):
+                yield Change(tensor, places, words[own])
 
     def finish(self) -> None:
         """Raise ``EncodingError`` before the end of the patch, or with bytes after it."""
@@ -175,16 +175,19 @@ class PatchReader:
 
     def _base_words(self, piece: Piece, positions: Positions) -> Words:
         words: Words = np.empty(len(positions), f"<u{piece.element_bytes}")
-        for part, own in _by_tensor(piece, positions):
-            words[own] = self._read(part.tensor, positions[own] + (part.first - part.start))
+        for tensor, own, places in _by_tensor(piece, positions):
+            words[own] = self._read(tensor, places)
         return words
 
 
-def _by_tensor(piece: Piece, positions: Positions) -> Iterator[tuple[Part, slice]]:
-    """Yield the parts of a block that positions, ascending, are in, each with which of them."""
+def _by_tensor(
+    piece: Piece, positions: Positions
+) -> Iterator[tuple[TensorPlace, slice, Positions]]:
+    """Yield the tensors that positions of a block, ascending, are in: which, and where in it."""
     ends = np.searchsorted(positions, [part.start + part.count for part in piece.parts])
     begin = 0
     for part, end in zip(piece.parts, ends.tolist(), strict=True):
         if begin < end:
-            yield part, slice(begin, end)
+            own = slice(begin, end)
+            yield part.tensor, own, positions[own] + (part.first - part.start)
         begin = end
