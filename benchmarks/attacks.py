@@ -6,8 +6,9 @@
 Each scenario ``attack-NAME`` is run with so many attackers for each honest node, in a process of
 its own; ratio 0 is run in any case, since all is compared with it. The bars of the project: no
 attack by unproven keys takes more than a fifth of what is certified or doubles the 99th percentile
-of gossip's coverage, versions are at the last node within three epochs (the second figure is that
-without the attack), all tables stay within their limits, nobody's door is knocked at in vain more
+of gossip's coverage, versions are at the last node that works within three epochs (the second
+figure is that of all nodes, relays without standing too, the third that without the attack), all
+tables stay within their limits, nobody's door is knocked at in vain more
 than five times a minute by each honest node, and ten epochs after its end the swarm certifies as
 before. ``fed`` is the share of honest nodes' places in the forests of weights that are under an
 attacker. A figure over its bar is marked with an exclamation mark.
@@ -55,17 +56,19 @@ class Played:
     seed: int
     epoch_seconds: float
     certified: Sequence[tuple[float, int]]
-    spread_s: Sequence[tuple[float, float]]
-    """When each version was published, and how long it took to the last node."""
+    spread_s: Sequence[tuple[float, float, float]]
+    """When each version was published, how long it took to the last node that trains, checks or
+    generates, and to the last one."""
     borne: AttackNumbers
     violation: str | None
     wall_s: float
 
-    def spread_seconds(self) -> float:
-        """Return the mean time that a version of meanwhile took to the last honest node."""
+    def spread_seconds(self) -> tuple[float, float]:
+        """Return the mean times of versions of meanwhile to the last honest nodes."""
         first, last = self.borne.from_s, self.borne.until_s
-        times = [seconds for at, seconds in self.spread_s if first <= at <= last]
-        return fmean(times) if times else math.nan
+        times = [times for at, *times in self.spread_s if first <= at <= last]
+        working, relays = zip(*times, strict=True) if times else ((math.nan,), (math.nan,))
+        return fmean(working), fmean(relays)
 
     def within(self, since: float, until: float) -> int:
         """Return how many rollouts were certified between two moments."""
@@ -103,7 +106,9 @@ class Row:
     coverage_p99_s: float
     coverage_p99_ratio: float
     spread_s: float
-    """Until a version is at the last node, and the same without the attack."""
+    """Until a version is at the last node that works, the same with relays, and without the
+    attack."""
+    spread_relays_s: float
     spread_plain_s: float
     spread_epochs: float
     fed_share: float
@@ -141,7 +146,10 @@ def play(plan: Plan) -> Played:
         plan.seed,
         load_scenario(plan.scenario).recipe().epochs.seconds,
         [(moment.at, moment.certified) for moment in outcome.series.moments],
-        [(one.published_at - START, one.seconds) for one in outcome.series.makespans],
+        [
+            (one.published_at - START, one.working_seconds, one.seconds)
+            for one in outcome.series.makespans
+        ],
         outcome.attack,
         None if outcome.violation is None else str(outcome.violation),
         outcome.result.wall_s,
@@ -156,6 +164,8 @@ def row(played: Sequence[Played], plain: Sequence[Played]) -> Row:
     known = [epochs for epochs in recoveries if epochs is not None]
     p99 = fmean(one.borne.coverage_p99_s for one in played)
     names = played[0].borne.peaks
+    spreads = [one.spread_seconds() for one in played]
+    spread_s = fmean(working for working, _ in spreads)
     return Row(
         played[0].attack,
         played[0].ratio,
@@ -164,8 +174,9 @@ def row(played: Sequence[Played], plain: Sequence[Played]) -> Row:
         fmean(one.borne.coverage_p50_s for one in played),
         p99,
         p99 / fmean(one.borne.coverage_p99_s for one in plain),
-        spread_s := fmean(one.spread_seconds() for one in played),
-        fmean(one.spread_seconds() for one in plain),
+        spread_s,
+        fmean(relays for _, relays in spreads),
+        fmean(one.spread_seconds()[0] for one in plain),
         spread_s / played[0].epoch_seconds,
         fmean(one.borne.fed_share for one in played),
         max(one.borne.misdials_per_minute for one in played),
@@ -235,7 +246,8 @@ def line(found: Row) -> str:
         f"{found.certified_share:.0%}" + mark("certified"),
         f"{found.coverage_p50_s:.3f}, {found.coverage_p99_s:.3f}",
         f"{found.coverage_p99_ratio:.1f}" + mark("coverage"),
-        f"{found.spread_s:.2f}, {found.spread_plain_s:.2f}" + mark("spread"),
+        f"{found.spread_s:.2f}, {found.spread_relays_s:.2f}, {found.spread_plain_s:.2f}"
+        + mark("spread"),
         f"{found.fed_share:.1%}",
         str(found.misdials_per_minute) + mark("misdials"),
         f"{found.core_share_mean:.2%}, {found.core_share_max:.2%}",

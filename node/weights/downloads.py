@@ -15,8 +15,11 @@ from protocol.shardcast.source_history import SourceHistory
 from protocol.standing import has_standing
 
 MEMBERS_SECONDS = 1.0
-"""Until a roster that has changed is looked at again: one of 800 members does many times a second,
-and each look takes milliseconds."""
+"""Until a roster that has changed is looked at again, at least."""
+
+SECONDS_PER_MEMBER = 0.005
+"""The same for each of its members: one of 800 changes many times a second, and a look takes some
+4 us for each. So looks take no more than a thousandth of a core, and come with the next epoch."""
 
 
 @dataclass(slots=True)
@@ -52,8 +55,8 @@ class Downloads:
         """Return who feeds whom now: everybody with a live record, as others have found them.
 
         The same object again while no rollout got an outcome, no epoch has passed and no record has
-        come, or one came less than ``MEMBERS_SECONDS`` after the last look: then the forests of
-        versions that were asked for before are known.
+        come, or one came soon after the last look: then the forests of versions that were asked for
+        before are known.
         """
         replica, now = self._replica, self._ports.clock.now()
         manifest, ledger, roster = replica.manifest, replica.ledger, replica.roster
@@ -61,7 +64,8 @@ class Downloads:
         epoch = manifest.epoch_at(now)
         state = (totals.certified, totals.rejected, ledger.version, epoch)
         is_new = roster.changes != self._roster_changes
-        if state != self._state or (is_new and now >= self._roster_seen_at + MEMBERS_SECONDS):
+        pause = max(MEMBERS_SECONDS, SECONDS_PER_MEMBER * len(roster))
+        if state != self._state or (is_new and now >= self._roster_seen_at + pause):
             proven = partial(has_standing, manifest=manifest, ledger=ledger)
             counts = partial(replica.counts, version=ledger.version, epoch=epoch)
             members = forest_members(roster.live(now), manifest, proven, counts)

@@ -22,6 +22,9 @@ class VersionSpread:
     version: int
     published_at: float
     seconds: float
+    working_seconds: float
+    """To the last node that trains, checks or generates: a relay has no standing, and waits among
+    all who have none."""
     ideal_seconds: float
     nodes: int
 
@@ -40,6 +43,9 @@ class _Open:
     spread: VersionSpread
     """Without an end."""
     waiting: int
+    """A bit for each node that has not got it, by number."""
+    relays: int
+    """The same for the relays among all of them."""
     last_at: float
 
 
@@ -76,9 +82,10 @@ class Makespans:
         ]
         ideal = ideal_seconds(manifest.fields["total_bytes"], member, audience)
         waiting = sum(1 << other.number for other in audience)
+        relays = sum(1 << other.number for other in audience if other.role == "relay")
         self._finished.pop(version, None)  # superseded by a later term
-        spread = VersionSpread(version, event.at, math.inf, ideal, len(audience))
-        self._open[version] = _Open(spread, waiting, event.at)
+        spread = VersionSpread(version, event.at, math.inf, math.inf, ideal, len(audience))
+        self._open[version] = _Open(spread, waiting, relays, event.at)
 
     def _on_weights(self, event: Event) -> None:
         member, newest = self._watch.swarm.members.get(event.node), event.facts["version"]
@@ -97,10 +104,12 @@ class Makespans:
 
     def _leave(self, version: int, item: _Open, member: TracedNode) -> None:
         item.waiting &= ~(1 << member.number)
+        seconds = item.last_at - item.spread.published_at
+        if not item.waiting & ~item.relays and math.isinf(item.spread.working_seconds):
+            item.spread = replace(item.spread, working_seconds=seconds)
         if item.waiting:
             return
         del self._open[version]
-        seconds = item.last_at - item.spread.published_at
         if seconds > 0:  # else everybody went away before anybody had it
             self._finished[version] = replace(item.spread, seconds=seconds)
 

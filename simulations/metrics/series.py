@@ -76,6 +76,9 @@ class Series:
                     "version": spread.version,
                     "at": round(spread.published_at - started_at, 3),
                     "seconds": None if spread.seconds == float("inf") else spread.seconds,
+                    "working_seconds": (
+                        None if spread.working_seconds == float("inf") else spread.working_seconds
+                    ),
                     "ideal_seconds": spread.ideal_seconds,
                     "nodes": spread.nodes,
                 }

@@ -1,6 +1,7 @@
 from types import SimpleNamespace
 
-from node.weights.downloads import MEMBERS_SECONDS, Downloads
+from node.weights.downloads import MEMBERS_SECONDS, SECONDS_PER_MEMBER, Downloads
+from protocol.crypto import Identity
 from protocol.shardcast.forest import ForestMember
 from tests.worlds.messages import World, run_manifest
 
@@ -40,6 +41,22 @@ def test_who_feeds_whom_is_worked_out_again_only_when_something_has_changed():
 
     clock.seconds = world.at(100)
     assert list(downloads.members()) == []
+
+
+def test_a_crowd_is_looked_at_less_often():
+    world = World(run_manifest())
+    replica, clock = world.replica(), Clock()
+    clock.seconds = world.at(0)
+    crowd = [Identity(number.to_bytes(32, "big")) for number in range(1, 301)]
+    for one in crowd[1:]:
+        replica.receive(world.record(one, ("relay",)).envelope, clock.now())
+    downloads = Downloads(SimpleNamespace(clock=clock), replica, None)
+    members = downloads.members()
+    replica.receive(world.record(crowd[0], ("relay",)).envelope, clock.now())
+    clock.seconds += MEMBERS_SECONDS
+    assert downloads.members() is members
+    clock.seconds = world.at(0) + SECONDS_PER_MEMBER * len(replica.roster)
+    assert crowd[0].peer_id in {member.peer for member in downloads.members()}
 
 
 def test_members_are_what_the_forest_takes():

@@ -185,6 +185,29 @@ def test_the_makespan_of_a_version_ends_with_the_last_node_that_was_there():
     assert weights.bytes_per_node == 2_000_000
 
 
+def test_a_version_is_at_work_before_the_relays_have_it():
+    run = measured_run()
+    run.stored(run.checkpoint(1, run.genesis), "trainer")
+    for node in ("worker-0", *VALIDATORS, "relay"):
+        run.now += 1
+        run.emit(node, "weights", version=1, seconds=1.0, bytes=4_000_000)
+    result(run)
+    (spread,) = run.meter.series.makespans
+    assert (spread.working_seconds, spread.seconds) == (4.0, 5.0)
+
+
+def test_a_relay_that_never_has_a_version_keeps_nobody_from_work():
+    run = measured_run()
+    run.stored(run.checkpoint(1, run.genesis), "trainer")
+    for node in ("worker-0", *VALIDATORS):
+        run.now += 1
+        run.emit(node, "weights", version=1, seconds=1.0, bytes=4_000_000)
+    run.wait(40)
+    result(run)
+    (spread,) = run.meter.series.makespans
+    assert (spread.working_seconds, spread.seconds) == (4.0, math.inf)
+
+
 @pytest.mark.parametrize(
     ("nodes", "fanout", "levels"),
     [(1, 4, 1), (2, 4, 2), (5, 4, 2), (6, 4, 3), (21, 4, 3), (8, 2, 4)],
