@@ -31,6 +31,13 @@ EXPECTED_SECONDS = 1.0
 """How long whoever asks for what we expect waits for it; a guess, shorter than anyone's patience:
 who asked us must not hold us to be late because we wait ourselves."""
 
+STRANGER_BYTES_PER_SECOND = 512 * 1024
+"""Of the line for each stream of a stranger: a chunk of a megabyte in two seconds, long before who
+asked for it turns to somebody else. A guess."""
+
+STRANGERS_MIN = 8
+"""One download's streams."""
+
 
 @dataclass(frozen=True, slots=True)
 class ExchangeLimits:
@@ -49,6 +56,17 @@ class ExchangeLimits:
     open_seconds: float = 10.0
     stall_seconds: float = BLOBS.stall_seconds
     upload_bytes_per_second: int | None = None
+
+    @property
+    def strangers(self) -> int:
+        """How many streams of peers without standing are served at once.
+
+        No more than the line brings to an end: of 256 on a thin one no chunk would come in time.
+        """
+        if self.upload_bytes_per_second is None:
+            return self.streams_total
+        carried = self.upload_bytes_per_second // STRANGER_BYTES_PER_SECOND
+        return min(self.streams_total, max(STRANGERS_MIN, carried))
 
 
 @dataclass(slots=True)
@@ -97,7 +115,9 @@ class BlobExchange:
         """Of all blobs that leave this node."""
         self._expected: dict[Digest, asyncio.Event] = {}
         self._trust = trust or Trust()
-        self._bounded = Bounded(self._serve, self._limits, self._trust, self._refuse)
+        self._bounded = Bounded(
+            self._serve, self._limits, self._trust, self._refuse, strangers=self._limits.strangers
+        )
         self.sent = Tally()
         """Blob bytes sent so far."""
         self.received = Tally()
@@ -337,6 +357,7 @@ class BlobExchange:
         pieces = self._blobs.stream(request.digest, request.offset, length)
         part_bytes = min(self._limits.piece_bytes, self.upload_cap.piece_bytes_max)
         proven = self._trust.proven(stream.peer)
+        self._bounded.is_slow(stream, slow=False)
         while length:
             piece = await within(stall_seconds, anext(pieces, b""))
             if not piece:
@@ -346,6 +367,8 @@ class BlobExchange:
                 part = piece[start : start + part_bytes]
                 await self.upload_cap.take(len(part), proven=proven)
                 if not stream.offer(part):  # a deadline costs more than most writes
+                    self._bounded.is_slow(stream, slow=True)
                     await within(stall_seconds, stream.write(part))
+                    self._bounded.is_slow(stream, slow=False)
                 now = asyncio.get_running_loop().time()
                 self.sent.note(stream.peer, request.kind, Way.STREAM, len(part), now)

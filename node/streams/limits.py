@@ -1,6 +1,7 @@
 """A bound on the streams that one protocol serves: at once, and how often somebody opens one."""
 
 import asyncio
+import math
 from typing import Protocol
 
 from node.streams.places import Place, Places, Trust
@@ -41,6 +42,7 @@ class Bounded:
 
     By default they end unread: whoever opened one sees it close before an answer, and tries again
     or elsewhere. So does whose place is given to somebody else (``node.streams.places``).
+    ``strangers`` is how many of them peers without standing have at most.
     """
 
     def __init__(
@@ -49,16 +51,23 @@ class Bounded:
         limits: Limits,
         trust: Trust,
         refuse: StreamHandler | None = None,
+        *,
+        strangers: int | None = None,
     ) -> None:
         self._handler = handler
         self._refuse = refuse
         self._places = Places(
-            limits.streams_per_peer, limits.streams_total, UNDISTURBED_SECONDS, trust
+            limits.streams_per_peer,
+            limits.streams_total,
+            UNDISTURBED_SECONDS,
+            trust,
+            strangers=strangers,
         )
         self._word = limits.word.replace("-", "_")
         per_second = limits.streams_per_second
         self._rates = None if per_second is None else Rates(per_second, limits.streams_burst, trust)
         self._serving: dict[Place, asyncio.Task[None] | None] = {}
+        self._place_of: dict[Stream, Place] = {}
 
     def sizes(self) -> dict[str, int]:
         """Return how many streams are served, and of how many blocks the rate is kept, by name."""
@@ -78,6 +87,7 @@ class Bounded:
                 await self._refuse(stream)
             return
         task = self._serving[place] = asyncio.current_task()
+        self._place_of[stream] = place
         try:
             await self._handler(stream)
         except asyncio.CancelledError:
@@ -86,3 +96,12 @@ class Bounded:
         finally:
             self._places.leave(place)
             self._serving.pop(place, None)
+            del self._place_of[stream]
+
+    def is_slow(self, stream: Stream, *, slow: bool) -> None:
+        """Note whether a stream that is served waits for its peer from now on, or for us.
+
+        Who never says it has a peer that has been slow since the stream was opened.
+        """
+        now = asyncio.get_running_loop().time()
+        self._place_of[stream].slow_since = now if slow else math.inf

@@ -1,16 +1,21 @@
 import asyncio
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from node.streams.limits import UNDISTURBED_SECONDS, Bounded
-from node.streams.places import Trust
+from node.streams.places import SERVED_TIMES, Trust
 from node.streams.protocols import MESSAGE
 from protocol.types import PeerId
 from tests.worlds.network import Hub, run_virtual
 
 SERVER = PeerId("server")
+
+
+class Silent:
+    """A stream that says nothing."""
+
+    peer = SERVER
 
 
 class Server:
@@ -124,7 +129,7 @@ def test_a_fault_of_ours_is_not_lost():
 
         bounded = Bounded(broken, MESSAGE, Trust())
         with pytest.raises(RuntimeError, match="our own fault"):
-            await bounded(SimpleNamespace(peer=SERVER))
+            await bounded(Silent())
         assert not bounded._serving
 
     run_virtual(scenario())
@@ -141,12 +146,46 @@ def test_a_node_that_stops_ends_what_it_serves():
                 ended.append(True)
 
         bounded = Bounded(slow, MESSAGE, Trust())
-        serving = asyncio.create_task(bounded(SimpleNamespace(peer=SERVER)))
+        serving = asyncio.create_task(bounded(Silent()))
         await asyncio.sleep(1)
         serving.cancel()
         await asyncio.sleep(0.1)
         assert ended == [True]
         assert serving.cancelled()
         assert not bounded._serving
+
+    run_virtual(scenario())
+
+
+def test_who_waits_for_us_keeps_its_place_and_who_is_slow_does_not():
+    async def scenario():
+        hub, slow = Hub(), {}
+
+        async def serve(stream):
+            bounded.is_slow(stream, slow=slow[stream.peer])
+            await asyncio.sleep(1000)
+
+        bounded = Bounded(serve, replace(MESSAGE, streams_total=3), Trust(), strangers=2)
+        transport = hub.transport(SERVER)
+        await transport.handle("p", bounded)
+
+        async def comes(name, *, is_slow):
+            slow[PeerId(name)] = is_slow
+            other = hub.transport(PeerId(name))
+            hub.connect(PeerId(name), SERVER)
+            await other.open_stream(SERVER, "p")
+            await asyncio.sleep(0.1)
+            return sorted(place.peer for place in bounded._serving)
+
+        assert await comes("waits", is_slow=False) == ["waits"]
+        assert await comes("slow", is_slow=True) == ["slow", "waits"]
+        assert await comes("early", is_slow=False) == ["slow", "waits"], "two strangers at most"
+        await asyncio.sleep(UNDISTURBED_SECONDS)
+        assert await comes("next", is_slow=False) == ["next", "waits"]
+        await asyncio.sleep(UNDISTURBED_SECONDS)
+        assert await comes("late", is_slow=False) == ["next", "waits"]
+        assert len(bounded._place_of) == 2
+        await asyncio.sleep(SERVED_TIMES * UNDISTURBED_SECONDS)
+        assert await comes("last", is_slow=False) == ["last", "next"]
 
     run_virtual(scenario())
