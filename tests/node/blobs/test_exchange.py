@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.exchange import STRANGERS_MIN, BlobExchange, ExchangeLimits
 from node.blobs.upload_cap import BURST_SECONDS, PAYLOAD_SHARE, UploadCap
 from node.blobs.wire import HELD_BYTES_MAX, BlobRefusedError, Kind, Status
 from node.storage.blobs import FileBlobs
@@ -360,6 +360,62 @@ async def test_upload_stays_under_its_cap(tmp_path: Path) -> None:
     took = asyncio.get_running_loop().time() - began
     expected = 2 * len(DATA) / 500_000
     assert expected - 0.3 < took < expected + 1.0
+
+
+@pytest.mark.parametrize(
+    ("upload", "strangers"),
+    [(None, 256), (1 << 30, 256), (50_000_000, 95), (2_000_000, 8)],
+)
+def test_so_many_strangers_are_served_as_the_line_brings_to_an_end(
+    upload: int | None, strangers: int
+) -> None:
+    assert ExchangeLimits(upload_bytes_per_second=upload).strangers == strangers
+
+
+async def test_a_crowd_on_a_thin_line_is_served_to_the_end(tmp_path: Path) -> None:
+    limits = ExchangeLimits(streams_total=2, upload_bytes_per_second=len(DATA))
+    _, (one, two, three, four) = await network(
+        tmp_path, "one", "two", "three", "four", limits=limits
+    )
+    await one.blobs.put(DATA, OWNER)
+    first = [asyncio.create_task(pull(node, one.peer, 0, len(DATA))) for node in (two, three)]
+    await asyncio.sleep(1.3)
+    assert not any(task.done() for task in first)
+    with pytest.raises(BlobRefusedError) as refusal:
+        await pull(four, one.peer, 0, 10)
+    assert refusal.value.status is Status.BUSY
+    assert [b"".join(pieces) for pieces in await asyncio.gather(*first)] == [DATA, DATA]
+
+
+async def test_no_more_strangers_are_served_than_a_thin_line_carries(tmp_path: Path) -> None:
+    limits = ExchangeLimits(upload_bytes_per_second=len(DATA))
+    names = [f"p{number}" for number in range(STRANGERS_MIN + 2)]
+    _, (one, *others) = await network(tmp_path, *names, limits=limits)
+    await one.blobs.put(DATA, OWNER)
+    pulls = [asyncio.create_task(pull(node, one.peer, 0, len(DATA))) for node in others]
+    await asyncio.wait(pulls, return_when=asyncio.FIRST_COMPLETED)
+    served = len(one.exchange._bounded._serving)
+    for task in pulls:
+        task.cancel()
+    refused = await asyncio.gather(*pulls, return_exceptions=True)
+    assert served == STRANGERS_MIN
+    assert [type(each) for each in refused].count(BlobRefusedError) == 1
+
+
+async def test_a_reader_that_has_stopped_loses_its_place_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "WINDOW_BYTES", len(DATA) // 4)
+    limits = ExchangeLimits(streams_total=1)
+    _, (one, two, three) = await network(tmp_path, "one", "two", "three", limits=limits)
+    await one.blobs.put(DATA, OWNER)
+    stopped = two.exchange.fetch_range(one.peer, DIGEST, 0, len(DATA), piece_bytes=100)
+    async with aclosing(stopped):
+        await anext(stopped)
+        with pytest.raises(BlobRefusedError):
+            await pull(three, one.peer, 0, 10)
+        await asyncio.sleep(1.1)
+        assert await pull(three, one.peer, 0, 10) == [DATA[:10]]
 
 
 class Noted:
