@@ -43,6 +43,8 @@ class Dialler:
         self.outcomes = Outcomes()
         self.refusals: dict[str, str] = {}
         """Why the addresses that were dialled lately did not answer."""
+        self.dialling = 0
+        """How many peers are being dialled now."""
         self.failures = 0
 
     @property
@@ -62,6 +64,13 @@ class Dialler:
 
     async def any(self, addresses: Sequence[str]) -> bool:
         """Dial all that may be dialled, the best first; True as soon as one answers."""
+        self.dialling += 1
+        try:
+            return await self._first(addresses)
+        finally:
+            self.dialling -= 1
+
+    async def _first(self, addresses: Sequence[str]) -> bool:
         await self.look_at_ourselves()
         allowed = self._dials.allowed(addresses, self._own, loop_time())
         failures = [self.outcomes.failures(address) for address in allowed]

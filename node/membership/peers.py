@@ -107,7 +107,7 @@ class PeerTable(Peers):
         """
         if self.unreachable_since is None:
             return ""
-        told = (f"{_place(address)} {why}" for address, why in self._dialler.refusals.items())
+        told = (f"{at.rpartition('/p2p/')[0]} {why}" for at, why in self._dialler.refusals.items())
         return f"looking for peers; no bootstrap peer answers ({', '.join(told)}); trying again"
 
     @property
@@ -169,10 +169,8 @@ class PeerTable(Peers):
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
         async def serve(stream: Stream) -> None:
-            peer, full = stream.peer, len(self._connected) > CONNECTIONS_HIGH
-            if full and peer not in self._connected and not self._is_kept(peer):
-                self._look_now.set()  # which ends connections
-            elif peer not in self._bans.held(loop_time()):
+            peer = stream.peer
+            if not self._is_full(peer) and peer not in self._bans.held(loop_time()):
                 self._connected[peer] = None  # before the next look
                 await handler(stream)
 
@@ -246,7 +244,7 @@ class PeerTable(Peers):
         """Connect to a member if we are not; False when its addresses do not answer."""
         if peer in self._connected:
             return True
-        if peer in self._bans.held(loop_time()):
+        if self._is_full(peer) or peer in self._bans.held(loop_time()):
             return False
         return await self._dialler.any(self._book.addresses_of(peer))
 
@@ -265,6 +263,14 @@ class PeerTable(Peers):
 
     def _on_answer(self, peer: PeerId) -> None:
         self._connected[peer] = None
+
+    def _is_full(self, peer: PeerId) -> bool:
+        """Tell whether one more would be too many; then connections are ended now."""
+        count = len(self._connected) + self._dialler.dialling
+        if count <= CONNECTIONS_HIGH or peer in self._connected or self._is_kept(peer):
+            return False
+        self._look_now.set()
+        return True
 
     def _is_kept(self, peer: PeerId) -> bool:
         """Tell whether a connection has a place of its own: we chose it, or it has standing."""
@@ -392,7 +398,3 @@ class PeerTable(Peers):
     async def _dial_member(self, peer: PeerId) -> None:
         if await self.ensure(peer):
             self._chosen[peer] = None
-
-
-def _place(address: str) -> str:
-    return address.rpartition("/p2p/")[0]

@@ -726,3 +726,27 @@ def test_between_two_looks_no_more_are_served_than_may_be_connected(monkeypatch)
         assert ours._look_now.is_set(), "the rest is not kept waiting"
 
     run_virtual(scenario())
+
+
+def test_between_two_looks_no_more_are_dialled_than_may_be_connected(monkeypatch):
+    monkeypatch.setattr(module, "CONNECTIONS_HIGH", 10)
+    monkeypatch.setattr(module, "CONNECTIONS_LOW", 8)
+
+    async def scenario():
+        net = Net()
+        strangers = [f"stranger {number}" for number in range(20)]
+        net.add(*strangers, "worker")
+        ours = net.table(proven=lambda peer: peer == net.peer("worker"))
+        for name in (*strangers, "worker"):
+            net.tell(name)
+        asked = [ours.ensure(net.peer(name)) for name in (*strangers, "worker")]
+        assert await asyncio.gather(*asked) == [True] * 11 + [False] * 9 + [True]
+        assert len(ours.connected) == 12
+        assert await ours.ensure(net.peer("stranger 0")), "it is connected"
+        assert not await ours.ensure(net.peer("stranger 19"))
+        assert ours._look_now.is_set(), "the rest is not kept waiting"
+        await ours._look()
+        assert await ours.ensure(net.peer("stranger 19"))
+        assert ours._dialler.dialling == 0
+
+    run_virtual(scenario())
