@@ -1,5 +1,7 @@
 """Where members say that they are."""
 
+from collections.abc import Callable
+
 from node.local.addresses import peer_of
 from protocol.membership import Roster
 from protocol.types import PeerId, Role
@@ -19,11 +21,11 @@ class AddressBook:
         addresses = member.record.message.addresses if member is not None else ()
         return [address for address in addresses if peer_of(address) == peer]
 
-    def reachable(self) -> list[str]:
-        """Return the addresses of all members that say that they can be dialled."""
+    def reachable(self, wanted: Callable[[PeerId], bool] = lambda _peer: True) -> list[str]:
+        """Return the addresses of all wanted members that say that they can be dialled."""
         records = self._roster.records() if self._roster is not None else []
         there = (record.signer for record in records if record.message.reachable)
-        return [address for peer in there for address in self.addresses_of(peer)]
+        return [address for peer in filter(wanted, there) for address in self.addresses_of(peer)]
 
     def is_relay(self, address: str) -> bool:
         """Tell whether a member which relays gives an address as its own."""

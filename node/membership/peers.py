@@ -53,8 +53,8 @@ DIALS_AT_ONCE = 2
 """Of members, while there are too few connections; a guess."""
 
 TRIED_MAX = 4
-"""Addresses that answered once, and as many of members', that a lonely node tries at once besides
-the bootstrap peers; a guess."""
+"""Addresses that answered once, and as many of members' and of those with standing, that a lonely
+node tries at once besides the bootstrap peers; a guess."""
 
 BOOTSTRAP_NETWORKS = 3
 """A node joins through bootstrap peers of so many networks if it knows them, since one that answers
@@ -278,8 +278,8 @@ class PeerTable(Peers):
 
     def _addresses(self) -> list[str]:
         """Return where somebody may answer who is not us: bootstrap peers, and some we knew."""
-        outcomes, known = self._dialler.outcomes, []
-        for addresses in (outcomes.answered(), self._book.reachable()):
+        outcomes, known, book = self._dialler.outcomes, [], self._book
+        for addresses in (outcomes.answered(), book.reachable(), book.reachable(self._proven)):
             drawn = self._rng.sample(addresses, 2 * TRIED_MAX)
             known += outcomes.best_first(drawn)[:TRIED_MAX]
         nobody = (self.peer_id, *self._bans.held(loop_time()))
@@ -317,7 +317,7 @@ class PeerTable(Peers):
             with suppress(TransportError):  # told again at the next look
                 kept = (*self._chosen, *self._standing.peers)
                 await within(CONNECT_SECONDS, self._transport.keep(kept))
-        if self._lacking() is not None:
+        if len(self._connected) < CONNECTIONS_TARGET or self._lacks_standing():
             self._few.set()
         for follower in self._followers:
             follower(self.connected)
@@ -373,27 +373,26 @@ class PeerTable(Peers):
                     break
             await asyncio.sleep(POLL_SECONDS if not best else RETRY_SECONDS_MAX / 2)
 
-    def _lacking(self) -> Callable[[PeerId], bool] | None:
-        """Return what members to dial are to be; None while there are connections enough."""
-        if len(self._connected) < CONNECTIONS_TARGET:
-            return lambda _peer: True
-        if loop_time() < self._seek_standing_at:
-            return None
+    def _lacks_standing(self) -> bool:
         own = self._proven(self.peer_id)
         target = STANDING_TARGET if own else NEWCOMERS_STANDING_TARGET
-        return self._proven if len(self._standing.peers) < target else None
+        return len(self._standing.peers) < target and loop_time() >= self._seek_standing_at
 
     async def _dial_members(self) -> None:
-        lacking, drawn = self._lacking(), dict[PeerId, None]()
-        if lacking is None:
-            return
-        for _ in range(DIALS_AT_ONCE):
-            peer = self._candidates.draw(loop_time(), self._connected, self._chosen, lacking)
-            if peer is not None:
-                drawn[peer] = None
-        if not drawn:
-            self._seek_standing_at = loop_time() + RETRY_SECONDS_MAX
+        """Dial some who have standing while there are too few of them, and some of all."""
+        drawn: dict[PeerId, None] = {}
+        if self._lacks_standing():
+            drawn |= self._draw(self._proven)
+            if not drawn:
+                self._seek_standing_at = loop_time() + RETRY_SECONDS_MAX
+        if len(self._connected) < CONNECTIONS_TARGET:
+            drawn |= self._draw(lambda _peer: True)
         await asyncio.gather(*map(self._dial_member, drawn))
+
+    def _draw(self, wanted: Callable[[PeerId], bool]) -> dict[PeerId, None]:
+        arguments = loop_time(), self._connected, self._chosen, wanted
+        peers = [self._candidates.draw(*arguments) for _ in range(DIALS_AT_ONCE)]
+        return {peer: None for peer in peers if peer is not None}
 
     async def _dial_member(self, peer: PeerId) -> None:
         if await self.ensure(peer):

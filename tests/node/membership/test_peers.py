@@ -3,11 +3,13 @@ import asyncio
 import pytest
 
 from node.live import p2pd
+from node.local.addresses import peer_of
 from node.membership import peers as module
 from node.membership.candidates import AGAIN_SECONDS
 from node.membership.dialler import CONNECT_SECONDS, HEAD_START_SECONDS
 from node.membership.peers import (
     BOOTSTRAP_NETWORKS,
+    CONNECTIONS_TARGET,
     NEWCOMERS_STANDING_TARGET,
     POLL_SECONDS,
     RETRY_SECONDS_MAX,
@@ -190,6 +192,42 @@ def test_a_node_keeps_connections_to_others_with_standing(monkeypatch, own_stand
         assert len(here) == (STANDING_TARGET if own_standing else NEWCOMERS_STANDING_TARGET)
         assert here <= set(ours.chosen)
         running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_a_newcomer_looks_for_standing_before_it_has_all_its_connections():
+    """All that it happens to be connected to may be gone a moment later."""
+
+    async def scenario():
+        net = Net()
+        strangers = [f"stranger {n}" for n in range(200)]
+        net.add("boot", *strangers, "proven 0", "proven 1")
+        proven = {net.peer("proven 0"), net.peer("proven 1")}
+        ours = net.table("boot", proven=proven.__contains__)
+        for name in (*strangers, "proven 0", "proven 1"):
+            net.tell(name)
+        running = asyncio.create_task(ours.run())
+        await asyncio.sleep(3 * POLL_SECONDS)
+        assert proven <= set(ours.connected)
+        assert len(proven) < len(ours.connected) < CONNECTIONS_TARGET, "beside others"
+        running.cancel()
+
+    run_virtual(scenario())
+
+
+def test_who_is_alone_tries_those_with_standing_among_the_first():
+    async def scenario():
+        net = Net()
+        names = [f"stranger {n}" for n in range(200)] + ["proven"]
+        ours = net.table(proven=lambda peer: peer == net.peer("proven"))
+        for name in names:
+            net.tell(name, at=(dead(net.peer(name)),))
+        reaching = asyncio.create_task(ours.reach())
+        await asyncio.sleep(RETRY_SECONDS_MIN / 4)
+        assert net.peer("proven") in map(peer_of, net.dials)
+        assert len(net.dials) <= TRIED_MAX + 1
+        reaching.cancel()
 
     run_virtual(scenario())
 
