@@ -95,10 +95,25 @@ class Mesh:
         del self._members[topic]
         return pruned
 
-    def drop(self, peer: PeerId, topics: Iterable[str]) -> None:
-        """Forget a member that left these topics or the network; back-off stays."""
+    def drop(self, peer: PeerId, topics: Iterable[str]) -> list[str]:
+        """Forget a member that left these topics or the network; back-off stays.
+
+        Returns the topics of which it was the last member.
+        """
+        return [topic for topic in topics if self._remove(topic, peer)]
+
+    def refill(
+        self, topics: Iterable[str], subscribers: Callable[[str], Collection[PeerId]], now: float
+    ) -> dict[PeerId, list[str]]:
+        """Find members for empty meshes at once; return whom to GRAFT, and in which topics.
+
+        When all of a mesh go together, what is published before the next heartbeat would be lost.
+        """
+        grafts: dict[PeerId, list[str]] = {}
         for topic in topics:
-            self._remove(topic, peer)
+            for peer in self._graft_missing(topic, subscribers(topic), now, self._quotas()):
+                grafts.setdefault(peer, []).append(topic)
+        return grafts
 
     def grafted_by(self, topic: str, peer: PeerId, now: float) -> GraftAnswer:
         """Decide on a GRAFT from a subscribed peer."""
@@ -237,11 +252,14 @@ class Mesh:
             self._scores.grafted(peer, topic, now)
         return peers
 
-    def _remove(self, topic: str, peer: PeerId) -> None:
+    def _remove(self, topic: str, peer: PeerId) -> bool:
+        """Take a member out; True when that leaves nobody."""
         members = self._members.get(topic, {})
-        if peer in members:
-            del members[peer]
-            self._scores.pruned(peer, topic)
+        if peer not in members:
+            return False
+        del members[peer]
+        self._scores.pruned(peer, topic)
+        return not members
 
     def _choose_kept(self, members: list[PeerId], quotas: Quotas) -> list[PeerId]:
         """Keep the best by score (of equals the older members), others at random: no eclipse by it.

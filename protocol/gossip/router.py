@@ -53,11 +53,11 @@ from protocol.gossip.promises import Promises
 from protocol.gossip.relay import Relay
 from protocol.gossip.report import PeerReport, reports
 from protocol.gossip.rpc import (
-    TOPIC_BYTES_MAX,
     IHave,
     Prune,
     Rpc,
     Subscription,
+    check_topic,
     decode_rpc,
     encode_rpc,
     only_message,
@@ -157,8 +157,7 @@ class Router:
             case PeerConnected(peer):
                 return self._on_connected(peer, now)
             case PeerDisconnected() | PeerLocated():
-                self._on_peer(event, now)
-                return []
+                return self._on_peer(event, now)
             case Subscribe(topic, may_wait):
                 return self._on_subscribe(topic, now, may_wait=may_wait)
             case Unsubscribe(topic):
@@ -175,19 +174,20 @@ class Router:
         hello = Rpc(subscriptions=tuple(Subscription(True, topic) for topic in self.topics))
         return [Send(peer, encode_rpc(hello), Priority.CONTROL)]
 
-    def _on_peer(self, event: PeerDisconnected | PeerLocated, now: float) -> None:
+    def _on_peer(self, event: PeerDisconnected | PeerLocated, now: float) -> list[Effect]:
         peer = event.peer
         if isinstance(event, PeerLocated):
             self._score.place(peer, event.addresses)
-            return
-        self._mesh.drop(peer, self._peers.remove(peer))
+            return []
+        empty = self._mesh.drop(peer, self._peers.remove(peer))
         self._score.disconnect(peer, now)
         self._relay.forget(peer)
+        return _graft_rpcs(self._mesh.refill(empty, self._peers.subscribers, now))
 
     def _on_subscribe(self, topic: str, now: float, *, may_wait: bool) -> list[Effect]:
         if topic in self._mesh:
             return []
-        _check_topic(topic)
+        check_topic(topic)
         if len(self.topics) >= self._params.topics_max:
             raise ValueError(f"more than {self._params.topics_max} topics")
         if may_wait:
@@ -213,7 +213,7 @@ class Router:
         ]
 
     def _on_publish(self, topic: str, data: bytes, now: float) -> list[Effect]:
-        _check_topic(topic)
+        check_topic(topic)
         if len(data) > self._params.message_bytes_max:
             raise ValueError(f"{len(data)} bytes, limit {self._params.message_bytes_max}")
         self._seqno = max(self._seqno + 1, int(now * _NANOSECONDS))
@@ -377,9 +377,8 @@ class Router:
 
     def _maintain_meshes(self, now: float) -> list[Effect]:
         grafts, prunes = self._mesh.maintain_all(self._peers.subscribers, now)
-        told = [(peer, encode_rpc(Rpc(graft=tuple(topics)))) for peer, topics in grafts.items()]
-        told += [(peer, self._prune_rpc(topics)) for peer, topics in prunes.items()]
-        return [Send(peer, rpc, Priority.CONTROL) for peer, rpc in told]
+        told = [(peer, self._prune_rpc(topics)) for peer, topics in prunes.items()]
+        return _graft_rpcs(grafts) + [Send(peer, rpc, Priority.CONTROL) for peer, rpc in told]
 
     def _prune_rpc(self, topics: Iterable[str]) -> bytes:
         backoff = self._params.prune_backoff_seconds
@@ -393,6 +392,6 @@ class Router:
         return good(score_min, outside), good(score_min, members)
 
 
-def _check_topic(topic: str) -> None:
-    if not 0 < len(topic.encode()) <= TOPIC_BYTES_MAX:
-        raise ValueError(f"a topic has 1 to {TOPIC_BYTES_MAX} bytes")
+def _graft_rpcs(grafts: dict[PeerId, list[str]]) -> list[Effect]:
+    told = ((peer, encode_rpc(Rpc(graft=tuple(topics)))) for peer, topics in grafts.items())
+    return [Send(peer, rpc, Priority.CONTROL) for peer, rpc in told]

@@ -164,6 +164,12 @@ def topic_text(value: int | bytes) -> str:
         raise MalformedError("topic is not UTF-8") from None
 
 
+def check_topic(topic: str) -> None:
+    """Raise ``ValueError`` for a topic that no RPC may carry."""
+    if not 0 < len(topic.encode()) <= TOPIC_BYTES_MAX:
+        raise ValueError(f"a topic has 1 to {TOPIC_BYTES_MAX} bytes")
+
+
 def encode_rpc(rpc: Rpc) -> bytes:
     """Return the bytes of ``rpc``, without frame."""
     parts = [length_field(1, _encode_subscription(entry)) for entry in rpc.subscriptions]

@@ -303,6 +303,19 @@ def test_a_peer_that_leaves_the_topic_or_the_network_leaves_the_mesh():
     assert [peer for peer, _ in sends(node.handle(Publish(TOPIC, b""), 1))] == [C]
 
 
+def test_a_mesh_that_has_lost_its_last_member_is_filled_at_once():
+    """Strangers that were all of it may go together, long before the next heartbeat."""
+    node = joined(
+        3, Params(mesh_size=2, mesh_low=1, mesh_high=2, mesh_outbound=0, mesh_keep_by_score=1)
+    )
+    first, second = node.mesh_peers(TOPIC)
+    (spare,) = {A, B, C} - {first, second}
+    assert node.handle(PeerDisconnected(first), 1) == [], "one is left"
+    assert sends(node.handle(PeerDisconnected(second), 1)) == [(spare, Rpc(graft=(TOPIC,)))]
+    assert node.mesh_peers(TOPIC) == [spare]
+    assert node.handle(PeerDisconnected(spare), 1) == [], "nobody is left"
+
+
 def test_a_graft_of_a_subscriber_is_accepted_once():
     node = joined(0)
     node.handle(PeerConnected(A), 0)
