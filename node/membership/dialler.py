@@ -73,6 +73,10 @@ class Dialler:
     async def _first(self, addresses: Sequence[str]) -> bool:
         await self.look_at_ourselves()
         allowed = self._dials.allowed(addresses, self._own, loop_time())
+        with self._dials.dialling(allowed):
+            return await self._race(allowed)
+
+    async def _race(self, allowed: Sequence[str]) -> bool:
         failures = [self.outcomes.failures(address) for address in allowed]
         fewest = min(failures, default=0)
         dials = [

@@ -7,7 +7,9 @@ keys point at it.
 A machine without I/O: the clock is an argument.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from node.local.addresses import host_of, is_circuit, is_local, relay_address_of
 
@@ -32,6 +34,7 @@ class Dials:
         self._initial = dict.fromkeys(initial)
         self._is_relay = is_relay
         self._silent: dict[str, list[float]] = {}  # when a host was dialled in vain; oldest first
+        self._dialling: Counter[str] = Counter()  # hosts at which nothing has answered yet
 
     def is_local(self, own: Iterable[str]) -> bool:
         """Tell whether the swarm is one of a local network, for a node with ``own`` addresses.
@@ -56,6 +59,16 @@ class Dials:
             )
         ]
 
+    @contextmanager
+    def dialling(self, addresses: Iterable[str]) -> Iterator[None]:
+        """Count dials that are on their way: together they may be too many for one host."""
+        doors = Counter(map(_door, addresses))
+        self._dialling += doors
+        try:
+            yield
+        finally:
+            self._dialling -= doors
+
     def note(self, address: str, now: float, *, answered: bool) -> None:
         """Note what came of a dial."""
         door = _door(address)
@@ -71,7 +84,9 @@ class Dials:
         return len(self._silent)
 
     def _is_silent(self, address: str, now: float) -> bool:
-        return len(_recent(self._silent.get(_door(address), []), now)) >= SILENT_DIALS_MAX
+        door = _door(address)
+        in_vain = len(_recent(self._silent.get(door, []), now))
+        return in_vain + self._dialling[door] >= SILENT_DIALS_MAX
 
 
 def _door(address: str) -> str:

@@ -81,3 +81,14 @@ def test_what_is_remembered_is_bounded(dialled):
         dials.note(address, float(number), answered=answered)
     assert len(dials._silent) <= HOSTS_MAX
     assert all(len(times) <= SILENT_SECONDS + 1 for times in dials._silent.values())
+
+
+def test_dials_on_their_way_count_as_those_that_were_in_vain():
+    dials = Dials(["/ip4/9.9.9.9/tcp/1/p2p/boot"])
+    keys = [f"/ip4/8.8.8.8/tcp/{port}/p2p/key" for port in range(SILENT_DIALS_MAX + 1)]
+    dials.note(keys[0], 0.0, answered=False)
+    with dials.dialling(keys[1 : SILENT_DIALS_MAX - 1]):
+        assert dials.allowed(keys[-1:], [], 1.0) == keys[-1:]
+        with dials.dialling(keys[:1]):
+            assert dials.allowed(keys[-1:], [], 1.0) == []
+    assert dials.allowed(keys[-1:], [], 1.0) == keys[-1:]
