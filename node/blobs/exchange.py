@@ -357,7 +357,7 @@ class BlobExchange:
         pieces = self._blobs.stream(request.digest, request.offset, length)
         part_bytes = min(self._limits.piece_bytes, self.upload_cap.piece_bytes_max)
         proven = self._trust.proven(stream.peer)
-        self._bounded.is_slow(stream, slow=False)
+        self._bounded.note_slow(stream, slow=False)
         while length:
             piece = await within(stall_seconds, anext(pieces, b""))
             if not piece:
@@ -367,8 +367,8 @@ class BlobExchange:
                 part = piece[start : start + part_bytes]
                 await self.upload_cap.take(len(part), proven=proven)
                 if not stream.offer(part):  # a deadline costs more than most writes
-                    self._bounded.is_slow(stream, slow=True)
+                    self._bounded.note_slow(stream, slow=True)
                     await within(stall_seconds, stream.write(part))
-                    self._bounded.is_slow(stream, slow=False)
+                    self._bounded.note_slow(stream, slow=False)
                 now = asyncio.get_running_loop().time()
                 self.sent.note(stream.peer, request.kind, Way.STREAM, len(part), now)

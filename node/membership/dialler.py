@@ -66,15 +66,12 @@ class Dialler:
         """Dial all that may be dialled, the best first; True as soon as one answers."""
         self.dialling += 1
         try:
-            return await self._first(addresses)
+            await self.look_at_ourselves()
+            allowed = self._dials.allowed(addresses, self._own, loop_time())
+            with self._dials.dialling(allowed):
+                return await self._race(allowed)
         finally:
             self.dialling -= 1
-
-    async def _first(self, addresses: Sequence[str]) -> bool:
-        await self.look_at_ourselves()
-        allowed = self._dials.allowed(addresses, self._own, loop_time())
-        with self._dials.dialling(allowed):
-            return await self._race(allowed)
 
     async def _race(self, allowed: Sequence[str]) -> bool:
         failures = [self.outcomes.failures(address) for address in allowed]

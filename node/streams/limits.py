@@ -98,7 +98,7 @@ class Bounded:
             self._serving.pop(place, None)
             del self._place_of[stream]
 
-    def is_slow(self, stream: Stream, *, slow: bool) -> None:
+    def note_slow(self, stream: Stream, *, slow: bool) -> None:
         """Note whether a stream that is served waits for its peer from now on, or for us.
 
         Who never says it has a peer that has been slow since the stream was opened.

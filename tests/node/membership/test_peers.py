@@ -690,15 +690,26 @@ def test_a_later_start_begins_with_who_is_here_and_then_with_who_answered_before
     run_virtual(scenario())
 
 
-def test_where_there_are_too_many_who_was_chosen_and_who_has_standing_stay(monkeypatch):
+@pytest.fixture
+def at_most_ten(monkeypatch):
+    """Above ten connections a node ends some, down to eight."""
     monkeypatch.setattr(module, "CONNECTIONS_HIGH", 10)
     monkeypatch.setattr(module, "CONNECTIONS_LOW", 8)
 
+
+def beside_a_worker(net, count):
+    """Let strangers be there, and one worker, which has standing; return them and our table."""
+    strangers = [f"stranger {number}" for number in range(count)]
+    net.add(*strangers, "worker")
+    return strangers, net.table(proven=lambda peer: peer == net.peer("worker"))
+
+
+@pytest.mark.usefixtures("at_most_ten")
+def test_where_there_are_too_many_who_was_chosen_and_who_has_standing_stay():
     async def scenario():
         net = Net()
-        strangers = [f"stranger {number}" for number in range(10)]
-        net.add(*strangers, "chosen", "worker")
-        ours = net.table(proven=lambda peer: peer == net.peer("worker"))
+        strangers, ours = beside_a_worker(net, 10)
+        net.add("chosen")
         for name in strangers:
             net.hub.connect(net.peer(name), net.peer("ours"))
         await ours._look()
@@ -739,15 +750,11 @@ def test_strangers_that_come_at_once_do_not_end_the_connections_of_who_stays():
     run_virtual(scenario())
 
 
-def test_between_two_looks_no_more_are_served_than_may_be_connected(monkeypatch):
-    monkeypatch.setattr(module, "CONNECTIONS_HIGH", 10)
-    monkeypatch.setattr(module, "CONNECTIONS_LOW", 8)
-
+@pytest.mark.usefixtures("at_most_ten")
+def test_between_two_looks_no_more_are_served_than_may_be_connected():
     async def scenario():
         net, served = Net(), []
-        strangers = [f"stranger {number}" for number in range(20)]
-        net.add(*strangers, "worker")
-        ours = net.table(proven=lambda peer: peer == net.peer("worker"))
+        strangers, ours = beside_a_worker(net, 20)
 
         async def serve(stream):
             served.append(stream.peer)
@@ -766,15 +773,11 @@ def test_between_two_looks_no_more_are_served_than_may_be_connected(monkeypatch)
     run_virtual(scenario())
 
 
-def test_between_two_looks_no_more_are_dialled_than_may_be_connected(monkeypatch):
-    monkeypatch.setattr(module, "CONNECTIONS_HIGH", 10)
-    monkeypatch.setattr(module, "CONNECTIONS_LOW", 8)
-
+@pytest.mark.usefixtures("at_most_ten")
+def test_between_two_looks_no_more_are_dialled_than_may_be_connected():
     async def scenario():
         net = Net()
-        strangers = [f"stranger {number}" for number in range(20)]
-        net.add(*strangers, "worker")
-        ours = net.table(proven=lambda peer: peer == net.peer("worker"))
+        strangers, ours = beside_a_worker(net, 20)
         for name in (*strangers, "worker"):
             net.tell(name)
         asked = [ours.ensure(net.peer(name)) for name in (*strangers, "worker")]

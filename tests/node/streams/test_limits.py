@@ -162,7 +162,7 @@ def test_who_waits_for_us_keeps_its_place_and_who_is_slow_does_not():
         hub, slow = Hub(), {}
 
         async def serve(stream):
-            bounded.is_slow(stream, slow=slow[stream.peer])
+            bounded.note_slow(stream, slow=slow[stream.peer])
             await asyncio.sleep(1000)
 
         bounded = Bounded(serve, replace(MESSAGE, streams_total=3), Trust(), strangers=2)
