@@ -189,8 +189,9 @@ def test_rollouts_are_filtered_and_lead_to_what_was_said(recorded, open_page):
     assert page.locator(".prompt").count() == 2 and page.locator(".completions li").count() == 8
 
 
-def test_keys_reach_everything(recorded, open_page):
-    watched = open_page(recorded("ready"), settled=".figures")
+@pytest.mark.parametrize("address", ["", "#/run"])
+def test_keys_reach_everything(recorded, open_page, address):
+    watched = open_page(f"{recorded('ready')}{address}")
     page = watched.page
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the page"
@@ -199,6 +200,12 @@ def test_keys_reach_everything(recorded, open_page):
         page.keyboard.press("Tab")
         reached.add(page.evaluate("document.activeElement.textContent"))
     assert {"Overview", "Rollouts", "Peers", "Weights", "Events", "Run"} <= reached
+
+
+def test_the_link_of_a_page_is_in_sight_on_a_telephone(recorded, open_page):
+    watched = open_page(f"{recorded('ready')}#/run", 375)
+    expect(watched.page.locator("#nav a[aria-current]")).to_be_in_viewport(ratio=1)
+    expect(watched.page.locator("#nav a").first).not_to_be_in_viewport(ratio=1)
 
 
 def test_an_open_page_finds_a_node_that_was_started_again(open_page):

@@ -81,7 +81,16 @@ function navigate() {
     }
   };
   me.update();
-  document.querySelector("#nav a[aria-current]")?.scrollIntoView({ block: "nearest", inline: "center" });
+  showCurrent(document.getElementById("nav"));
+}
+
+// Puts the link of this page in the middle of a list that is wider than the window. Not by
+// scrollIntoView, which makes the link the place from which the Tab key goes on.
+function showCurrent(nav) {
+  const link = nav.querySelector("a[aria-current]")?.getBoundingClientRect();
+  if (!link) return;
+  const room = nav.getBoundingClientRect();
+  nav.scrollLeft += link.left + link.width / 2 - room.left - room.width / 2;
 }
 
 function tell(place, error) {
