@@ -79,6 +79,17 @@ class LazyGossip:
                 self._tell(told.setdefault(peer, []), everything)
         return {peer: tuple(entries) for peer, entries in told.items() if entries}
 
+    def offer(self, topics: Iterable[str]) -> tuple[IHave, ...]:
+        """Return the same of some topics for whom we have just taken into their meshes.
+
+        It may have been without a mesh for a while, and nobody chooses it where strangers are many.
+        """
+        entries: list[IHave] = []
+        recent = self.cache.gossip_ids() if topics else {}
+        for topic in topics:
+            self._tell(entries, IHave(topic, tuple(recent.get(topic, ()))))
+        return tuple(entries)
+
     def _choose(
         self, peers: Sequence[PeerId], count: int, told: Mapping[PeerId, object]
     ) -> list[PeerId]:

@@ -327,17 +327,22 @@ class Router:
             self._mesh.pruned_by(entry.topic, peer, entry.backoff_seconds, now)
         effects: list[Effect] = []
         refused: dict[str, None] = {}
+        taken: dict[str, None] = {}
         for topic in rpc.graft:
             if topic not in state.topics:
                 continue  # a mesh holds subscribers only
             answer = self._mesh.grafted_by(topic, peer, now)
+            if answer is GraftAnswer.ACCEPT:
+                taken[topic] = None
+            elif answer is not GraftAnswer.IGNORE:
+                refused[topic] = None
             if answer in (GraftAnswer.BREACH, GraftAnswer.FLOOD):
                 self._score.breach(peer, 2 if answer is GraftAnswer.FLOOD else 1)
                 effects.append(PeerFault(peer, Fault(FaultCode.GRAFT_IN_BACKOFF, topic)))
-            if answer not in (GraftAnswer.ACCEPT, GraftAnswer.IGNORE):
-                refused[topic] = None
         if refused:
             effects.append(Send(peer, self._prune_rpc(refused), Priority.CONTROL))
+        if offer := self._lazy.offer(taken):
+            effects.append(Send(peer, encode_rpc(Rpc(ihave=offer)), Priority.IHAVE))
         return effects
 
     def _on_lazy_control(
@@ -350,8 +355,8 @@ class Router:
                 self._promises.add(peer, asked, now)
                 effects.append(Send(peer, encode_rpc(Rpc(iwant=asked)), Priority.IWANT))
         served = self._lazy.serve(peer, state, rpc.iwant)
-        effects += [Send(peer, encode_rpc(Rpc(publish=(each,))), Priority.RELAY) for each in served]
-        return effects
+        replies = (encode_rpc(Rpc(publish=(encoded,))) for encoded in served)
+        return effects + [Send(peer, reply, Priority.RELAY) for reply in replies]
 
     def _wanted(self, topic: str, message_ids: Sequence[bytes]) -> list[bytes]:
         if topic not in self._mesh:
@@ -366,7 +371,9 @@ class Router:
         self._score.heartbeat(now)
         self._mesh.expire(now)
         self._seen.expire(now)
-        effects = self._maintain_meshes(now)
+        grafts, prunes = self._mesh.maintain_all(self._peers.subscribers, now)
+        pruned = ((peer, self._prune_rpc(topics)) for peer, topics in prunes.items())
+        effects = _graft_rpcs(grafts) + [Send(peer, rpc, Priority.CONTROL) for peer, rpc in pruned]
         encoded: dict[tuple[IHave, ...], bytes] = {}  # many peers are told the same
         for peer, entries in self._lazy.advertise(self._audience).items():
             if entries not in encoded:
@@ -374,11 +381,6 @@ class Router:
             effects.append(Send(peer, encoded[entries], Priority.IHAVE))
         self._lazy.heartbeat()
         return effects + self._relay.heartbeat()
-
-    def _maintain_meshes(self, now: float) -> list[Effect]:
-        grafts, prunes = self._mesh.maintain_all(self._peers.subscribers, now)
-        told = [(peer, self._prune_rpc(topics)) for peer, topics in prunes.items()]
-        return _graft_rpcs(grafts) + [Send(peer, rpc, Priority.CONTROL) for peer, rpc in told]
 
     def _prune_rpc(self, topics: Iterable[str]) -> bytes:
         backoff = self._params.prune_backoff_seconds

@@ -421,6 +421,20 @@ def test_who_is_outside_the_mesh_is_told_for_three_heartbeats():
     assert told == [once, once, once, []]
 
 
+def test_whom_we_take_into_a_mesh_is_told_what_went_round():
+    """A node whose mesh was ended is one among hundreds that hear of a message by lot."""
+    node, encoded = lazy_pair(Params(lazy_peers=0, gossip_factor=0.0))
+    node.handle(PeerConnected(C), 1)
+    node.handle(received(C, ENTER), 1)
+    effects = node.handle(received(C, Rpc(graft=(TOPIC, TOPIC))), 1)
+    assert sends(effects) == [(C, Rpc(ihave=(IHave(TOPIC, (message_id(encoded),)),)))]
+    assert effects[0].priority is Priority.IHAVE
+    assert node.handle(received(C, Rpc(graft=(TOPIC,))), 1) == [], "it is there already"
+    node.handle(received(A, Rpc(prune=(Prune(TOPIC, 30),))), 1)
+    refused = sends(node.handle(received(A, Rpc(graft=(TOPIC,))), 2))
+    assert refused == [(A, Rpc(prune=(Prune(TOPIC, 60),)))], "who is refused is told nothing"
+
+
 def test_what_is_asked_for_is_served_a_few_times():
     node, encoded = lazy_pair()
     ask = received(A, Rpc(iwant=(message_id(encoded), b"unknown")))
