@@ -40,7 +40,7 @@ from node.weights.downloads import Downloads
 from node.weights.library import PolicyLibrary
 from node.weights.run_files import RunFiles
 from protocol.crypto import Signer, Verifier, verify
-from protocol.gossip.message import Decoded
+from protocol.gossip.decoding import Decoding
 from protocol.manifest import SignedManifest
 from protocol.messages import Opened
 from protocol.replica import Replica
@@ -82,7 +82,7 @@ class Daemon:
         *,
         verifier: Verifier = verify,
         opened: Opened | None = None,
-        decoded: Decoded | None = None,
+        decoding: Decoding | None = None,
         upload_bytes_per_second: int | None = None,
         machine: bytes = b"",
         p2pd_pid: Callable[[], int | None] = lambda: None,
@@ -103,7 +103,7 @@ class Daemon:
         self._context = context = NodeContext(
             signer, replica, ports, self._peers, ChangeSignal(), Conditions(), trust
         )
-        self._gossip = self._make_gossip(verifier, decoded)
+        self._gossip = self._make_gossip(verifier, decoding)
         self._exchange = self._make_exchange(upload_bytes_per_second)
         self._downloads = downloads = Downloads(ports, replica, self._exchange)
         self._witness = Witness(context)
@@ -156,7 +156,7 @@ class Daemon:
             http_port=self._http_port,
         )
 
-    def _make_gossip(self, verifier: Verifier, decoded: Decoded | None) -> Gossip:
+    def _make_gossip(self, verifier: Verifier, decoding: Decoding | None) -> Gossip:
         ports = self._context.ports
         return Gossip(
             self._peers,
@@ -166,7 +166,7 @@ class Daemon:
             trust=self._context.trust,
             params=paced(self._manifest.epochs.seconds),
             verifier=verifier,
-            decoded=decoded,
+            decoding=decoding,
         )
 
     def _make_announcer(self) -> Announcer:

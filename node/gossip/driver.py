@@ -12,6 +12,7 @@ from node.gossip.tasks import Tasks, surface
 from node.streams.places import Trust
 from protocol.crypto import Signer, Verifier, verify
 from protocol.faults import Fault
+from protocol.gossip.decoding import Decoding
 from protocol.gossip.events import (
     DUPLICATE,
     Deliver,
@@ -28,7 +29,6 @@ from protocol.gossip.events import (
     Validate,
     Validated,
 )
-from protocol.gossip.message import Decoded
 from protocol.gossip.params import Params
 from protocol.gossip.report import PeerReport
 from protocol.gossip.router import Router
@@ -83,7 +83,7 @@ class Gossip:
         params: Params | None = None,
         limits: GossipLimits | None = None,
         verifier: Verifier = verify,
-        decoded: Decoded | None = None,
+        decoding: Decoding | None = None,
     ) -> None:
         self._params = params or Params()
         self._limits = limits or GossipLimits()
@@ -98,7 +98,7 @@ class Gossip:
             self._opinions,
             lambda: peers.chosen,
             lambda: peers.proven,
-            decoded,
+            decoding,
         )
         self._topics: dict[str, _Topic] = {}
         self._tasks = Tasks()

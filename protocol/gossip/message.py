@@ -34,9 +34,6 @@ _FIELDS_MAX = 8
 _SIGNATURE_FIELD_BYTES = 2 + SIGNATURE_BYTES
 """Tag, length and content; it is the last field of the canonical bytes."""
 
-DECODED_MAX = 1024
-"""Messages remembered: each comes from about six mesh peers within seconds."""
-
 
 @dataclass(frozen=True, slots=True)
 class Message:

@@ -11,6 +11,7 @@ from typing import assert_never
 from protocol.crypto import Signer, Verifier, verify
 from protocol.faults import Fault, FaultCode
 from protocol.gossip.cache import SeenCache
+from protocol.gossip.decoding import Decoding
 from protocol.gossip.deliveries import Deliveries
 from protocol.gossip.events import (
     DUPLICATE,
@@ -38,8 +39,6 @@ from protocol.gossip.flood import Flood
 from protocol.gossip.lazy import LazyGossip
 from protocol.gossip.mesh import GraftAnswer, Mesh, PeerSet, nobody
 from protocol.gossip.message import (
-    DECODED_MAX,
-    Decoded,
     Message,
     decode_message,
     encode_message,
@@ -58,7 +57,6 @@ from protocol.gossip.rpc import (
     Rpc,
     Subscription,
     check_topic,
-    decode_rpc,
     encode_rpc,
     only_message,
 )
@@ -93,7 +91,7 @@ class Router:
         opinions: Opinions = no_opinions,
         chosen: PeerSet = nobody,
         proven: PeerSet = nobody,
-        decoded: Decoded | None = None,
+        decoding: Decoding | None = None,
     ) -> None:
         self._signer = signer
         self._params = params
@@ -101,7 +99,7 @@ class Router:
         self._score = Scores(params.score, opinions)
         self._deliveries = Deliveries(params.score, self._score)
         self._promises = Promises(params.score, rng.child("promises"))
-        self._decoded = decoded if decoded is not None else Decoded(DECODED_MAX)
+        self._decoding = decoding or Decoding()
         self._own_source = source_bytes(signer.peer_id)
         self._seqno = 0
         self._peers = Peers(params)
@@ -235,7 +233,7 @@ class Router:
         encoded = only_message(data)
         if encoded is not None:
             return self._on_message(peer, encoded, now)
-        rpc = decode_rpc(data)
+        rpc = self._decoding.rpc(data)
         if isinstance(rpc, Fault):
             return [PeerFault(peer, rpc)]
         state.fields_read += rpc.fields_read
@@ -260,7 +258,7 @@ class Router:
         return []
 
     def _on_message(self, sender: PeerId, encoded: bytes, now: float) -> list[Effect]:
-        message = decode_message(encoded, self._decoded)
+        message = decode_message(encoded, self._decoding.messages)
         if isinstance(message, Fault):
             self._score.breach(sender)  # of no known topic
             return [PeerFault(sender, message)]
@@ -272,8 +270,7 @@ class Router:
             self._score.invalid(sender, topic)
             detail = f"{len(message.data)} bytes"
             return [PeerFault(sender, Fault(FaultCode.MESSAGE_OVERSIZE, detail))]
-        pending = self._pending.get(message_id)
-        if pending is not None:
+        if (pending := self._pending.get(message_id)) is not None:
             pending.senders[sender] = None
         if pending is not None or message_id in self._seen or message.source == self._own_source:
             self._relay.drop(topic, sender, message_id)
@@ -293,8 +290,7 @@ class Router:
     def _on_validated(
         self, message_id: bytes, verdict: ValidationResult, now: float
     ) -> list[Effect]:
-        pending = self._pending.pop(message_id, None)
-        if pending is None:
+        if (pending := self._pending.pop(message_id, None)) is None:
             return []
         match verdict:
             case ValidationResult.ACCEPT:

@@ -7,7 +7,7 @@ Graft {1 topicID}; Prune {1 topicID, 2 peers, 3 backoff}. Source: libp2p ``pubsu
 Published messages stay encoded here: ``message`` reads them, and a relay forwards the same bytes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
@@ -196,6 +196,10 @@ def only_message(data: bytes) -> bytes | None:
     except MalformedError:
         return None
     return data[start:] if start + length == len(data) else None
+
+
+RpcDecoder = Callable[[bytes], Rpc | Fault]
+"""``decode_rpc``, or what also tells somebody of it."""
 
 
 def decode_rpc(data: bytes) -> Rpc | Fault:

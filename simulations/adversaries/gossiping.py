@@ -58,7 +58,8 @@ class GossipingTransport(PassingTransport):
             await asyncio.sleep(self.pause_seconds / self.parts.times)
             replica = self.parts.replica()
             if replica is not None and self.parts.session.alive and self.parts.acting():
-                await self.act(replica)
+                with suppress(TransportError):  # its daemon is being drained
+                    await self.act(replica)
 
     async def victims(self) -> list[PeerId]:
         """Return the connected peers that do not do the same."""

@@ -12,7 +12,8 @@ from node.context import Ports
 from node.daemon import Daemon
 from node.membership.announcer import About
 from protocol.crypto import Signer
-from protocol.gossip.message import DECODED_MAX, Decoded
+from protocol.gossip.decoding import DECODED_MAX, Decoding
+from protocol.gossip.message import Decoded
 from protocol.manifest import Genesis, RunManifest, SignedManifest, sign_manifest
 from protocol.messages import OPENED_MAX, Hardware, Opened
 from protocol.rng import Rng
@@ -27,6 +28,7 @@ from simulations.network.meshsight import mesh_pipes
 from simulations.network.network import SimNetwork
 from simulations.network.transport import address_of
 from simulations.ports.background import SimBackground
+from simulations.ports.decoding import charged
 from simulations.ports.directory import SharedDirectory
 from simulations.ports.engines import SimEngines
 from simulations.ports.parts import Behaviour, Parts
@@ -35,6 +37,7 @@ from simulations.ports.signing import Scheme, TracedSigner, traced
 from simulations.ports.storage import Session, SimBlobs, SimStore
 from simulations.ports.sums import policy_seed
 from simulations.runtime.content import Extent, policy_digest
+from simulations.runtime.cores import Core
 from simulations.runtime.loop import START, VirtualLoop
 from simulations.runtime.trace import Emit, Trace
 from simulations.scenario.plans import ALL_ROLES, RoleName
@@ -94,7 +97,7 @@ class World:
         )
         self.network.pipe_makers["gossip"] = mesh_pipes(self.emit)
         self.network.on_misdial = lambda opener, name: self.emit(opener, "misdial", door=name)
-        self._directory = SharedDirectory(SimClock(loop), scenario.directory)
+        self._directory = SharedDirectory(SimClock(loop, Core(loop)), scenario.directory)
         self._counts = dict.fromkeys(ALL_ROLES, 0)
         self._opened = Opened(max(OPENED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
         self._decoded = Decoded(max(DECODED_MAX, REMEMBERED_PER_NODE * scenario.nodes.total))
@@ -299,7 +302,7 @@ class World:
             machine.bootstrap,
             verifier=traced(self._scheme.verifier, sighting, machine.host.core),
             opened=self._opened,
-            decoded=self._decoded,
+            decoding=Decoding(self._decoded, charged(machine.host.core)),
             upload_bytes_per_second=upload_limit,
         )
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing_extensions import override
 
 from roles.ports.clock import Clock
+from simulations.runtime.cores import Core
 from simulations.runtime.loop import START, VirtualLoop
 
 SMALL_BYTES = 4096
@@ -20,10 +21,11 @@ SMALL_BYTES = 4096
 
 
 class SimClock(Clock):
-    """The ``Clock`` port: virtual time as unix seconds, off by ``skew_seconds``."""
+    """The ``Clock`` port: unix seconds of virtual time, off by ``skew_seconds``."""
 
-    def __init__(self, loop: VirtualLoop, skew_seconds: float = 0.0) -> None:
+    def __init__(self, loop: VirtualLoop, core: Core, skew_seconds: float = 0.0) -> None:
         self._loop = loop
+        self._core = core
         self.skew_seconds = skew_seconds
 
     @override
@@ -32,7 +34,7 @@ class SimClock(Clock):
 
     @override
     def core_seconds(self) -> float:
-        return 0.0  # what things cost is modelled (``cores``), and said to nobody
+        return self._core.spent_seconds
 
 
 @dataclass(slots=True)

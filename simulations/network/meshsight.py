@@ -12,7 +12,6 @@ from functools import lru_cache, partial
 from typing import Any, Literal
 
 from simulations.network.streams import Pipe, PipeMaker
-from simulations.runtime.cores import FIELD_SECONDS
 
 Record = Callable[..., None]
 """``record(node, kind, **facts)``."""
@@ -47,7 +46,7 @@ class MeshPipe(Pipe):
         self._record = record
 
     def _send(self, data: bytes) -> None:
-        for control in mesh_control(data)[0]:
+        for control in mesh_control(data):
             self._tell(self._way.source, self._way.target, control.kind, control)
         super()._send(data)
 
@@ -56,10 +55,7 @@ class MeshPipe(Pipe):
         super()._arrive(data)
         if len(self._items) == waiting:
             return  # held up, or for nobody
-        controls, fields = mesh_control(data)
-        if self.core is not None:
-            self.core.spend(FIELD_SECONDS * fields)
-        for control in controls:
+        for control in mesh_control(data):
             if control.kind == "prune":
                 self._tell(self._way.target, self._way.source, "prune-in", control)
 
@@ -74,28 +70,21 @@ def mesh_pipes(record: Record) -> PipeMaker:
 
 
 @lru_cache(maxsize=_READ_KEPT)
-def mesh_control(data: bytes) -> tuple[tuple[Control, ...], int]:
-    """Return the mesh control in a write of whole frames, and how many fields its RPCs have.
-
-    Fields of control entries count too, such as each IHAVE. What is no RPC holds none.
-    """
-    count = 0
+def mesh_control(data: bytes) -> tuple[Control, ...]:
+    """Return the mesh control in a write of whole frames; what is no RPC holds none."""
     found: list[Control] = []
     try:
         for frame in _frames(data):
             for number, field in _fields(frame):
-                count += 1
                 if number == _CONTROL and isinstance(field, bytes):
-                    entries = list(_fields(field))
-                    count += len(entries)
-                    found += _control(entries)
+                    found += _control(field)
     except (ValueError, IndexError):
-        return (), count
-    return tuple(found), count
+        return ()
+    return tuple(found)
 
 
-def _control(entries: list[tuple[int, int | bytes]]) -> Iterator[Control]:
-    for number, field in entries:
+def _control(data: bytes) -> Iterator[Control]:
+    for number, field in _fields(data):
         if number in (_GRAFT, _PRUNE) and isinstance(field, bytes):
             values = dict(_fields(field))
             topic, backoff = values.get(_TOPIC, b""), values.get(_BACKOFF, 0)

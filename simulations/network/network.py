@@ -73,6 +73,7 @@ class SimNetwork:
         skew_seconds: float = 0.0,
     ) -> Host:
         """Put a machine on the network; its daemon need not run."""
+        core = Core(self._loop)
         host = Host(
             name,
             peer_id,
@@ -80,8 +81,8 @@ class SimNetwork:
             Line(upload_bytes_per_second),
             Line(download_bytes_per_second),
             nat,
-            SimClock(self._loop, skew_seconds),
-            Core(self._loop),
+            SimClock(self._loop, core, skew_seconds),
+            core,
         )
         self.hosts[name] = host
         self._by_peer[peer_id] = host

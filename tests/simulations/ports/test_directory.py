@@ -9,12 +9,18 @@ from protocol.rng import Rng
 from protocol.types import PeerId
 from simulations.network.links import SimClock
 from simulations.ports.directory import SharedDirectory
+from simulations.runtime.cores import Core
 from simulations.runtime.loop import START, run_virtual
 from simulations.scenario.scenario import DirectoryQuality
 
 
+def sim_clock() -> SimClock:
+    loop = asyncio.get_running_loop()
+    return SimClock(loop, Core(loop))
+
+
 def shared() -> SharedDirectory:
-    return SharedDirectory(SimClock(asyncio.get_running_loop()), DirectoryQuality(delay_seconds=0))
+    return SharedDirectory(sim_clock(), DirectoryQuality(delay_seconds=0))
 
 
 def owners(count: int) -> list[PeerId]:
@@ -59,7 +65,7 @@ PERFECT = {"lookup_seconds": 0.0, "delay_seconds": 0.0, "missing": 0.0, "failing
 
 def of_quality(**options) -> SharedDirectory:
     quality = DirectoryQuality(**PERFECT | options)
-    return SharedDirectory(SimClock(asyncio.get_running_loop()), quality)
+    return SharedDirectory(sim_clock(), quality)
 
 
 def test_a_record_is_seen_some_time_after_it_was_published_and_until_it_expires():
@@ -125,7 +131,7 @@ def test_a_look_up_misses_a_share_of_the_records_other_ones_each_time():
 def test_records_do_not_cross_a_cut():
     async def main():
         islands = {OWNER: 1, READER: 2, PeerId("neighbour"): 1}
-        clock = SimClock(asyncio.get_running_loop())
+        clock = sim_clock()
         quality = DirectoryQuality(delay_seconds=0, lookup_seconds=0)
         directory = SharedDirectory(
             clock, quality, lambda one, other: islands[one] == islands[other]
