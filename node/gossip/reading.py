@@ -2,7 +2,8 @@
 
 What takes long to read is no fault, so who sends too much of it is not kept away but waits: its
 bytes stay in its stream, whose window fills, and nothing but its own is late. Keys are free, so
-those without standing share one rate, in equal parts among those that send a lot.
+those without standing share one rate, in equal parts among those that send a lot, and when hundreds
+send a little, among all that send.
 
 A machine without I/O: the clock is an argument, and the caller waits.
 """
@@ -14,6 +15,9 @@ from protocol.types import PeerId
 
 READ_BYTES_MIN = 8 << 10
 """Read of any peer between two looks at its account: twenty messages, or 3 ms of the slowest."""
+
+WAKE_BYTES = 256
+"""Charged for each read, however short: what it takes to wake its task, some 25 us."""
 
 BURST_BYTES = 128 << 10
 """Read of a peer before its rate holds: four times what an honest one sent in its busiest second
@@ -46,13 +50,14 @@ class ReadRates:
 class _Account:
     """What was read of somebody and is not earned yet at its rate."""
 
-    __slots__ = ("came_bytes", "loud_until", "owed_bytes", "rate", "settled_at")
+    __slots__ = ("came_bytes", "loud_until", "owed_bytes", "proven", "rate", "settled_at")
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, *, proven: bool = False) -> None:
         self.came_bytes = 0
         """Not part of what is owed yet."""
         self.loud_until = 0.0
         self.owed_bytes = 0.0
+        self.proven = proven
         self.rate = rate
         self.settled_at = 0.0
 
@@ -71,6 +76,8 @@ class Reading:
         self._proven = proven
         self._accounts: dict[PeerId, _Account] = {}
         self._strangers = _Account(rates.strangers)
+        self._strained = False
+        """Strangers are over their rate: what any of them sends is looked at."""
         self._loud = 0
         self._recounted_at = 0.0
 
@@ -83,37 +90,50 @@ class Reading:
         account = self._accounts.get(peer)
         if account is None:
             account = self._open(peer)
-        account.came_bytes += count
-        return account.came_bytes > READ_BYTES_MIN
+        account.came_bytes += count + WAKE_BYTES
+        return account.came_bytes > READ_BYTES_MIN or self._strained
 
     def took(self, peer: PeerId, core_seconds: float, count: int) -> None:
         """Charge what took longer to handle than the ``count`` bytes that are charged already."""
         extra_bytes = core_seconds / self._rates.byte_seconds - count
         if extra_bytes > 0:
-            self.came(peer, round(extra_bytes))
+            account = self._accounts.get(peer) or self._open(peer)
+            account.came_bytes += round(extra_bytes)
 
     def wait_seconds(self, peer: PeerId, now: float) -> float:
         """Return how long what came of a peer waits until it is read."""
         self._recount(now)
         account, burst_bytes = self._accounts.get(peer) or self._open(peer), BURST_BYTES
-        if self._proven(peer):
+        account.proven = self._proven(peer)
+        if account.proven:
             account.rate = self._rates.proven
         else:
             self._loud += account.loud_until <= now
             account.loud_until = now + LOUD_SECONDS
             account.rate = self._stranger_rate()
-            self._strangers.came_bytes += account.came_bytes
-            self._strangers.settle(now)
-            if self._strangers.owed_bytes > self._rates.strangers:
+        self._settle(account, now)
+        if not account.proven:
+            self._settle_strangers(now)
+            if self._strained:
                 burst_bytes = READ_BYTES_MIN  # else every new key would have a burst of its own
-        account.settle(now)
         return max(0.0, account.owed_bytes - burst_bytes) / account.rate
 
     def _open(self, peer: PeerId) -> _Account:
         if len(self._accounts) >= ACCOUNTS_MAX:
             del self._accounts[next(iter(self._accounts))]
-        account = self._accounts[peer] = _Account(self._stranger_rate())
+        proven = self._proven(peer)
+        rate = self._rates.proven if proven else self._stranger_rate()
+        account = self._accounts[peer] = _Account(rate, proven=proven)
         return account
+
+    def _settle(self, account: _Account, now: float) -> None:
+        if not account.proven:
+            self._strangers.came_bytes += account.came_bytes
+        account.settle(now)
+
+    def _settle_strangers(self, now: float) -> None:
+        self._strangers.settle(now)
+        self._strained = self._strangers.owed_bytes > self._rates.strangers
 
     def _recount(self, now: float) -> None:
         """Close the accounts that owe nothing, and count who shares what is for strangers."""
@@ -121,7 +141,8 @@ class Reading:
             return
         self._recounted_at = now
         for account in self._accounts.values():
-            account.settle(now)
+            self._settle(account, now)
+        self._settle_strangers(now)
         self._accounts = {
             peer: each
             for peer, each in self._accounts.items()
