@@ -301,9 +301,10 @@ class PeerTable(Peers):
             self._connected = dict.fromkeys((*stayed, *here))  # in the order in which they came
         self._chosen = {peer: None for peer in self._chosen if peer in self._connected}
         away = [peer for peer in self._bans.held(loop_time()) if peer in self._connected]
-        if len(self._connected) > CONNECTIONS_HIGH:
+        count = len(self._connected) + self._dialler.dialling
+        if count > CONNECTIONS_HIGH:
             others = [peer for peer in self._connected if not self._is_kept(peer)]
-            extra = len(self._connected) - CONNECTIONS_LOW
+            extra = count - CONNECTIONS_LOW
             away = list(dict.fromkeys((*away, *surplus(others, self._places, extra))))
         for peer in away:
             del self._connected[peer]

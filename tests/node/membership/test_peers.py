@@ -774,6 +774,25 @@ def test_between_two_looks_no_more_are_served_than_may_be_connected():
 
 
 @pytest.mark.usefixtures("at_most_ten")
+def test_who_is_being_dialled_has_room_when_a_crowd_has_come_meanwhile():
+    async def scenario():
+        net = Net()
+        strangers, ours = beside_a_worker(net, 9)
+        members = [f"member {number}" for number in range(5)]
+        for name in members:
+            net.tell(name, at=(dead(net.peer(name)),))
+        asked = [asyncio.create_task(ours.ensure(net.peer(name))) for name in members]
+        await asyncio.sleep(0)
+        for name in strangers:
+            net.hub.connect(net.peer(name), net.peer("ours"))
+        await ours._look()
+        assert ours.connected == [net.peer(name) for name in strangers[:3]], "three and five: eight"
+        assert not any(await asyncio.gather(*asked))
+
+    run_virtual(scenario())
+
+
+@pytest.mark.usefixtures("at_most_ten")
 def test_between_two_looks_no_more_are_dialled_than_may_be_connected():
     async def scenario():
         net = Net()
