@@ -24,6 +24,7 @@ from protocol.types import PeerId, RunId
 from roles.ports.storage import Purpose
 from roles.ports.transport import TransportError
 from tests.node.weights_http.faces import BODY, DATA, DIGEST, HOST, WEIGHTS, face
+from tests.worlds.network import eventually
 from tests.worlds.socket_streams import SocketStreams
 
 PEER = PeerId("two")
@@ -301,6 +302,7 @@ async def pair(directory, port=None, **options):
 async def test_weights_come_by_http_and_bodies_by_streams(tmp_path):
     async with pair(tmp_path) as (both, served):
         assert await both.pull() == DATA
+        await eventually(lambda: served.sent.total() >= len(DATA))  # counted once it has been sent
         assert (both.by_stream, served.sent.total()) == (0, len(DATA))
         assert both.one.received[Kind.WEIGHTS] == len(DATA)
         assert await both.pull(kind=Kind.BODY) == DATA
