@@ -67,6 +67,10 @@ class _Account:
         self.came_bytes = 0
         self.settled_at = now
 
+    def wait_seconds(self, burst_bytes: int) -> float:
+        """Return how long it takes to earn all that is owed but a burst."""
+        return max(0.0, self.owed_bytes - burst_bytes) / self.rate
+
 
 class Reading:
     """The accounts of all peers; ``proven`` tells who has standing."""
@@ -76,8 +80,6 @@ class Reading:
         self._proven = proven
         self._accounts: dict[PeerId, _Account] = {}
         self._strangers = _Account(rates.strangers)
-        self._strained = False
-        """Strangers are over their rate: what any of them sends is looked at."""
         self._loud = 0
         self._recounted_at = 0.0
 
@@ -87,9 +89,7 @@ class Reading:
 
     def came(self, peer: PeerId, count: int) -> bool:
         """Note that so many bytes of a peer came; False: they are read at once."""
-        account = self._accounts.get(peer)
-        if account is None:
-            account = self._open(peer)
+        account = self._account(peer)
         account.came_bytes += count + WAKE_BYTES
         return account.came_bytes > READ_BYTES_MIN or self._strained
 
@@ -97,43 +97,44 @@ class Reading:
         """Charge what took longer to handle than the ``count`` bytes that are charged already."""
         extra_bytes = core_seconds / self._rates.byte_seconds - count
         if extra_bytes > 0:
-            account = self._accounts.get(peer) or self._open(peer)
-            account.came_bytes += round(extra_bytes)
+            self._account(peer).came_bytes += round(extra_bytes)
 
     def wait_seconds(self, peer: PeerId, now: float) -> float:
         """Return how long what came of a peer waits until it is read."""
         self._recount(now)
-        account, burst_bytes = self._accounts.get(peer) or self._open(peer), BURST_BYTES
+        account = self._account(peer)
         account.proven = self._proven(peer)
         if account.proven:
             account.rate = self._rates.proven
-        else:
-            self._loud += account.loud_until <= now
-            account.loud_until = now + LOUD_SECONDS
-            account.rate = self._stranger_rate()
+            self._settle(account, now)
+            return account.wait_seconds(BURST_BYTES)
+        self._loud += account.loud_until <= now
+        account.loud_until = now + LOUD_SECONDS
+        account.rate = self._stranger_rate()
         self._settle(account, now)
-        if not account.proven:
-            self._settle_strangers(now)
-            if self._strained:
-                burst_bytes = READ_BYTES_MIN  # else every new key would have a burst of its own
-        return max(0.0, account.owed_bytes - burst_bytes) / account.rate
+        self._strangers.settle(now)
+        # Over their rate they have none, or every new key would have a burst of its own.
+        return account.wait_seconds(READ_BYTES_MIN if self._strained else BURST_BYTES)
 
-    def _open(self, peer: PeerId) -> _Account:
-        if len(self._accounts) >= ACCOUNTS_MAX:
-            del self._accounts[next(iter(self._accounts))]
-        proven = self._proven(peer)
-        rate = self._rates.proven if proven else self._stranger_rate()
-        account = self._accounts[peer] = _Account(rate, proven=proven)
+    @property
+    def _strained(self) -> bool:
+        """Whether strangers are over their rate: then what any of them sends is looked at."""
+        return self._strangers.owed_bytes > self._rates.strangers
+
+    def _account(self, peer: PeerId) -> _Account:
+        account = self._accounts.get(peer)
+        if account is None:
+            if len(self._accounts) >= ACCOUNTS_MAX:
+                del self._accounts[next(iter(self._accounts))]
+            proven = self._proven(peer)
+            rate = self._rates.proven if proven else self._stranger_rate()
+            account = self._accounts[peer] = _Account(rate, proven=proven)
         return account
 
     def _settle(self, account: _Account, now: float) -> None:
         if not account.proven:
             self._strangers.came_bytes += account.came_bytes
         account.settle(now)
-
-    def _settle_strangers(self, now: float) -> None:
-        self._strangers.settle(now)
-        self._strained = self._strangers.owed_bytes > self._rates.strangers
 
     def _recount(self, now: float) -> None:
         """Close the accounts that owe nothing, and count who shares what is for strangers."""
@@ -142,7 +143,7 @@ class Reading:
         self._recounted_at = now
         for account in self._accounts.values():
             self._settle(account, now)
-        self._settle_strangers(now)
+        self._strangers.settle(now)
         self._accounts = {
             peer: each
             for peer, each in self._accounts.items()

@@ -85,7 +85,7 @@ class LazyGossip:
         It may have been without a mesh for a while, and nobody chooses it where strangers are many.
         """
         entries: list[IHave] = []
-        recent = self.cache.gossip_ids() if topics else {}
+        recent = self.cache.gossip_ids()
         for topic in topics:
             self._tell(entries, IHave(topic, tuple(recent.get(topic, ()))))
         return tuple(entries)

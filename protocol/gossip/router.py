@@ -337,7 +337,7 @@ class Router:
                 effects.append(PeerFault(peer, Fault(FaultCode.GRAFT_IN_BACKOFF, topic)))
         if refused:
             effects.append(Send(peer, self._prune_rpc(refused), Priority.CONTROL))
-        if offer := self._lazy.offer(taken):
+        if taken and (offer := self._lazy.offer(taken)):
             effects.append(Send(peer, encode_rpc(Rpc(ihave=offer)), Priority.IHAVE))
         return effects
 
