@@ -299,16 +299,18 @@ class PeerTable(Peers):
         if here.keys() != self._connected.keys():
             stayed = (peer for peer in self._connected if peer in here)
             self._connected = dict.fromkeys((*stayed, *here))  # in the order in which they came
-        self._chosen = {peer: None for peer in self._chosen if peer in self._connected}
+        if not self._chosen.keys() <= self._connected.keys():
+            self._chosen = {peer: None for peer in self._chosen if peer in self._connected}
         away = [peer for peer in self._bans.held(loop_time()) if peer in self._connected]
         count = len(self._connected) + self._dialler.dialling
         if count > CONNECTIONS_HIGH:
             others = [peer for peer in self._connected if not self._is_kept(peer)]
             extra = count - CONNECTIONS_LOW
             away = list(dict.fromkeys((*away, *surplus(others, self._places, extra))))
-        for peer in away:
-            del self._connected[peer]
-        await asyncio.gather(*map(self.disconnect, away))
+        if away:
+            for peer in away:
+                del self._connected[peer]
+            await asyncio.gather(*map(self.disconnect, away))
         await self._locate()
         if self._connected:
             self.unreachable_since = None
@@ -375,9 +377,10 @@ class PeerTable(Peers):
             await asyncio.sleep(POLL_SECONDS if not best else RETRY_SECONDS_MAX / 2)
 
     def _lacks_standing(self) -> bool:
-        own = self._proven(self.peer_id)
-        target = STANDING_TARGET if own else NEWCOMERS_STANDING_TARGET
-        return len(self._standing.peers) < target and loop_time() >= self._seek_standing_at
+        count = len(self._standing.peers)
+        if count >= STANDING_TARGET or loop_time() < self._seek_standing_at:
+            return False
+        return count < NEWCOMERS_STANDING_TARGET or self._proven(self.peer_id)
 
     async def _dial_members(self) -> None:
         """Dial some who have standing while there are too few of them, and some of all."""

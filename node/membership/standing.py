@@ -23,7 +23,10 @@ class Standing:
         """Look, if others are connected than at the last look or it is long ago; tell whether."""
         if connected == self._looked_at and now < self._until:
             return False
+        unknown = connected - self._looked_at
+        if now >= self._until:
+            unknown, self._until = connected, now + LOOK_SECONDS
+        stayed = self.peers & (connected - unknown)
+        self.peers = stayed.union(filter(self._proven, unknown))
         self._looked_at = frozenset(connected)
-        self._until = now + LOOK_SECONDS
-        self.peers = frozenset(filter(self._proven, connected))
         return True

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from enum import Enum, auto
 from math import inf
+from typing import NamedTuple
 
 from protocol.gossip.params import Params
 from protocol.gossip.scores import Scores
@@ -21,6 +22,23 @@ Quotas = list[tuple[int, AbstractSet[PeerId]]]
 def nobody() -> AbstractSet[PeerId]:
     """Return no peer: of an application that knows no such peers."""
     return frozenset()
+
+
+class _Search(NamedTuple):
+    """For whom a quota is for: when some were last asked, and how long not to ask again."""
+
+    at: float = -inf
+    wait_seconds: float = 0.0
+
+    def again(self, now: float, params: Params) -> "_Search":
+        """Return the search that begins now; one that comes soon after another waits longer.
+
+        Where all want the same few, these are full. Whoever asks them pushes others out, who ask
+        then: if none waited longer and longer, that would go on for ever.
+        """
+        soon = now < self.at + 2 * self.wait_seconds
+        seconds = 2 * self.wait_seconds if soon else params.prune_backoff_seconds
+        return _Search(now, min(seconds, params.seek_seconds_max))
 
 
 class GraftAnswer(Enum):
@@ -53,8 +71,8 @@ class Mesh:
         self.chosen = chosen
         self.proven = proven
         self._opportunity_at: float | None = None
-        self._seek_at: dict[tuple[str, int], float] = {}
-        """When a topic's mesh asks for what one of its quotas lacks, once it has."""
+        self._sought: dict[tuple[str, int], _Search] = {}
+        """When a topic's mesh last asked for what one of its quotas lacked."""
         self._members: dict[str, dict[PeerId, None]] = {}
         self.backoffs: dict[tuple[str, PeerId], float] = {}
         """Until when a GRAFT of (topic, peer) is a breach."""
@@ -199,14 +217,15 @@ class Mesh:
         """Keep what the quotas are for, whatever strangers do; then enough of any."""
         members, params, grafted = self._members[topic], self._params, list[PeerId]()
         for kind, (quota, some) in enumerate(quotas):
-            missing = quota - len(some & members.keys())
-            if missing > 0 and now >= self._seek_at.get((topic, kind), 0.0):
+            missing = quota - sum(map(some.__contains__, members))
+            if missing <= 0:
+                continue
+            search = self._sought.get((topic, kind), _Search())
+            if now >= search.at + search.wait_seconds:
                 those = filter(some.__contains__, subscribers)
                 candidates = self._candidates(topic, those, now)
                 if candidates:
-                    # Where all want the same few, these are full: if each were asked in turn, it
-                    # would prune most of those that came, and these would come again for ever.
-                    self._seek_at[topic, kind] = now + params.prune_backoff_seconds
+                    self._sought[topic, kind] = search.again(now, params)
                 grafted += self._add(topic, self._rng.sample(candidates, missing), now)
         if len(members) < params.mesh_low:
             candidates = self._candidates(topic, subscribers, now)

@@ -60,6 +60,10 @@ class Params:
     """go ``GossipSubUnsubscribeBackoff``: the same when the reason was our leaving the topic."""
     graft_flood_seconds: float = 10.0
     """go ``GossipSubGraftFloodThreshold``: a GRAFT so soon after the PRUNE is two breaches."""
+    seek_seconds_max: int = 240
+    """Until a mesh asks again for members with standing, or that it has dialled, while all that
+    take it leave it out soon; a guess. In a hundred nodes of which few had standing, asking every
+    minute was a third of all meshes' changes (``churn-100``)."""
     backoff_seconds_max: int = 3600
     """A guess: what a peer may ask of us at most, so a huge number cannot bar it for ever."""
     backoff_slack_seconds: float = 1.0

@@ -325,10 +325,10 @@ class Scores:
             return
         self._aged_at = now
         factors = _factors(self._params, now - last)
-        self._suspects = {}
         for peer, standing in self._standings.items():
-            self._age(standing, factors, now)
-            self._changed(peer, standing)
+            if standing.topics or standing.breaches:
+                self._age(standing, factors, now)
+                self._changed(peer, standing)
         self._retained = {peer: kept for peer, kept in self._retained.items() if now < kept.until}
 
     def _age(self, standing: _Standing, factors: _Factors, now: float) -> None:

@@ -251,7 +251,7 @@ def test_two_with_standing_are_in_a_mesh_however_many_strangers_are_there(seed, 
         assert len(there) == min(count, params.mesh_standing)
 
 
-def test_of_those_with_standing_two_are_asked_in_the_time_that_who_is_pruned_waits():
+def test_of_those_with_standing_two_are_asked_and_less_and_less_often():
     """A hundred nodes want two of the same five: who asked each in turn would never be done."""
     params = Params()
     proven = [PeerId(f"proven {number}") for number in range(5)]
@@ -259,16 +259,32 @@ def test_of_those_with_standing_two_are_asked_in_the_time_that_who_is_pruned_wai
     mesh = mesh_of(params, proven=proven)
     mesh.join("t", peers[: params.mesh_size], now=0)
     asked: dict[float, set[PeerId]] = {}
-    for now in range(1, 3 * params.prune_backoff_seconds):
+    for now in range(1, 661):
         grafts, _ = mesh.maintain_all(lambda _topic: peers, now=now)
         some = grafts.keys() & set(proven)
         if some:
             asked[now] = some
         for peer in some:
             mesh.pruned_by("t", peer, 0, now=now)
-    first, second, third = asked.values()
-    assert len(first) == len(second) == len(third) == params.mesh_standing
-    assert [now - 1 for now in asked] == [0, 60, 120]
+    assert all(len(some) == params.mesh_standing for some in asked.values())
+    assert [now - 1 for now in asked] == [0, 60, 180, 420]
+
+
+def test_who_loses_those_with_standing_that_it_had_for_long_does_not_wait_longer_than_at_first():
+    params = Params()
+    proven = [PeerId(f"proven {number}") for number in range(9)]
+    peers = [PeerId(str(number)) for number in range(20)] + proven
+    mesh = mesh_of(params, proven=proven)
+    mesh.join("t", peers[: params.mesh_size], now=0)
+    asked_at = []
+    for now in range(1, 1100):
+        grafts, _ = mesh.maintain_all(lambda _topic: peers, now=now)
+        if grafts.keys() & set(proven):
+            asked_at.append(now)
+        if now < 200 or now in (1000, 1001):  # else they keep us
+            for peer in set(mesh.members("t")) & set(proven):
+                mesh.pruned_by("t", peer, 0, now=now)
+    assert asked_at == [1, 61, 181, 421, 1001, 1061]
 
 
 def test_with_standing_one_comes_into_a_full_mesh_that_has_too_few_of_them():
