@@ -50,21 +50,18 @@ class ReadRates:
 class _Account:
     """What was read of somebody and is not earned yet at its rate."""
 
-    __slots__ = ("came_bytes", "loud_until", "owed_bytes", "proven", "rate", "settled_at")
+    __slots__ = ("loud_until", "owed_bytes", "proven", "rate", "settled_at")
 
-    def __init__(self, rate: float, *, proven: bool = False) -> None:
-        self.came_bytes = 0
-        """Not part of what is owed yet."""
+    def __init__(self, rate: float) -> None:
         self.loud_until = 0.0
         self.owed_bytes = 0.0
-        self.proven = proven
+        self.proven = False
         self.rate = rate
         self.settled_at = 0.0
 
-    def settle(self, now: float) -> None:
+    def settle(self, came_bytes: int, now: float) -> None:
         earned = (now - self.settled_at) * self.rate
-        self.owed_bytes = max(0.0, self.owed_bytes + self.came_bytes - earned)
-        self.came_bytes = 0
+        self.owed_bytes = max(0.0, self.owed_bytes + came_bytes - earned)
         self.settled_at = now
 
     def wait_seconds(self, burst_bytes: int) -> float:
@@ -78,41 +75,46 @@ class Reading:
     def __init__(self, rates: ReadRates, proven: Callable[[PeerId], bool]) -> None:
         self._rates = rates
         self._proven = proven
+        self._came: dict[PeerId, int] = {}
+        """Bytes that are in no account yet: most peers send little, and need none."""
         self._accounts: dict[PeerId, _Account] = {}
         self._strangers = _Account(rates.strangers)
         self._loud = 0
         self._recounted_at = 0.0
 
     def __len__(self) -> int:
-        """Return how many accounts are kept."""
-        return len(self._accounts)
+        """Return of how many peers something is kept, at most."""
+        return max(len(self._came), len(self._accounts))
 
     def came(self, peer: PeerId, count: int) -> bool:
         """Note that so many bytes of a peer came; False: they are read at once."""
-        account = self._account(peer)
-        account.came_bytes += count + WAKE_BYTES
-        return account.came_bytes > READ_BYTES_MIN or self._strained
+        came_bytes = self._add(peer, count + WAKE_BYTES)
+        return came_bytes > READ_BYTES_MIN or self._strained
 
     def took(self, peer: PeerId, core_seconds: float, count: int) -> None:
         """Charge what took longer to handle than the ``count`` bytes that are charged already."""
         extra_bytes = core_seconds / self._rates.byte_seconds - count
         if extra_bytes > 0:
-            self._account(peer).came_bytes += round(extra_bytes)
+            self._add(peer, round(extra_bytes))
 
     def wait_seconds(self, peer: PeerId, now: float) -> float:
         """Return how long what came of a peer waits until it is read."""
         self._recount(now)
-        account = self._account(peer)
+        account = self._accounts.get(peer)
+        if account is None:
+            if len(self._accounts) >= ACCOUNTS_MAX:
+                del self._accounts[next(iter(self._accounts))]
+            account = self._accounts[peer] = _Account(self._stranger_rate())
         account.proven = self._proven(peer)
         if account.proven:
             account.rate = self._rates.proven
-            self._settle(account, now)
+        else:
+            self._loud += account.loud_until <= now
+            account.loud_until = now + LOUD_SECONDS
+            account.rate = self._stranger_rate()
+        self._settle(peer, account, now)
+        if account.proven:
             return account.wait_seconds(BURST_BYTES)
-        self._loud += account.loud_until <= now
-        account.loud_until = now + LOUD_SECONDS
-        account.rate = self._stranger_rate()
-        self._settle(account, now)
-        self._strangers.settle(now)
         # Over their rate they have none, or every new key would have a burst of its own.
         return account.wait_seconds(READ_BYTES_MIN if self._strained else BURST_BYTES)
 
@@ -121,29 +123,32 @@ class Reading:
         """Whether strangers are over their rate: then what any of them sends is looked at."""
         return self._strangers.owed_bytes > self._rates.strangers
 
-    def _account(self, peer: PeerId) -> _Account:
-        account = self._accounts.get(peer)
-        if account is None:
-            if len(self._accounts) >= ACCOUNTS_MAX:
-                del self._accounts[next(iter(self._accounts))]
-            proven = self._proven(peer)
-            rate = self._rates.proven if proven else self._stranger_rate()
-            account = self._accounts[peer] = _Account(rate, proven=proven)
-        return account
+    def _add(self, peer: PeerId, count: int) -> int:
+        """Return all that came of a peer and is in no account yet."""
+        came_bytes = self._came.get(peer)
+        if came_bytes is None:
+            came_bytes = 0
+            if len(self._came) >= ACCOUNTS_MAX:
+                del self._came[next(iter(self._came))]
+        self._came[peer] = came_bytes = came_bytes + count
+        return came_bytes
 
-    def _settle(self, account: _Account, now: float) -> None:
+    def _settle(self, peer: PeerId, account: _Account, now: float) -> None:
+        came_bytes = self._came.pop(peer, 0)
+        account.settle(came_bytes, now)
         if not account.proven:
-            self._strangers.came_bytes += account.came_bytes
-        account.settle(now)
+            self._strangers.settle(came_bytes, now)
 
     def _recount(self, now: float) -> None:
         """Close the accounts that owe nothing, and count who shares what is for strangers."""
         if now < self._recounted_at + RECOUNT_SECONDS:
             return
         self._recounted_at = now
-        for account in self._accounts.values():
-            self._settle(account, now)
-        self._strangers.settle(now)
+        for peer, account in self._accounts.items():
+            self._settle(peer, account, now)
+        of_strangers = (size for peer, size in self._came.items() if not self._proven(peer))
+        self._strangers.settle(sum(of_strangers), now)
+        self._came.clear()
         self._accounts = {
             peer: each
             for peer, each in self._accounts.items()

@@ -75,6 +75,8 @@ class Dialler:
 
     async def _race(self, allowed: Sequence[str]) -> bool:
         failures = [self.outcomes.failures(address) for address in allowed]
+        if len(allowed) == 1:
+            return await self._dial(allowed[0], head_starts=0)
         fewest = min(failures, default=0)
         dials = [
             asyncio.create_task(self._dial(address, min(HEAD_STARTS_MAX, count - fewest)))

@@ -34,12 +34,6 @@ log = structlog.get_logger()
 CONNECTIONS_TARGET = 32
 """Four gossip meshes of eight; others are dialled when they are needed."""
 
-STANDING_TARGET = 8
-NEWCOMERS_STANDING_TARGET = 2
-"""How many peers with standing a node is connected to, if there are so many, that has standing
-itself, and that has none yet: strangers that fill its connections must not come between. Guesses;
-the second is what a gossip mesh needs."""
-
 CONNECTIONS_HIGH = 480
 CONNECTIONS_LOW = 448
 """Above the one we end connections down to the other: those that p2pd would end above its 512 (down
@@ -264,10 +258,14 @@ class PeerTable(Peers):
     def _on_answer(self, peer: PeerId) -> None:
         self._connected[peer] = None
 
+    @property
+    def _taken(self) -> int:
+        """How many connections there are, with those that are on their way."""
+        return len(self._connected) + self._dialler.dialling
+
     def _is_full(self, peer: PeerId) -> bool:
         """Tell whether one more would be too many; then connections are ended now."""
-        count = len(self._connected) + self._dialler.dialling
-        if count <= CONNECTIONS_HIGH or peer in self._connected or self._is_kept(peer):
+        if self._taken <= CONNECTIONS_HIGH or peer in self._connected or self._is_kept(peer):
             return False
         self._look_now.set()
         return True
@@ -287,7 +285,7 @@ class PeerTable(Peers):
         return [address for address in tried if peer_of(address) not in nobody]
 
     async def _look(self) -> None:
-        """Poll the transport; end the connections of peers that are kept away."""
+        """Poll the transport, and tell the followers who is connected."""
         try:
             peers = await within(CONNECT_SECONDS, self._transport.peers())
         except TransportError:
@@ -301,16 +299,7 @@ class PeerTable(Peers):
             self._connected = dict.fromkeys((*stayed, *here))  # in the order in which they came
         if not self._chosen.keys() <= self._connected.keys():
             self._chosen = {peer: None for peer in self._chosen if peer in self._connected}
-        away = [peer for peer in self._bans.held(loop_time()) if peer in self._connected]
-        count = len(self._connected) + self._dialler.dialling
-        if count > CONNECTIONS_HIGH:
-            others = [peer for peer in self._connected if not self._is_kept(peer)]
-            extra = count - CONNECTIONS_LOW
-            away = list(dict.fromkeys((*away, *surplus(others, self._places, extra))))
-        if away:
-            for peer in away:
-                del self._connected[peer]
-            await asyncio.gather(*map(self.disconnect, away))
+        await self._end_connections()
         await self._locate()
         if self._connected:
             self.unreachable_since = None
@@ -324,6 +313,17 @@ class PeerTable(Peers):
             self._few.set()
         for follower in self._followers:
             follower(self.connected)
+
+    async def _end_connections(self) -> None:
+        """End those of peers that are kept away, and of too many those of strangers."""
+        away = dict.fromkeys(filter(self._connected.__contains__, self._bans.held(loop_time())))
+        if self._taken > CONNECTIONS_HIGH:
+            others = [peer for peer in self._connected if not self._is_kept(peer)]
+            away |= dict.fromkeys(surplus(others, self._places, self._taken - CONNECTIONS_LOW))
+        if away:
+            for peer in away:
+                del self._connected[peer]
+            await asyncio.gather(*map(self.disconnect, away))
 
     async def _locate(self) -> None:
         """Ask once where each peer is that is new."""
@@ -377,10 +377,7 @@ class PeerTable(Peers):
             await asyncio.sleep(POLL_SECONDS if not best else RETRY_SECONDS_MAX / 2)
 
     def _lacks_standing(self) -> bool:
-        count = len(self._standing.peers)
-        if count >= STANDING_TARGET or loop_time() < self._seek_standing_at:
-            return False
-        return count < NEWCOMERS_STANDING_TARGET or self._proven(self.peer_id)
+        return loop_time() >= self._seek_standing_at and self._standing.few(self.peer_id)
 
     async def _dial_members(self) -> None:
         """Dial some who have standing while there are too few of them, and some of all."""

@@ -5,6 +5,12 @@ from collections.abc import Set as AbstractSet
 
 from protocol.types import PeerId
 
+TARGET = 8
+NEWCOMERS_TARGET = 2
+"""To how many peers with standing a node is connected, if there are so many, that has standing
+itself, and that has none yet: strangers that fill its connections must not come between. Guesses;
+the second is what a gossip mesh needs."""
+
 LOOK_SECONDS = 10.0
 """Until the same peers are looked at again: standing changes by the epoch."""
 
@@ -30,3 +36,8 @@ class Standing:
         self.peers = stayed.union(filter(self._proven, unknown))
         self._looked_at = frozenset(connected)
         return True
+
+    def few(self, own: PeerId) -> bool:
+        """Tell whether we (``own``) are connected to fewer than we want."""
+        count = len(self.peers)
+        return count < NEWCOMERS_TARGET or (count < TARGET and self._proven(own))

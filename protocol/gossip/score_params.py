@@ -100,7 +100,7 @@ class ScoreParams:
     """Breaches forgiven; a guess. A lost frame or a slow line breaks a promise now and then."""
     behaviour_decay: float = decay(600.0)
 
-    decay_seconds: float = 10.0
+    decay_seconds: float = 30.0
     """Between two decays, whose factors are per second (go has 1 s, and factors per interval). What
     takes ten minutes needs no finer steps, and with 1 s it was a tenth of a node's work."""
     decay_to_zero: float = 0.01

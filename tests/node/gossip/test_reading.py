@@ -72,6 +72,16 @@ def test_hundreds_that_send_a_little_take_no_more_than_few_that_send_a_lot():
     assert waits == [0.0] * len(waits), "who sends less than a part of it waits for nobody"
 
 
+def test_what_comes_of_many_that_send_a_little_counts_for_their_common_rate():
+    table = reading()
+    for second in range(1, 11):
+        for number in range(400):
+            assert not table.came(f"quiet-{number}", 2 << 10) or second > 1
+        wait_seconds(table, "loud", READ_BYTES_MIN, float(second))
+    assert not reading().came("newcomer", 1)
+    assert table.came("newcomer", 1), "what anybody sends is looked at"
+
+
 def test_who_sends_a_byte_at_a_time_is_charged_for_each_read():
     read = read_for(reading(), 60.0, *(f"stranger-{number}" for number in range(40)), size=1)
     assert sum(read.values()) < 1.2 * 60 * RATES.strangers

@@ -10,15 +10,13 @@ from node.membership.dialler import CONNECT_SECONDS, HEAD_START_SECONDS
 from node.membership.peers import (
     BOOTSTRAP_NETWORKS,
     CONNECTIONS_TARGET,
-    NEWCOMERS_STANDING_TARGET,
     POLL_SECONDS,
     RETRY_SECONDS_MAX,
     RETRY_SECONDS_MIN,
-    STANDING_TARGET,
     TRIED_MAX,
     PeerTable,
 )
-from node.membership.standing import LOOK_SECONDS
+from node.membership.standing import LOOK_SECONDS, NEWCOMERS_TARGET, TARGET
 from protocol.crypto import verify
 from protocol.membership import Roster
 from protocol.rng import Rng
@@ -174,7 +172,7 @@ def test_a_node_keeps_connections_to_others_with_standing(monkeypatch, own_stand
     async def scenario():
         net = Net()
         strangers = [f"stranger {n}" for n in range(40)]
-        proven = [f"proven {n}" for n in range(STANDING_TARGET + 4)]
+        proven = [f"proven {n}" for n in range(TARGET + 4)]
         net.add(*strangers, *proven)
         standing = {net.peer(name) for name in proven}
         if own_standing:
@@ -189,7 +187,7 @@ def test_a_node_keeps_connections_to_others_with_standing(monkeypatch, own_stand
         running = asyncio.create_task(ours.run())
         await asyncio.sleep(2 * RETRY_SECONDS_MAX)
         here = standing.intersection(ours.connected)
-        assert len(here) == (STANDING_TARGET if own_standing else NEWCOMERS_STANDING_TARGET)
+        assert len(here) == (TARGET if own_standing else NEWCOMERS_TARGET)
         assert here <= set(ours.chosen)
         running.cancel()
 
