@@ -25,7 +25,7 @@ def nobody() -> AbstractSet[PeerId]:
 
 
 class _Search(NamedTuple):
-    """For whom a quota is for: when some were last asked, and how long not to ask again."""
+    """When a mesh last asked for members that a quota wants, and how long it asks for none."""
 
     at: float = -inf
     wait_seconds: float = 0.0
