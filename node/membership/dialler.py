@@ -74,9 +74,9 @@ class Dialler:
             self.dialling -= 1
 
     async def _race(self, allowed: Sequence[str]) -> bool:
-        failures = [self.outcomes.failures(address) for address in allowed]
-        if len(allowed) == 1:
+        if len(allowed) == 1:  # as most members have it: nothing to race, and no task
             return await self._dial(allowed[0], head_starts=0)
+        failures = [self.outcomes.failures(address) for address in allowed]
         fewest = min(failures, default=0)
         dials = [
             asyncio.create_task(self._dial(address, min(HEAD_STARTS_MAX, count - fewest)))

@@ -251,40 +251,38 @@ def test_two_with_standing_are_in_a_mesh_however_many_strangers_are_there(seed, 
         assert len(there) == min(count, params.mesh_standing)
 
 
-def test_of_those_with_standing_two_are_asked_and_less_and_less_often():
-    """A hundred nodes want two of the same five: who asked each in turn would never be done."""
-    params = Params()
-    proven = [PeerId(f"proven {number}") for number in range(5)]
-    peers = [PeerId(str(number)) for number in range(20)] + proven
-    mesh = mesh_of(params, proven=proven)
-    mesh.join("t", peers[: params.mesh_size], now=0)
-    asked: dict[float, set[PeerId]] = {}
-    for now in range(1, 661):
-        grafts, _ = mesh.maintain_all(lambda _topic: peers, now=now)
-        some = grafts.keys() & set(proven)
-        if some:
-            asked[now] = some
-        for peer in some:
-            mesh.pruned_by("t", peer, 0, now=now)
-    assert all(len(some) == params.mesh_standing for some in asked.values())
-    assert [now - 1 for now in asked] == [0, 60, 180, 420]
+def asked_at(params, seconds, leave_it_out):
+    """Return when a mesh that wants two of nine with standing asks, and check that it asks two.
 
-
-def test_who_loses_those_with_standing_that_it_had_for_long_does_not_wait_longer_than_at_first():
-    params = Params()
+    They prune it in each second of which ``leave_it_out`` says so.
+    """
     proven = [PeerId(f"proven {number}") for number in range(9)]
     peers = [PeerId(str(number)) for number in range(20)] + proven
     mesh = mesh_of(params, proven=proven)
     mesh.join("t", peers[: params.mesh_size], now=0)
-    asked_at = []
-    for now in range(1, 1100):
+    asked = []
+    for now in range(1, seconds):
         grafts, _ = mesh.maintain_all(lambda _topic: peers, now=now)
-        if grafts.keys() & set(proven):
-            asked_at.append(now)
-        if now < 200 or now in (1000, 1001):  # else they keep us
-            for peer in set(mesh.members("t")) & set(proven):
-                mesh.pruned_by("t", peer, 0, now=now)
-    assert asked_at == [1, 61, 181, 421, 1001, 1061]
+        some = grafts.keys() & set(proven)
+        if some:
+            assert len(some) == params.mesh_standing
+            asked.append(now)
+        for peer in set(mesh.members("t")) & set(proven) if leave_it_out(now) else ():
+            mesh.pruned_by("t", peer, 0, now=now)
+    return asked
+
+
+def test_of_those_with_standing_two_are_asked_and_less_and_less_often():
+    """A hundred nodes want two of the same few: who asked each in turn would never be done."""
+    params = Params(prune_backoff_seconds=60, seek_seconds_max=240)
+    asked = asked_at(params, 1000, lambda _now: True)
+    assert asked == [1, 61, 181, 421, 661, 901]
+
+
+def test_who_loses_those_with_standing_that_it_had_for_long_does_not_wait_longer_than_at_first():
+    params = Params(prune_backoff_seconds=60, seek_seconds_max=240)
+    asked = asked_at(params, 1100, lambda now: now < 200 or now in (1000, 1001))
+    assert asked == [1, 61, 181, 421, 1001, 1061]
 
 
 def test_with_standing_one_comes_into_a_full_mesh_that_has_too_few_of_them():
