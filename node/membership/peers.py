@@ -293,30 +293,30 @@ class PeerTable(Peers):
             self._few.set()
             return
         await self._dialler.look_at_ourselves()
-        here = dict.fromkeys(peers)
-        if here.keys() != self._connected.keys():
+        now, here = loop_time(), dict.fromkeys(peers)
+        if here != self._connected:  # of equal size it takes a third of what comparing keys does
             stayed = (peer for peer in self._connected if peer in here)
             self._connected = dict.fromkeys((*stayed, *here))  # in the order in which they came
         if not self._chosen.keys() <= self._connected.keys():
             self._chosen = {peer: None for peer in self._chosen if peer in self._connected}
-        await self._end_connections()
+        await self._end_connections(now)
         await self._locate()
         if self._connected:
             self.unreachable_since = None
             self._dialler.refusals.clear()
             self._retry_seconds = RETRY_SECONDS_MIN
-        if self._standing.look(self._connected.keys(), loop_time()):
+        if self._standing.look(self._connected, now):
             with suppress(TransportError):  # told again at the next look
                 kept = (*self._chosen, *self._standing.peers)
                 await within(CONNECT_SECONDS, self._transport.keep(kept))
-        if len(self._connected) < CONNECTIONS_TARGET or self._lacks_standing():
+        if len(self._connected) < CONNECTIONS_TARGET or self._lacks_standing(now):
             self._few.set()
         for follower in self._followers:
             follower(self.connected)
 
-    async def _end_connections(self) -> None:
+    async def _end_connections(self, now: float) -> None:
         """End those of peers that are kept away, and of too many those of strangers."""
-        away = dict.fromkeys(filter(self._connected.__contains__, self._bans.held(loop_time())))
+        away = dict.fromkeys(filter(self._connected.__contains__, self._bans.held(now)))
         if self._taken > CONNECTIONS_HIGH:
             others = [peer for peer in self._connected if not self._is_kept(peer)]
             away |= dict.fromkeys(surplus(others, self._places, self._taken - CONNECTIONS_LOW))
@@ -376,16 +376,16 @@ class PeerTable(Peers):
                     break
             await asyncio.sleep(POLL_SECONDS if not best else RETRY_SECONDS_MAX / 2)
 
-    def _lacks_standing(self) -> bool:
-        return loop_time() >= self._seek_standing_at and self._standing.few(self.peer_id)
+    def _lacks_standing(self, now: float) -> bool:
+        return now >= self._seek_standing_at and self._standing.few(self.peer_id)
 
     async def _dial_members(self) -> None:
         """Dial some who have standing while there are too few of them, and some of all."""
-        drawn: dict[PeerId, None] = {}
-        if self._lacks_standing():
+        drawn, now = dict[PeerId, None](), loop_time()
+        if self._lacks_standing(now):
             drawn |= self._draw(self._proven)
             if not drawn:
-                self._seek_standing_at = loop_time() + RETRY_SECONDS_MAX
+                self._seek_standing_at = now + RETRY_SECONDS_MAX
         if len(self._connected) < CONNECTIONS_TARGET:
             drawn |= self._draw(lambda _peer: True)
         await asyncio.gather(*map(self._dial_member, drawn))

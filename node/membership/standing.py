@@ -1,7 +1,6 @@
 """Which of the connected peers have standing."""
 
-from collections.abc import Callable
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Mapping
 
 from protocol.types import PeerId
 
@@ -11,8 +10,9 @@ NEWCOMERS_TARGET = 2
 itself, and that has none yet: strangers that fill its connections must not come between. Guesses;
 the second is what a gossip mesh needs."""
 
-LOOK_SECONDS = 10.0
-"""Until the same peers are looked at again: standing changes by the epoch."""
+LOOK_SECONDS = 30.0
+"""Until the same peers are looked at again: half of an epoch of a minute, by which standing
+changes."""
 
 
 class Standing:
@@ -20,21 +20,20 @@ class Standing:
 
     def __init__(self, proven: Callable[[PeerId], bool]) -> None:
         self._proven = proven
-        self._looked_at: frozenset[PeerId] = frozenset()
+        self._looked_at: dict[PeerId, object] = {}
         self._until = 0.0
         self.peers: frozenset[PeerId] = frozenset()
         """Those that have it, as of the last look."""
 
-    def look(self, connected: AbstractSet[PeerId], now: float) -> bool:
+    def look(self, connected: Mapping[PeerId, object], now: float) -> bool:
         """Look, if others are connected than at the last look or it is long ago; tell whether."""
         if connected == self._looked_at and now < self._until:
             return False
-        unknown = connected - self._looked_at
         if now >= self._until:
-            unknown, self._until = connected, now + LOOK_SECONDS
-        stayed = self.peers & (connected - unknown)
-        self.peers = stayed.union(filter(self._proven, unknown))
-        self._looked_at = frozenset(connected)
+            self._looked_at, self._until = {}, now + LOOK_SECONDS
+        stayed = self.peers & self._looked_at.keys() & connected.keys()
+        self.peers = stayed.union(filter(self._proven, connected.keys() - self._looked_at.keys()))
+        self._looked_at = dict(connected)
         return True
 
     def few(self, own: PeerId) -> bool:

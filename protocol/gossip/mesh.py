@@ -30,6 +30,10 @@ class _Search(NamedTuple):
     at: float = -inf
     wait_seconds: float = 0.0
 
+    @property
+    def again_at(self) -> float:
+        return self.at + self.wait_seconds
+
     def again(self, now: float, params: Params) -> "_Search":
         """Return the search that begins now; one that comes soon after another waits longer.
 
@@ -73,6 +77,10 @@ class Mesh:
         self._opportunity_at: float | None = None
         self._sought: dict[tuple[str, int], _Search] = {}
         """When a topic's mesh last asked for what one of its quotas lacked."""
+        self._wanted: Quotas = []
+        """The quotas as they were at the last heartbeat."""
+        self._due_at: dict[str, float] = {}
+        """When a mesh is looked at again that has enough members, if it and the quotas stay so."""
         self._members: dict[str, dict[PeerId, None]] = {}
         self.backoffs: dict[tuple[str, PeerId], float] = {}
         """Until when a GRAFT of (topic, peer) is a breach."""
@@ -165,7 +173,12 @@ class Mesh:
         grafts: dict[PeerId, list[str]] = {}
         prunes: dict[PeerId, list[str]] = {}
         opportune, quotas = self._opportune(now), self._quotas()
+        if opportune or quotas != self._wanted or self._scores.any_below(0):
+            self._wanted = quotas
+            self._due_at.clear()
         for topic in self.topics:
+            if now < self._due_at.get(topic, -inf):
+                continue
             some = subscribers(topic)
             pruned = self._thin(topic, now, quotas)
             grafted = self._graft_missing(topic, some, now, quotas)
@@ -216,21 +229,25 @@ class Mesh:
     ) -> list[PeerId]:
         """Keep what the quotas are for, whatever strangers do; then enough of any."""
         members, params, grafted = self._members[topic], self._params, list[PeerId]()
+        due_at = inf
         for kind, (quota, some) in enumerate(quotas):
-            missing = quota - sum(map(some.__contains__, members))
+            missing = min(quota, len(some)) - sum(map(some.__contains__, members))
             if missing <= 0:
                 continue
             search = self._sought.get((topic, kind), _Search())
-            if now >= search.at + search.wait_seconds:
+            if now >= search.again_at:
                 those = filter(some.__contains__, subscribers)
                 candidates = self._candidates(topic, those, now)
                 if candidates:
                     self._sought[topic, kind] = search.again(now, params)
                 grafted += self._add(topic, self._rng.sample(candidates, missing), now)
+            due_at = min(due_at, search.again_at)
         if len(members) < params.mesh_low:
             candidates = self._candidates(topic, subscribers, now)
             room = params.mesh_size - len(members)
             grafted += self._add(topic, self._rng.sample(candidates, room), now)
+        if not grafted and len(members) >= params.mesh_low:
+            self._due_at[topic] = due_at
         return grafted
 
     def _graft_better(self, topic: str, subscribers: Iterable[PeerId], now: float) -> list[PeerId]:
@@ -257,7 +274,8 @@ class Mesh:
 
     def _quotas(self) -> Quotas:
         params = self._params
-        return [(params.mesh_standing, self.proven()), (params.mesh_outbound, self.chosen())]
+        some = frozenset(self.proven()), frozenset(self.chosen())  # as they are now
+        return list(zip((params.mesh_standing, params.mesh_outbound), some, strict=True))
 
     def _full(self, members: Mapping[PeerId, None], peer: PeerId) -> bool:
         if len(members) < self._params.mesh_high or peer in self.chosen():
@@ -269,6 +287,7 @@ class Mesh:
         for peer in peers:
             self._members[topic][peer] = None
             self._scores.grafted(peer, topic, now)
+            self._due_at.pop(topic, None)
         return peers
 
     def _remove(self, topic: str, peer: PeerId) -> bool:
@@ -277,6 +296,7 @@ class Mesh:
         if peer not in members:
             return False
         del members[peer]
+        self._due_at.pop(topic, None)
         self._scores.pruned(peer, topic)
         return not members
 

@@ -359,7 +359,10 @@ class Scores:
         if standing is None:
             return None
         standing.score = None
-        return standing.topics.setdefault(topic, TopicStats())
+        stats = standing.topics.get(topic)
+        if stats is None:
+            stats = standing.topics[topic] = TopicStats()
+        return stats
 
 
 def _factors(params: ScoreParams, seconds: float) -> _Factors:
@@ -380,7 +383,9 @@ def _decayed(counter: float, factor: float, zero: float) -> float:
 
 
 def _to_answer_for(standing: _Standing) -> bool:
-    return standing.breaches > 0 or any(
-        stats.invalid or stats.mesh_failures or stats.mesh_active
-        for stats in standing.topics.values()
-    )
+    if standing.breaches > 0:
+        return True
+    for stats in standing.topics.values():  # ``any`` takes twice as long
+        if stats.invalid or stats.mesh_failures or stats.mesh_active:
+            return True
+    return False

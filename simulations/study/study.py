@@ -156,7 +156,7 @@ def _many_nodes() -> Iterator[None]:
     nothing = structlog.make_filtering_bound_logger(logging.CRITICAL)
     structlog.configure(wrapper_class=nothing, cache_logger_on_first_use=False)
     thresholds = gc.get_threshold()
-    gc.set_threshold(100_000, 20, 100)  # cycles are few; looking took a tenth of the time and more
+    gc.set_threshold(1_000_000, 20, 100)  # cycles are few; looking takes a tenth of the time
     try:
         yield
     finally:

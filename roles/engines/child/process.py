@@ -104,17 +104,25 @@ class EngineProcess:
 
         Waits for at most ``KILL_SECONDS``. A process that closed its channel gets a moment to end.
         """
-        await asyncio.wait([self._ended], timeout=KILL_SECONDS / 10)
-        known = self._ended.done() and not self._ended.cancelled()
-        own = self._ended.result() if known else ""
-        with suppress(OSError):
-            self._leash.write(b"kill\n")
-        await asyncio.wait([self._ended], timeout=KILL_SECONDS)
+        try:
+            await asyncio.wait([self._ended], timeout=KILL_SECONDS / 10)
+            known = self._ended.done() and not self._ended.cancelled()
+            own = self._ended.result() if known else ""
+            with suppress(OSError):
+                self._leash.write(b"kill\n")
+            await asyncio.wait([self._ended], timeout=KILL_SECONDS)
+            self._close()
+            await self.errors.end()
+        except asyncio.CancelledError:
+            self._close()  # with its leash the process goes
+            self.errors.close()
+            raise
+        return own
+
+    def _close(self) -> None:
         self._ended.cancel()
         self.writer.close()
         self._leash.close()
-        await self.errors.end()
-        return own
 
 
 class EngineProcesses:

@@ -321,7 +321,8 @@ async def answering(datadir, answer):
             await reader.readuntil(b"\r\n\r\n")
             writer.write(answer)
             await writer.drain()
-            writer.close()
+        writer.close()
+        with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
         served.set()
 

@@ -25,7 +25,7 @@ def test_who_comes_or_leaves_is_noticed_at_once_and_standing_in_a_while(steps):
         now += seconds
         known = {peer: peer in standing.peers for peer in connected & before}
         asked.clear()
-        told = standing.look(connected, now)
+        told = standing.look(dict.fromkeys(connected), now)
         all_of_them = now >= looked_at + LOOK_SECONDS
         assert told is (all_of_them or connected != before)
         if all_of_them:

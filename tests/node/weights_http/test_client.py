@@ -400,6 +400,8 @@ async def serve_wrong_bytes(reader, writer):
             )
             writer.write(head.encode() + part)
     except (OSError, asyncio.IncompleteReadError):
+        pass
+    finally:
         writer.close()
 
 

@@ -100,6 +100,20 @@ async def test_an_engine_that_cannot_be_made_is_told():
     assert played.killed
 
 
+async def test_a_kill_that_is_cancelled_lets_go_of_the_leash_and_the_channel():
+    played, process = await Played.begin()
+    played._watching.cancel()  # it does not end
+    await asyncio.wait([played._watching])
+    killing = asyncio.create_task(process.kill())
+    await asyncio.sleep(0)
+    killing.cancel()
+    await asyncio.wait([killing])
+    assert killing.cancelled()
+    async with asyncio.timeout(10):
+        assert await played._leash[0].read() == await played.reader.read() == b""
+    await played.close()
+
+
 async def test_a_start_has_a_deadline():
     played, process = await Played.begin()
     with pytest.raises(EngineError, match=r"not made within 0\.2 s"):
