@@ -79,6 +79,8 @@ class Reading:
         """Bytes that are in no account yet: most peers send little, and need none."""
         self._accounts: dict[PeerId, _Account] = {}
         self._strangers = _Account(rates.strangers)
+        self._strained = False
+        """Whether strangers are over their rate: then what any of them sends is looked at."""
         self._loud = 0
         self._recounted_at = 0.0
 
@@ -118,11 +120,6 @@ class Reading:
         # Over their rate they have none, or every new key would have a burst of its own.
         return account.wait_seconds(READ_BYTES_MIN if self._strained else BURST_BYTES)
 
-    @property
-    def _strained(self) -> bool:
-        """Whether strangers are over their rate: then what any of them sends is looked at."""
-        return self._strangers.owed_bytes > self._rates.strangers
-
     def _add(self, peer: PeerId, count: int) -> int:
         """Return all that came of a peer and is in no account yet."""
         came_bytes = self._came.get(peer)
@@ -137,7 +134,11 @@ class Reading:
         came_bytes = self._came.pop(peer, 0)
         account.settle(came_bytes, now)
         if not account.proven:
-            self._strangers.settle(came_bytes, now)
+            self._settle_strangers(came_bytes, now)
+
+    def _settle_strangers(self, came_bytes: int, now: float) -> None:
+        self._strangers.settle(came_bytes, now)
+        self._strained = self._strangers.owed_bytes > self._rates.strangers
 
     def _recount(self, now: float) -> None:
         """Close the accounts that owe nothing, and count who shares what is for strangers."""
@@ -147,7 +148,7 @@ class Reading:
         for peer, account in self._accounts.items():
             self._settle(peer, account, now)
         of_strangers = (size for peer, size in self._came.items() if not self._proven(peer))
-        self._strangers.settle(sum(of_strangers), now)
+        self._settle_strangers(sum(of_strangers), now)
         self._came.clear()
         self._accounts = {
             peer: each

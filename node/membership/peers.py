@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
+from itertools import islice
 
 import structlog
 from typing_extensions import override
@@ -362,8 +363,7 @@ class PeerTable(Peers):
         """
         met: dict[str, None] = {}
         while True:
-            here = [each for each in self._initial if peer_of(each) in self._connected]
-            met.update(dict.fromkeys(here))
+            met |= {each: None for each in self._initial if peer_of(each) in self._connected}
             missing = independent(self._initial, met, BOOTSTRAP_NETWORKS)
             if not missing:
                 return
@@ -392,8 +392,8 @@ class PeerTable(Peers):
 
     def _draw(self, wanted: Callable[[PeerId], bool]) -> dict[PeerId, None]:
         arguments = loop_time(), self._connected, self._chosen, wanted
-        peers = [self._candidates.draw(*arguments) for _ in range(DIALS_AT_ONCE)]
-        return {peer: None for peer in peers if peer is not None}
+        drawn = iter(lambda: self._candidates.draw(*arguments), None)  # until there is nobody
+        return dict.fromkeys(islice(drawn, DIALS_AT_ONCE))
 
     async def _dial_member(self, peer: PeerId) -> None:
         if await self.ensure(peer):
