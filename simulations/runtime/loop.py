@@ -164,11 +164,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._timers_cancelled = 0
 
     def _run_once(self) -> None:
-        """Run everything that is ready, or let the next timers fire; called until ``stop``."""
-        if not self._runnable:
-            self._jump()
+        """Run what is ready and let timers fire, until ``stop``: once is one call less a moment."""
         runnable = self._runnable
-        while runnable and not self._stopping:  # type: ignore[attr-defined] # asyncio's own
+        while not self._stopping:  # type: ignore[attr-defined] # asyncio's own
+            if not runnable:
+                self._jump()
+                continue
             handle = runnable.popleft()
             callback, context = handle.callback, handle.context
             if callback is None:
@@ -196,7 +197,10 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return
         if not timers:
             raise DeadlockError("no task is ready and no timer is set")
-        self.now = now = max(self.now, timers[0][0])
+        now = timers[0][0]
+        if now < self.now:  # noqa: PLR1730 - a call for every moment
+            now = self.now
+        self.now = now
         while timers and timers[0][0] <= now:
             handle = heapq.heappop(timers)[2]
             if handle.callback is None:
