@@ -273,9 +273,8 @@ class Mesh:
         ]
 
     def _quotas(self) -> Quotas:
-        params = self._params
-        some = frozenset(self.proven()), frozenset(self.chosen())  # as they are now
-        return list(zip((params.mesh_standing, params.mesh_outbound), some, strict=True))
+        proven, chosen = frozenset(self.proven()), frozenset(self.chosen())  # as they are now
+        return [(self._params.mesh_standing, proven), (self._params.mesh_outbound, chosen)]
 
     def _full(self, members: Mapping[PeerId, None], peer: PeerId) -> bool:
         if len(members) < self._params.mesh_high or peer in self.chosen():

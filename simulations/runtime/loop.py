@@ -164,7 +164,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
             self._timers_cancelled = 0
 
     def _run_once(self) -> None:
-        """Run what is ready and let timers fire, until ``stop``: once is one call less a moment."""
+        """Run what is ready and let timers fire until ``stop``: returning between costs a call."""
         runnable = self._runnable
         while not self._stopping:  # type: ignore[attr-defined] # asyncio's own
             if not runnable:

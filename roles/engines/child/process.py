@@ -111,18 +111,12 @@ class EngineProcess:
             with suppress(OSError):
                 self._leash.write(b"kill\n")
             await asyncio.wait([self._ended], timeout=KILL_SECONDS)
-            self._close()
+        finally:
+            self._ended.cancel()
+            self.writer.close()
+            self._leash.close()  # with it the process goes, also when we are cancelled
             await self.errors.end()
-        except asyncio.CancelledError:
-            self._close()  # with its leash the process goes
-            self.errors.close()
-            raise
         return own
-
-    def _close(self) -> None:
-        self._ended.cancel()
-        self.writer.close()
-        self._leash.close()
 
 
 class EngineProcesses:
