@@ -35,8 +35,11 @@ STRANGER_BYTES_PER_SECOND = 512 * 1024
 """Of the line for each stream of a stranger: a chunk of a megabyte in two seconds, long before who
 asked for it turns to somebody else. A guess."""
 
-STRANGERS_MIN = 8
-"""One download's streams."""
+STREAMS_PER_DOWNLOAD = 8
+"""That one has in flight at once (``TransferLimits``)."""
+
+TURNS_MIN = 4
+"""Strangers that are served at once, however thin the line: one of them may be slow. A guess."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +69,12 @@ class ExchangeLimits:
         if self.upload_bytes_per_second is None:
             return self.streams_total
         carried = self.upload_bytes_per_second // STRANGER_BYTES_PER_SECOND
-        return min(self.streams_total, max(STRANGERS_MIN, carried))
+        return min(self.streams_total, max(STREAMS_PER_DOWNLOAD, carried))
+
+    @property
+    def turns(self) -> int:
+        """How many peers without standing are served at once: so that each has a whole download."""
+        return max(TURNS_MIN, self.strangers // STREAMS_PER_DOWNLOAD)
 
 
 @dataclass(slots=True)
@@ -116,7 +124,12 @@ class BlobExchange:
         self._expected: dict[Digest, asyncio.Event] = {}
         self._trust = trust or Trust()
         self._bounded = Bounded(
-            self._serve, self._limits, self._trust, self._refuse, strangers=self._limits.strangers
+            self._serve,
+            self._limits,
+            self._trust,
+            self._refuse,
+            strangers=self._limits.strangers,
+            turns=self._limits.turns,
         )
         self.sent = Tally()
         """Blob bytes sent so far."""

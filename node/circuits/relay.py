@@ -132,8 +132,8 @@ class CircuitRelay:
         known = self._reserved.get(peer)
         if known is None:
             place, lost = self._places.take(peer, now)
-            if lost is not None:
-                self._reserved.pop(lost.peer, None)
+            for one in lost:
+                self._reserved.pop(one.peer, None)
             if place is None:
                 await self._tell(stream, Status.RESERVATION_REFUSED)
                 return
@@ -148,7 +148,7 @@ class CircuitRelay:
         for peer, reservation in list(self._reserved.items()):
             if peer not in here or reservation.expires_at <= now:
                 del self._reserved[peer]
-                self._places.leave(reservation.place)
+                self._places.leave(reservation.place, now)
 
     # Circuits
 

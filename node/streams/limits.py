@@ -42,7 +42,8 @@ class Bounded:
 
     By default they end unread: whoever opened one sees it close before an answer, and tries again
     or elsewhere. So does whose place is given to somebody else (``node.streams.places``).
-    ``strangers`` is how many of them peers without standing have at most.
+    ``strangers`` is how many of them peers without standing have at most, ``turns`` how many of
+    these peers have some at a time.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Bounded:
         refuse: StreamHandler | None = None,
         *,
         strangers: int | None = None,
+        turns: int | None = None,
     ) -> None:
         self._handler = handler
         self._refuse = refuse
@@ -62,6 +64,7 @@ class Bounded:
             UNDISTURBED_SECONDS,
             trust,
             strangers=strangers,
+            turns=turns,
         )
         self._word = limits.word.replace("-", "_")
         per_second = limits.streams_per_second
@@ -77,11 +80,12 @@ class Bounded:
     async def __call__(self, stream: Stream) -> None:
         """Serve a stream if there is room; the task that calls is cancelled to end one."""
         now = asyncio.get_running_loop().time()
-        place = lost = None
+        place, lost = None, list[Place]()
         if self._rates is None or self._rates.take(stream.peer, now):
             place, lost = self._places.take(stream.peer, now)
-        if lost is not None and (serving := self._serving.pop(lost)) is not None:
-            serving.cancel()
+        for one in lost:
+            if (serving := self._serving.pop(one)) is not None:
+                serving.cancel()
         if place is None:
             if self._refuse is not None:
                 await self._refuse(stream)
@@ -94,7 +98,7 @@ class Bounded:
             if place in self._serving or task is None or task.uncancel():
                 raise  # it is not, or not only, for its place that it is cancelled
         finally:
-            self._places.leave(place)
+            self._places.leave(place, asyncio.get_running_loop().time())
             self._serving.pop(place, None)
             del self._place_of[stream]
 

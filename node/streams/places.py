@@ -7,13 +7,18 @@ stream goes that its peer has been slow with for longest, once it had time enoug
 exchange. A peer that waits for us is not slow, and keeps its place ten times as long: in a crowd a
 stream that is ended before it is done has taken bytes of our line for nothing.
 
+Where one exchange takes many streams, so many strangers have a *turn* at a time, and its streams
+find places; the turn ends by the same rules. A crowd that is served in turns is done one after
+another; of one that is served all at once all are done at the end.
+
 A machine without I/O: the clock is an argument, and the caller ends what loses its place.
 """
 
 import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol, TypeVar
 
 from protocol.types import PeerId
 
@@ -46,8 +51,45 @@ class Place:
     """Since when its peer has kept us waiting; infinity while it waits for us."""
 
 
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """The turn of one stranger: it has some places, or had one a moment ago."""
+
+    block: Hashable
+    taken_at: float
+    left_at: float
+    places: dict[Place, None] = field(default_factory=dict)
+
+    @property
+    def slow_since(self) -> float:
+        """Since when it has had no stream, or been slow with all."""
+        return max((place.slow_since for place in self.places), default=self.left_at)
+
+    def leave(self, place: Place, now: float) -> None:
+        """Have one place less; idempotent."""
+        self.places.pop(place, None)
+        self.left_at = now
+
+
+class _Held(Protocol):
+    """What a stranger holds until it goes to somebody else."""
+
+    @property
+    def block(self) -> Hashable: ...
+    @property
+    def taken_at(self) -> float: ...
+    @property
+    def slow_since(self) -> float: ...
+
+
+_T = TypeVar("_T", bound=_Held)
+
+
 class Places:
-    """The places of one protocol; of them ``strangers`` at most are for peers without standing."""
+    """The places of one protocol; of them ``strangers`` at most are for peers without standing.
+
+    Of these so many as ``turns`` have some at a time; None: all for whom there is room.
+    """
 
     def __init__(
         self,
@@ -57,37 +99,50 @@ class Places:
         trust: Trust,
         *,
         strangers: int | None = None,
+        turns: int | None = None,
     ) -> None:
         self._per_peer = per_peer
         self._total = total
         self._strangers_max = total if strangers is None else strangers
+        self._turns_max = turns
         self._undisturbed_seconds = undisturbed_seconds
         self._trust = trust
         self._taken: dict[Place, None] = {}  # the oldest first
         self._peers: Counter[PeerId] = Counter()
         self._strangers = 0
+        self._turns: dict[PeerId, _Turn] = {}  # the oldest first
 
     def __len__(self) -> int:
         """Return how many are taken."""
         return len(self._taken)
 
-    def take(self, peer: PeerId, now: float) -> tuple[Place | None, Place | None]:
-        """Return a place, if there is one, and the one that was taken away for it, if any."""
+    def take(self, peer: PeerId, now: float) -> tuple[Place | None, list[Place]]:
+        """Return a place, if there is one, and those that were taken away for it."""
         if self._peers[peer] >= self._per_peer:
-            return None, None
+            return None, []
         place = Place(peer, self._trust.block(peer), self._trust.proven(peer), now, now)
-        lost, full = None, len(self._taken) >= self._total
+        lost: list[Place] = []
+        turn = None
+        if not place.proven and self._turns_max is not None:
+            turn, lost = self._turn(place, self._turns_max, now)
+            if turn is None:
+                return None, []
+        full = len(self._taken) >= self._total
         if full or (not place.proven and self._strangers >= self._strangers_max):
-            lost = self._least(place, now)
-            if lost is None:
-                return None, None
-            self.leave(lost)
+            least = self._least([one for one in self._taken if not one.proven], place, now)
+            if least is None:
+                return None, lost
+            self.leave(least, now)
+            lost.append(least)
         self._taken[place] = None
         self._peers[peer] += 1
         self._strangers += not place.proven
+        if turn is not None:
+            turn.places[place] = None
+            self._turns[peer] = turn
         return place, lost
 
-    def leave(self, place: Place) -> None:
+    def leave(self, place: Place, now: float) -> None:
         """Give a place back; idempotent."""
         if place in self._taken:
             del self._taken[place]
@@ -95,24 +150,45 @@ class Places:
             self._peers[place.peer] -= 1
             if not self._peers[place.peer]:
                 del self._peers[place.peer]
+            if place.peer in self._turns:
+                self._turns[place.peer].leave(place, now)
 
-    def _least(self, newcomer: Place, now: float) -> Place | None:
-        """Return the place that goes to somebody who comes when all are taken, if one does."""
-        others = [place for place in self._taken if not place.proven]
-        if not others:
+    def _turn(self, newcomer: Place, most: int, now: float) -> tuple[_Turn | None, list[Place]]:
+        """Return the turn of a stranger, if there is one, and the places of whose it was."""
+        over = now - self._undisturbed_seconds
+        self._turns = {
+            peer: turn for peer, turn in self._turns.items() if turn.places or turn.left_at > over
+        }
+        lost: list[Place] = []
+        if newcomer.peer not in self._turns and len(self._turns) >= most:
+            least = self._least(list(self._turns.values()), newcomer, now)
+            if least is None:
+                return None, []
+            lost = list(least.places)
+            for place in lost:
+                self.leave(place, now)
+            self._turns = {peer: turn for peer, turn in self._turns.items() if turn is not least}
+        return self._turns.get(newcomer.peer) or _Turn(newcomer.block, now, now), lost
+
+    def _least(self, held: Sequence[_T], newcomer: Place, now: float) -> _T | None:
+        """Return what goes to somebody who comes when all is taken, if anything does.
+
+        ``held`` is what strangers have, the oldest first.
+        """
+        if not held:
             return None
-        blocks = Counter(place.block for place in others)
+        blocks = Counter(one.block for one in held)
         most = max(blocks.values())
         if newcomer.proven or most > blocks[newcomer.block] + 1:
-            return _slowest([place for place in others if blocks[place.block] == most])
-        slowest, oldest = _slowest(others), others[0]
+            return _slowest([one for one in held if blocks[one.block] == most])
+        slowest, oldest = _slowest(held), held[0]
         if now - slowest.slow_since >= self._undisturbed_seconds:
             return slowest
         waited = now - oldest.taken_at >= SERVED_TIMES * self._undisturbed_seconds
         return oldest if waited else None
 
 
-def _slowest(places: Sequence[Place]) -> Place:
+def _slowest(held: Sequence[_T]) -> _T:
     """Return whose peer has been slow for longest; the youngest, which lost least, if none is."""
-    slowest = min(places, key=lambda place: place.slow_since)
-    return places[-1] if math.isinf(slowest.slow_since) else slowest
+    slowest = min(held, key=lambda one: one.slow_since)
+    return held[-1] if math.isinf(slowest.slow_since) else slowest

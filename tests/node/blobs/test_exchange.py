@@ -6,7 +6,12 @@ from typing import Any
 
 import pytest
 
-from node.blobs.exchange import STRANGERS_MIN, BlobExchange, ExchangeLimits
+from node.blobs.exchange import (
+    STREAMS_PER_DOWNLOAD,
+    TURNS_MIN,
+    BlobExchange,
+    ExchangeLimits,
+)
 from node.blobs.upload_cap import BURST_SECONDS, PAYLOAD_SHARE, UploadCap
 from node.blobs.wire import HELD_BYTES_MAX, BlobRefusedError, Kind, Status
 from node.storage.blobs import FileBlobs
@@ -363,13 +368,14 @@ async def test_upload_stays_under_its_cap(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("upload", "strangers"),
-    [(None, 256), (1 << 30, 256), (50_000_000, 95), (2_000_000, 8)],
+    ("upload", "streams", "turns"),
+    [(None, 256, 32), (1 << 30, 256, 32), (50_000_000, 95, 11), (2_000_000, 8, 4)],
 )
 def test_so_many_strangers_are_served_as_the_line_brings_to_an_end(
-    upload: int | None, strangers: int
+    upload: int | None, streams: int, turns: int
 ) -> None:
-    assert ExchangeLimits(upload_bytes_per_second=upload).strangers == strangers
+    limits = ExchangeLimits(upload_bytes_per_second=upload)
+    assert (limits.strangers, limits.turns) == (streams, turns)
 
 
 async def test_a_crowd_on_a_thin_line_is_served_to_the_end(tmp_path: Path) -> None:
@@ -387,18 +393,27 @@ async def test_a_crowd_on_a_thin_line_is_served_to_the_end(tmp_path: Path) -> No
     assert [b"".join(pieces) for pieces in await asyncio.gather(*first)] == [DATA, DATA]
 
 
-async def test_no_more_strangers_are_served_than_a_thin_line_carries(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("strangers", "streams_each", "served"),
+    [(TURNS_MIN + 1, 1, TURNS_MIN), (TURNS_MIN - 1, 3, STREAMS_PER_DOWNLOAD)],
+)
+async def test_no_more_strangers_are_served_than_a_thin_line_carries(
+    tmp_path: Path, strangers: int, streams_each: int, served: int
+) -> None:
     limits = ExchangeLimits(upload_bytes_per_second=len(DATA))
-    names = [f"p{number}" for number in range(STRANGERS_MIN + 2)]
+    names = [f"p{number}" for number in range(strangers + 1)]
     _, (one, *others) = await network(tmp_path, *names, limits=limits)
     await one.blobs.put(DATA, OWNER)
-    pulls = [asyncio.create_task(pull(node, one.peer, 0, len(DATA))) for node in others]
+    pulls = [
+        asyncio.create_task(pull(node, one.peer, 0, len(DATA)))
+        for node in others
+        for _ in range(streams_each)
+    ]
     await asyncio.wait(pulls, return_when=asyncio.FIRST_COMPLETED)
-    served = len(one.exchange._bounded._serving)
+    assert len(one.exchange._bounded._serving) == served
     for task in pulls:
         task.cancel()
     refused = await asyncio.gather(*pulls, return_exceptions=True)
-    assert served == STRANGERS_MIN
     assert [type(each) for each in refused].count(BlobRefusedError) == 1
 
 

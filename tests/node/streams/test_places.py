@@ -16,16 +16,20 @@ TRUST = Trust(lambda peer: peer in PROVEN, lambda peer: peer[0])
 """A stranger is called by its block and a number."""
 
 
-def places(total=4, per_peer=2, strangers=None):
-    return Places(per_peer, total, UNDISTURBED_SECONDS, TRUST, strangers=strangers)
+def places(total=4, per_peer=2, strangers=None, turns=None):
+    return Places(per_peer, total, UNDISTURBED_SECONDS, TRUST, strangers=strangers, turns=turns)
 
 
 def take(table, *peers, now=0.0):
-    """Let peers come one after another; return what each lost or ``refused`` or ``free``."""
+    """Let peers come one after another; return who lost places to each, or ``refused`` or ``free``.
+
+    Who loses several is named so many times.
+    """
     outcomes = []
     for peer in peers:
         place, lost = table.take(PeerId(peer), now)
-        outcomes.append("refused" if place is None else lost.peer if lost else "free")
+        names = " ".join(one.peer for one in lost)
+        outcomes.append("refused" if place is None else names or "free")
     return outcomes
 
 
@@ -104,12 +108,71 @@ def test_a_place_is_given_back_once():
     table = places(total=1)
     first, _ = table.take(PeerId("a0"), 0.0)
     second, lost = table.take(PeerId("p0"), 0.0)
-    assert lost is first
-    table.leave(first)
-    table.leave(first)
+    assert lost == [first]
+    table.leave(first, 0.0)
+    table.leave(first, 0.0)
     assert len(table) == 1
-    table.leave(second)
+    table.leave(second, 0.0)
     assert len(table) == 0
+
+
+def test_who_has_a_turn_takes_more_places_and_others_wait():
+    table = places(total=8, per_peer=3, turns=2)
+    served(table, "a0", "b0")
+    assert take(table, "c0", "a0", "p0", "p1", now=0.5) == ["refused", "free", "free", "free"]
+
+
+def test_a_turn_lasts_a_moment_longer_than_its_streams():
+    table = places(total=8, turns=1)
+    (place,) = served(table, "a0")
+    table.leave(place, 3.0)
+    assert take(table, "b0", now=3.9) == ["refused"]
+    assert take(table, "a0", now=3.9) == ["free"], "its next chunk"
+    table = places(total=8, turns=1)
+    (place,) = served(table, "a0")
+    table.leave(place, 3.0)
+    assert take(table, "b0", "a0", now=4.0) == ["free", "refused"]
+
+
+def test_a_turn_ends_with_its_streams_when_all_are_slow_or_it_has_lasted():
+    table = places(total=8, turns=1)
+    one, other = served(table, "a0", "a0")
+    one.slow_since = 2.0
+    assert take(table, "b0", now=5.0) == ["refused"], "the other one waits for us"
+    other.slow_since = 4.5
+    assert take(table, "b0", now=5.5) == ["a0 a0"]
+    table = places(total=8, turns=1)
+    served(table, "a0")
+    served(table, "a0", now=5.0)
+    until = SERVED_TIMES * UNDISTURBED_SECONDS
+    assert take(table, "b0", now=until - 0.1) == ["refused"]
+    assert take(table, "b0", "a0", now=until) == ["a0 a0", "refused"]
+
+
+def test_a_turn_that_is_over_is_not_gone_on_with():
+    table = places(total=8, turns=1)
+    (place,) = served(table, "a0")
+    table.leave(place, 0.1)
+    until = SERVED_TIMES * UNDISTURBED_SECONDS
+    served(table, "a0", now=until)
+    assert take(table, "b0", now=until + 0.1) == ["refused"]
+
+
+def test_turns_are_shared_by_blocks_of_addresses_however_many_streams_each_has():
+    table = places(total=16, per_peer=4, turns=3)
+    served(table, "a0", "a0", "a0", "b0", "c0")
+    assert take(table, "d0") == ["refused"]
+    table = places(total=16, per_peer=4, turns=3)
+    served(table, "a0", "a1", "a2", "a2")
+    assert take(table, "b0") == ["a2 a2"], "the youngest has lost least"
+
+
+def test_a_turn_without_a_place_for_it_begins_not():
+    table = places(total=2, turns=1)
+    taken = [table.take(PeerId(peer), 0.0)[0] for peer in ("p0", "p1")]
+    assert take(table, "a0") == ["refused"]
+    table.leave(taken[0], 0.1)
+    assert take(table, "b0", now=0.1) == ["free"]
 
 
 STRANGERS = st.builds(
@@ -118,36 +181,53 @@ STRANGERS = st.builds(
 
 
 class PlacesMachine(RuleBasedStateMachine):
-    @initialize(total=st.integers(1, 6), per_peer=st.integers(1, 3), strangers=st.integers(1, 6))
-    def begin(self, total, per_peer, strangers):
-        self.table = places(total, per_peer, strangers)
+    @initialize(
+        total=st.integers(1, 6),
+        per_peer=st.integers(1, 3),
+        strangers=st.integers(1, 6),
+        turns=st.none() | st.integers(1, 3),
+    )
+    def begin(self, total, per_peer, strangers, turns):
+        self.table = places(total, per_peer, strangers, turns)
         self.total, self.per_peer, self.strangers = total, per_peer, strangers
+        self.turns = math.inf if turns is None else turns
         self.taken = []
+        self.left_at = {}
         self.now = 0.0
+
+    def in_turn(self):
+        """Return which strangers have a stream, or had one a moment ago: these may have turns."""
+        over = self.now - UNDISTURBED_SECONDS
+        recent = {peer for peer, at in self.left_at.items() if at > over}
+        return recent | {one.peer for one in self.taken if not one.proven}
 
     @rule(peer=STRANGERS | st.sampled_from(PROVEN), later=st.sampled_from([0.0, 0.1, 0.6, 3.0]))
     def come(self, peer, later):
         self.now += later
-        before = list(self.taken)
+        before, in_turn = list(self.taken), self.in_turn()
+        waits = peer not in PROVEN and peer not in in_turn and len(in_turn) >= self.turns
         place, lost = self.table.take(PeerId(peer), self.now)
         own = [one for one in before if one.peer == peer]
         strangers = [one for one in before if not one.proven]
-        if lost is not None:
-            assert lost in strangers, "standing is never pushed aside"
-            full = len(strangers) >= self.strangers and peer not in PROVEN
-            assert full or len(before) == self.total, "while there is room nobody is"
-            self.taken.remove(lost)
+        full = len(before) == self.total or (
+            len(strangers) >= self.strangers and peer not in PROVEN
+        )
+        for one in lost:
+            assert one in strangers, "standing is never pushed aside"
+            self.taken.remove(one)
+        assert full or waits or not lost, "while there is room nobody is pushed aside"
         if place is not None:
             assert len(own) < self.per_peer
             self.taken.append(place)
         elif len(own) < self.per_peer:
-            full = len(strangers) >= self.strangers and peer not in PROVEN
-            assert full or len(before) == self.total
+            assert full or waits
             assert peer not in PROVEN or not strangers, "who has standing finds a place"
-            ours = sum(one.block == peer[0] for one in strangers)
-            for block in "abcd":
-                theirs = sum(one.block == block for one in strangers)
-                assert peer in PROVEN or theirs <= ours + 1, "no block keeps another out"
+            if not waits:
+                ours = sum(one.block == peer[0] for one in strangers)
+                for block in "abcd":
+                    theirs = sum(one.block == block for one in strangers)
+                    assert peer in PROVEN or theirs <= ours + 1, "no block keeps another out"
+        self.left_at |= {one.peer: self.now for one in lost}
 
     @rule(data=st.data(), slow=st.booleans())
     def be_slow(self, data, slow):
@@ -158,7 +238,10 @@ class PlacesMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def go(self, data):
         if self.taken:
-            self.table.leave(self.taken.pop(data.draw(st.integers(0, len(self.taken) - 1))))
+            place = self.taken.pop(data.draw(st.integers(0, len(self.taken) - 1)))
+            self.table.leave(place, self.now)
+            if not place.proven:
+                self.left_at[place.peer] = self.now
 
     @invariant()
     def as_many_as_there_are(self):
@@ -167,6 +250,10 @@ class PlacesMachine(RuleBasedStateMachine):
             strangers = sum(not one.proven for one in self.taken)
             assert strangers == self.table._strangers <= self.strangers
             assert len(self.table._peers) == len({one.peer for one in self.taken})
+            with_some = {one.peer for one in self.taken if not one.proven}
+            assert len(with_some) <= self.turns
+            assert self.table._turns_max is None or with_some <= self.table._turns.keys()
+            assert len(self.table._turns) <= self.turns
 
 
 test_places_are_shared_by_the_rules = PlacesMachine.TestCase
