@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from node.blobs.exchange import (
-    STREAMS_PER_DOWNLOAD,
+    STRANGERS_MIN,
     TURNS_MIN,
     BlobExchange,
     ExchangeLimits,
@@ -369,7 +369,7 @@ async def test_upload_stays_under_its_cap(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("upload", "streams", "turns"),
-    [(None, 256, 32), (1 << 30, 256, 32), (50_000_000, 95, 11), (2_000_000, 8, 4)],
+    [(None, 256, 64), (1 << 30, 256, 64), (50_000_000, 95, 23), (2_000_000, 8, 4)],
 )
 def test_so_many_strangers_are_served_as_the_line_brings_to_an_end(
     upload: int | None, streams: int, turns: int
@@ -395,7 +395,7 @@ async def test_a_crowd_on_a_thin_line_is_served_to_the_end(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("strangers", "streams_each", "served"),
-    [(TURNS_MIN + 1, 1, TURNS_MIN), (TURNS_MIN - 1, 3, STREAMS_PER_DOWNLOAD)],
+    [(TURNS_MIN + 1, 1, TURNS_MIN), (TURNS_MIN - 1, 3, STRANGERS_MIN)],
 )
 async def test_no_more_strangers_are_served_than_a_thin_line_carries(
     tmp_path: Path, strangers: int, streams_each: int, served: int
