@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import assert_never
 
@@ -170,6 +170,10 @@ class Gossip:
     def mesh_peers(self, topic: str) -> list[PeerId]:
         """Return the peers in our mesh of ``topic``."""
         return self._router.mesh_peers(topic)
+
+    def heeded(self, peers: Sequence[PeerId]) -> list[PeerId]:
+        """Return those of the peers that are not scored so badly that we gossip nothing to them."""
+        return self._router.heeded(peers)
 
     def report(self) -> list[PeerReport]:
         """Return what is known of each peer, in the order they came."""

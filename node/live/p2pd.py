@@ -36,11 +36,13 @@ MESSAGE_BYTES_MAX = 1 << 20
 """Unary messages (directory calls) through p2pd; hivemind's default is four times this."""
 
 CONNECTIONS_HIGH = 512
-CONNECTIONS_LOW = 256
+CONNECTIONS_LOW = 448
+"""Above the one p2pd ends old connections of anybody down to the other, so as few as it takes: the
+node itself ends those that it needs least (``node.membership.peers``)."""
+
 GRACE_SECONDS = 10
 """How long a connection is not ended by that. With p2pd's two minutes hundreds of strangers that
 come at once would stay, and everybody who was there before them would go."""
-"""Above so many connections p2pd drops old ones until so many are left."""
 
 _CONFIG_FILE = "p2pd.json"
 _CONFIG = '{"Relay": {"Enabled": false}}'

@@ -7,6 +7,7 @@ start begins with.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 
 from node.local.addresses import host_of, is_circuit, place_of, prefix_of
 from protocol.types import PeerId
@@ -39,19 +40,23 @@ def independent(addresses: Sequence[str], answered: Iterable[str], networks_max:
 
 
 def surplus(
-    peers: Sequence[PeerId], places: Mapping[PeerId, Sequence[str]], count: int
+    peers: Sequence[PeerId],
+    places: Mapping[PeerId, Sequence[str]],
+    heeded: AbstractSet[PeerId],
+    count: int,
 ) -> list[PeerId]:
     """Return ``count`` of the peers, if there are so many, to end the connections of.
 
-    Those come first that have most neighbours where they are, and of these who came last; who is
-    nowhere known is nobody's neighbour. ``peers`` are in the order in which they came.
+    Those come first that are not ``heeded``, then those that have most neighbours where they are,
+    and of these who came last; who is nowhere known is nobody's neighbour. ``peers`` are in the
+    order in which they came.
     """
     near: Counter[str] = Counter()
     ranked = []
     for came, peer in enumerate(peers):
         here = places.get(peer, ())[:1]
         near.update(here)
-        ranked.append((near[here[0]] if here else 0, came, peer))
+        ranked.append((peer not in heeded, near[here[0]] if here else 0, came, peer))
     return [peer for *_, peer in sorted(ranked, reverse=True)[:count]]
 
 

@@ -37,8 +37,8 @@ CONNECTIONS_TARGET = 32
 
 CONNECTIONS_HIGH = 480
 CONNECTIONS_LOW = 448
-"""Above the one we end connections down to the other: those that p2pd would end above its 512 (down
-to 256) are anybody's."""
+"""Above the one we end connections down to the other: those that p2pd would end above its 512 are
+anybody's."""
 
 RETRY_SECONDS_MIN = 0.5
 RETRY_SECONDS_MAX = 15.0
@@ -92,14 +92,13 @@ class PeerTable(Peers):
         self._look_now = asyncio.Event()
         self._bans = Bans()
         self._followers: list[Callable[[Sequence[PeerId]], None]] = []
+        self.heeded: Callable[[Sequence[PeerId]], Sequence[PeerId]] = list
+        """Returns those of some peers that are worth talking to; the others go first."""
         self.unreachable_since: float | None = None
 
     @property
     def unreachable(self) -> str:
-        """Why nobody answers, in one line; empty while somebody does, or before anyone is dialled.
-
-        It says so of the first few addresses.
-        """
+        """Why the first few do not answer, in one line; empty while one does or none is dialled."""
         if self.unreachable_since is None:
             return ""
         told = (f"{at.rpartition('/p2p/')[0]} {why}" for at, why in self._dialler.refusals.items())
@@ -320,7 +319,8 @@ class PeerTable(Peers):
         away = dict.fromkeys(filter(self._connected.__contains__, self._bans.held(now)))
         if self._taken > CONNECTIONS_HIGH:
             others = [peer for peer in self._connected if not self._is_kept(peer)]
-            away |= dict.fromkeys(surplus(others, self._places, self._taken - CONNECTIONS_LOW))
+            heeded, count = frozenset(self.heeded(others)), self._taken - CONNECTIONS_LOW
+            away |= dict.fromkeys(surplus(others, self._places, heeded, count))
         if away:
             for peer in away:
                 del self._connected[peer]

@@ -123,6 +123,10 @@ class Router:
         """Return the score of a peer."""
         return self._score(peer)
 
+    def heeded(self, peers: Iterable[PeerId]) -> list[PeerId]:
+        """Return those of the peers to which we gossip, as far as it depends on their scores."""
+        return self._score.at_least(self._params.gossip_score_min, peers)
+
     def report(self, now: float) -> list[PeerReport]:
         """Return what is known of each connected peer, in the order they came."""
         return reports(self._peers.all(), self._mesh, self._score, self._params, now)

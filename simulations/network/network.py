@@ -35,7 +35,7 @@ DIAL_SECONDS_MAX = 5.0
 """How long a dial into nowhere takes to fail, as in go-libp2p."""
 
 CONNECTIONS_HIGH = 512
-CONNECTIONS_LOW = 256
+CONNECTIONS_LOW = 448
 """p2pd's connection manager as the daemon starts it: above the one it trims to the other."""
 
 

@@ -50,6 +50,11 @@ def test_others_of_a_network_that_has_answered_are_not_independent():
 
 def test_of_too_many_those_end_that_have_most_neighbours_and_came_last():
     places = {"a": ("9.9.9.9",), "b": ("8.8.8.8",), "c": ("9.9.9.9",), "d": ("9.9.9.9",), "e": ()}
-    assert surplus(list("abcde"), places, 2) == ["d", "c"]
-    assert surplus(list("abcde"), places, 9) == list("dcbae")
-    assert surplus(list("abcde"), places, 0) == []
+    assert surplus(list("abcde"), places, set("abcde"), 2) == ["d", "c"]
+    assert surplus(list("abcde"), places, set("abcde"), 9) == list("dcbae")
+    assert surplus(list("abcde"), places, set("abcde"), 0) == []
+
+
+def test_of_too_many_those_end_first_that_nobody_heeds():
+    places = {"a": ("9.9.9.9",), "b": ("8.8.8.8",), "c": ("9.9.9.9",)}
+    assert surplus(list("abc"), places, {"c"}, 2) == ["b", "a"]
