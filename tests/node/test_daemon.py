@@ -49,6 +49,18 @@ def test_a_swarm_trains_on_certified_rollouts_only():
     assert {member.policy_version for member in status.members} == {5}
 
 
+def test_a_node_that_has_too_many_connections_asks_gossip_whose_to_end():
+    async def scenario():
+        world = Swarm(**SMALL, inference=2, grpo__steps=5)
+        world.start_all()
+        await world.reach(1, "relay-0")
+        daemon = world.daemon("relay-0")
+        assert daemon._peers.heeded == daemon._gossip.heeded
+        await world.finish()
+
+    run_virtual(scenario())
+
+
 @pytest.mark.parametrize("victim", ["relay-0", "worker-0", "validator-0"])
 def test_training_goes_on_when_a_node_dies(victim):
     async def scenario():

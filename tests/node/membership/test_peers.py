@@ -723,6 +723,21 @@ def test_where_there_are_too_many_who_was_chosen_and_who_has_standing_stay():
     run_virtual(scenario())
 
 
+@pytest.mark.usefixtures("at_most_ten")
+def test_where_there_are_too_many_those_go_first_that_nobody_heeds():
+    async def scenario():
+        net = Net()
+        strangers, ours = beside_a_worker(net, 11)
+        floods = {net.peer(name) for name in strangers[:2]}
+        ours.heeded = lambda peers: [peer for peer in peers if peer not in floods]
+        for name in strangers:
+            net.hub.connect(net.peer(name), net.peer("ours"))
+        await ours._look()
+        assert ours.connected == [net.peer(name) for name in strangers[2:10]]
+
+    run_virtual(scenario())
+
+
 def test_strangers_that_come_at_once_do_not_end_the_connections_of_who_stays():
     """More of them than p2pd keeps, before the next look: it ends the others."""
 
