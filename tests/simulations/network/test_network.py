@@ -5,6 +5,7 @@ from itertools import combinations
 
 import pytest
 
+from node.live import p2pd
 from roles.ports.transport import TransportError
 from simulations.runtime.loop import START, run_virtual
 from tests.simulations.network.machines import (
@@ -160,6 +161,10 @@ def test_latency_is_that_of_the_regions():
 
 
 # Too many connections
+
+
+def test_a_machine_keeps_as_many_connections_as_the_daemon_has_p2pd_keep():
+    assert (CONNECTIONS_HIGH, CONNECTIONS_LOW) == (p2pd.CONNECTIONS_HIGH, p2pd.CONNECTIONS_LOW)
 
 
 def test_a_machine_with_too_many_connections_drops_the_oldest():
