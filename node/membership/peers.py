@@ -93,7 +93,7 @@ class PeerTable(Peers):
         self._bans = Bans()
         self._followers: list[Callable[[Sequence[PeerId]], None]] = []
         self.heeded: Callable[[Sequence[PeerId]], Sequence[PeerId]] = list
-        """Returns those of some peers that are worth talking to; the others go first."""
+        """Returns those of some peers that are worth a connection; the others lose theirs first."""
         self.unreachable_since: float | None = None
 
     @property

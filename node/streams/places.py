@@ -18,7 +18,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from protocol.types import PeerId
 
@@ -55,6 +55,7 @@ class Place:
 class _Turn:
     """The turn of one stranger: it has some places, or had one a moment ago."""
 
+    peer: PeerId
     block: Hashable
     taken_at: float
     left_at: float
@@ -65,24 +66,9 @@ class _Turn:
         """Since when it has had no stream, or been slow with all."""
         return max((place.slow_since for place in self.places), default=self.left_at)
 
-    def leave(self, place: Place, now: float) -> None:
-        """Have one place less; idempotent."""
-        self.places.pop(place, None)
-        self.left_at = now
 
-
-class _Held(Protocol):
-    """What a stranger holds until it goes to somebody else."""
-
-    @property
-    def block(self) -> Hashable: ...
-    @property
-    def taken_at(self) -> float: ...
-    @property
-    def slow_since(self) -> float: ...
-
-
-_T = TypeVar("_T", bound=_Held)
+_Held = TypeVar("_Held", Place, _Turn)
+"""What a stranger holds until it goes to somebody else."""
 
 
 class Places:
@@ -150,8 +136,10 @@ class Places:
             self._peers[place.peer] -= 1
             if not self._peers[place.peer]:
                 del self._peers[place.peer]
-            if place.peer in self._turns:
-                self._turns[place.peer].leave(place, now)
+            turn = self._turns.get(place.peer)
+            if turn is not None:
+                turn.left_at = now
+                turn.places.pop(place, None)
 
     def _turn(self, newcomer: Place, most: int, now: float) -> tuple[_Turn | None, list[Place]]:
         """Return the turn of a stranger, if there is one, and the places of whose it was."""
@@ -167,10 +155,11 @@ class Places:
             lost = list(least.places)
             for place in lost:
                 self.leave(place, now)
-            self._turns = {peer: turn for peer, turn in self._turns.items() if turn is not least}
-        return self._turns.get(newcomer.peer) or _Turn(newcomer.block, now, now), lost
+            del self._turns[least.peer]
+        known = self._turns.get(newcomer.peer)
+        return known or _Turn(newcomer.peer, newcomer.block, now, now), lost
 
-    def _least(self, held: Sequence[_T], newcomer: Place, now: float) -> _T | None:
+    def _least(self, held: Sequence[_Held], newcomer: Place, now: float) -> _Held | None:
         """Return what goes to somebody who comes when all is taken, if anything does.
 
         ``held`` is what strangers have, the oldest first.
@@ -188,7 +177,7 @@ class Places:
         return oldest if waited else None
 
 
-def _slowest(held: Sequence[_T]) -> _T:
+def _slowest(held: Sequence[_Held]) -> _Held:
     """Return whose peer has been slow for longest; the youngest, which lost least, if none is."""
     slowest = min(held, key=lambda one: one.slow_since)
     return held[-1] if math.isinf(slowest.slow_since) else slowest

@@ -390,8 +390,7 @@ class Router:
         """Return the subscribers that may hear of our messages, outside and inside the mesh."""
         members = dict.fromkeys(self._mesh.members(topic))
         outside = [peer for peer in self._peers.subscribers(topic) if peer not in members]
-        good, score_min = self._score.at_least, self._params.gossip_score_min
-        return good(score_min, outside), good(score_min, members)
+        return self.heeded(outside), self.heeded(members)
 
 
 def _graft_rpcs(grafts: dict[PeerId, list[str]]) -> list[Effect]:
