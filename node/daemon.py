@@ -104,7 +104,7 @@ class Daemon:
             signer, replica, ports, self._peers, ChangeSignal(), Conditions(), trust
         )
         self._gossip = self._make_gossip(verifier, decoding)
-        self._peers.heeded = self._gossip.heeded
+        self._peers.heeded, self._peers.meshed = self._gossip.heeded, self._gossip.meshed
         self._exchange = self._make_exchange(upload_bytes_per_second)
         self._downloads = downloads = Downloads(ports, replica, self._exchange)
         self._witness = Witness(context)

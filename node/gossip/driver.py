@@ -171,6 +171,10 @@ class Gossip:
         """Return the peers in our mesh of ``topic``."""
         return self._router.mesh_peers(topic)
 
+    def meshed(self) -> frozenset[PeerId]:
+        """Return who is in a mesh of ours."""
+        return frozenset().union(*map(self.mesh_peers, self._router.topics))
+
     def heeded(self, peers: Sequence[PeerId]) -> list[PeerId]:
         """Return those of the peers that are not scored so badly that we gossip nothing to them."""
         return self._router.heeded(peers)

@@ -40,9 +40,9 @@ CONNECTIONS_LOW = 448
 """Above the one p2pd ends old connections of anybody down to the other, so as few as it takes: the
 node itself ends those that it needs least (``node.membership.peers``)."""
 
-GRACE_SECONDS = 10
-"""How long a connection is not ended by that. With p2pd's two minutes hundreds of strangers that
-come at once would stay, and everybody who was there before them would go."""
+GRACE_SECONDS = 0
+"""How long a connection is not ended by that, whoever has it. Who comes back as often as it is sent
+away is always new; with a grace those would go that stayed, and whom the node keeps with them."""
 
 _CONFIG_FILE = "p2pd.json"
 _CONFIG = '{"Relay": {"Enabled": false}}'

@@ -15,12 +15,13 @@ import structlog
 from typing_extensions import override
 
 from node.context import Peers
-from node.local.addresses import is_circuit, peer_of, place_of
+from node.local.addresses import is_circuit, peer_of
 from node.membership.address_book import AddressBook
 from node.membership.anchors import anchors, independent, surplus
 from node.membership.bans import Bans
 from node.membership.candidates import Candidates
 from node.membership.dialler import CONNECT_SECONDS, Dialler
+from node.membership.locations import Locations
 from node.membership.standing import Standing
 from node.streams.deadline import loop_time, within
 from protocol.faults import Fault
@@ -87,13 +88,15 @@ class PeerTable(Peers):
         self._standing = Standing(proven)
         self._seek_standing_at = 0.0
         self._chosen: dict[PeerId, None] = {}
-        self._places: dict[PeerId, tuple[str, ...]] = {}
+        self._locations = Locations(transport)
         self._few = asyncio.Event()
         self._look_now = asyncio.Event()
         self._bans = Bans()
         self._followers: list[Callable[[Sequence[PeerId]], None]] = []
         self.heeded: Callable[[Sequence[PeerId]], Sequence[PeerId]] = list
         """Returns those of some peers that are worth a connection; the others lose theirs first."""
+        self.meshed: Callable[[], frozenset[PeerId]] = frozenset
+        """Returns the few through whom gossip comes, whose connections end last."""
         self.unreachable_since: float | None = None
 
     @property
@@ -146,11 +149,11 @@ class PeerTable(Peers):
     @property
     @override
     def places(self) -> Mapping[PeerId, tuple[str, ...]]:
-        return self._places
+        return self._locations.places
 
     def block_of(self, peer: PeerId) -> Hashable:
         """Return where a connected peer is; itself where that is not known."""
-        return self._places.get(peer) or peer
+        return self._locations.block_of(peer)
 
     # Streams
 
@@ -300,14 +303,14 @@ class PeerTable(Peers):
         if not self._chosen.keys() <= self._connected.keys():
             self._chosen = {peer: None for peer in self._chosen if peer in self._connected}
         await self._end_connections(now)
-        await self._locate()
+        await self._locations.look(self._connected)
         if self._connected:
             self.unreachable_since = None
             self._dialler.refusals.clear()
             self._retry_seconds = RETRY_SECONDS_MIN
         if self._standing.look(self._connected, now):
             with suppress(TransportError):  # told again at the next look
-                kept = (*self._chosen, *self._standing.peers)
+                kept = self.meshed().union(self._chosen, self._standing.peers)
                 await within(CONNECT_SECONDS, self._transport.keep(kept))
         if len(self._connected) < CONNECTIONS_TARGET or self._lacks_standing(now):
             self._few.set()
@@ -318,26 +321,16 @@ class PeerTable(Peers):
         """End those of peers that are kept away, and of too many those of strangers."""
         away = dict.fromkeys(filter(self._connected.__contains__, self._bans.held(now)))
         if self._taken > CONNECTIONS_HIGH:
-            others = [peer for peer in self._connected if not self._is_kept(peer)]
+            meshed = self.meshed()
+            others = [
+                peer for peer in self._connected if peer not in meshed and not self._is_kept(peer)
+            ]
             heeded, count = frozenset(self.heeded(others)), self._taken - CONNECTIONS_LOW
-            away |= dict.fromkeys(surplus(others, self._places, heeded, count))
+            away |= dict.fromkeys(surplus(others, self.places, heeded, count))
         if away:
             for peer in away:
                 del self._connected[peer]
             await asyncio.gather(*map(self.disconnect, away))
-
-    async def _locate(self) -> None:
-        """Ask once where each peer is that is new."""
-        if self._places.keys() == self._connected.keys():
-            return
-        known = {peer: self._places[peer] for peer in self._connected if peer in self._places}
-        with suppress(TransportError):  # asked again at the next look
-            for peer in [peer for peer in self._connected if peer not in known]:
-                found = await within(CONNECT_SECONDS, self._transport.remote_addresses(peer))
-                if found:  # else it has just left
-                    places = dict.fromkeys(map(place_of, found))
-                    known[peer] = tuple(place for place in places if place is not None)
-        self._places = known
 
     async def _wait_for_a_peer(self, seconds: float) -> None:
         """Wait, but not longer than until somebody has connected to us."""

@@ -36,7 +36,9 @@ DIAL_SECONDS_MAX = 5.0
 
 CONNECTIONS_HIGH = 512
 CONNECTIONS_LOW = 448
-"""p2pd's connection manager as the daemon starts it: above the one it trims to the other."""
+TRIM_SECONDS = 10.0
+"""p2pd's connection manager as the daemon starts it. It looks so often (go-libp2p's default), and
+above the one trims to the other; of equals the oldest, which is the worst that p2pd may choose."""
 
 
 class SimNetwork:
@@ -58,6 +60,8 @@ class SimNetwork:
         self._by_peer: dict[PeerId, Host] = {}
         self._transports: dict[PeerId, SimTransport] = {}
         self._cuts: dict[Cut, None] = {}
+        self._crowded: dict[str, None] = {}
+        """Machines that had too many connections since their p2pd looked."""
 
     # Machines
 
@@ -170,7 +174,21 @@ class SimNetwork:
         opener.connections[acceptor.peer_id] = connection
         acceptor.connections[opener.peer_id] = connection
         for host in (opener, acceptor):
-            _trim(host)
+            if len(host.connections) > CONNECTIONS_HIGH and host.name not in self._crowded:
+                self._crowded[host.name] = None
+                self._loop.call_later(self._until_trim(host), self._trim, host)
+
+    def _until_trim(self, host: Host) -> float:
+        """Return the seconds until a machine's p2pd looks; each does at its own moments."""
+        began = TRIM_SECONDS * self._rng.child(f"trim/{host.name}").uniform()
+        return TRIM_SECONDS - (self._loop.time() - began) % TRIM_SECONDS
+
+    def _trim(self, host: Host) -> None:
+        del self._crowded[host.name]
+        if len(host.connections) > CONNECTIONS_HIGH:
+            last = sorted(host.connections, key=host.kept.__contains__)
+            for peer in last[: len(last) - CONNECTIONS_LOW]:
+                host.connections[peer].close()
 
     def _latency(self, one: Host, other: Host) -> float:
         """Return the one-way delay between two machines in seconds, the same in every call."""
@@ -269,10 +287,3 @@ class SimNetwork:
                 if connection.opener is host:
                     other = connection.acceptor
                     connection.cut(there=self.cut(host, other), back=self.cut(other, host))
-
-
-def _trim(host: Host) -> None:
-    if len(host.connections) > CONNECTIONS_HIGH:
-        last = sorted(host.connections, key=host.kept.__contains__)
-        for peer in last[: len(last) - CONNECTIONS_LOW]:
-            host.connections[peer].close()

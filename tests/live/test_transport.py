@@ -333,7 +333,6 @@ async def test_where_there_are_too_many_connections_those_that_are_kept_end_last
     """p2pd looks every ten seconds; the oldest are kept, of which one was kept before only."""
     monkeypatch.setattr(p2pd, "CONNECTIONS_HIGH", 4)
     monkeypatch.setattr(p2pd, "CONNECTIONS_LOW", 2)
-    monkeypatch.setattr(p2pd, "GRACE_SECONDS", 0)
     others: list[HivemindTransport] = []
     hub = await start(keys, 60)
     try:

@@ -56,6 +56,7 @@ def test_a_node_that_has_too_many_connections_asks_gossip_whose_to_end():
         await world.reach(1, "relay-0")
         daemon = world.daemon("relay-0")
         assert daemon._peers.heeded == daemon._gossip.heeded
+        assert daemon._peers.meshed == daemon._gossip.meshed
         await world.finish()
 
     run_virtual(scenario())

@@ -846,6 +846,21 @@ def test_a_peer_that_we_chose_comes_into_a_full_mesh():
     run_virtual(scenario())
 
 
+def test_who_is_in_any_of_the_meshes_is_meshed():
+    """The two neighbours of the second node share a topic each with it; the fourth is far."""
+
+    async def scenario():
+        async with swarm(4) as (_hub, (first, second, third, _far)):
+            for node in (first, second):
+                node.gossip.subscribe("another", accept)
+            first.gossip.unsubscribe(TOPIC)
+            await eventually(lambda: second.gossip.mesh_peers("another") == [first.peer_id])
+            await eventually(lambda: second.gossip.mesh_peers(TOPIC) == [third.peer_id])
+            assert second.gossip.meshed() == {first.peer_id, third.peer_id}
+
+    run_virtual(scenario())
+
+
 def test_peers_at_one_place_are_told_to_the_router_once_greeted():
     """Forty of one address: the surplus of eight, squared, closes meshes and gossip to them."""
 

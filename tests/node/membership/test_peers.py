@@ -22,6 +22,7 @@ from protocol.membership import Roster
 from protocol.rng import Rng
 from protocol.types import Role
 from roles.ports.transport import TransportError
+from simulations.network.network import TRIM_SECONDS
 from tests.worlds.messages import World, identity, run_manifest
 from tests.worlds.network import Hub, LoopClock, eventually, run_virtual
 
@@ -703,20 +704,21 @@ def beside_a_worker(net, count):
 
 
 @pytest.mark.usefixtures("at_most_ten")
-def test_where_there_are_too_many_who_was_chosen_and_who_has_standing_stay():
+def test_where_there_are_too_many_who_was_chosen_or_meshed_and_who_has_standing_stay():
     async def scenario():
         net = Net()
         strangers, ours = beside_a_worker(net, 10)
-        net.add("chosen")
+        net.add("chosen", "meshed")
+        ours.meshed = lambda: frozenset({net.peer("meshed")})
         for name in strangers:
             net.hub.connect(net.peer(name), net.peer("ours"))
         await ours._look()
         assert len(ours.connected) == 10, "as many as there may be"
         ours._chosen[net.peer("chosen")] = None
-        for name in ("chosen", "worker"):
+        for name in ("chosen", "worker", "meshed"):
             net.hub.connect(net.peer(name), net.peer("ours"))
         await ours._look()
-        stayed = [net.peer(name) for name in (*strangers[:6], "chosen", "worker")]
+        stayed = [net.peer(name) for name in (*strangers[:5], "chosen", "worker", "meshed")]
         assert ours.connected == stayed, "of the others, the first that came"
         assert not connected(net, "stranger 9")
 
@@ -744,10 +746,11 @@ def test_strangers_that_come_at_once_do_not_end_the_connections_of_who_stays():
     async def scenario():
         net = Net()
         strangers = [f"stranger {number}" for number in range(p2pd.CONNECTIONS_HIGH)]
-        net.add(*strangers, "chosen", "worker", "guest", "left")
+        net.add(*strangers, "chosen", "worker", "meshed", "guest", "left")
         standing = {net.peer("worker"), net.peer("left")}
         ours = net.table("chosen", proven=standing.__contains__)
-        for name in ("guest", "worker", "left"):
+        ours.meshed = lambda: frozenset({net.peer("meshed")})
+        for name in ("guest", "worker", "meshed", "left"):
             net.hub.connect(net.peer(name), net.peer("ours"))
         await ours.reach()
         standing.discard(net.peer("left"))
@@ -756,9 +759,11 @@ def test_strangers_that_come_at_once_do_not_end_the_connections_of_who_stays():
         running.cancel()
         for name in strangers:
             net.hub.connect(net.peer(name), net.peer("ours"))
+        await asyncio.sleep(TRIM_SECONDS)
         assert len(net.hub.network.hosts[net.peer("ours")].connections) < len(strangers)
-        stayed = [name for name in ("chosen", "worker", "guest", "left") if connected(net, name)]
-        assert stayed == ["chosen", "worker"]
+        names = ("chosen", "worker", "meshed", "guest", "left")
+        stayed = [name for name in names if connected(net, name)]
+        assert stayed == ["chosen", "worker", "meshed"]
 
     run_virtual(scenario())
 

@@ -11,6 +11,7 @@ from simulations.network.network import (
     CONNECTIONS_LOW,
     DIAL_SECONDS_MAX,
     PATH_SPREAD,
+    TRIM_SECONDS,
     SimNetwork,
 )
 from simulations.network.streams import WINDOW_BYTES
@@ -27,6 +28,7 @@ __all__ = [
     "PROTOCOL",
     "RETRANSMISSION_SECONDS_MIN",
     "SMALL_BYTES",
+    "TRIM_SECONDS",
     "WINDOW_BYTES",
     "Machines",
     "everything",

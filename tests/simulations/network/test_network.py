@@ -15,6 +15,7 @@ from tests.simulations.network.machines import (
     KEEPALIVE_SECONDS,
     PATH_SPREAD,
     PROTOCOL,
+    TRIM_SECONDS,
     Machines,
     now,
 )
@@ -167,7 +168,7 @@ def test_a_machine_keeps_as_many_connections_as_the_daemon_has_p2pd_keep():
     assert (CONNECTIONS_HIGH, CONNECTIONS_LOW) == (p2pd.CONNECTIONS_HIGH, p2pd.CONNECTIONS_LOW)
 
 
-def test_a_machine_with_too_many_connections_drops_the_oldest():
+def test_a_machine_that_has_too_many_connections_when_its_p2pd_looks_drops_the_oldest():
     async def scenario():
         machines = Machines()
         await machines.add("hub")
@@ -175,8 +176,11 @@ def test_a_machine_with_too_many_connections_drops_the_oldest():
         await machines.add(*names)
         for name in names[:-1]:
             await machines.connect(name, "hub")
+        await asyncio.sleep(TRIM_SECONDS)
         assert all(machines.connected(name, "hub") for name in names[:-1])
         await machines.connect(names[-1], "hub")
+        assert machines.connected(names[0], "hub"), "it has not looked yet"
+        await asyncio.sleep(TRIM_SECONDS)
         left = [name for name in names if machines.connected(name, "hub")]
         assert left == names[-CONNECTIONS_LOW:]
 
@@ -194,8 +198,27 @@ def test_whom_a_machine_keeps_outlive_the_others():
         await hub.keep([machines.transports[name].peer_id for name in names[1:4]])
         for name in names:
             await machines.connect(name, "hub")
+        await asyncio.sleep(TRIM_SECONDS)
         left = [name for name in names if machines.connected(name, "hub")]
         assert left == [*names[1:4], *names[3 - CONNECTIONS_LOW :]]
+
+    run_virtual(scenario())
+
+
+def test_a_machine_that_has_fewer_again_when_its_p2pd_looks_drops_nobody():
+    async def scenario():
+        machines = Machines()
+        await machines.add("hub")
+        names = [f"m{number}" for number in range(CONNECTIONS_HIGH + 1)]
+        await machines.add(*names)
+        for name in names:
+            await machines.connect(name, "hub")
+        await machines.transports["hub"].disconnect(machines.transports[names[-1]].peer_id)
+        await asyncio.sleep(TRIM_SECONDS)
+        assert all(machines.connected(name, "hub") for name in names[:-1])
+        await machines.connect(names[-1], "hub")
+        await asyncio.sleep(TRIM_SECONDS)
+        assert not machines.connected(names[0], "hub"), "it looks again"
 
     run_virtual(scenario())
 
