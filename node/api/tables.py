@@ -13,6 +13,7 @@ from node.membership.outcomes import FAILED_MAX
 from node.membership.witness import FOUND_MAX
 from node.streams.protocols import BLOBS, DIAL_BACK, HOP, MANIFEST, MESSAGE, SYNC
 from node.streams.rates import BUCKETS_MAX
+from node.streams.turns import WASTED_MAX
 from node.weights_http.doorkeeper import ADDRESSES_MAX, ConnectionLimits
 from protocol.gossip.params import Params
 from protocol.gossip.score_params import ScoreParams
@@ -59,6 +60,7 @@ LIMITS: Mapping[str, int] = {
     "streams_manifest": MANIFEST.streams_total,
     "streams_message": MESSAGE.streams_total,
     "streams_sync": SYNC.streams_total,
+    "turns_wasted": WASTED_MAX,
     "uncertified_workers": UNCERTIFIED_MAX,
     "unchecked": UNCHECKED_MAX,
     "versions_waiting": VERSIONS_WAITING_MAX,
@@ -67,5 +69,5 @@ LIMITS: Mapping[str, int] = {
 """By the name of a table in a status, in ``/metrics`` and in samples of simulations. Of what there
 is one for each peer or key (``in_flight``, ``outbox_*``, ``directory_records``) the fullest counts.
 
-``streams_*`` are places, and ``findings``, ``stream_rates``, ``http_addresses`` and ``http_peers``
-forget what was longest unused: full, they work as when they are not."""
+``streams_*`` are places, and ``findings``, ``stream_rates``, ``turns_wasted``, ``http_addresses``
+and ``http_peers`` forget what was longest unused: full, they work as when they are not."""

@@ -29,8 +29,9 @@ from node.circuits.wire import (
 from node.context import NodeContext
 from node.local.addresses import is_circuit
 from node.streams.deadline import loop_time, within
+from node.streams.eviction import Place
 from node.streams.limits import Bounded
-from node.streams.places import Place, Places
+from node.streams.places import Places
 from node.streams.protocols import HOP, REQUEST_SECONDS, STOP_NAME
 from protocol.faults import Fault
 from protocol.types import PeerId

@@ -1,10 +1,10 @@
 """A bound on the streams that one protocol serves: at once, and how often somebody opens one."""
 
 import asyncio
-import math
 from typing import Protocol
 
-from node.streams.places import Place, Places, Trust
+from node.streams.eviction import Place
+from node.streams.places import Places, Trust
 from node.streams.rates import Rates
 from roles.ports.transport import Stream, StreamHandler
 
@@ -73,9 +73,10 @@ class Bounded:
         self._place_of: dict[Stream, Place] = {}
 
     def sizes(self) -> dict[str, int]:
-        """Return how many streams are served, and of how many blocks the rate is kept, by name."""
+        """Return how many streams are served, and how full the other tables are, by name."""
         kept = 0 if self._rates is None else len(self._rates)
-        return {f"streams_{self._word}": len(self._places), "stream_rates": kept}
+        served = {f"streams_{self._word}": len(self._places), "stream_rates": kept}
+        return served | self._places.sizes()
 
     async def __call__(self, stream: Stream) -> None:
         """Serve a stream if there is room; the task that calls is cancelled to end one."""
@@ -108,4 +109,4 @@ class Bounded:
         Who never says it has a peer that has been slow since the stream was opened.
         """
         now = asyncio.get_running_loop().time()
-        self._place_of[stream].slow_since = now if slow else math.inf
+        self._place_of[stream].note_slow(now, slow=slow)

@@ -32,6 +32,7 @@ LIMITS = {
     "streams_manifest": 16,
     "streams_message": 128,
     "streams_sync": 16,
+    "turns_wasted": 4096,
     "uncertified_workers": 4096,
     "unchecked": 1024,
     "versions_waiting": 8192,

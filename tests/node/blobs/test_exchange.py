@@ -45,6 +45,7 @@ class Node:
             self.blobs,
             protocol=PROTOCOL,
             limits=limits,
+            trust=Trust(member=lambda _peer: True),
             on_fault=lambda peer, fault: self.faults.append((peer, fault.code)),
         )
 

@@ -3,8 +3,9 @@ from dataclasses import replace
 
 import pytest
 
+from node.streams.eviction import SERVED_TIMES
 from node.streams.limits import UNDISTURBED_SECONDS, Bounded
-from node.streams.places import SERVED_TIMES, Trust
+from node.streams.places import Trust
 from node.streams.protocols import MESSAGE
 from protocol.types import PeerId
 from tests.worlds.network import Hub, run_virtual

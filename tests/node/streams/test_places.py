@@ -7,13 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from node.streams.places import SERVED_TIMES, Places, Trust
+from node.streams import turns as module
+from node.streams.eviction import SERVED_TIMES
+from node.streams.places import Places, Trust
+from node.streams.turns import WASTED_SECONDS
 from protocol.types import PeerId
 
 UNDISTURBED_SECONDS = 1.0
 PROVEN = ("p0", "p1", "p2", "p3", "p4", "p5")
-TRUST = Trust(lambda peer: peer in PROVEN, lambda peer: peer[0])
-"""A stranger is called by its block and a number."""
+TRUST = Trust(lambda peer: peer in PROVEN, lambda peer: peer[0], lambda peer: peer[0] != "x")
+"""A stranger is called by its block and a number; those of one block have not been admitted."""
 
 
 def places(total=4, per_peer=2, strangers=None, turns=None):
@@ -60,7 +63,7 @@ def served(table, *peers, now=0.0):
     """Let peers come that wait for us from the first moment; return their places."""
     taken = [table.take(PeerId(peer), now)[0] for peer in peers]
     for place in taken:
-        place.slow_since = math.inf
+        place.note_slow(now, slow=False)
     return taken
 
 
@@ -175,8 +178,76 @@ def test_a_turn_without_a_place_for_it_begins_not():
     assert take(table, "b0", now=0.1) == ["free"]
 
 
+def wasted(table, *peers):
+    """Let peers have turns in which they wait for nothing that we send, until a second later."""
+    for place in [table.take(PeerId(peer), 0.0)[0] for peer in peers]:
+        table.leave(place, 0.0)
+
+
+def test_who_wasted_a_turn_shares_half_of_them_with_others_that_did():
+    """However often they ask: who has wasted none finds the others free."""
+    table = places(total=8, turns=4)
+    wasted(table, "a0", "b0", "c0", "d0")
+    assert take(table, "e0", now=1.0) == ["free"]
+    again = take(table, "a0", "b0", "c0", "d0", now=1.5)
+    assert again == ["free", "free", "refused", "refused"]
+    assert take(table, "f0", now=1.5) == ["free"]
+    assert take(table, "c0", now=2.2) == ["refused"], "e0 has been slow, but wasted none before"
+    assert take(table, "c0", now=2.5) == ["a0"]
+    assert take(table, "g0", now=2.5) == ["e0"]
+
+
+def test_a_turn_is_wasted_unless_something_was_served_in_it():
+    table = places(total=8, per_peer=3, turns=2)
+    served_once, slow = served(table, "a0", "a0")
+    slow.slow_since = 0.0
+    for place in (served_once, slow):
+        table.leave(place, 0.0)
+    (ended,) = served(table, "b0")
+    ended.slow_since = 0.0
+    assert take(table, "c0", "d0", now=1.0) == ["free", "b0"], "which was slow at the end"
+    assert table.sizes() == {"turns_wasted": 1}
+    assert take(table, "a0", now=2.0) == ["c0"], "it wasted none"
+    assert take(table, "b0", now=2.0) == ["d0"]
+
+
+def test_streams_that_are_opened_again_and_again_hold_no_turn():
+    table = places(total=8, turns=1)
+    places_of_one = [table.take(PeerId("a0"), 0.1 * number)[0] for number in range(2)]
+    for number in range(2, 10):
+        table.leave(places_of_one[-2], 0.1 * number)
+        places_of_one.append(table.take(PeerId("a0"), 0.1 * number)[0])
+    assert take(table, "b0", now=0.9) == ["refused"]
+    assert take(table, "b0", now=1.0) == ["a0 a0"]
+
+
+def test_a_turn_counts_as_wasted_for_a_minute():
+    table = places(total=8, turns=2)
+    wasted(table, "a0", "b0")
+    served(table, "a0", now=1.0)
+    later = 1.0 + WASTED_SECONDS
+    assert take(table, "b0", now=1.0) == ["refused"]
+    assert take(table, "b0", now=later) == ["free"]
+
+
+def test_who_has_not_been_admitted_shares_the_half_of_those_that_wasted_a_turn():
+    table = places(total=8, turns=4)
+    assert take(table, "x0", "x1", "x2", "a0", "b0") == ["free"] * 2 + ["refused"] + ["free"] * 2
+    table = places(total=8, turns=1)
+    assert take(table, "x0") == ["free"], "one at least"
+
+
+def test_of_turns_that_were_wasted_so_many_are_remembered(monkeypatch):
+    monkeypatch.setattr(module, "WASTED_MAX", 2)
+    table = places(total=8, turns=3)
+    wasted(table, "a0", "b0", "c0")
+    assert take(table, "a0", "b0", "c0", now=1.0) == ["free", "free", "refused"]
+    assert table.sizes() == {"turns_wasted": 2}
+    assert places().sizes() == {}
+
+
 STRANGERS = st.builds(
-    lambda block, number: f"{block}{number}", st.sampled_from("abcd"), st.integers(0, 3)
+    lambda block, number: f"{block}{number}", st.sampled_from("abcx"), st.integers(0, 3)
 )
 
 
@@ -193,19 +264,27 @@ class PlacesMachine(RuleBasedStateMachine):
         self.turns = math.inf if turns is None else turns
         self.taken = []
         self.left_at = {}
+        self.wasted = set()  # or not: who has ever given back a place
         self.now = 0.0
 
     def in_turn(self):
-        """Return which strangers have a stream, or had one a moment ago: these may have turns."""
+        """Return which strangers have a stream, and which had one a moment ago or have one.
+
+        The ones have a turn, the others may have.
+        """
         over = self.now - UNDISTURBED_SECONDS
-        recent = {peer for peer, at in self.left_at.items() if at > over}
-        return recent | {one.peer for one in self.taken if not one.proven}
+        have = {one.peer for one in self.taken if not one.proven}
+        return have, have | {peer for peer, at in self.left_at.items() if at > over}
 
     @rule(peer=STRANGERS | st.sampled_from(PROVEN), later=st.sampled_from([0.0, 0.1, 0.6, 3.0]))
     def come(self, peer, later):
         self.now += later
-        before, in_turn = list(self.taken), self.in_turn()
-        waits = peer not in PROVEN and peer not in in_turn and len(in_turn) >= self.turns
+        before = list(self.taken)
+        have, may = self.in_turn()
+        alike = [one for one in may if one[0] == "x" or one in self.wasted]
+        doubtful = peer[0] == "x" or peer in self.wasted
+        waits = len(may) >= self.turns or (doubtful and len(alike) >= max(1, self.turns // 2))
+        waits &= peer not in PROVEN and peer not in have
         place, lost = self.table.take(PeerId(peer), self.now)
         own = [one for one in before if one.peer == peer]
         strangers = [one for one in before if not one.proven]
@@ -224,16 +303,17 @@ class PlacesMachine(RuleBasedStateMachine):
             assert peer not in PROVEN or not strangers, "who has standing finds a place"
             if not waits:
                 ours = sum(one.block == peer[0] for one in strangers)
-                for block in "abcd":
+                for block in "abcx":
                     theirs = sum(one.block == block for one in strangers)
                     assert peer in PROVEN or theirs <= ours + 1, "no block keeps another out"
         self.left_at |= {one.peer: self.now for one in lost}
+        self.wasted |= {one.peer for one in lost}
 
     @rule(data=st.data(), slow=st.booleans())
     def be_slow(self, data, slow):
         if self.taken:
             place = data.draw(st.sampled_from(self.taken))
-            place.slow_since = self.now if slow else math.inf
+            place.note_slow(self.now, slow=slow)
 
     @rule(data=st.data())
     def go(self, data):
@@ -242,6 +322,7 @@ class PlacesMachine(RuleBasedStateMachine):
             self.table.leave(place, self.now)
             if not place.proven:
                 self.left_at[place.peer] = self.now
+                self.wasted.add(place.peer)
 
     @invariant()
     def as_many_as_there_are(self):
@@ -252,8 +333,11 @@ class PlacesMachine(RuleBasedStateMachine):
             assert len(self.table._peers) == len({one.peer for one in self.taken})
             with_some = {one.peer for one in self.taken if not one.proven}
             assert len(with_some) <= self.turns
-            assert self.table._turns_max is None or with_some <= self.table._turns.keys()
-            assert len(self.table._turns) <= self.turns
+            if self.table._turns is not None:
+                held = self.table._turns._held
+                assert with_some <= held.keys()
+                assert len(held) <= self.turns
+                assert sum(turn.doubtful for turn in held.values()) <= max(1, self.turns // 2)
 
 
 test_places_are_shared_by_the_rules = PlacesMachine.TestCase
