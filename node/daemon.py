@@ -16,7 +16,8 @@ from node.api.observer import Observer
 from node.api.status import NodeStatus, Snapshot, Stage
 from node.api.v1.view import NodeView
 from node.api.why import Why
-from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.exchange import BlobExchange
+from node.blobs.limits import ExchangeLimits
 from node.circuits.circuits import Circuits
 from node.context import NodeContext, Ports
 from node.gossip.driver import Gossip

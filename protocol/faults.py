@@ -74,6 +74,7 @@ class FaultCode(StrEnum):
     OTHER_TERM = "other-term", Blame.SENDER
     OVERSIZE = "oversize", Blame.SENDER
     PROTOCOL_VERSION = "protocol-version", Blame.NOBODY
+    REFUSED_TOO_OFTEN = "refused-too-often", Blame.SENDER
     RPC_FLOOD = "rpc-flood", Blame.NOBODY  # our own heartbeat may be late
     RPC_MALFORMED = "rpc-malformed", Blame.SENDER
     RPC_OVERSIZE = "rpc-oversize", Blame.SENDER

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from node.blobs.exchange import ExchangeLimits
+from node.blobs.limits import ExchangeLimits
 from protocol.rng import Rng
 from protocol.shardcast.events import (
     Ask,

@@ -35,7 +35,8 @@ from children import Child, heard, itself, say
 from lines import Host, alone, make_host
 from transport import PROTOCOL, commit, reach, transport, write_random
 
-from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.exchange import BlobExchange
+from node.blobs.limits import ExchangeLimits
 from node.gossip.driver import Gossip
 from node.live.clock import SystemClock
 from node.live.hivemind_p2p import HivemindTransport

@@ -12,7 +12,8 @@ from pathlib import Path
 from broadcast import Plan
 from typing_extensions import override
 
-from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.exchange import BlobExchange
+from node.blobs.limits import ExchangeLimits
 from node.weights.download import Weights, WeightsDownload
 from protocol import crypto
 from protocol.faults import Fault

@@ -11,8 +11,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from node.blobs.limits import REFUSALS_BURST, REFUSALS_PER_SECOND, ExchangeLimits
 from node.blobs.tally import Tally
 from node.blobs.upload_cap import UploadCap
 from node.blobs.ways import Way, Ways
@@ -21,6 +22,7 @@ from node.streams.deadline import within
 from node.streams.limits import Bounded
 from node.streams.places import Trust
 from node.streams.protocols import BLOBS, REQUEST_SECONDS
+from node.streams.rates import Rates
 from protocol import crypto
 from protocol.faults import Fault, FaultCode
 from protocol.types import Digest, PeerId
@@ -30,55 +32,6 @@ from roles.ports.transport import HttpRanges, RangeBody, Stream, Streams, Transp
 EXPECTED_SECONDS = 1.0
 """How long whoever asks for what we expect waits for it; a guess, shorter than anyone's patience:
 who asked us must not hold us to be late because we wait ourselves."""
-
-STRANGER_BYTES_PER_SECOND = 512 * 1024
-"""Of the line for each stream of a stranger: a chunk of a megabyte in two seconds, long before who
-asked for it turns to somebody else. A guess."""
-
-STRANGERS_MIN = 8
-"""One download's streams."""
-
-STREAMS_PER_TURN = 4
-"""On average: some have just come, and some are about to leave. A crowd of 800 has 8 MB from five
-lines of 500 Mbit/s after 26 s (median) with 4 or 3, 30 with 8, and 32 without turns."""
-
-TURNS_MIN = 4
-"""Strangers that are served at once, however thin the line: one of them may be slow. A guess."""
-
-
-@dataclass(frozen=True, slots=True)
-class ExchangeLimits:
-    """What a node gives to others; the numbers are guesses, the cap is the operator's.
-
-    ``streams_per_peer`` is twice what one download keeps in flight. ``stall_seconds`` is how long
-    one piece may take to be read, to arrive, or to be written.
-    """
-
-    word: str = BLOBS.word
-    streams_per_peer: int = BLOBS.streams_per_peer
-    streams_total: int = BLOBS.streams_total
-    streams_per_second: float | None = BLOBS.streams_per_second
-    streams_burst: int = BLOBS.streams_burst
-    piece_bytes: int = 256 * 1024
-    open_seconds: float = 10.0
-    stall_seconds: float = BLOBS.stall_seconds
-    upload_bytes_per_second: int | None = None
-
-    @property
-    def strangers(self) -> int:
-        """How many streams of peers without standing are served at once.
-
-        No more than the line brings to an end: of 256 on a thin one no chunk would come in time.
-        """
-        if self.upload_bytes_per_second is None:
-            return self.streams_total
-        carried = self.upload_bytes_per_second // STRANGER_BYTES_PER_SECOND
-        return min(self.streams_total, max(STRANGERS_MIN, carried))
-
-    @property
-    def turns(self) -> int:
-        """How many peers without standing are served at once."""
-        return max(TURNS_MIN, self.strangers // STREAMS_PER_TURN)
 
 
 @dataclass(slots=True)
@@ -135,6 +88,8 @@ class BlobExchange:
             strangers=self._limits.strangers,
             turns=self._limits.turns,
         )
+        each = replace(self._trust, block=lambda peer: peer)  # a fault is of one key
+        self._refusals = Rates(REFUSALS_PER_SECOND, REFUSALS_BURST, each)
         self.sent = Tally()
         """Blob bytes sent so far."""
         self.received = Tally()
@@ -147,7 +102,8 @@ class BlobExchange:
 
     def sizes(self) -> dict[str, int]:
         """Return how full the tables are that strangers can fill, by name."""
-        return {**self._bounded.sizes(), "http_peers": len(self._ways)}
+        refusals = len(self._refusals)
+        return {**self._bounded.sizes(), "stream_rates": refusals, "http_peers": len(self._ways)}
 
     async def start(self) -> None:
         """Serve the protocol from now on."""
@@ -344,6 +300,9 @@ class BlobExchange:
             await self._answer(stream)
 
     async def _refuse(self, stream: Stream) -> None:
+        if not self._refusals.take(stream.peer, asyncio.get_running_loop().time()):
+            self.on_fault(stream.peer, Fault(FaultCode.REFUSED_TOO_OFTEN))
+            return
         with suppress(TransportError):
             await within(self._limits.open_seconds, reply(stream, Status.BUSY, 0))
 

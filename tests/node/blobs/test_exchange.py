@@ -6,12 +6,8 @@ from typing import Any
 
 import pytest
 
-from node.blobs.exchange import (
-    STRANGERS_MIN,
-    TURNS_MIN,
-    BlobExchange,
-    ExchangeLimits,
-)
+from node.blobs.exchange import BlobExchange
+from node.blobs.limits import REFUSALS_BURST, STRANGERS_MIN, TURNS_MIN, ExchangeLimits
 from node.blobs.upload_cap import BURST_SECONDS, PAYLOAD_SHARE, UploadCap
 from node.blobs.wire import HELD_BYTES_MAX, BlobRefusedError, Kind, Status
 from node.storage.blobs import FileBlobs
@@ -23,7 +19,7 @@ from roles.ports.storage import Owner, Purpose
 from roles.ports.transport import Stream, TransportError
 from simulations.network import streams
 from tests.node.storage.blob_stores import name_of, one_shard, open_one
-from tests.worlds.network import Hub
+from tests.worlds.network import Hub, eventually
 
 DATA = bytes(range(256)) * 1200
 DIGEST = crypto.digest(DATA)
@@ -416,6 +412,24 @@ async def test_no_more_strangers_are_served_than_a_thin_line_carries(
         task.cancel()
     refused = await asyncio.gather(*pulls, return_exceptions=True)
     assert [type(each) for each in refused].count(BlobRefusedError) == 1
+
+
+async def test_who_is_refused_again_and_again_is_at_fault(tmp_path: Path) -> None:
+    limits = ExchangeLimits(streams_total=1, upload_bytes_per_second=len(DATA))
+    _, (one, first, other) = await network(tmp_path, "one", "first", "other", limits=limits)
+    await one.blobs.put(DATA, OWNER)
+    reading = pull(first, one.peer, 0, len(DATA))
+    holding = asyncio.create_task(reading)
+    await eventually(lambda: one.exchange._bounded._serving)
+    asked = 0
+    while not one.faults:
+        asked += 1
+        with pytest.raises(TransportError):
+            await pull(other, one.peer, 0, 1)
+        assert one.exchange.sizes()["stream_rates"] == 1
+    assert REFUSALS_BURST < asked < 2 * REFUSALS_BURST
+    assert one.faults == [(other.peer, "refused-too-often")]
+    holding.cancel()
 
 
 async def test_a_reader_that_has_stopped_loses_its_place_to_others(

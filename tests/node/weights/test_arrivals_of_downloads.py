@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from node.api.arrivals_observer import arrival_statuses, receiver_statuses
-from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.exchange import BlobExchange
+from node.blobs.limits import ExchangeLimits
 from node.weights.arrivals import Arrivals, Form, Label
 from roles.ports.storage import StorageFullError
 from tests.node.weights.test_download import (

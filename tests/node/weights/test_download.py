@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.exchange import BlobExchange
+from node.blobs.limits import ExchangeLimits
 from node.blobs.wire import Kind
 from node.storage.blobs import FileBlobs
 from node.storage.policy_files import PolicyDirectory

@@ -9,7 +9,8 @@ import random
 from contextlib import aclosing, suppress
 from pathlib import Path
 
-from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.exchange import BlobExchange
+from node.blobs.limits import ExchangeLimits
 from node.blobs.wire import Kind
 from node.storage.blobs import FileBlobs
 from protocol import crypto

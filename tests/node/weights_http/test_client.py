@@ -7,7 +7,8 @@ from contextlib import aclosing, asynccontextmanager
 import pytest
 
 from node.blobs import ways
-from node.blobs.exchange import BlobExchange, ExchangeLimits
+from node.blobs.exchange import BlobExchange
+from node.blobs.limits import ExchangeLimits
 from node.blobs.upload_cap import UploadCap
 from node.blobs.ways import OTHER_WAY_REQUESTS, PAUSE_SECONDS_MAX, PAUSE_SECONDS_MIN, Way, Ways
 from node.blobs.wire import BlobRefusedError, Kind, Status
