@@ -5,7 +5,7 @@ dialled. Both ends must be members of the run: this is no relay for the rest of 
 circuit ends after ``HOP.exchange_seconds`` or ``CIRCUIT_BYTES_MAX`` in one direction, and whoever
 still needs one asks again. All bytes that leave for circuits stay below the cap of all uploads.
 Where places run out they go as everywhere: who has standing comes first, and strangers share by
-address block (``node.streams.places``).
+address block (``node.streams.eviction``).
 """
 
 import asyncio

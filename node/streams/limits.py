@@ -41,7 +41,7 @@ class Bounded:
     """A stream handler that passes on so many streams; the others go to ``refuse``.
 
     By default they end unread: whoever opened one sees it close before an answer, and tries again
-    or elsewhere. So does whose place is given to somebody else (``node.streams.places``).
+    or elsewhere. So does whose place is given to somebody else (``node.streams.eviction``).
     ``strangers`` is how many of them peers without standing have at most, ``turns`` how many of
     these peers have some at a time.
     """

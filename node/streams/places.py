@@ -76,10 +76,10 @@ class Places:
             self.leave(one, now)
         if ends is not None:
             self._turns.end(ends, now)
-        taken, least_place = self._take(place, now)
+        taken, aside = self._take(place, now)
         if taken is not None:
             self._turns.begin(turn, taken)
-        return taken, lost + least_place
+        return taken, lost + aside
 
     def leave(self, place: Place, now: float) -> None:
         """Give a place back; idempotent."""
