@@ -37,8 +37,8 @@ MESSAGE_BYTES_MAX = 1 << 20
 
 CONNECTIONS_HIGH = 512
 CONNECTIONS_LOW = 448
-"""Above the one p2pd ends old connections of anybody down to the other, so as few as it takes: the
-node itself ends those that it needs least (``node.membership.peers``)."""
+"""Above the one p2pd ends connections that it was not told to keep, down to the other, so as few as
+it takes: the node itself ends those that it needs least (``node.membership.peers``)."""
 
 GRACE_SECONDS = 0
 """How long a connection is not ended by that, whoever has it. Who comes back as often as it is sent

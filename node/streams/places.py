@@ -71,10 +71,11 @@ class Places:
         turn, ends = self._turns.find(place, now)
         if turn is None:
             return None, []
-        lost = [] if ends is None else list(ends.places)
-        for one in lost:
-            self.leave(one, now)
+        lost: list[Place] = []
         if ends is not None:
+            lost = list(ends.places)
+            for one in lost:
+                self.leave(one, now)
             self._turns.end(ends, now)
         taken, aside = self._take(place, now)
         if taken is not None:

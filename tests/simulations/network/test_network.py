@@ -168,12 +168,17 @@ def test_a_machine_keeps_as_many_connections_as_the_daemon_has_p2pd_keep():
     assert (CONNECTIONS_HIGH, CONNECTIONS_LOW) == (p2pd.CONNECTIONS_HIGH, p2pd.CONNECTIONS_LOW)
 
 
+async def hub_and_crowd():
+    """Return machines with one called ``hub``, and the names of more than it keeps."""
+    machines = Machines()
+    names = [f"m{number}" for number in range(CONNECTIONS_HIGH + 1)]
+    await machines.add("hub", *names)
+    return machines, names
+
+
 def test_a_machine_that_has_too_many_connections_when_its_p2pd_looks_drops_the_oldest():
     async def scenario():
-        machines = Machines()
-        await machines.add("hub")
-        names = [f"m{number}" for number in range(CONNECTIONS_HIGH + 1)]
-        await machines.add(*names)
+        machines, names = await hub_and_crowd()
         for name in names[:-1]:
             await machines.connect(name, "hub")
         await asyncio.sleep(TRIM_SECONDS)
@@ -189,10 +194,7 @@ def test_a_machine_that_has_too_many_connections_when_its_p2pd_looks_drops_the_o
 
 def test_whom_a_machine_keeps_outlive_the_others():
     async def scenario():
-        machines = Machines()
-        await machines.add("hub")
-        names = [f"m{number}" for number in range(CONNECTIONS_HIGH + 1)]
-        await machines.add(*names)
+        machines, names = await hub_and_crowd()
         hub = machines.transports["hub"]
         await hub.keep([machines.transports[names[5]].peer_id])
         await hub.keep([machines.transports[name].peer_id for name in names[1:4]])
@@ -207,10 +209,7 @@ def test_whom_a_machine_keeps_outlive_the_others():
 
 def test_a_machine_that_has_fewer_again_when_its_p2pd_looks_drops_nobody():
     async def scenario():
-        machines = Machines()
-        await machines.add("hub")
-        names = [f"m{number}" for number in range(CONNECTIONS_HIGH + 1)]
-        await machines.add(*names)
+        machines, names = await hub_and_crowd()
         for name in names:
             await machines.connect(name, "hub")
         await machines.transports["hub"].disconnect(machines.transports[names[-1]].peer_id)
