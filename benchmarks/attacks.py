@@ -1,7 +1,7 @@
 """Every attack of the catalogue against the same swarm without it: what it takes, and for how long.
 
 ``python -m benchmarks.attacks [--attack NAME ...] [--ratio 0 1 10] [--nodes N] [--seed N ...]
-[--after MINUTES]``
+[--after MINUTES] [--worker-speed TIMES]``
 
 Each scenario ``attack-NAME`` is run with so many attackers for each honest node, in a process of
 its own; ratio 0 is run in any case, since all is compared with it. The bars of the project: no
@@ -198,6 +198,7 @@ def main() -> None:
     parser.add_argument("--seed", nargs="+", type=int, default=[0])
     parser.add_argument("--nodes", type=int, help="Honest nodes; as in the scenario if not given.")
     parser.add_argument("--after", type=float, help="Minutes that nodes are among themselves.")
+    parser.add_argument("--worker-speed", type=float, help="Of few workers: for less chance.")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     print(
@@ -220,6 +221,7 @@ def main() -> None:
                         arguments.nodes,
                         strangers_per_node=ratio,
                         strangers_after_minutes=arguments.after,
+                        worker_speed=arguments.worker_speed,
                     )
                     for seed in arguments.seed
                 ]

@@ -85,6 +85,10 @@ def run(
             help="They come so late, and the run lasts as much longer.",
         ),
     ] = None,
+    worker_speed: Annotated[
+        float | None,
+        typer.Option(metavar="TIMES", min=0.01, max=100, help="Of generation, in the file 1."),
+    ] = None,
     as_json: AsJson = False,
     report: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write numbers, pictures and a page here.")
@@ -93,7 +97,7 @@ def run(
     """Run a scenario once."""
     from simulations.study.study import Plan  # noqa: PLC0415 - when it is called
 
-    plan = Plan(scenario, seed, nodes, minutes, strangers, strangers_after)
+    plan = Plan(scenario, seed, nodes, minutes, strangers, strangers_after, worker_speed)
     if report is None:
         outcome = _run(plan)
     else:

@@ -43,6 +43,7 @@ def load_regressions(path: Path) -> list[Regression]:
                     entry.get("minutes"),
                     entry.get("strangers_per_node"),
                     entry.get("strangers_after_minutes"),
+                    entry.get("worker_speed"),
                 ),
                 entry["rule"],
                 entry["what"],

@@ -47,6 +47,8 @@ class Plan:
     """How many adversaries come beside the nodes, for each of these."""
     strangers_after_minutes: float | None = None
     """They come, and do what they do, so much later, and the run lasts as much longer."""
+    worker_speed: float | None = None
+    """Workers generate so many times as fast as in the file."""
 
     @property
     def command(self) -> str:
@@ -60,6 +62,8 @@ class Plan:
             words += ["--strangers-per-node", f"{self.strangers_per_node:g}"]
         if self.strangers_after_minutes is not None:
             words += ["--strangers-after", f"{self.strangers_after_minutes:g}"]
+        if self.worker_speed is not None:
+            words += ["--worker-speed", f"{self.worker_speed:g}"]
         return shlex.join(words)
 
     def load(self) -> Scenario:
@@ -72,6 +76,10 @@ class Plan:
             changes["nodes"] = resized(scenario.nodes, self.nodes)
         if self.strangers_after_minutes is not None:
             changes["minutes"] = (self.minutes or scenario.minutes) + self.strangers_after_minutes
+        if self.worker_speed is not None:
+            changes["compute"] = tuple(
+                kind.faster_generation(self.worker_speed) for kind in scenario.compute
+            )
         changes["adversaries"] = tuple(
             plan if plan.per_node is None else self._strangers(plan)
             for plan in scenario.adversaries

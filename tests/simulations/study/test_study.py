@@ -73,6 +73,15 @@ def test_calm_begins_when_the_last_plan_is_over(plan, seconds):
     assert calm_after_seconds(parse_scenario(HEAD + plan)) == seconds
 
 
+def test_workers_generate_faster_and_the_command_says_so():
+    """And nobody else works faster."""
+    plan = Plan("quiet-20", worker_speed=4)
+    assert plan.command.endswith(" --worker-speed 4")
+    for before, after in zip(Plan("quiet-20").load().compute, plan.load().compute, strict=True):
+        assert after.generate_tokens_per_second == 4 * before.generate_tokens_per_second
+        assert after.faster_generation(1 / 4) == before
+
+
 @pytest.mark.parametrize(
     ("attack", "window"), [("graft-flood", (90.0, 180.0)), ("cold-boot", (30.0, 120.0))]
 )
