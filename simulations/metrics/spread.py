@@ -105,7 +105,8 @@ class Spread:
         message = self._open.get(event.facts["id"])
         if member is not None and message is not None and self.listens(member):
             message.holders |= 1 << member.number
-            message.delays.append(event.at - message.published_at)
+            if member.steady_since(message.published_at, event.at):  # else it is late by itself
+                message.delays.append(event.at - message.published_at)
 
     def _on_up(self, event: Event) -> None:
         self._copies.pop(event.node, None)  # a new session counts from zero

@@ -154,6 +154,20 @@ def test_what_is_no_news_to_most_is_not_missed():
     assert run.meter._spread.delays.count == 0
 
 
+def test_who_came_after_a_message_was_published_does_not_make_it_late():
+    """It hears of it when it has found peers, however fast these told each other."""
+    run = measured_run()
+    run.wait(6)
+    message_id = str(run.now)
+    gossiped(run, *EVERYONE_BUT_THE_RELAY[:5])
+    run.down("validator-2")
+    run.wait(1)
+    run.up("validator-2")
+    run.emit("validator-2", "gossip-first", topic="commits", id=message_id)
+    run.wait(CLOSE_SECONDS)
+    assert result(run).gossip.coverage_p99_s == pytest.approx(0.5, rel=0.02)
+
+
 def test_who_is_new_or_has_gone_is_not_missed_by_gossip():
     run = measured_run()
     run.down("validator-2")
