@@ -110,8 +110,9 @@ class Gossip:
             self._params.peers_max,
             self._apply,
             self._blame,
-            self._ignored,
-            clock.core_seconds,
+            ignored=self._ignored,
+            meshed=self._router.is_meshed,
+            core_seconds=clock.core_seconds,
         )
         self.counters = GossipCounters()
 

@@ -104,7 +104,8 @@ class Links:
     """The connected peers, as far as gossip goes.
 
     ``apply`` takes the events that the streams cause, ``blame`` what breaks the framing. Of whoever
-    is ``ignored`` no more than a little is read. ``core_seconds`` is a clock of what was computed.
+    is ``ignored`` no more than a little is read. ``meshed`` tells who is in a mesh of ours;
+    ``core_seconds`` is a clock of what was computed.
     """
 
     def __init__(
@@ -115,11 +116,13 @@ class Links:
         peers_max: int,
         apply: Callable[[Event], None],
         blame: Callable[[PeerId, Fault], None],
+        *,
         ignored: Callable[[PeerId], bool],
+        meshed: Callable[[PeerId], bool],
         core_seconds: Callable[[], float],
     ) -> None:
         self._peers = peers
-        self._reading = Reading(limits.rates, trust.proven)
+        self._reading = Reading(limits.rates, trust.proven, meshed)
         self._limits = limits
         self._peers_max = peers_max
         self._apply = apply

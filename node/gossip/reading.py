@@ -3,7 +3,8 @@
 What takes long to read is no fault, so who sends too much of it is not kept away but waits: its
 bytes stay in its stream, whose window fills, and nothing but its own is late. Keys are free, so
 those without standing share one rate, in equal parts among those that send a lot, and when hundreds
-send a little, among all that send.
+send a little, among all that send. Those of them in our meshes share another one: we ask them to
+pass on what others say, and what they say themselves comes in the same stream, behind it.
 
 A machine without I/O: the clock is an argument, and the caller waits.
 """
@@ -33,14 +34,17 @@ ACCOUNTS_MAX = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRates:
-    """Bytes per second; all strangers together take a twentieth of a core."""
+    """Bytes per second.
+
+    All strangers together take a twentieth of a core, and those in our meshes as much again.
+    """
 
     proven: int = 1 << 20
     """Of a peer that has standing: a thousand messages."""
     stranger: int = 128 << 10
     """Of a peer that has none, while there is enough for all of them."""
     strangers: int = 512 << 10
-    """Of all that have none together."""
+    """Of all that have none together, in our meshes or not in them."""
     byte_seconds: float = 1e-7
     """Of a core, for what is charged as one byte. A message with its signatures takes twice as
     long, the slowest byte, half an unknown field of an RPC, four times
@@ -69,19 +73,52 @@ class _Account:
         return max(0.0, self.owed_bytes - burst_bytes) / self.rate
 
 
-class Reading:
-    """The accounts of all peers; ``proven`` tells who has standing."""
+class _Strangers:
+    """What those without standing of one kind are read at together."""
 
-    def __init__(self, rates: ReadRates, proven: Callable[[PeerId], bool]) -> None:
+    def __init__(self, rates: ReadRates) -> None:
         self._rates = rates
+        self._together = _Account(rates.strangers)
+        self.loud = 0
+        """How many share the rate."""
+
+    def settle(self, came_bytes: int, now: float) -> None:
+        self._together.settle(came_bytes, now)
+
+    @property
+    def strained(self) -> bool:
+        """Whether they are over their rate: then what any of them sends is looked at."""
+        return self._together.owed_bytes > self._rates.strangers
+
+    @property
+    def rate(self) -> float:
+        """Of each that sends a lot."""
+        return min(self._rates.stranger, self._rates.strangers / max(1, self.loud))
+
+
+def _nobody(_peer: PeerId) -> bool:
+    return False
+
+
+class Reading:
+    """The accounts of all peers; ``proven`` tells who has standing, ``meshed`` who is in a mesh."""
+
+    def __init__(
+        self,
+        rates: ReadRates,
+        proven: Callable[[PeerId], bool],
+        meshed: Callable[[PeerId], bool] = _nobody,
+    ) -> None:
         self._proven = proven
+        self._meshed = meshed
+        self._proven_rate = rates.proven
+        self._byte_seconds = rates.byte_seconds
         self._came: dict[PeerId, int] = {}
         """Bytes that are in no account yet: most peers send little, and need none."""
         self._accounts: dict[PeerId, _Account] = {}
-        self._strangers = _Account(rates.strangers)
+        self._in_meshes, self._others = _Strangers(rates), _Strangers(rates)
         self._strained = False
-        """Whether strangers are over their rate: then what any of them sends is looked at."""
-        self._loud = 0
+        """Whether strangers of either kind are over their rate."""
         self._recounted_at = 0.0
 
     def __len__(self) -> int:
@@ -95,30 +132,35 @@ class Reading:
 
     def took(self, peer: PeerId, core_seconds: float, count: int) -> None:
         """Charge what took longer to handle than the ``count`` bytes that are charged already."""
-        extra_bytes = core_seconds / self._rates.byte_seconds - count
+        extra_bytes = core_seconds / self._byte_seconds - count
         if extra_bytes > 0:
             self._add(peer, round(extra_bytes))
 
     def wait_seconds(self, peer: PeerId, now: float) -> float:
         """Return how long what came of a peer waits until it is read."""
         self._recount(now)
+        strangers = self._kind(peer)
         account = self._accounts.get(peer)
         if account is None:
             if len(self._accounts) >= ACCOUNTS_MAX:
                 del self._accounts[next(iter(self._accounts))]
-            account = self._accounts[peer] = _Account(self._stranger_rate())
+            account = self._accounts[peer] = _Account(strangers.rate)
         account.proven = self._proven(peer)
         if account.proven:
-            account.rate = self._rates.proven
+            account.rate = self._proven_rate
         else:
-            self._loud += account.loud_until <= now
+            strangers.loud += account.loud_until <= now
             account.loud_until = now + LOUD_SECONDS
-            account.rate = self._stranger_rate()
+            account.rate = strangers.rate
         self._settle(peer, account, now)
         if account.proven:
             return account.wait_seconds(BURST_BYTES)
         # Over their rate they have none, or every new key would have a burst of its own.
-        return account.wait_seconds(READ_BYTES_MIN if self._strained else BURST_BYTES)
+        return account.wait_seconds(READ_BYTES_MIN if strangers.strained else BURST_BYTES)
+
+    def _kind(self, peer: PeerId) -> _Strangers:
+        """Return with whom a peer shares if it has no standing."""
+        return self._in_meshes if self._meshed(peer) else self._others
 
     def _add(self, peer: PeerId, count: int) -> int:
         """Return all that came of a peer and is in no account yet."""
@@ -134,11 +176,11 @@ class Reading:
         came_bytes = self._came.pop(peer, 0)
         account.settle(came_bytes, now)
         if not account.proven:
-            self._settle_strangers(came_bytes, now)
+            self._settle_strangers(self._kind(peer), came_bytes, now)
 
-    def _settle_strangers(self, came_bytes: int, now: float) -> None:
-        self._strangers.settle(came_bytes, now)
-        self._strained = self._strangers.owed_bytes > self._rates.strangers
+    def _settle_strangers(self, strangers: _Strangers, came_bytes: int, now: float) -> None:
+        strangers.settle(came_bytes, now)
+        self._strained = self._in_meshes.strained or self._others.strained
 
     def _recount(self, now: float) -> None:
         """Close the accounts that owe nothing, and count who shares what is for strangers."""
@@ -147,15 +189,17 @@ class Reading:
         self._recounted_at = now
         for peer, account in self._accounts.items():
             self._settle(peer, account, now)
-        of_strangers = (size for peer, size in self._came.items() if not self._proven(peer))
-        self._settle_strangers(sum(of_strangers), now)
+        for peer, came_bytes in self._came.items():
+            if not self._proven(peer):
+                self._settle_strangers(self._kind(peer), came_bytes, now)
         self._came.clear()
         self._accounts = {
             peer: each
             for peer, each in self._accounts.items()
             if each.owed_bytes or each.loud_until > now
         }
-        self._loud = sum(each.loud_until > now for each in self._accounts.values())
-
-    def _stranger_rate(self) -> float:
-        return min(self._rates.stranger, self._rates.strangers / max(1, self._loud))
+        for kind in (self._in_meshes, self._others):
+            self._settle_strangers(kind, 0, now)
+            kind.loud = 0
+        for peer, each in self._accounts.items():
+            self._kind(peer).loud += each.loud_until > now

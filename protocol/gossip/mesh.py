@@ -99,6 +99,10 @@ class Mesh:
         """Return the mesh of ``topic``; empty when we are not subscribed."""
         return list(self._members.get(topic, ()))
 
+    def holds(self, peer: PeerId) -> bool:
+        """Tell whether a peer is a member of any."""
+        return any(peer in members for members in self._members.values())
+
     def waiting(self, now: float) -> dict[PeerId, dict[str, float]]:
         """Return for how many seconds peers that must not GRAFT are to wait, by topic."""
         waiting: dict[PeerId, dict[str, float]] = {}

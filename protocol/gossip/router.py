@@ -104,6 +104,8 @@ class Router:
         self._seqno = 0
         self._peers = Peers(params)
         self._mesh = Mesh(params, rng.child("mesh"), self._score, chosen, proven)
+        self.is_meshed = self._mesh.holds
+        """Tells whether a peer is in any mesh of ours."""
         self._flood = Flood(params.flood_peers_max, rng.child("flood"), proven)
         self._lazy = LazyGossip(params, rng.child("lazy"))
         self._seen = SeenCache(params.seen_seconds, params.seen_max)

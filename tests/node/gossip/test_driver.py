@@ -487,6 +487,39 @@ def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else(core_sec
     run_virtual(scenario())
 
 
+def test_a_stranger_in_our_mesh_is_read_apart_from_those_outside():
+    """Twenty outside send all they can, a member without standing says 60 kB a second."""
+
+    async def scenario():
+        async with swarm(2, trust=Trust(proven=lambda _peer: False)) as (hub, nodes):
+            await eventually(lambda: meshed(*nodes))
+            author, reader = nodes
+            ids = tuple(number.to_bytes(MESSAGE_ID_BYTES, "big") for number in range(800))
+            offers = frame(encode_rpc(Rpc(ihave=(IHave("elsewhere", ids),))))
+
+            async def flood(raw):
+                stream = await raw.stream_to(reader)
+                while True:
+                    await stream.write(offers)
+
+            flooding = []
+            for number in range(100, 120):
+                raw = RawPeer(hub, number)
+                hub.connect(raw.identity.peer_id, reader.peer_id)
+                flooding.append(asyncio.create_task(flood(raw)))
+            await asyncio.sleep(15)
+            for second in range(20):
+                for number in range(60):
+                    await author.gossip.publish(TOPIC, bytes([number]) * 1000)
+                await eventually(lambda after=second: len(reader.inbox) == 60 * (after + 1), 0.5)
+                await asyncio.sleep(0.5)
+            for task in flooding:
+                task.cancel()
+            assert reader.gossip.link_counters.reads_delayed > 10
+
+    run_virtual(scenario())
+
+
 def grafts_that_break_their_word():
     leave = Rpc(subscriptions=(Subscription(True, TOPIC),), prune=(Prune(TOPIC, 60),))
     return frame(encode_rpc(leave)) + 200 * frame(encode_rpc(Rpc(graft=(TOPIC,))))

@@ -19,6 +19,10 @@ def reading(*proven):
     return Reading(RATES, lambda peer: peer in proven)
 
 
+def reading_with_mesh(*members):
+    return Reading(RATES, lambda _peer: False, lambda peer: peer in members)
+
+
 def wait_seconds(table, peer, size, now):
     return table.wait_seconds(peer, now) if table.came(peer, size) else 0.0
 
@@ -93,6 +97,35 @@ def test_a_quiet_stranger_does_not_wait_for_the_loud_ones():
     read_for(table, 30.0, *loud)
     waits = [wait_seconds(table, "quiet", 2048, 30.0 + second) for second in range(60)]
     assert waits == [0.0] * 60
+
+
+def test_strangers_in_our_meshes_share_a_rate_of_their_own():
+    """Of 402 that send all they can two are in our meshes: these are read as if alone."""
+    outside, inside = [f"stranger-{number}" for number in range(400)], ["member-0", "member-1"]
+    table = reading_with_mesh(*inside)
+    read = read_for(table, 30.0, *outside, *inside, size=4096)
+    assert min(read[peer] for peer in inside) > 30 * RATES.stranger
+    assert sum(read[peer] for peer in outside) > 25 * RATES.strangers
+    assert max(read[peer] for peer in outside) < 2 * 30 * RATES.strangers / 400 + BURST_BYTES
+
+
+def test_strangers_in_our_meshes_are_over_a_rate_together_too():
+    members = [f"member-{number}" for number in range(60)]
+    read = read_for(reading_with_mesh(*members), 60.0, *members, size=4096)
+    bursts = RATES.strangers + len(members) * 2 * (READ_BYTES_MIN + 4096)
+    assert sum(read.values()) <= 62 * RATES.strangers + bursts
+    assert sum(read.values()) > 50 * RATES.strangers
+
+
+def test_who_leaves_our_meshes_is_read_as_the_others():
+    members = {"member"}
+    table = Reading(RATES, lambda _peer: False, members.__contains__)
+    outside = [f"stranger-{number}" for number in range(400)]
+    read_for(table, 30.0, *outside, "member", size=4096)
+    table.came("member", READ)
+    in_mesh = table.wait_seconds("member", 31.0)
+    members.clear()
+    assert table.wait_seconds("member", 31.0) > 10 * in_mesh
 
 
 def test_new_keys_have_no_burst_of_their_own_while_strangers_are_over_their_rate():
