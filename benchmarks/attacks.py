@@ -198,7 +198,7 @@ def main() -> None:
     parser.add_argument("--seed", nargs="+", type=int, default=[0])
     parser.add_argument("--nodes", type=int, help="Honest nodes; as in the scenario if not given.")
     parser.add_argument("--after", type=float, help="Minutes that nodes are among themselves.")
-    parser.add_argument("--worker-speed", type=float, help="Of few workers: for less chance.")
+    parser.add_argument("--worker-speed", type=float, help="Times as fast as workers generate.")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     print(

@@ -36,7 +36,7 @@ ACCOUNTS_MAX = 4096
 class ReadRates:
     """Bytes per second.
 
-    All strangers together take a twentieth of a core, and those in our meshes as much again.
+    Strangers outside of our meshes take a twentieth of a core together, those inside another.
     """
 
     proven: int = 1 << 20
@@ -96,10 +96,6 @@ class _Strangers:
         return min(self._rates.stranger, self._rates.strangers / max(1, self.loud))
 
 
-def _nobody(_peer: PeerId) -> bool:
-    return False
-
-
 class Reading:
     """The accounts of all peers; ``proven`` tells who has standing, ``meshed`` who is in a mesh."""
 
@@ -107,12 +103,11 @@ class Reading:
         self,
         rates: ReadRates,
         proven: Callable[[PeerId], bool],
-        meshed: Callable[[PeerId], bool] = _nobody,
+        meshed: Callable[[PeerId], bool] = lambda _peer: False,
     ) -> None:
+        self._rates = rates
         self._proven = proven
         self._meshed = meshed
-        self._proven_rate = rates.proven
-        self._byte_seconds = rates.byte_seconds
         self._came: dict[PeerId, int] = {}
         """Bytes that are in no account yet: most peers send little, and need none."""
         self._accounts: dict[PeerId, _Account] = {}
@@ -132,7 +127,7 @@ class Reading:
 
     def took(self, peer: PeerId, core_seconds: float, count: int) -> None:
         """Charge what took longer to handle than the ``count`` bytes that are charged already."""
-        extra_bytes = core_seconds / self._byte_seconds - count
+        extra_bytes = core_seconds / self._rates.byte_seconds - count
         if extra_bytes > 0:
             self._add(peer, round(extra_bytes))
 
@@ -147,7 +142,7 @@ class Reading:
             account = self._accounts[peer] = _Account(strangers.rate)
         account.proven = self._proven(peer)
         if account.proven:
-            account.rate = self._proven_rate
+            account.rate = self._rates.proven
         else:
             strangers.loud += account.loud_until <= now
             account.loud_until = now + LOUD_SECONDS
@@ -189,17 +184,18 @@ class Reading:
         self._recounted_at = now
         for peer, account in self._accounts.items():
             self._settle(peer, account, now)
+        came = {self._in_meshes: 0, self._others: 0}
         for peer, came_bytes in self._came.items():
             if not self._proven(peer):
-                self._settle_strangers(self._kind(peer), came_bytes, now)
+                came[self._kind(peer)] += came_bytes
+        for kind, came_bytes in came.items():
+            self._settle_strangers(kind, came_bytes, now)
+            kind.loud = 0
         self._came.clear()
         self._accounts = {
             peer: each
             for peer, each in self._accounts.items()
             if each.owed_bytes or each.loud_until > now
         }
-        for kind in (self._in_meshes, self._others):
-            self._settle_strangers(kind, 0, now)
-            kind.loud = 0
         for peer, each in self._accounts.items():
             self._kind(peer).loud += each.loud_until > now

@@ -87,7 +87,7 @@ def run(
     ] = None,
     worker_speed: Annotated[
         float | None,
-        typer.Option(metavar="TIMES", min=0.01, max=100, help="Of generation, in the file 1."),
+        typer.Option(metavar="TIMES", min=0.01, max=100, help="Workers generate so much faster."),
     ] = None,
     as_json: AsJson = False,
     report: Annotated[

@@ -487,35 +487,41 @@ def test_who_sends_what_takes_long_to_read_waits_and_delays_nobody_else(core_sec
     run_virtual(scenario())
 
 
+async def hears_an_author_in_a_flood(hub, author, reader, frames, peers, warm_seconds, per_second):
+    """Let raw peers write frames without end, and an author say so many kB a second meanwhile."""
+
+    async def flood(raw):
+        stream = await raw.stream_to(reader)
+        while True:
+            await stream.write(frames)
+
+    flooding = []
+    for number in range(100, 100 + peers):
+        raw = RawPeer(hub, number)
+        hub.connect(raw.identity.peer_id, reader.peer_id)
+        flooding.append(asyncio.create_task(flood(raw)))
+    await asyncio.sleep(warm_seconds)
+    for second in range(20):
+        for number in range(per_second):
+            await author.gossip.publish(TOPIC, bytes([number]) * 1000)
+        count = per_second * (second + 1)
+        await eventually(lambda count=count: len(reader.inbox) == count, 0.5)
+        await asyncio.sleep(0.5)
+    for task in flooding:
+        task.cancel()
+    await asyncio.gather(*flooding, return_exceptions=True)
+
+
 def test_a_stranger_in_our_mesh_is_read_apart_from_those_outside():
     """Twenty outside send all they can, a member without standing says 60 kB a second."""
 
     async def scenario():
         async with swarm(2, trust=Trust(proven=lambda _peer: False)) as (hub, nodes):
             await eventually(lambda: meshed(*nodes))
-            author, reader = nodes
             ids = tuple(number.to_bytes(MESSAGE_ID_BYTES, "big") for number in range(800))
             offers = frame(encode_rpc(Rpc(ihave=(IHave("elsewhere", ids),))))
-
-            async def flood(raw):
-                stream = await raw.stream_to(reader)
-                while True:
-                    await stream.write(offers)
-
-            flooding = []
-            for number in range(100, 120):
-                raw = RawPeer(hub, number)
-                hub.connect(raw.identity.peer_id, reader.peer_id)
-                flooding.append(asyncio.create_task(flood(raw)))
-            await asyncio.sleep(15)
-            for second in range(20):
-                for number in range(60):
-                    await author.gossip.publish(TOPIC, bytes([number]) * 1000)
-                await eventually(lambda after=second: len(reader.inbox) == 60 * (after + 1), 0.5)
-                await asyncio.sleep(0.5)
-            for task in flooding:
-                task.cancel()
-            assert reader.gossip.link_counters.reads_delayed > 10
+            await hears_an_author_in_a_flood(hub, *nodes, offers, 20, 15, 60)
+            assert nodes[1].gossip.link_counters.reads_delayed > 10
 
     run_virtual(scenario())
 
@@ -531,28 +537,8 @@ def test_whom_nobody_heeds_takes_nothing_of_what_is_read_of_other_strangers():
     async def scenario():
         async with swarm(2) as (hub, nodes):
             await eventually(lambda: meshed(*nodes))
-            author, reader = nodes
             grafts = grafts_that_break_their_word()
-
-            async def flood(raw):
-                stream = await raw.stream_to(reader)
-                while True:
-                    await stream.write(grafts)
-
-            flooding = []
-            for number in range(100, 130):
-                raw = RawPeer(hub, number)
-                hub.connect(raw.identity.peer_id, reader.peer_id)
-                flooding.append(asyncio.create_task(flood(raw)))
-            await asyncio.sleep(5)
-            for second in range(20):
-                for number in range(30):
-                    await author.gossip.publish(TOPIC, bytes([number]) * 1000)
-                await eventually(lambda after=second: len(reader.inbox) == 30 * (after + 1), 0.5)
-                await asyncio.sleep(0.5)
-            for task in flooding:
-                task.cancel()
-            await asyncio.gather(*flooding, return_exceptions=True)
+            await hears_an_author_in_a_flood(hub, *nodes, grafts, 30, 5, 30)
 
     run_virtual(scenario())
 
