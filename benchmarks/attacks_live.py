@@ -29,6 +29,7 @@ PROGRAM = str(Path(sys.executable).with_name("prime-node"))
 
 TIMES = {
     "slow-streams": 1,
+    "stream-flood": 4,
     "junk-commits": 40,
     "invalid-signatures": 4,
     "malformed-rpc": 4,

@@ -154,6 +154,7 @@ class Daemon:
             limits=ExchangeLimits(upload_bytes_per_second=upload_bytes_per_second),
             trust=context.trust,
             on_fault=self._peers.blame,
+            on_worth=self._peers.inbound.openings.worth,
             http=context.ports.http,
             http_port=self._http_port,
         )

@@ -70,11 +70,11 @@ class FaultCode(StrEnum):
     NOT_CANONICAL = "not-canonical", Blame.SENDER
     OLD_DATE = "old-date", Blame.AUTHOR
     OLD_TERM = "old-term", Blame.SENDER
+    OPENED_TOO_OFTEN = "opened-too-often", Blame.SENDER
     OTHER_COMMITTEE = "other-committee", Blame.NOBODY
     OTHER_TERM = "other-term", Blame.SENDER
     OVERSIZE = "oversize", Blame.SENDER
     PROTOCOL_VERSION = "protocol-version", Blame.NOBODY
-    REFUSED_TOO_OFTEN = "refused-too-often", Blame.SENDER
     RPC_FLOOD = "rpc-flood", Blame.NOBODY  # our own heartbeat may be late
     RPC_MALFORMED = "rpc-malformed", Blame.SENDER
     RPC_OVERSIZE = "rpc-oversize", Blame.SENDER

@@ -11,6 +11,7 @@ from node.membership.buckets import OWNERS_PER_KEY_MAX
 from node.membership.dials import HOSTS_MAX
 from node.membership.outcomes import FAILED_MAX
 from node.membership.witness import FOUND_MAX
+from node.streams.openings import OPENERS_MAX
 from node.streams.protocols import BLOBS, DIAL_BACK, HOP, MANIFEST, MESSAGE, SYNC
 from node.streams.rates import BUCKETS_MAX
 from node.streams.turns import WASTED_MAX
@@ -42,6 +43,7 @@ LIMITS: Mapping[str, int] = {
     "http_peers": HTTP_PEERS_MAX,
     "in_flight": COMMITS_IN_FLIGHT_MAX,
     "judged": _SCORES.judged_max,
+    "openers": OPENERS_MAX,
     "outbox_bytes": _LINKS.outbox_bytes_max,
     "outbox_frames": _LINKS.outbox_frames_max,
     "pending": _GOSSIP.pending_max,
@@ -69,5 +71,5 @@ LIMITS: Mapping[str, int] = {
 """By the name of a table in a status, in ``/metrics`` and in samples of simulations. Of what there
 is one for each peer or key (``in_flight``, ``outbox_*``, ``directory_records``) the fullest counts.
 
-``streams_*`` are places, and ``findings``, ``stream_rates``, ``turns_wasted``, ``http_addresses``
-and ``http_peers`` forget what was longest unused: full, they work as when they are not."""
+``streams_*`` are places, and ``findings``, ``stream_rates``, ``turns_wasted``, ``http_addresses``,
+``openers`` and ``http_peers`` forget the oldest: full, they work as when they are not."""

@@ -11,9 +11,9 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from node.blobs.limits import REFUSALS_BURST, REFUSALS_PER_SECOND, ExchangeLimits
+from node.blobs.limits import WORTH_BYTES, ExchangeLimits
 from node.blobs.tally import Tally
 from node.blobs.upload_cap import UploadCap
 from node.blobs.ways import Way, Ways
@@ -22,7 +22,6 @@ from node.streams.deadline import within
 from node.streams.limits import Bounded
 from node.streams.places import Trust
 from node.streams.protocols import BLOBS, REQUEST_SECONDS
-from node.streams.rates import Rates
 from protocol import crypto
 from protocol.faults import Fault, FaultCode
 from protocol.types import Digest, PeerId
@@ -51,7 +50,8 @@ class _Assembly:
 class BlobExchange:
     """Serves our blobs to peers and fetches theirs, under the ``protocol`` of one run.
 
-    ``on_fault`` is told of peers that sent an invalid request, or a whole blob with another digest.
+    ``on_fault`` is told of peers that sent an invalid request, or a whole blob with another digest,
+    ``on_worth`` of those that took so much that opening their stream was nothing beside it.
     With ``http``, ranges of weights also come from the port that ``http_port`` gives for a peer; 0
     where it offers none.
     """
@@ -65,6 +65,7 @@ class BlobExchange:
         limits: ExchangeLimits | None = None,
         trust: Trust | None = None,
         on_fault: Callable[[PeerId, Fault], None] = lambda _peer, _fault: None,
+        on_worth: Callable[[PeerId, float], None] = lambda _peer, _now: None,
         http: HttpRanges | None = None,
         http_port: Callable[[PeerId], int] = lambda _peer: 0,
     ) -> None:
@@ -76,6 +77,7 @@ class BlobExchange:
         self._limits = limits or ExchangeLimits()
         self._protocol = protocol
         self.on_fault = on_fault
+        self._on_worth = on_worth
         self.upload_cap = UploadCap(self._limits.upload_bytes_per_second)
         """Of all blobs that leave this node."""
         self._expected: dict[Digest, asyncio.Event] = {}
@@ -88,8 +90,6 @@ class BlobExchange:
             strangers=self._limits.strangers,
             turns=self._limits.turns,
         )
-        each = replace(self._trust, block=lambda peer: peer)  # a fault is of one key
-        self._refusals = Rates(REFUSALS_PER_SECOND, REFUSALS_BURST, each)
         self.sent = Tally()
         """Blob bytes sent so far."""
         self.received = Tally()
@@ -102,8 +102,7 @@ class BlobExchange:
 
     def sizes(self) -> dict[str, int]:
         """Return how full the tables are that strangers can fill, by name."""
-        refusals = len(self._refusals)
-        return {**self._bounded.sizes(), "stream_rates": refusals, "http_peers": len(self._ways)}
+        return {**self._bounded.sizes(), "http_peers": len(self._ways)}
 
     async def start(self) -> None:
         """Serve the protocol from now on."""
@@ -300,9 +299,6 @@ class BlobExchange:
             await self._answer(stream)
 
     async def _refuse(self, stream: Stream) -> None:
-        if not self._refusals.take(stream.peer, asyncio.get_running_loop().time()):
-            self.on_fault(stream.peer, Fault(FaultCode.REFUSED_TOO_OFTEN))
-            return
         with suppress(TransportError):
             await within(self._limits.open_seconds, reply(stream, Status.BUSY, 0))
 
@@ -327,6 +323,8 @@ class BlobExchange:
             return
         await within(limits.open_seconds, reply(stream, Status.OK, total_bytes))
         await self._send_range(stream, request, length)
+        if length >= WORTH_BYTES:
+            self._on_worth(stream.peer, asyncio.get_running_loop().time())
 
     async def _send_range(self, stream: Stream, request: Request, length: int) -> None:
         stall_seconds = self._limits.stall_seconds

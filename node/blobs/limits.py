@@ -18,10 +18,9 @@ lines of 500 Mbit/s after 26 s (median) with 4 or 3, 30 with 8, and 32 without t
 TURNS_MIN = 4
 """Strangers that are served at once, however thin the line: one of them may be slow. A guess."""
 
-REFUSALS_PER_SECOND = 4.0
-REFUSALS_BURST = 128
-"""How often a peer is told that we are busy; who goes on is at fault. An honest one waits longer
-each time: of eight hundred at once each was refused some seven times in ten seconds. Guesses."""
+WORTH_BYTES = 64 * 1024
+"""Sending so much takes longer than opening a stream for it, which is not counted then
+(``node.streams.openings``). A guess."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,7 +45,7 @@ class Bans:
 
     def blame(self, peer: PeerId, fault: Fault, now: float) -> float:
         """Count a fault; return for how many seconds the peer is kept away because of it."""
-        if fault.code.blame is not Blame.SENDER or peer in self.held(now):
+        if fault.code.blame is not Blame.SENDER or self.holds(peer, now):
             return 0.0
         faults = self._faults.pop(peer, Fading())
         faults.add(1, now, FAULT_HALF_LIFE_SECONDS)
@@ -72,6 +72,10 @@ class Bans:
     def sizes(self) -> dict[str, int]:
         """Return how many peers are remembered: with faults, and as kept away now or before."""
         return {"faults": len(self._faults), "bans": max(len(self._until), len(self._before))}
+
+    def holds(self, peer: PeerId, now: float) -> bool:
+        """Tell whether a peer is kept away."""
+        return self._until.get(peer, now) > now
 
     def held(self, now: float) -> Collection[PeerId]:
         """Return the peers that are kept away."""

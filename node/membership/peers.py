@@ -21,6 +21,7 @@ from node.membership.anchors import anchors, independent, surplus
 from node.membership.bans import Bans
 from node.membership.candidates import Candidates
 from node.membership.dialler import CONNECT_SECONDS, Dialler
+from node.membership.inbound import Inbound
 from node.membership.locations import Locations
 from node.membership.standing import Standing
 from node.streams.deadline import loop_time, within
@@ -92,6 +93,7 @@ class PeerTable(Peers):
         self._few = asyncio.Event()
         self._look_now = asyncio.Event()
         self._bans = Bans()
+        self.inbound = Inbound(proven, self._bans, self.blame, self.disconnect, self._admit)
         self._followers: list[Callable[[Sequence[PeerId]], None]] = []
         self.heeded: Callable[[Sequence[PeerId]], Sequence[PeerId]] = list
         """Returns those of some peers that are worth a connection; the others lose theirs first."""
@@ -165,13 +167,7 @@ class PeerTable(Peers):
 
     @override
     async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        async def serve(stream: Stream) -> None:
-            peer = stream.peer
-            if not self._is_full(peer) and peer not in self._bans.held(loop_time()):
-                self._connected[peer] = None  # before the next look
-                await handler(stream)
-
-        await self._transport.handle(protocol, serve)
+        await self._transport.handle(protocol, self.inbound.guarded(handler))
 
     # Blame
 
@@ -191,7 +187,8 @@ class PeerTable(Peers):
 
     def sizes(self) -> dict[str, int]:
         """Return how full the tables are that strangers can fill, by name."""
-        return {"connected": len(self._connected), **self._bans.sizes(), **self._dialler.sizes()}
+        ours = {"connected": len(self._connected), "openers": len(self.inbound.openings)}
+        return {**ours, **self._bans.sizes(), **self._dialler.sizes()}
 
     @override
     async def disconnect(self, peer: PeerId) -> None:
@@ -241,7 +238,7 @@ class PeerTable(Peers):
         """Connect to a member if we are not; False when its addresses do not answer."""
         if peer in self._connected:
             return True
-        if self._is_full(peer) or peer in self._bans.held(loop_time()):
+        if self._is_full(peer) or self._bans.holds(peer, loop_time()):
             return False
         return await self._dialler.any(self._book.addresses_of(peer))
 
@@ -265,6 +262,13 @@ class PeerTable(Peers):
     def _taken(self) -> int:
         """How many connections there are, with those that are on their way."""
         return len(self._connected) + self._dialler.dialling
+
+    def _admit(self, peer: PeerId) -> bool:
+        """Tell whether there is room; then the peer counts as connected before the next look."""
+        if self._is_full(peer):
+            return False
+        self._connected[peer] = None
+        return True
 
     def _is_full(self, peer: PeerId) -> bool:
         """Tell whether one more would be too many; then connections are ended now."""

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from protocol.gossip.cache import MessageCache
+from protocol.gossip.mesh import PeerSet
 from protocol.gossip.message import MESSAGE_ID_BYTES
 from protocol.gossip.params import Params
 from protocol.gossip.peers import PeerState
@@ -12,12 +13,20 @@ from protocol.types import PeerId
 
 
 class LazyGossip:
-    """Holds the messages that can be served, and what was asked for in this heartbeat."""
+    """Holds the messages that can be served, and what was asked for in this heartbeat.
 
-    def __init__(self, params: Params, rng: Rng) -> None:
+    Who is not ``proven`` shares what is served with all others that are not.
+    """
+
+    def __init__(self, params: Params, rng: Rng, proven: PeerSet) -> None:
         self._params = params
         self._rng = rng
+        self._proven = proven
         self._asked: dict[bytes, None] = {}
+        self._askers: set[PeerId] = set()
+        """Strangers that have asked for something in this heartbeat."""
+        self._askers_before = 0
+        """How many did in the last one."""
         self.cache = MessageCache(
             params.history_windows, params.gossip_windows, params.cache_bytes_max
         )
@@ -25,6 +34,8 @@ class LazyGossip:
     def heartbeat(self) -> None:
         """Begin the next interval; an id that was asked for in vain may be asked for again."""
         self._asked = {}
+        self._askers_before = len(self._askers)
+        self._askers.clear()
         self.cache.shift()
 
     def ask(
@@ -50,17 +61,27 @@ class LazyGossip:
         state.ids_asked += len(asked)
         return tuple(asked)
 
-    def serve(self, peer: PeerId, state: PeerState, message_ids: Iterable[bytes]) -> list[bytes]:
+    def serve(self, peer: PeerId, state: PeerState, message_ids: Sequence[bytes]) -> list[bytes]:
         """Return the encoded messages for what a peer asked and may have."""
         served: list[bytes] = []
+        bytes_max = self._bytes_for(peer) if message_ids else 0
         for message_id in message_ids:
-            if state.bytes_served >= self._params.iwant_reply_bytes_max:
+            if state.bytes_served >= bytes_max:
                 break
             encoded = self.cache.serve(message_id, peer, self._params.iwant_serves_max)
             if encoded is not None:
                 state.bytes_served += len(encoded)
                 served.append(encoded)
         return served
+
+    def _bytes_for(self, peer: PeerId) -> int:
+        """Return what one peer is served in this heartbeat at most."""
+        if peer in self._proven():
+            return self._params.iwant_reply_bytes_max
+        self._askers.add(peer)
+        askers = max(len(self._askers), self._askers_before)
+        together = self._params.iwant_stranger_bytes_max
+        return min(self._params.iwant_reply_bytes_max, together // askers)
 
     def advertise(
         self, audience: Callable[[str], tuple[list[PeerId], list[PeerId]]]

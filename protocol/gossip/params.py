@@ -77,6 +77,9 @@ class Params:
     """go ``GossipRetransmission``: times one message is served to one peer."""
     iwant_reply_bytes_max: int = 4 << 20
     """A guess: bytes served to one peer per heartbeat, so IWANT cannot drain the uplink."""
+    iwant_stranger_bytes_max: int = 4 << 20
+    """A guess: of all peers without standing per heartbeat, in equal parts of those that ask in it
+    or did in the last one. Four hundred that ask for all that went round have 10 KB each."""
     asked_max: int = 50_000
     """A guess: ids asked of all peers per heartbeat; ten peers at their limit."""
 

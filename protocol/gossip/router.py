@@ -107,7 +107,7 @@ class Router:
         self.is_meshed = self._mesh.holds
         """Tells whether a peer is in any mesh of ours."""
         self._flood = Flood(params.flood_peers_max, rng.child("flood"), proven)
-        self._lazy = LazyGossip(params, rng.child("lazy"))
+        self._lazy = LazyGossip(params, rng.child("lazy"), proven)
         self._seen = SeenCache(params.seen_seconds, params.seen_max)
         self._pending: dict[bytes, _Pending] = {}
         self._relay = Relay(params, rng.child("relay"), self._lazy.cache)

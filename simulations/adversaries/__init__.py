@@ -45,6 +45,7 @@ BEHAVIOURS: dict[str, Behaviour] = {
     "flood": flooding.flood,
     **RPC_FLOODS,
     "slow-streams": streams.slow_streams,
+    "stream-flood": streams.stream_flood,
     "record-spam": records.record_spam,
     "conflicting-records": records.conflicting_records,
     "capacity-liars": records.capacity_liar,

@@ -33,6 +33,7 @@ def _live(behaviour: Behaviour) -> Attack:
 
 junk_commits = _live(strangers.junk_commits)
 slow_streams = _live(streams.slow_streams)
+stream_flood = _live(streams.stream_flood)
 record_spam = _live(records.record_spam)
 covert_flash = _live(covert.covert_flash)
 graft_flood = _live(RPC_FLOODS["graft-flood"])

@@ -1,7 +1,8 @@
-"""A peer that takes the places of streams: it begins a request and never goes on."""
+"""Peers that open streams: to hold their places, or for what it costs to be opened to."""
 
 from collections import Counter
 from contextlib import suppress
+from itertools import cycle, islice
 
 from typing_extensions import override
 
@@ -18,10 +19,28 @@ from simulations.ports.parts import Parts
 FIRST_BYTES = b"\0"
 """The beginning of a frame's length."""
 
+STREAMS_AT_ONCE = 32
+"""What a flood opens to one peer, which are 64 a second of each attacker."""
+
 STREAMS_PER_PEER = {item.word: item.streams_per_peer for item in STREAM_PROTOCOLS}
 
 
-class HoldingTransport(GossipingTransport):
+class OpeningTransport(GossipingTransport):
+    """Knows of which protocols there are streams beside those of gossip."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__(parts)
+        self.protocols: dict[str, int] = {}
+        """How many of each one peer may open."""
+
+    @override
+    async def handle(self, protocol: str, handler: StreamHandler) -> None:
+        await super().handle(protocol, handler)
+        if protocol != GOSSIP.name:
+            self.protocols[protocol] = STREAMS_PER_PEER[word_of(protocol)]
+
+
+class HoldingTransport(OpeningTransport):
     """Holds as many streams of every protocol open as one peer may, on all keys of the genesis.
 
     These are who elections and versions depend on. A stream that is closed is opened again.
@@ -31,14 +50,7 @@ class HoldingTransport(GossipingTransport):
 
     def __init__(self, parts: Parts) -> None:
         super().__init__(parts)
-        self._protocols: dict[str, int] = {}
         self._held: Counter[tuple[PeerId, str]] = Counter()
-
-    @override
-    async def handle(self, protocol: str, handler: StreamHandler) -> None:
-        await super().handle(protocol, handler)
-        if protocol != GOSSIP.name:
-            self._protocols[protocol] = STREAMS_PER_PEER[word_of(protocol)]
 
     @override
     async def act(self, replica: Replica) -> None:
@@ -48,7 +60,7 @@ class HoldingTransport(GossipingTransport):
             if peer not in connected:
                 self.approach(replica, peer)
                 continue
-            for protocol, most in self._protocols.items():
+            for protocol, most in self.protocols.items():
                 for _ in range(most - self._held[peer, protocol]):
                     self._held[peer, protocol] += 1
                     self.tasks.spawn(self._hold(peer, protocol))
@@ -65,6 +77,31 @@ class HoldingTransport(GossipingTransport):
                     await stream.close()
         finally:
             self._held[peer, protocol] -= 1
+
+
+class FloodingTransport(OpeningTransport):
+    """Opens streams of all protocols in turn to one peer after another, and closes them at once."""
+
+    def __init__(self, parts: Parts, rng: Rng) -> None:
+        super().__init__(parts)
+        self._rng = rng
+
+    @override
+    async def act(self, replica: Replica) -> None:
+        protocols = islice(cycle(self.protocols), STREAMS_AT_ONCE)
+        for peer in self._rng.sample(await self.victims(), 1):
+            for protocol in protocols:
+                self.tasks.spawn(self._open(peer, protocol))
+
+    async def _open(self, peer: PeerId, protocol: str) -> None:
+        with suppress(TransportError):
+            stream = await within(WRITE_SECONDS, self.open_stream(peer, protocol))
+            await stream.close()
+
+
+def stream_flood(parts: Parts, rng: Rng) -> Parts:
+    """Have others open streams that nothing comes of."""
+    return parts.with_ports(transport=FloodingTransport(parts, rng))
 
 
 def slow_streams(parts: Parts, _rng: Rng) -> Parts:

@@ -23,6 +23,7 @@ HARMLESS = (
     "malformed-rpc",
     "slow-rpc",
     "slow-streams",
+    "stream-flood",
     "record-spam",
     "false-sync",
     "eclipse",

@@ -12,6 +12,7 @@ from protocol.types import PeerId
 from roles.ports.transport import StreamHandler, Transport, TransportError
 from simulations.network.connections import KEEPALIVE_SECONDS, Host
 from simulations.network.streams import Pipe, PipeMaker, SimStream
+from simulations.runtime.cores import OPEN_SECONDS
 
 STREAM_ROUND_TRIPS = 1.0
 """multistream negotiation, before the opener may write."""
@@ -130,7 +131,11 @@ class SimTransport(Transport):
         self._serving.pop(task, None)
 
     async def _serve(self, handler: StreamHandler, stream: SimStream) -> None:
+        core = self._host.core
+        core.spend(OPEN_SECONDS)
         try:
+            if late_seconds := core.late_seconds:
+                await asyncio.sleep(late_seconds)
             await handler(stream)
         except _EXPECTED:
             pass

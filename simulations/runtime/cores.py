@@ -13,6 +13,10 @@ router (``benchmarks/handling.py``); the rest, a wake-up of the task that reads,
 BYTE_SECONDS = 3.5e-9
 """Of what is decoded, as ids of messages are; ``benchmarks/handling.py`` found 3.4 us for 1000."""
 
+OPEN_SECONDS = 300e-6
+"""A stream that a peer opens, whatever becomes of it; ``benchmarks/opening.py``: 200 to 400 us,
+and 300 to 500 of p2pd, which has cores of its own here."""
+
 FIELD_SECONDS = 0.8e-6
 """Of gossip's control, many to a kilobyte; ``benchmarks/handling.py`` found 0.8 us."""
 

@@ -258,6 +258,7 @@ BEHAVIOURS: dict[str, tuple[RoleName, ...]] = {
     "malformed-rpc": ALL_ROLES,
     "slow-rpc": ALL_ROLES,
     "slow-streams": ALL_ROLES,
+    "stream-flood": ALL_ROLES,
     "record-spam": ALL_ROLES,
     "conflicting-records": ALL_ROLES,
     "capacity-liars": ALL_ROLES,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from node.blobs.exchange import BlobExchange
-from node.blobs.limits import REFUSALS_BURST, STRANGERS_MIN, TURNS_MIN, ExchangeLimits
+from node.blobs.limits import STRANGERS_MIN, TURNS_MIN, WORTH_BYTES, ExchangeLimits
 from node.blobs.upload_cap import BURST_SECONDS, PAYLOAD_SHARE, UploadCap
 from node.blobs.wire import HELD_BYTES_MAX, BlobRefusedError, Kind, Status
 from node.storage.blobs import FileBlobs
@@ -19,7 +19,7 @@ from roles.ports.storage import Owner, Purpose
 from roles.ports.transport import Stream, TransportError
 from simulations.network import streams
 from tests.node.storage.blob_stores import name_of, one_shard, open_one
-from tests.worlds.network import Hub, eventually
+from tests.worlds.network import Hub
 
 DATA = bytes(range(256)) * 1200
 DIGEST = crypto.digest(DATA)
@@ -34,6 +34,7 @@ class Node:
     ) -> None:
         self.peer = PeerId(name)
         self.faults: list[tuple[PeerId, str]] = []
+        self.worth: list[PeerId] = []
         self.transport = hub.transport(self.peer)
         self.blobs = FileBlobs(directory / name)
         self.exchange = BlobExchange(
@@ -43,6 +44,7 @@ class Node:
             limits=limits,
             trust=Trust(member=lambda _peer: True),
             on_fault=lambda peer, fault: self.faults.append((peer, fault.code)),
+            on_worth=lambda peer, _now: self.worth.append(peer),
         )
 
 
@@ -414,22 +416,21 @@ async def test_no_more_strangers_are_served_than_a_thin_line_carries(
     assert [type(each) for each in refused].count(BlobRefusedError) == 1
 
 
-async def test_who_is_refused_again_and_again_is_at_fault(tmp_path: Path) -> None:
-    limits = ExchangeLimits(streams_total=1, upload_bytes_per_second=len(DATA))
-    _, (one, first, other) = await network(tmp_path, "one", "first", "other", limits=limits)
+async def test_a_stream_is_worth_its_opening_when_a_long_range_was_taken_to_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "WINDOW_BYTES", WORTH_BYTES // 4)
+    _, (one, other) = await network(tmp_path, "one", "other")
     await one.blobs.put(DATA, OWNER)
-    reading = pull(first, one.peer, 0, len(DATA))
-    holding = asyncio.create_task(reading)
-    await eventually(lambda: one.exchange._bounded._serving)
-    asked = 0
-    while not one.faults:
-        asked += 1
-        with pytest.raises(TransportError):
-            await pull(other, one.peer, 0, 1)
-        assert one.exchange.sizes()["stream_rates"] == 1
-    assert REFUSALS_BURST < asked < 2 * REFUSALS_BURST
-    assert one.faults == [(other.peer, "refused-too-often")]
-    holding.cancel()
+    for length in (1, WORTH_BYTES - 1, WORTH_BYTES, len(DATA)):
+        await pull(other, one.peer, 0, length)
+        await asyncio.sleep(0.1)
+    assert one.worth == [other.peer] * 2
+    left = other.exchange.fetch_range(one.peer, DIGEST, 0, len(DATA), piece_bytes=100)
+    async with aclosing(left):
+        await anext(left)
+    await pull(other, one.peer, 0, 1)
+    assert one.worth == [other.peer] * 2
 
 
 async def test_a_reader_that_has_stopped_loses_its_place_to_others(

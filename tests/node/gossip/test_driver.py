@@ -745,11 +745,14 @@ def test_a_peer_that_sends_what_no_honest_one_does_is_kept_away_for_a_while(what
             assert len(node.blamed) == FAULTS
             assert node.peers.connected == []
             hub.connect(peer, node.peer_id)
-            refused = await raw.stream_to(node)
-            await refused.write(raw.published(b"good", 1000))
-            assert await refused.read(1) == b""
             await asyncio.sleep(POLL_SECONDS)
             assert not hub.connected(peer, node.peer_id), "it is cut off at each look"
+            hub.connect(peer, node.peer_id)
+            refused = await raw.stream_to(node)
+            with pytest.raises(TransportError):
+                await refused.read(1)
+            assert not hub.connected(peer, node.peer_id), "and when it opens a stream"
+            await asyncio.sleep(POLL_SECONDS)
             assert node.peers.banned == 1
             await asyncio.sleep(BAN_SECONDS)
             hub.connect(peer, node.peer_id)

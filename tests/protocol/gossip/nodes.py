@@ -45,8 +45,11 @@ def router(
     opinions=no_opinions,
     seed: bytes = b"seed",
     chosen=nobody,
+    proven=nobody,
 ) -> Router:
-    return Router(SELF, params or Params(), Rng(seed), opinions=opinions, chosen=chosen)
+    return Router(
+        SELF, params or Params(), Rng(seed), opinions=opinions, chosen=chosen, proven=proven
+    )
 
 
 def rpc_of(effect: Effect) -> Rpc:
@@ -82,9 +85,10 @@ def joined_router(
     *,
     may_wait: bool = False,
     chosen=nobody,
+    proven=nobody,
 ) -> Router:
     """Return a router subscribed to TOPIC, with ``count`` subscribed peers in its mesh."""
-    node = router(params, opinions, chosen=chosen)
+    node = router(params, opinions, chosen=chosen, proven=proven)
     for each in PEERS[:count]:
         node.handle(PeerConnected(each.peer_id), 0)
         node.handle(received(each.peer_id, ENTER), 0)

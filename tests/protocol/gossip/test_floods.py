@@ -139,6 +139,34 @@ def test_an_iwant_flood_is_served_each_message_so_often_and_so_many_bytes(rpcs, 
         node.handle(Heartbeat(), 10.5 + beat)
 
 
+def test_strangers_that_ask_for_everything_share_what_is_served_and_those_with_standing_do_not():
+    params = Params(iwant_reply_bytes_max=100_000, iwant_stranger_bytes_max=100_000)
+    proven = HONEST[0].peer_id
+    node = joined_router(0, params, proven=lambda: {proven})
+    enter(node, STRANGERS + HONEST, 0)
+    published = [node.handle(Publish(TOPIC, bytes(5000)), number) for number in range(30)]
+    encoded = [rpc_of(effects[0]).publish[0] for effects in published]
+    ids = tuple(decode_message(each).message_id for each in encoded)
+
+    def served(peer, now):
+        replies = sends(node.handle(received(peer, Rpc(iwant=ids)), now))
+        return sum(len(message) for _, rpc in replies for message in rpc.publish)
+
+    slack = max(map(len, encoded))
+    assert 100_000 <= served(FLOODER, 40) <= 100_000 + slack
+    node.handle(Heartbeat(), 41)
+    parts = [served(each.peer_id, 41.1) for each in STRANGERS]  # it is not known how many will ask
+    for count, part in enumerate(parts, 1):
+        assert 100_000 / count <= part <= 100_000 / count + slack
+    node.handle(Heartbeat(), 42)
+    for each in STRANGERS:
+        assert 20_000 <= served(each.peer_id, 42.1) <= 20_000 + slack
+    assert served(proven, 42.2) >= 100_000
+    node.handle(Heartbeat(), 43)
+    node.handle(Heartbeat(), 44)
+    assert served(FLOODER, 44.1) >= 100_000
+
+
 SLOW_RPCS = {
     "fields that nobody knows": bytes((15 << 3, 0)) * 1000,
     "grafts elsewhere": encode_rpc(Rpc(graft=("elsewhere",) * 500)),

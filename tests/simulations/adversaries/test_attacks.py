@@ -13,6 +13,8 @@ import pytest
 from node.local.addresses import host_of
 from node.membership.dials import SILENT_DIALS_MAX
 from node.replication.anti_entropy import AntiEntropy
+from node.streams import openings
+from node.streams.openings import STRANGERS_PER_SECOND, Openings
 from node.streams.places import Places
 from protocol.gossip.router import Router
 from protocol.gossip.rpc import Rpc, decode_rpc
@@ -20,7 +22,8 @@ from protocol.types import Role
 from roles.validator.flow import STRANGER_CHECKS, ValidatorFlow
 from simulations.adversaries.records import UPLOAD_BYTES_PER_SECOND
 from simulations.adversaries.rpcs import EMPTY_FIELDS, IDS, RPC_FLOODS
-from simulations.runtime.cores import FIELD_SECONDS
+from simulations.adversaries.streams import STREAMS_AT_ONCE
+from simulations.runtime.cores import FIELD_SECONDS, OPEN_SECONDS
 from simulations.runtime.loop import START
 from simulations.scenario.scenario import load_scenario, scenario_names
 from simulations.study.study import Plan, run_plan
@@ -80,6 +83,7 @@ class Seen:
     def __init__(self):
         self.rpcs = []
         self.places = []
+        self.worth = Counter()
         self.pages = []
         self.checks = 0
         self.world = None
@@ -131,6 +135,8 @@ def play(tmp_path_factory):
 
 def run(plan, patch):
     seen = Seen()
+    # What six open is nothing to ten nodes.
+    patch.setattr(openings, "STRANGERS_PER_SECOND", STRANGERS_PER_SECOND / 10)
 
     async def look(world):
         seen.world = world
@@ -148,6 +154,7 @@ def run(plan, patch):
 
     watch_routers(seen, patch)
     watch_places(seen, patch)
+    watch_worth(seen, patch)
     watch_pages(seen, patch)
     watch_checks(seen, patch)
     seen.outcome = run_plan(plan, clock=time.perf_counter, actors=[look])
@@ -175,6 +182,16 @@ def watch_places(seen, patch):
         return place, lost
 
     patch.setattr(Places, "take", take)
+
+
+def watch_worth(seen, patch):
+    honest = Openings.worth
+
+    def worth(self, peer, now):
+        honest(self, peer, now)
+        seen.worth[peer] += 1
+
+    patch.setattr(Openings, "worth", worth)
 
 
 def watch_pages(seen, patch):
@@ -300,6 +317,19 @@ def test_streams_that_are_held_take_what_strangers_share_and_nobody_with_standin
     proven = [row for row in seen.places if row[3] and FROM <= row[0] <= UNTIL]
     assert len(proven) > 50
     assert all(place is not None for *_, place, _ in proven)
+    honest_work_went_on(seen)
+
+
+@together("stream-flood")
+def test_who_opens_streams_that_nothing_comes_of_is_soon_kept_away(play):
+    seen, plain = play("stream-flood"), play("false-sync")
+    extra = sum(item.host.core.spent_seconds for item in seen.honest())
+    extra -= sum(item.host.core.spent_seconds for item in plain.honest())
+    opened = extra / OPEN_SECONDS
+    offered = 2 * STREAMS_AT_ONCE * len(seen.strangers()) * (UNTIL - FROM)
+    assert 1000 < opened < offered / 2
+    assert sum(seen.status[item.name].peers_banned for item in seen.honest()) > 0
+    assert seen.worth.keys() & seen.strangers(), "they have downloaded weights"
     honest_work_went_on(seen)
 
 
@@ -486,7 +516,7 @@ def test_who_bides_its_time_says_nothing_wrong_before(play):
 
 def test_every_attack_of_the_catalogue_begins_and_ends_and_leaves_time_to_recover():
     attacks = [name for name in scenario_names() if name.startswith("attack-")]
-    assert len(attacks) == 23
+    assert len(attacks) == 24
     for name in attacks:
         scenario = load_scenario(name)
         (plan,) = scenario.adversaries

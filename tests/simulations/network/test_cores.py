@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from simulations.runtime.cores import BYTE_SECONDS, LATE_SECONDS_MIN, READ_SECONDS
+from simulations.runtime.cores import BYTE_SECONDS, LATE_SECONDS_MIN, OPEN_SECONDS, READ_SECONDS
 from simulations.runtime.loop import run_virtual
 from tests.simulations.network.machines import MEGABYTE, Machines, now
 
@@ -37,7 +37,23 @@ def test_only_the_machine_that_reads_is_kept_busy_by_what_it_reads():
         await other.read_exactly(1000)
         ours, theirs = (machines.network.hosts[name].core for name in ("ours", "theirs"))
         assert ours.spent_seconds == 0.0
-        assert theirs.spent_seconds == pytest.approx(READ_SECONDS + 1000 * BYTE_SECONDS)
+        spent = OPEN_SECONDS + READ_SECONDS + 1000 * BYTE_SECONDS
+        assert theirs.spent_seconds == pytest.approx(spent)
+
+    run_virtual(scenario())
+
+
+def test_a_stream_takes_its_time_of_whom_it_is_opened_to_and_is_served_after_that():
+    async def scenario():
+        machines = Machines()
+        await machines.add("ours", "theirs", up=60.0 * MEGABYTE, down=60.0 * MEGABYTE)
+        ours, theirs = (machines.network.hosts[name].core for name in ("ours", "theirs"))
+        await machines.stream("ours", "theirs")
+        assert (ours.spent_seconds, theirs.spent_seconds) == (0.0, OPEN_SECONDS)
+        theirs.spend(2.0)
+        began = now()
+        await machines.stream("ours", "theirs")  # returns when it is served
+        assert now() - began == pytest.approx(2.0, abs=0.1)
 
     run_virtual(scenario())
 

@@ -1,0 +1,126 @@
+"""What it costs a node that a peer opens a stream to it: ``OPEN_SECONDS`` of simulated cores.
+
+``python -m benchmarks.opening [--streams N] [--at-once N] [--json]`` has one node open streams to
+another, in a process of its own, which closes each unread, and prints microseconds of a core that
+the second one's process and its p2pd take for each, in the median of three runs.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import tempfile
+import time
+from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+
+import psutil
+
+from node.live.hivemind_p2p import HivemindTransport
+from protocol.crypto import Identity
+from roles.ports.transport import Stream, TransportError
+
+PROTOCOL = "/prime-node/benchmark/opening"
+RUNS = 3
+SETTLE_SECONDS = 0.5
+SERVE = "serve"
+
+
+async def start(seed: int, directory: Path) -> HivemindTransport:
+    """Start a node of a key of its own."""
+    identity = Identity(bytes([seed]) * 32)
+    path = directory / f"{seed}.key"
+    path.write_bytes(identity.to_protobuf())
+    return await HivemindTransport.create(identity, path)
+
+
+async def serve() -> None:
+    """Say our address; then, for each line that is read, what has been opened and what it took."""
+    opened = 0
+
+    async def close(_stream: Stream) -> None:
+        nonlocal opened
+        opened += 1
+
+    with tempfile.TemporaryDirectory() as directory:
+        transport = await start(1, Path(directory))
+        try:
+            await transport.handle(PROTOCOL, close)
+            print((await transport.addresses())[0], flush=True)
+            while await asyncio.to_thread(sys.stdin.readline):
+                times = psutil.Process(transport.p2pd_pid).cpu_times()
+                print(json.dumps([opened, time.process_time(), times.user + times.system]))
+                sys.stdout.flush()
+        finally:
+            await transport.close()
+
+
+async def ask(server: Process) -> list[float]:
+    """Return what ``serve`` prints next."""
+    assert server.stdin is not None
+    assert server.stdout is not None
+    server.stdin.write(b"\n")
+    answer: list[float] = json.loads(await server.stdout.readline())
+    return answer
+
+
+async def measure(streams: int, at_once: int) -> list[tuple[float, float]]:
+    """Return microseconds for each stream, of the node's process and of its p2pd, of each run."""
+    command = [sys.executable, "-m", "benchmarks.opening", "--do", SERVE]
+    server = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+    assert server.stdin is not None
+    assert server.stdout is not None
+    address = (await server.stdout.readline()).decode().strip()
+    found = []
+    with tempfile.TemporaryDirectory() as directory:
+        transport = await start(2, Path(directory))
+        try:
+            peer = await transport.connect(address)
+
+            async def opens(count: int) -> None:
+                for _ in range(count):
+                    with suppress(TransportError):
+                        stream = await transport.open_stream(peer, PROTOCOL)
+                        with suppress(TransportError):
+                            await stream.read(1)  # it ends when the other end has closed it
+                        await stream.close()
+
+            await opens(at_once)
+            for _ in range(RUNS):
+                before = await ask(server)
+                await asyncio.gather(*(opens(streams // at_once) for _ in range(at_once)))
+                await asyncio.sleep(SETTLE_SECONDS)
+                after = await ask(server)
+                opened, *seconds = (one - other for one, other in zip(after, before, strict=True))
+                node, p2pd = (1e6 * each / opened for each in seconds)
+                found.append((node, p2pd))
+        finally:
+            server.stdin.close()
+            await server.wait()
+            await transport.close()
+    return found
+
+
+def main() -> None:
+    """Measure, and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=2000)
+    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--do", choices=[SERVE], help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.do == SERVE:
+        asyncio.run(serve())
+        return
+    runs = asyncio.run(measure(arguments.streams, arguments.at_once))
+    node, p2pd = map(median, zip(*runs, strict=True))
+    if arguments.json:
+        print(json.dumps({"node_us": round(node), "p2pd_us": round(p2pd)}))
+    else:
+        print(f"a stream that is opened takes {node:.0f} us of the node and {p2pd:.0f} us of p2pd")
+
+
+if __name__ == "__main__":
+    main()

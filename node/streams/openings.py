@@ -1,0 +1,75 @@
+"""How many streams strangers open, of all protocols together: who opens too many is at fault.
+
+A stream costs time before anything is known of it but its peer, whether it is served or not. So no
+rate of what is served bounds that, but to be rid of whoever opens them. While strangers open more
+than a node has time for, those are at fault that open more than their part; the others never are.
+
+A machine without I/O: the clock is an argument.
+"""
+
+from collections.abc import Callable
+
+from protocol.fading import Fading
+from protocol.types import PeerId
+
+STRANGERS_PER_SECOND = 128.0
+"""What all peers without standing may open together: at 0.3 ms of a core each
+(``benchmarks/opening.py``) less than a twentieth of one, which they have for gossip."""
+
+EACH_PER_SECOND = 2.0
+"""What a peer may open in any case, so that one that asks whenever we are busy is not at fault for
+being among many. Of eight hundred newcomers that wait for weights none came to half of it."""
+
+HALF_LIFE_SECONDS = 10.0
+"""Of what is counted. So a peer may open 29 at once: the sixteen of two downloads, and more."""
+
+_WINDOW_SECONDS = HALF_LIFE_SECONDS * 1.4427
+"""A steady rate comes to so many of its streams: the half-life, by the logarithm of 2."""
+
+_RECOUNT_SECONDS = 1.0
+
+OPENERS_MAX = 4096
+"""Peers that are counted; the one that came first is forgotten. Eight times as many as connect."""
+
+
+class Openings:
+    """Counts what each peer without standing opens; what was worth its opening does not count."""
+
+    def __init__(self, proven: Callable[[PeerId], bool]) -> None:
+        self._proven = proven
+        self._all = Fading()
+        self._each: dict[PeerId, Fading] = {}
+        self._recounted_at = 0.0
+
+    def __len__(self) -> int:
+        """Return of how many peers something is counted."""
+        return len(self._each)
+
+    def opened(self, peer: PeerId, now: float) -> bool:
+        """Count a stream; return whether its peer is at fault for it."""
+        if self._proven(peer):
+            return False
+        if now >= self._recounted_at + _RECOUNT_SECONDS:
+            self._forget(now)
+        self._all.add(1, now, HALF_LIFE_SECONDS)
+        each = self._each.setdefault(peer, Fading())
+        each.add(1, now, HALF_LIFE_SECONDS)
+        if len(self._each) > OPENERS_MAX:
+            del self._each[next(iter(self._each))]
+        if self._all.amount <= STRANGERS_PER_SECOND * _WINDOW_SECONDS:
+            return False
+        part = max(EACH_PER_SECOND, STRANGERS_PER_SECOND / len(self._each))
+        return each.amount > part * _WINDOW_SECONDS
+
+    def worth(self, peer: PeerId, now: float) -> None:
+        """Count one stream less: it was served with more than what opening it costs."""
+        each = self._each.get(peer)
+        if each is not None and each.left(now, HALF_LIFE_SECONDS) >= 1:
+            each.add(-1, now, HALF_LIFE_SECONDS)
+            self._all.add(-1, now, HALF_LIFE_SECONDS)
+
+    def _forget(self, now: float) -> None:
+        """Forget whose streams have faded away."""
+        self._recounted_at = now
+        kept = self._each.items()
+        self._each = {peer: each for peer, each in kept if each.left(now, HALF_LIFE_SECONDS) >= 0.5}
