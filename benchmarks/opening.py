@@ -107,7 +107,7 @@ def main() -> None:
     """Measure, and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--streams", type=int, default=2000)
-    parser.add_argument("--at-once", type=int, default=8)
+    parser.add_argument("--at-once", type=int, default=50)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--do", choices=[SERVE], help=argparse.SUPPRESS)
     arguments = parser.parse_args()

@@ -13,8 +13,8 @@ from protocol.fading import Fading
 from protocol.types import PeerId
 
 STRANGERS_PER_SECOND = 128.0
-"""What all peers without standing may open together: at 0.3 ms of a core each
-(``benchmarks/opening.py``) less than a twentieth of one, which they have for gossip."""
+"""What all peers without standing may open together: at 0.2 to 0.35 ms of a core
+each (``benchmarks/opening.py``) less than a twentieth of one, which they have for gossip."""
 
 EACH_PER_SECOND = 2.0
 """What a peer may open in any case, so that one that asks whenever we are busy is not at fault for

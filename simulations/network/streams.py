@@ -165,11 +165,15 @@ class Pipe:
 
     async def read(self, bytes_max: int) -> bytes:
         """Return what is here, or the next that comes; raises ``TransportError``."""
-        items, core = self._items, self.core
+        items, core, waited = self._items, self.core, False
         while True:
             if items:
-                if core is None or not (late_seconds := core.late_seconds):
+                if core is None:
                     break
+                late_seconds = core.late_seconds or (0.0 if waited else core.turn_seconds)
+                if not late_seconds:
+                    break
+                waited = True
                 await asyncio.sleep(late_seconds)
                 continue
             if self.broken:

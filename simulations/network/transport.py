@@ -12,7 +12,6 @@ from protocol.types import PeerId
 from roles.ports.transport import StreamHandler, Transport, TransportError
 from simulations.network.connections import KEEPALIVE_SECONDS, Host
 from simulations.network.streams import Pipe, PipeMaker, SimStream
-from simulations.runtime.cores import OPEN_SECONDS
 
 STREAM_ROUND_TRIPS = 1.0
 """multistream negotiation, before the opener may write."""
@@ -122,19 +121,25 @@ class SimTransport(Transport):
         return self._handlers.get(protocol)
 
     def serve(self, handler: StreamHandler, stream: SimStream) -> None:
-        """Run a handler on an inbound stream, and close it after that."""
-        task = asyncio.get_running_loop().create_task(self._serve(handler, stream))
+        """Run a handler on an inbound stream, and close it after that.
+
+        A stream that the daemon does not get to is closed unread.
+        """
+        late_seconds = self._host.core.open()
+        if late_seconds is None:
+            stream.outgoing.close()
+            return
+        serving = self._serve(handler, stream, late_seconds)
+        task = asyncio.get_running_loop().create_task(serving)
         self._serving[task] = None
         task.add_done_callback(self._served)
 
     def _served(self, task: asyncio.Task[None]) -> None:
         self._serving.pop(task, None)
 
-    async def _serve(self, handler: StreamHandler, stream: SimStream) -> None:
-        core = self._host.core
-        core.spend(OPEN_SECONDS)
+    async def _serve(self, handler: StreamHandler, stream: SimStream, late_seconds: float) -> None:
         try:
-            if late_seconds := core.late_seconds:
+            if late_seconds:
                 await asyncio.sleep(late_seconds)
             await handler(stream)
         except _EXPECTED:

@@ -4,9 +4,16 @@ import asyncio
 
 import pytest
 
-from simulations.runtime.cores import BYTE_SECONDS, LATE_SECONDS_MIN, OPEN_SECONDS, READ_SECONDS
+from simulations.runtime.cores import (
+    BYTE_SECONDS,
+    LATE_SECONDS_MIN,
+    OPEN_SECONDS,
+    OPENS_WAITING_MAX,
+    READ_SECONDS,
+)
 from simulations.runtime.loop import run_virtual
-from tests.simulations.network.machines import MEGABYTE, Machines, now
+from tests.simulations.network.machines import MEGABYTE, PROTOCOL, Machines, now
+from tests.worlds.messages import identity
 
 
 async def answered_after(busy_seconds):
@@ -54,6 +61,41 @@ def test_a_stream_takes_its_time_of_whom_it_is_opened_to_and_is_served_after_tha
         began = now()
         await machines.stream("ours", "theirs")  # returns when it is served
         assert now() - began == pytest.approx(2.0, abs=0.1)
+
+    run_virtual(scenario())
+
+
+def test_so_many_streams_wait_to_be_opened_and_what_is_read_waits_for_these_once():
+    async def scenario():
+        machines = Machines()
+        await machines.add("ours", "theirs", "flood", up=60.0 * MEGABYTE, down=60.0 * MEGABYTE)
+        stream, other = await machines.stream("ours", "theirs")
+        core = machines.network.hosts["theirs"].core
+        await machines.connect("flood", "theirs")
+        transport, peer = machines.transports["flood"], identity("theirs").peer_id
+
+        async def floods():
+            while True:
+                await asyncio.sleep(0.001)
+                opening = (transport.open_stream(peer, PROTOCOL) for _ in range(20))
+                opened.append(asyncio.gather(*opening))  # four times what there is time for
+
+        async def read_after():
+            began = now()
+            async with asyncio.timeout(5.0):
+                await stream.write(b"x")
+                await other.read_exactly(1)
+            return now() - began
+
+        at_once, opened = await read_after(), []
+        spent_seconds, flood = core.spent_seconds, asyncio.create_task(floods())
+        await asyncio.sleep(1.0)
+        assert core.spent_seconds - spent_seconds == pytest.approx(1.0, abs=0.1)
+        queue_seconds = OPENS_WAITING_MAX * OPEN_SECONDS
+        for _ in range(10):
+            assert await read_after() == pytest.approx(at_once + queue_seconds, abs=0.005)
+        flood.cancel()
+        await asyncio.gather(*opened)
 
     run_virtual(scenario())
 
