@@ -1,8 +1,8 @@
 """How many streams strangers open, of all protocols together: who opens too many is at fault.
 
 A stream costs time before anything is known of it but its peer, whether it is served or not. So no
-rate of what is served bounds that, but to be rid of whoever opens them. While strangers open more
-than a node has time for, those are at fault that open more than their part; the others never are.
+rate of what is served bounds that: only to be rid of whoever opens them does. While strangers open
+more than a node has time for, those are at fault that open more than their part, and no others.
 
 A machine without I/O: the clock is an argument.
 """
