@@ -12,9 +12,9 @@ from collections.abc import Callable
 from protocol.fading import Fading
 from protocol.types import PeerId
 
-STRANGERS_PER_SECOND = 128.0
-"""What all peers without standing may open together: at 0.2 to 0.35 ms of a core
-each (``benchmarks/opening.py``) less than a twentieth of one, which they have for gossip."""
+STRANGERS_PER_SECOND = 64.0
+"""What all peers without standing may open together: a twentieth of a core, as they have for
+gossip, at 0.2 to 0.35 ms each and half as much again of p2pd (``benchmarks/opening.py``)."""
 
 EACH_PER_SECOND = 2.0
 """What a peer may open in any case, so that one that asks whenever we are busy is not at fault for
