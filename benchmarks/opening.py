@@ -18,22 +18,13 @@ from statistics import median
 
 import psutil
 
-from node.live.hivemind_p2p import HivemindTransport
-from protocol.crypto import Identity
+from benchmarks.shardcast.transport import transport as start
 from roles.ports.transport import Stream, TransportError
 
 PROTOCOL = "/prime-node/benchmark/opening"
 RUNS = 3
 SETTLE_SECONDS = 0.5
 SERVE = "serve"
-
-
-async def start(seed: int, directory: Path) -> HivemindTransport:
-    """Start a node of a key of its own."""
-    identity = Identity(bytes([seed]) * 32)
-    path = directory / f"{seed}.key"
-    path.write_bytes(identity.to_protobuf())
-    return await HivemindTransport.create(identity, path)
 
 
 async def serve() -> None:
@@ -45,7 +36,7 @@ async def serve() -> None:
         opened += 1
 
     with tempfile.TemporaryDirectory() as directory:
-        transport = await start(1, Path(directory))
+        transport = await start(Path(directory), 1)
         try:
             await transport.handle(PROTOCOL, close)
             print((await transport.addresses())[0], flush=True)
@@ -75,7 +66,7 @@ async def measure(streams: int, at_once: int) -> list[tuple[float, float]]:
     address = (await server.stdout.readline()).decode().strip()
     found = []
     with tempfile.TemporaryDirectory() as directory:
-        transport = await start(2, Path(directory))
+        transport = await start(Path(directory), 2)
         try:
             peer = await transport.connect(address)
 

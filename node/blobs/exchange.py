@@ -18,7 +18,7 @@ from node.blobs.tally import Tally
 from node.blobs.upload_cap import UploadCap
 from node.blobs.ways import Way, Ways
 from node.blobs.wire import BlobRefusedError, Kind, Request, Status, ask, read_request, reply
-from node.streams.deadline import within
+from node.streams.deadline import loop_time, within
 from node.streams.limits import Bounded
 from node.streams.places import Trust
 from node.streams.protocols import BLOBS, REQUEST_SECONDS
@@ -202,7 +202,7 @@ class BlobExchange:
                 piece = await within(patience, stream.read(count))
                 if not piece:
                     return False
-                now = asyncio.get_running_loop().time()
+                now = loop_time()
                 self.received.note(peer, kind, Way.STREAM, len(piece), now)
                 assembly.data += piece
         except TransportError:
@@ -324,7 +324,7 @@ class BlobExchange:
         await within(limits.open_seconds, reply(stream, Status.OK, total_bytes))
         await self._send_range(stream, request, length)
         if length >= WORTH_BYTES:
-            self._on_worth(stream.peer, asyncio.get_running_loop().time())
+            self._on_worth(stream.peer, loop_time())
 
     async def _send_range(self, stream: Stream, request: Request, length: int) -> None:
         stall_seconds = self._limits.stall_seconds
@@ -344,5 +344,5 @@ class BlobExchange:
                     self._bounded.note_slow(stream, slow=True)
                     await within(stall_seconds, stream.write(part))
                     self._bounded.note_slow(stream, slow=False)
-                now = asyncio.get_running_loop().time()
+                now = loop_time()
                 self.sent.note(stream.peer, request.kind, Way.STREAM, len(part), now)

@@ -36,10 +36,10 @@ class Inbound:
         """Return what serves a protocol with ``handler``."""
 
         async def serve(stream: Stream) -> None:
-            peer = stream.peer
-            if self.openings.opened(peer, loop_time()):
+            peer, now = stream.peer, loop_time()
+            if self.openings.opened(peer, now):
                 self._blame(peer, Fault(FaultCode.OPENED_TOO_OFTEN))
-            if self._bans.holds(peer, loop_time()):
+            if self._bans.holds(peer, now):
                 await self._send_away(peer)
             elif self._admit(peer):
                 await handler(stream)

@@ -3,6 +3,7 @@
 import asyncio
 from typing import Protocol
 
+from node.streams.deadline import loop_time
 from node.streams.eviction import Place
 from node.streams.places import Places, Trust
 from node.streams.rates import Rates
@@ -80,7 +81,7 @@ class Bounded:
 
     async def __call__(self, stream: Stream) -> None:
         """Serve a stream if there is room; the task that calls is cancelled to end one."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         place, lost = None, list[Place]()
         if self._rates is None or self._rates.take(stream.peer, now):
             place, lost = self._places.take(stream.peer, now)
@@ -99,7 +100,7 @@ class Bounded:
             if place in self._serving or task is None or task.uncancel():
                 raise  # it is not, or not only, for its place that it is cancelled
         finally:
-            self._places.leave(place, asyncio.get_running_loop().time())
+            self._places.leave(place, loop_time())
             self._serving.pop(place, None)
             del self._place_of[stream]
 
@@ -108,5 +109,5 @@ class Bounded:
 
         Who never says it has a peer that has been slow since the stream was opened.
         """
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         self._place_of[stream].note_slow(now, slow=slow)

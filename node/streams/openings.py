@@ -7,6 +7,7 @@ more than a node has time for, those are at fault that open more than their part
 A machine without I/O: the clock is an argument.
 """
 
+import math
 from collections.abc import Callable
 
 from protocol.fading import Fading
@@ -23,8 +24,8 @@ being among many. Of eight hundred newcomers that wait for weights none came to 
 HALF_LIFE_SECONDS = 10.0
 """Of what is counted. So a peer may open 29 at once: the sixteen of two downloads, and more."""
 
-_WINDOW_SECONDS = HALF_LIFE_SECONDS * 1.4427
-"""A steady rate comes to so many of its streams: the half-life, by the logarithm of 2."""
+_WINDOW_SECONDS = HALF_LIFE_SECONDS / math.log(2)
+"""What is counted of a steady rate comes to what it brings in so long."""
 
 _RECOUNT_SECONDS = 1.0
 

@@ -79,7 +79,7 @@ class HoldingTransport(OpeningTransport):
             self._held[peer, protocol] -= 1
 
 
-class FloodingTransport(OpeningTransport):
+class StreamFlood(OpeningTransport):
     """Opens streams of all protocols in turn to one peer after another, and closes them at once."""
 
     def __init__(self, parts: Parts, rng: Rng) -> None:
@@ -101,7 +101,7 @@ class FloodingTransport(OpeningTransport):
 
 def stream_flood(parts: Parts, rng: Rng) -> Parts:
     """Have others open streams that nothing comes of."""
-    return parts.with_ports(transport=FloodingTransport(parts, rng))
+    return parts.with_ports(transport=StreamFlood(parts, rng))
 
 
 def slow_streams(parts: Parts, _rng: Rng) -> Parts:
