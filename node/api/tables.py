@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from node.blobs.ways import PEERS_MAX as HTTP_PEERS_MAX
 from node.circuits.relay import RESERVATIONS_MAX
-from node.gossip.links import GossipLimits
+from node.gossip.limits import GossipLimits
 from node.gossip.reading import ACCOUNTS_MAX
 from node.membership.bans import PEERS_MAX
 from node.membership.buckets import OWNERS_PER_KEY_MAX
@@ -16,6 +16,7 @@ from node.streams.protocols import BLOBS, DIAL_BACK, HOP, MANIFEST, MESSAGE, SYN
 from node.streams.rates import BUCKETS_MAX
 from node.streams.turns import WASTED_MAX
 from node.weights_http.doorkeeper import ADDRESSES_MAX, ConnectionLimits
+from protocol.gossip.newcomers import LANE_WAITING_BYTES_MAX
 from protocol.gossip.params import Params
 from protocol.gossip.score_params import ScoreParams
 from protocol.ledger.branches import VERSIONS_WAITING_MAX
@@ -43,6 +44,7 @@ LIMITS: Mapping[str, int] = {
     "http_peers": HTTP_PEERS_MAX,
     "in_flight": COMMITS_IN_FLIGHT_MAX,
     "judged": _SCORES.judged_max,
+    "newcomers_bytes": LANE_WAITING_BYTES_MAX,
     "openers": OPENERS_MAX,
     "outbox_bytes": _LINKS.outbox_bytes_max,
     "outbox_frames": _LINKS.outbox_frames_max,
@@ -69,7 +71,8 @@ LIMITS: Mapping[str, int] = {
     "waiting": WAITING_MAX,
 }
 """By the name of a table in a status, in ``/metrics`` and in samples of simulations. Of what there
-is one for each peer or key (``in_flight``, ``outbox_*``, ``directory_records``) the fullest counts.
+is one for each peer or key (``in_flight``, ``newcomers_bytes``, ``outbox_*``,
+``directory_records``) the fullest counts.
 
 ``streams_*`` are places, and ``findings``, ``stream_rates``, ``turns_wasted``, ``http_addresses``,
 ``openers`` and ``http_peers`` forget the oldest: full, they work as when they are not."""

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from node.context import Peers
-from node.gossip.links import GossipLimits, LinkCounters, Links
+from node.gossip.limits import GossipLimits
+from node.gossip.links import LinkCounters, Links
 from node.gossip.tasks import Tasks, surface
 from node.streams.places import Trust
 from protocol.crypto import Signer, Verifier, verify
@@ -99,6 +100,7 @@ class Gossip:
             lambda: peers.chosen,
             lambda: peers.proven,
             decoding,
+            standing=trust.proven,
         )
         self._topics: dict[str, _Topic] = {}
         self._tasks = Tasks()

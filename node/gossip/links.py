@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from node.context import Peers
-from node.gossip.reading import Reading, ReadRates
+from node.gossip.limits import GossipLimits
+from node.gossip.reading import Reading
 from node.gossip.tasks import Tasks
 from node.streams.deadline import within
 from node.streams.places import Trust
@@ -33,27 +34,6 @@ from roles.ports.transport import Stream, TransportError
 _READ_BYTES = 64 * 1024
 _WRITE_BYTES = 64 * 1024
 """One write, if it is not one larger frame: what a stall deadline is measured over."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GossipLimits:
-    """Deadlines in seconds and sizes of the driver; all are guesses unless a source is named."""
-
-    call_seconds: float = 10.0
-    """One call of the transport."""
-    stall_seconds: float = GOSSIP.stall_seconds
-    """A write, or the rest of a begun frame; a peer that takes longer is disconnected."""
-    validate_seconds: float = 10.0
-    """An application validator; after that the message is ignored."""
-    retry_seconds: float = 1.0
-    """Before the outbound stream is opened again; doubles up to ``retry_seconds_max``."""
-    retry_seconds_max: float = 60.0
-    publish_wait_seconds: float = 5.0
-    """How long ``publish`` waits at most while most peers' queues are crowded."""
-    outbox_frames_max: int = 4096
-    outbox_bytes_max: int = 4 << 20
-    """Per peer; bodies are shared between the queues."""
-    rates: ReadRates = field(default_factory=ReadRates)
 
 
 IGNORED_SECONDS = 5.0
@@ -98,6 +78,8 @@ class _Link:
     stalled: bool = False
     idle: Stream | None = None
     """Our stream to the peer, while its task has nothing to write."""
+    delay: asyncio.Event | None = None
+    """Of the reader that lets bytes wait; set when it need not go on, as nobody sends any more."""
 
 
 class Links:
@@ -228,7 +210,8 @@ class Links:
         self._followed = peers
         connected = dict.fromkeys(peers)
         for peer, link in list(self._links.items()):
-            if peer not in connected and link.inbound is None:
+            # While its bytes wait nobody sees its stream end; else that is heard of at once.
+            if peer not in connected and (link.inbound is None or link.delay is not None):
                 self._unlink(link)
         own = self._peers.peer_id
         for peer in connected:
@@ -247,6 +230,8 @@ class Links:
         del self._links[link.peer]
         if link.task is not None:
             link.task.cancel()
+        if link.delay is not None:
+            link.delay.set()
         self._apply(PeerDisconnected(link.peer))
 
     def _greet(self, link: _Link) -> None:
@@ -348,6 +333,8 @@ class Links:
         if link is None:
             return
         previous, link.inbound = link.inbound, stream
+        if link.delay is not None:
+            link.delay.set()
         if link.inbound_seen:
             link.greeted = False  # the peer may have forgotten what we told it
         link.inbound_seen = True
@@ -363,9 +350,22 @@ class Links:
     async def _wait_while_ignored(self, stream: Stream) -> None:
         """Let bytes wait that nobody would heed: they take nothing of what is read of strangers."""
         while self._ignored(stream.peer):
-            await asyncio.sleep(IGNORED_SECONDS)
-            if (link := self._links.get(stream.peer)) is None or link.inbound is not stream:
-                raise TransportError("the stream of a peer that has left, or has another one")
+            await self._delay(stream, IGNORED_SECONDS)
+
+    async def _delay(self, stream: Stream, seconds: float) -> None:
+        """Let the bytes of a stream wait; raises ``TransportError`` when no more will come."""
+        link = self._links.get(stream.peer)
+        if link is not None and link.inbound is stream:
+            link.delay = ended = asyncio.Event()
+            try:
+                async with asyncio.timeout(seconds):
+                    await ended.wait()
+            except TimeoutError:
+                return
+            finally:
+                if link.delay is ended:  # else a newer stream waits by now
+                    link.delay = None
+        raise TransportError("the stream of a peer that has left, or has another one")
 
     async def _read(self, stream: Stream) -> None:
         deframer, peer, read, counters = Deframer(), stream.peer, stream.read, self.counters
@@ -385,7 +385,7 @@ class Links:
                 await self._wait_while_ignored(stream)
                 if seconds := reading.wait_seconds(peer, now()):
                     counters.reads_delayed += 1
-                    await asyncio.sleep(seconds)
+                    await self._delay(stream, seconds)
             frames = deframer.feed(data)
             if isinstance(frames, Fault):
                 self._blame(peer, frames)

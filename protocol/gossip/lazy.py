@@ -12,10 +12,29 @@ from protocol.rng import Rng
 from protocol.types import PeerId
 
 
+class _Shares:
+    """Equal parts of so much per heartbeat, of those that want one in it or did in the last one."""
+
+    def __init__(self, together: int) -> None:
+        self._together = together
+        self._wanting: set[PeerId] = set()
+        self._wanting_before = 0
+
+    def heartbeat(self) -> None:
+        self._wanting_before = len(self._wanting)
+        self._wanting.clear()
+
+    def part(self, peer: PeerId) -> int:
+        """Return what one peer has in this heartbeat."""
+        self._wanting.add(peer)
+        return self._together // max(len(self._wanting), self._wanting_before)
+
+
 class LazyGossip:
     """Holds the messages that can be served, and what was asked for in this heartbeat.
 
-    Who is not ``proven`` shares what is served with all others that are not.
+    Who is not ``proven`` shares what is served, and what is asked for, with all others that are
+    not.
     """
 
     def __init__(self, params: Params, rng: Rng, proven: PeerSet) -> None:
@@ -23,10 +42,8 @@ class LazyGossip:
         self._rng = rng
         self._proven = proven
         self._asked: dict[bytes, None] = {}
-        self._askers: set[PeerId] = set()
-        """Strangers that have asked for something in this heartbeat."""
-        self._askers_before = 0
-        """How many did in the last one."""
+        self._ids_asked = _Shares(params.asked_stranger_ids_max)
+        self._bytes_served = _Shares(params.iwant_stranger_bytes_max)
         self.cache = MessageCache(
             params.history_windows, params.gossip_windows, params.cache_bytes_max
         )
@@ -34,12 +51,13 @@ class LazyGossip:
     def heartbeat(self) -> None:
         """Begin the next interval; an id that was asked for in vain may be asked for again."""
         self._asked = {}
-        self._askers_before = len(self._askers)
-        self._askers.clear()
+        self._ids_asked.heartbeat()
+        self._bytes_served.heartbeat()
         self.cache.shift()
 
     def ask(
         self,
+        peer: PeerId,
         state: PeerState,
         entries: Iterable[IHave],
         wanted: Callable[[str, Sequence[bytes]], list[bytes]],
@@ -49,7 +67,10 @@ class LazyGossip:
         if state.ihave_messages > self._params.ihave_messages_max:
             return ()
         params = self._params
-        room = min(params.ihave_ids_max - state.ids_asked, params.asked_max - len(self._asked))
+        ids_max = params.ihave_ids_max
+        if peer not in self._proven():
+            ids_max = min(ids_max, self._ids_asked.part(peer))
+        room = min(ids_max - state.ids_asked, params.asked_max - len(self._asked))
         asked: dict[bytes, None] = {}
         for entry in entries:
             for message_id in wanted(entry.topic, entry.message_ids):
@@ -78,10 +99,7 @@ class LazyGossip:
         """Return what one peer is served in this heartbeat at most."""
         if peer in self._proven():
             return self._params.iwant_reply_bytes_max
-        self._askers.add(peer)
-        askers = max(len(self._askers), self._askers_before)
-        together = self._params.iwant_stranger_bytes_max
-        return min(self._params.iwant_reply_bytes_max, together // askers)
+        return min(self._params.iwant_reply_bytes_max, self._bytes_served.part(peer))
 
     def advertise(
         self, audience: Callable[[str], tuple[list[PeerId], list[PeerId]]]

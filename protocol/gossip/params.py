@@ -82,6 +82,10 @@ class Params:
     or did in the last one. Four hundred that ask for all that went round have 10 KB each."""
     asked_max: int = 50_000
     """A guess: ids asked of all peers per heartbeat; ten peers at their limit."""
+    asked_stranger_ids_max: int = 1000
+    """A guess: of all peers without standing, in equal parts of those that offer something in it or
+    did in the last one. They are 46 KB of our line; of four hundred that offer what nobody has, two
+    each, and what a newcomer sends for as many delays nothing else that it says."""
 
     rpc_fields_max: int = 8192
     """Fields of RPCs read of one peer per heartbeat, those of single messages and of plain IHAVEs

@@ -4,7 +4,7 @@ Every input is checked before anything changes; what a peer did wrong comes out 
 What our own application does wrong (a message over the limit) is a ``ValueError``.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -52,7 +52,6 @@ from protocol.gossip.promises import Promises
 from protocol.gossip.relay import Relay
 from protocol.gossip.report import PeerReport, reports
 from protocol.gossip.rpc import (
-    IHave,
     Prune,
     Rpc,
     Subscription,
@@ -61,6 +60,7 @@ from protocol.gossip.rpc import (
     only_message,
 )
 from protocol.gossip.scores import Opinions, Scores, no_opinions
+from protocol.gossip.sending import send_each
 from protocol.rng import Rng
 from protocol.types import PeerId, ValidationResult
 
@@ -78,8 +78,8 @@ class _Pending:
 class Router:
     """One node's gossip state; ``signer`` is also who we are.
 
-    ``opinions`` are what the application thinks of peers, ``chosen`` whom it dialled by choice, and
-    ``proven`` those with standing.
+    ``opinions`` are what the application thinks of peers, ``chosen`` whom it dialled by choice,
+    ``proven`` those with standing, and ``standing`` tells whether an author has any.
     """
 
     def __init__(
@@ -92,6 +92,8 @@ class Router:
         chosen: PeerSet = nobody,
         proven: PeerSet = nobody,
         decoding: Decoding | None = None,
+        *,
+        standing: Callable[[PeerId], bool] = lambda _author: False,
     ) -> None:
         self._signer = signer
         self._params = params
@@ -106,24 +108,20 @@ class Router:
         self._mesh = Mesh(params, rng.child("mesh"), self._score, chosen, proven)
         self.is_meshed = self._mesh.holds
         """Tells whether a peer is in any mesh of ours."""
+        self.mesh_peers = self._mesh.members
+        """Returns the mesh of a topic; empty when we are not subscribed."""
+        self.score: Callable[[PeerId], float] = self._score
+        """Returns the score of a peer."""
         self._flood = Flood(params.flood_peers_max, rng.child("flood"), proven)
         self._lazy = LazyGossip(params, rng.child("lazy"), proven)
         self._seen = SeenCache(params.seen_seconds, params.seen_max)
         self._pending: dict[bytes, _Pending] = {}
-        self._relay = Relay(params, rng.child("relay"), self._lazy.cache)
+        self._relay = Relay(params, rng.child("relay"), self._lazy.cache, standing)
 
     @property
     def topics(self) -> list[str]:
         """Our subscriptions."""
         return self._mesh.topics
-
-    def mesh_peers(self, topic: str) -> list[PeerId]:
-        """Return the mesh of a topic; empty when we are not subscribed."""
-        return self._mesh.members(topic)
-
-    def score(self, peer: PeerId) -> float:
-        """Return the score of a peer."""
-        return self._score(peer)
 
     def heeded(self, peers: Iterable[PeerId]) -> list[PeerId]:
         """Return those of the peers to which we gossip, as far as it depends on their scores."""
@@ -139,6 +137,7 @@ class Router:
             "backoffs": len(self._mesh.backoffs),
             "cache_bytes": self._lazy.cache.size_bytes,
             "judged": len(self._deliveries),
+            "newcomers_bytes": self._relay.newcomers_bytes,
             "pending": len(self._pending),
             "promises": len(self._promises),
             "retained_scores": self._score.retained,
@@ -186,7 +185,7 @@ class Router:
         empty = self._mesh.drop(peer, self._peers.remove(peer))
         self._score.disconnect(peer, now)
         self._relay.forget(peer)
-        return _graft_rpcs(self._mesh.refill(empty, self._peers.subscribers, now))
+        return _grafting(self._mesh.refill(empty, self._peers.subscribers, now))
 
     def _on_subscribe(self, topic: str, now: float, *, may_wait: bool) -> list[Effect]:
         if topic in self._mesh:
@@ -279,7 +278,7 @@ class Router:
         if (pending := self._pending.get(message_id)) is not None:
             pending.senders[sender] = None
         if pending is not None or message_id in self._seen or message.source == self._own_source:
-            self._relay.drop(topic, sender, message_id)
+            self._relay.drop(sender, message)
             self._deliveries.repeated(message_id, topic, sender, now)
             return [Discard(sender, topic, message_id, DUPLICATE)]
         if len(self._pending) >= self._params.pending_max:
@@ -318,7 +317,7 @@ class Router:
         self._deliveries.accepted(message_id, topic, pending.senders, now)
         knowing = {author, *pending.senders}
         peers = [peer for peer in self._mesh.members(topic) if peer not in knowing]
-        effects = self._relay.add(message_id, topic, message.encoded, peers)
+        effects = self._relay.add(message, peers)
         effects.append(Deliver(message_id, author, topic, message.data))
         return effects
 
@@ -342,7 +341,7 @@ class Router:
                 self._score.breach(peer, 2 if answer is GraftAnswer.FLOOD else 1)
                 effects.append(PeerFault(peer, Fault(FaultCode.GRAFT_IN_BACKOFF, topic)))
         if refused:
-            effects.append(Send(peer, self._prune_rpc(refused), Priority.CONTROL))
+            effects.append(Send(peer, encode_rpc(self._prune(refused)), Priority.CONTROL))
         if taken and (offer := self._lazy.offer(taken)):
             effects.append(Send(peer, encode_rpc(Rpc(ihave=offer)), Priority.IHAVE))
         return effects
@@ -352,7 +351,8 @@ class Router:
     ) -> list[Effect]:
         effects: list[Effect] = []
         if rpc.ihave:
-            asked = self._lazy.ask(state, rpc.ihave, self._wanted)
+            urgent_first = sorted(rpc.ihave, key=lambda offer: self._relay.may_wait(offer.topic))
+            asked = self._lazy.ask(peer, state, urgent_first, self._wanted)
             if asked:
                 self._promises.add(peer, asked, now)
                 effects.append(Send(peer, encode_rpc(Rpc(iwant=asked)), Priority.IWANT))
@@ -374,19 +374,18 @@ class Router:
         self._mesh.expire(now)
         self._seen.expire(now)
         grafts, prunes = self._mesh.maintain_all(self._peers.subscribers, now)
-        pruned = ((peer, self._prune_rpc(topics)) for peer, topics in prunes.items())
-        effects = _graft_rpcs(grafts) + [Send(peer, rpc, Priority.CONTROL) for peer, rpc in pruned]
-        encoded: dict[tuple[IHave, ...], bytes] = {}  # many peers are told the same
-        for peer, entries in self._lazy.advertise(self._audience).items():
-            if entries not in encoded:
-                encoded[entries] = encode_rpc(Rpc(ihave=entries))
-            effects.append(Send(peer, encoded[entries], Priority.IHAVE))
+        told = self._lazy.advertise(self._audience)
+        effects = [
+            *_grafting(grafts),
+            *send_each({peer: self._prune(prunes[peer]) for peer in prunes}, Priority.CONTROL),
+            *send_each({peer: Rpc(ihave=told[peer]) for peer in told}, Priority.IHAVE),
+        ]
         self._lazy.heartbeat()
-        return effects + self._relay.heartbeat()
+        return effects + self._relay.heartbeat(self._mesh.members)
 
-    def _prune_rpc(self, topics: Iterable[str]) -> bytes:
+    def _prune(self, topics: Iterable[str]) -> Rpc:
         backoff = self._params.prune_backoff_seconds
-        return encode_rpc(Rpc(prune=tuple(Prune(topic, backoff) for topic in topics)))
+        return Rpc(prune=tuple(Prune(topic, backoff) for topic in topics))
 
     def _audience(self, topic: str) -> tuple[list[PeerId], list[PeerId]]:
         """Return the subscribers that may hear of our messages, outside and inside the mesh."""
@@ -395,6 +394,5 @@ class Router:
         return self.heeded(outside), self.heeded(members)
 
 
-def _graft_rpcs(grafts: dict[PeerId, list[str]]) -> list[Effect]:
-    told = ((peer, encode_rpc(Rpc(graft=tuple(topics)))) for peer, topics in grafts.items())
-    return [Send(peer, rpc, Priority.CONTROL) for peer, rpc in told]
+def _grafting(grafts: dict[PeerId, list[str]]) -> list[Effect]:
+    return send_each({peer: Rpc(graft=tuple(grafts[peer])) for peer in grafts}, Priority.CONTROL)

@@ -46,9 +46,17 @@ def router(
     seed: bytes = b"seed",
     chosen=nobody,
     proven=nobody,
+    standing=frozenset(),
 ) -> Router:
+    """Return a router; authors and peers in ``standing`` have some."""
     return Router(
-        SELF, params or Params(), Rng(seed), opinions=opinions, chosen=chosen, proven=proven
+        SELF,
+        params or Params(),
+        Rng(seed),
+        opinions=opinions,
+        chosen=chosen,
+        proven=proven,
+        standing=standing.__contains__,
     )
 
 
@@ -86,9 +94,10 @@ def joined_router(
     may_wait: bool = False,
     chosen=nobody,
     proven=nobody,
+    standing=frozenset(),
 ) -> Router:
     """Return a router subscribed to TOPIC, with ``count`` subscribed peers in its mesh."""
-    node = router(params, opinions, chosen=chosen, proven=proven)
+    node = router(params, opinions, chosen=chosen, proven=proven, standing=standing)
     for each in PEERS[:count]:
         node.handle(PeerConnected(each.peer_id), 0)
         node.handle(received(each.peer_id, ENTER), 0)

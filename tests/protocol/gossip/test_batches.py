@@ -25,9 +25,9 @@ A, B, C = (each.peer_id for each in PEERS[:3])
 AUTHOR = PEERS[20]
 
 
-def joined(count: int = 3, params: Params | None = None) -> Router:
+def joined(count: int = 3) -> Router:
     """Return a router for which TOPIC may wait, with ``count`` subscribed peers in its mesh."""
-    return joined_router(count, params, may_wait=True)
+    return joined_router(count, may_wait=True, standing={AUTHOR.peer_id})
 
 
 def message_id(encoded: bytes) -> bytes:

@@ -1,5 +1,7 @@
 """Peers that flood: with GRAFTs, offers, requests, bad signatures; all cost us a bounded part."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +12,7 @@ from protocol.gossip.events import (
     PeerDisconnected,
     Publish,
     RpcReceived,
+    Subscribe,
     Validate,
 )
 from protocol.gossip.message import decode_message
@@ -165,6 +168,41 @@ def test_strangers_that_ask_for_everything_share_what_is_served_and_those_with_s
     node.handle(Heartbeat(), 43)
     node.handle(Heartbeat(), 44)
     assert served(FLOODER, 44.1) >= 100_000
+
+
+def test_strangers_that_offer_what_nobody_has_share_what_is_asked_for():
+    params = Params(ihave_ids_max=300, asked_stranger_ids_max=100)
+    proven = HONEST[0].peer_id
+    node = joined_router(0, params, proven=lambda: {proven})
+    enter(node, STRANGERS + HONEST, 0)
+    first = itertools.count(step=1000)
+
+    def asked(peer, now, count=200):
+        offer = IHave(TOPIC, unknown_ids(next(first), count))
+        effects = node.handle(received(peer, Rpc(ihave=(offer,))), now)
+        return sum(len(rpc.iwant) for _, rpc in sends(effects))
+
+    assert asked(FLOODER, 1, 60) == 60
+    assert asked(FLOODER, 1) == 40
+    node.handle(Heartbeat(), 2)
+    for count, each in enumerate(STRANGERS, 1):
+        assert asked(each.peer_id, 2.1) == 100 // count
+    node.handle(Heartbeat(), 3)
+    for each in STRANGERS:
+        assert asked(each.peer_id, 3.1) == 100 // len(STRANGERS)
+    assert asked(proven, 3.2) == 200
+    node.handle(Heartbeat(), 4)
+    node.handle(Heartbeat(), 5)
+    assert asked(FLOODER, 5.1) == 100
+
+
+def test_what_is_urgent_is_asked_for_before_what_may_wait():
+    node = joined_router(1, Params(asked_stranger_ids_max=3), may_wait=True)
+    node.handle(Subscribe("urgent"), 0)
+    offers = (IHave(TOPIC, unknown_ids(0, 2)), IHave("urgent", unknown_ids(2, 2)))
+    effects = node.handle(received(PEERS[0].peer_id, Rpc(ihave=offers)), 1)
+    roster, urgent = (offer.message_ids for offer in offers)
+    assert sends(effects) == [(PEERS[0].peer_id, Rpc(iwant=(*urgent, roster[0])))]
 
 
 SLOW_RPCS = {
