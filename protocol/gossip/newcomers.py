@@ -41,6 +41,8 @@ class NewcomerLane:
 
     def take(self, peers: Collection[PeerId]) -> dict[PeerId, tuple[bytes, ...]]:
         """Return what is sent now; what waits for others than ``peers`` is forgotten."""
+        if not self._waiting:
+            return {}
         members = dict.fromkeys(peers)
         self._waiting = {
             peer: waiting

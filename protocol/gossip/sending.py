@@ -12,7 +12,8 @@ def send_each(rpcs: Mapping[PeerId, Rpc], priority: Priority) -> list[Effect]:
     encoded: dict[Rpc, bytes] = {}
     effects: list[Effect] = []
     for peer, rpc in rpcs.items():
-        if rpc not in encoded:
-            encoded[rpc] = encode_rpc(rpc)
-        effects.append(Send(peer, encoded[rpc], priority))
+        data = encoded.get(rpc)
+        if data is None:
+            data = encoded[rpc] = encode_rpc(rpc)
+        effects.append(Send(peer, data, priority))
     return effects
