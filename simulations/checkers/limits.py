@@ -16,6 +16,7 @@ LIMITS = {
     "http_peers": 4096,
     "in_flight": 16,
     "judged": 8192,
+    "newcomers_bytes": 512 << 10,
     "openers": 4096,
     "outbox_bytes": 4 << 20,
     "outbox_frames": 4096,
