@@ -67,9 +67,7 @@ class LazyGossip:
         if state.ihave_messages > self._params.ihave_messages_max:
             return ()
         params = self._params
-        ids_max = params.ihave_ids_max
-        if peer not in self._proven():
-            ids_max = min(ids_max, self._ids_asked.part(peer))
+        ids_max = self._most(peer, params.ihave_ids_max, self._ids_asked)
         room = min(ids_max - state.ids_asked, params.asked_max - len(self._asked))
         asked: dict[bytes, None] = {}
         for entry in entries:
@@ -85,7 +83,8 @@ class LazyGossip:
     def serve(self, peer: PeerId, state: PeerState, message_ids: Sequence[bytes]) -> list[bytes]:
         """Return the encoded messages for what a peer asked and may have."""
         served: list[bytes] = []
-        bytes_max = self._bytes_for(peer) if message_ids else 0
+        most = self._params.iwant_reply_bytes_max
+        bytes_max = self._most(peer, most, self._bytes_served) if message_ids else 0
         for message_id in message_ids:
             if state.bytes_served >= bytes_max:
                 break
@@ -95,11 +94,9 @@ class LazyGossip:
                 served.append(encoded)
         return served
 
-    def _bytes_for(self, peer: PeerId) -> int:
-        """Return what one peer is served in this heartbeat at most."""
-        if peer in self._proven():
-            return self._params.iwant_reply_bytes_max
-        return min(self._params.iwant_reply_bytes_max, self._bytes_served.part(peer))
+    def _most(self, peer: PeerId, each: int, strangers: _Shares) -> int:
+        """Return what one peer has in this heartbeat: of what all strangers have, its part."""
+        return each if peer in self._proven() else min(each, strangers.part(peer))
 
     def advertise(
         self, audience: Callable[[str], tuple[list[PeerId], list[PeerId]]]
