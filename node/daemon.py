@@ -35,6 +35,7 @@ from node.replication.message_log import MessageLog
 from node.replication.network import SwarmNetwork
 from node.replication.rollout_bodies import RolloutBodies
 from node.service import for_ever
+from node.streams.deadline import loop_time
 from node.streams.places import Trust
 from node.streams.protocols import BLOBS
 from node.weights.downloads import Downloads
@@ -204,7 +205,7 @@ class Daemon:
             anti_entropy=self._anti_entropy,
             p2pd_pid=p2pd_pid,
             started_at=self._context.ports.clock.now(),
-            monotonic=lambda: asyncio.get_running_loop().time(),
+            monotonic=loop_time,
         )
         self._inbox.listen(observer.note)
         return observer

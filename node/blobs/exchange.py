@@ -143,11 +143,10 @@ class BlobExchange:
         if local is not None:
             return local
         order = deque((peer, False) for peer in dict.fromkeys(sources) if peer != self.peer_id)
-        now = asyncio.get_running_loop().time
-        ends_at = now() + deadline_seconds
+        ends_at = loop_time() + deadline_seconds
         assembly = _Assembly()
         while order:
-            share_seconds = (ends_at - now()) / len(order)
+            share_seconds = (ends_at - loop_time()) / len(order)
             peer, alone = order.popleft()
             if alone:
                 assembly.clear()
@@ -235,26 +234,25 @@ class BlobExchange:
         """
         request = Request(digest, offset, length, wait, kind)
         port = self._http_port(peer) if kind is Kind.WEIGHTS else 0
-        now = asyncio.get_running_loop().time
-        way = self._ways.choose(peer, now()) if port else Way.STREAM
+        way = self._ways.choose(peer, loop_time()) if port else Way.STREAM
         refused = False
         while request.length:
-            waited_seconds, before = -now(), request.length
+            waited_seconds, before = -loop_time(), request.length
             try:
                 source = await self._source(way, peer, port, request)
                 if refused and way is Way.STREAM:
-                    self._ways.failed(peer, now())
+                    self._ways.failed(peer, loop_time())
                 try:
                     while request.length:
                         count = min(piece_bytes, request.length)
                         reading = source.read_exactly(count)
                         piece = await within(self._limits.stall_seconds, reading)
-                        waited_seconds += now()
-                        self.received.note(peer, kind, way, count, now())
+                        waited_seconds += loop_time()
+                        self.received.note(peer, kind, way, count, loop_time())
                         on_piece(way, count)
                         request = request.after(count)
                         yield piece
-                        waited_seconds -= now()
+                        waited_seconds -= loop_time()
                 finally:
                     await source.close()
             except TransportError as error:
@@ -263,11 +261,11 @@ class BlobExchange:
                 # HTTP that refuses may be right, which the stream will say.
                 refused = isinstance(error, BlobRefusedError)
                 if not refused:
-                    self._ways.failed(peer, now())
+                    self._ways.failed(peer, loop_time())
                 way = Way.STREAM
             else:
                 if port:
-                    waited_seconds += now()
+                    waited_seconds += loop_time()
                     self._ways.delivered(peer, way, before, waited_seconds)
 
     async def _source(self, way: Way, peer: PeerId, port: int, request: Request) -> RangeBody:

@@ -14,7 +14,7 @@ from node.context import Peers
 from node.gossip.limits import GossipLimits
 from node.gossip.reading import Reading
 from node.gossip.tasks import Tasks
-from node.streams.deadline import within
+from node.streams.deadline import loop_time, within
 from node.streams.places import Trust
 from node.streams.protocols import GOSSIP
 from protocol.faults import Fault
@@ -188,7 +188,7 @@ class Links:
 
     def interrupt_stalled(self) -> None:
         """End the writes that take too long; a timer for each would cost more than the write."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         if now < self._stalls_looked_for_at + self._limits.stall_seconds / STALL_LOOKS:
             return
         self._stalls_looked_for_at = now
@@ -247,7 +247,7 @@ class Links:
             self._apply(PeerLocated(peer, self._placed[peer]))
 
     async def _write_for_ever(self, link: _Link) -> None:
-        wait_seconds, now = self._limits.retry_seconds, asyncio.get_running_loop().time
+        wait_seconds = self._limits.retry_seconds
         while True:
             link.retry.clear()
             try:
@@ -261,10 +261,10 @@ class Links:
                 wait_seconds = min(2 * wait_seconds, self._limits.retry_seconds_max)
                 continue
             self._greet(link)
-            opened_at = now()
+            opened_at = loop_time()
             await self._use(link, stream)
             link.greeted = False  # the next stream begins with a new hello
-            if now() - opened_at >= self._limits.retry_seconds_max:
+            if loop_time() - opened_at >= self._limits.retry_seconds_max:
                 wait_seconds = self._limits.retry_seconds
             await self._wait_to_retry(link, wait_seconds)
             # A peer that has no room for us closes each stream at once.
@@ -308,7 +308,6 @@ class Links:
         raise TransportError("the peer closed our stream, or wrote on it")
 
     async def _write(self, link: _Link, stream: Stream) -> None:
-        now = asyncio.get_running_loop().time
         while True:
             rpcs = link.outbox.take(_WRITE_BYTES)
             if not rpcs:
@@ -321,7 +320,7 @@ class Links:
                 continue
             self._drained.set()
             data = b"".join(map(frame, rpcs))
-            link.writing_since = now()
+            link.writing_since = loop_time()
             await stream.write(data)
             link.writing_since = None
             self.counters.frames_out += len(rpcs)
@@ -369,7 +368,7 @@ class Links:
 
     async def _read(self, stream: Stream) -> None:
         deframer, peer, read, counters = Deframer(), stream.peer, stream.read, self.counters
-        reading, now = self._reading, asyncio.get_running_loop().time
+        reading = self._reading
         while True:
             # Between frames a peer may be silent for as long as it is connected.
             if deframer.unfinished:
@@ -383,7 +382,7 @@ class Links:
             counters.bytes_in += size
             if reading.came(peer, size):
                 await self._wait_while_ignored(stream)
-                if seconds := reading.wait_seconds(peer, now()):
+                if seconds := reading.wait_seconds(peer, loop_time()):
                     counters.reads_delayed += 1
                     await self._delay(stream, seconds)
             frames = deframer.feed(data)

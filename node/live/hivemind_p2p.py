@@ -27,6 +27,7 @@ from node.live.control import (
 )
 from node.live.p2pd import P2pd, P2pdOptions
 from node.live.sockets import SocketDirectory
+from node.streams.deadline import loop_time
 from protocol.crypto import Identity, public_key_from_peer_id
 from protocol.types import PeerId
 from roles.ports.transport import Stream, StreamHandler, Transport, TransportError
@@ -161,7 +162,7 @@ class HivemindTransport(Transport):
 
     @override
     async def keep(self, peers: Collection[PeerId]) -> None:
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         for peer in self._kept.keys() - set(peers):
             self._kept.pop(peer, None)  # it may have been cleared while we waited
             await self._control.keep(peer, kept=False)

@@ -1,6 +1,5 @@
 """What the node takes and has on its machine, looked at when somebody asks."""
 
-import asyncio
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
@@ -11,6 +10,7 @@ from node.api.status import MachineStatus
 from node.local.datadir import DataDir
 from node.local.hardware import gpus
 from node.local.software import VERSION
+from node.streams.deadline import loop_time
 
 LOOK_SECONDS = 5.0
 """Between two looks: asking a GPU's driver takes milliseconds."""
@@ -26,7 +26,7 @@ class Machine:
 
     def status(self, p2pd_pid: int | None, state_seconds: Mapping[str, float]) -> MachineStatus:
         """Return what was seen in the last seconds."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         if now >= self._looked_at + LOOK_SECONDS:
             self._looked_at, self._status = now, self._look(p2pd_pid, state_seconds)
         return self._status

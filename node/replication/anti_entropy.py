@@ -15,7 +15,7 @@ import structlog
 from node.context import NodeContext
 from node.replication.inbox import Inbox, Source
 from node.replication.sources import Sources
-from node.streams.deadline import within
+from node.streams.deadline import loop_time, within
 from node.streams.framing import read_frame, write_frame
 from node.streams.limits import Bounded
 from node.streams.protocols import IDS_MAX, REQUEST_SECONDS, SYNC
@@ -160,10 +160,10 @@ class AntiEntropy:
         try:
             version = max(0, self._replica.ledger.version + 1 - self._review)
             request = {"skip": skip, "version": version}
-            asked_at = asyncio.get_running_loop().time()
+            asked_at = loop_time()
             await write_frame(stream, encode(request))
             ids = self._sound(stream, _ids(await self._read(stream, SYNC.acceptor_bytes_max)))
-            self._note_answer(peer, asyncio.get_running_loop().time() - asked_at)
+            self._note_answer(peer, loop_time() - asked_at)
             known = {signed.digest: None for signed in _current(self._replica, 0)}
             here = self._replica.is_waiting
             new = (

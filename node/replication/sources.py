@@ -6,12 +6,12 @@ is here: for that we wait until the record is too old. Others that are not conne
 only for a while after the first has told.
 """
 
-import asyncio
 from collections.abc import Hashable
 from itertools import islice
 
 from node.context import NodeContext
 from node.local.addresses import is_circuit, place_of, prefix_of
+from node.streams.deadline import loop_time
 from protocol.rng import Rng
 from protocol.types import PeerId
 
@@ -47,7 +47,7 @@ class Sources:
         """Note that a peer has told all that it has."""
         self._told[peer] = self._network(peer)
         if self._first_told_at is None:
-            self._first_told_at = asyncio.get_running_loop().time()
+            self._first_told_at = loop_time()
 
     def failed(self, peer: PeerId) -> None:
         """Note that a peer did not."""
@@ -93,10 +93,7 @@ class Sources:
         replica, now = self._context.replica, self._context.ports.clock.now()
         patience_seconds = PATIENCE_EPOCHS * replica.manifest.epochs.seconds
         began_at = self._first_told_at
-        if (
-            began_at is not None
-            and asyncio.get_running_loop().time() >= began_at + patience_seconds
-        ):
+        if began_at is not None and loop_time() >= began_at + patience_seconds:
             return []
         found = []
         for peer in islice(replica.roster.peers_from(0), LOOKED_AT_MAX):

@@ -14,6 +14,7 @@ from typing import Any
 
 from node.blobs.exchange import BlobExchange
 from node.blobs.wire import BlobRefusedError, Kind, Status
+from node.streams.deadline import loop_time
 from node.weights.arrivals import Arrivals, Label
 from node.weights.beside import beside
 from protocol.faults import Fault, FaultCode
@@ -137,9 +138,10 @@ class WeightsDownload:
         when what the publisher signed cannot be: then no source will help. Raises
         ``StorageFullError``; what is here already stays for the next ``run``.
         """
-        now = asyncio.get_running_loop().time
         weights = self._weights
-        self._arrival = self._arrivals.begin(weights.label, weights.root, self._stripes, now())
+        self._arrival = self._arrivals.begin(
+            weights.label, weights.root, self._stripes, loop_time()
+        )
         try:
             with self._exchange.expecting(self._weights.index_digest):
                 index = await self._index()
@@ -154,7 +156,7 @@ class WeightsDownload:
         except _InconsistentIndexError as error:
             return Fault(FaultCode.INDEX_INCONSISTENT, str(error))
         else:
-            self._arrivals.complete(self._arrival, now())
+            self._arrivals.complete(self._arrival, loop_time())
         finally:
             self._arrivals.end(self._arrival)
             self._learn()
@@ -231,9 +233,9 @@ class WeightsDownload:
         self, sources: Sequence[PeerId], patience_seconds: float, slow: dict[PeerId, None]
     ) -> bytes | None:
         """Ask one source after another; note in ``slow`` who used up all of our patience."""
-        weights, now = self._weights, asyncio.get_running_loop().time
+        weights = self._weights
         for peer in sources:
-            asked_at = now()
+            asked_at = loop_time()
             data = await self._exchange.fetch(
                 weights.index_digest,
                 weights.index_bytes,
@@ -243,7 +245,7 @@ class WeightsDownload:
             )
             if data is not None:
                 return data
-            if now() - asked_at >= patience_seconds:
+            if loop_time() - asked_at >= patience_seconds:
                 slow[peer] = self._late[peer] = None
         return None
 
@@ -260,7 +262,6 @@ class WeightsDownload:
 
     async def _transfer(self, index: ShardIndex, partials: Sequence[PartialBlob]) -> None:
         # Deadlines are intervals: the loop's clock is monotonic, a wall clock may be set.
-        now = asyncio.get_running_loop().time
         missing = [partial.missing() for partial in partials]
         self._arrival.start(index, missing)
         root = self._weights.root
@@ -281,7 +282,7 @@ class WeightsDownload:
         )
         event: Event = Tick()
         try:
-            while not self._apply(transfer.handle(event, now()), index, partials):
+            while not self._apply(transfer.handle(event, loop_time()), index, partials):
                 self._on_progress(index.total_bytes - transfer.bytes_missing, index.total_bytes)
                 event = await self._next_event()
         finally:
@@ -296,7 +297,7 @@ class WeightsDownload:
 
     async def _next_event(self) -> Event:
         """Return what happens next; a tick comes on time even when events never cease."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         if now >= self._tick_at:
             self._tick_at = now + TICK_SECONDS
             return Tick()
@@ -351,7 +352,6 @@ class WeightsDownload:
     async def _fetch_chunks(self, ask: Ask, index: ShardIndex, partial: PartialBlob) -> None:
         shard = index.shards[ask.shard]
         chunks = range(ask.first, ask.first + ask.count)
-        now = asyncio.get_running_loop().time
         pieces = self._exchange.fetch_range(
             ask.peer,
             shard.digest,
@@ -360,16 +360,16 @@ class WeightsDownload:
             piece_bytes=index.chunk_bytes,
             wait=ask.wait,
             kind=Kind.WEIGHTS,
-            on_piece=lambda way, count: self._arrival.received(ask.peer, way, count, now()),
+            on_piece=lambda way, count: self._arrival.received(ask.peer, way, count, loop_time()),
         )
-        asked_at = now()
+        asked_at = loop_time()
         async with aclosing(pieces):
             for chunk in chunks:
                 if not await partial.write_chunk(chunk, await anext(pieces)):
                     self._events.put_nowait(ChunkBad(ask.request, chunk))
                     return
                 if chunk == ask.first and ask.wait:
-                    self._source_history.begun(now() - asked_at)
+                    self._source_history.begun(loop_time() - asked_at)
                 self._delivered[ask.peer] = None
                 self._arrival.have(ask.shard, chunk)
                 self._events.put_nowait(ChunkGood(ask.request, ask.shard, chunk))

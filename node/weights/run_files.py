@@ -10,6 +10,7 @@ from pathlib import Path
 import structlog
 
 from node.context import Ports
+from node.streams.deadline import loop_time
 from node.weights.arrivals import Label
 from node.weights.beside import beside
 from node.weights.download import Weights, WeightsDownload
@@ -86,11 +87,10 @@ class RunFiles:
         digest = Digest(bytes.fromhex(file.index))
         sizes = file.index_bytes, file.total_bytes
         weights = Weights(digest, digest, *sizes, root, Purpose.RUN_FILE, Label(name))
-        now = asyncio.get_running_loop().time
-        progress = Progress(now())
+        progress = Progress(loop_time())
 
         def show(here_bytes: int, total_bytes: int) -> None:
-            progress.note(here_bytes, now())
+            progress.note(here_bytes, loop_time())
             share = here_bytes / max(1, total_bytes)
             told = f"{int(100 * share)} % of {total_bytes / 1e6:.1f} MB"
             self._conditions.wait(_CONDITION, f"fetching the run's {name}, {told}", share)
@@ -110,11 +110,10 @@ class RunFiles:
         """Download to ``path``, following the roster; None when another root should feed it."""
         epoch_seconds = self._replica.manifest.epochs.seconds
         patience_seconds = max(PATIENCE_SECONDS, 2 * epoch_seconds)
-        now = asyncio.get_running_loop().time
         async with beside(download.run(path)) as task:
             while not task.done():
                 await asyncio.wait([task], timeout=epoch_seconds)
-                if not task.done() and now() - progress.brought_at > patience_seconds:
+                if not task.done() and loop_time() - progress.brought_at > patience_seconds:
                     self._passed_over[root] = None
                 if not task.done() and root != self._root():
                     return None

@@ -12,6 +12,7 @@ from pathlib import Path
 import structlog
 
 from node.context import Ports
+from node.streams.deadline import loop_time
 from node.weights.arrivals import Label
 from node.weights.beside import beside
 from node.weights.download import Weights
@@ -85,14 +86,13 @@ class TrainerStates:
         )
         is_trainer = self._replica.manifest.is_trainer
         members = [one for one in self._downloads.members() if is_trainer(one.peer)]
-        now = asyncio.get_running_loop().time
         async with self._fetching:
-            progress = Progress(now())
+            progress = Progress(loop_time())
             download = self._downloads.make(
-                weights, members, lambda here_bytes, _: progress.note(here_bytes, now())
+                weights, members, lambda here_bytes, _: progress.note(here_bytes, loop_time())
             )
             async with beside(download.run(path)) as task:
-                while not task.done() and now() < progress.brought_at + PATIENCE_SECONDS:
+                while not task.done() and loop_time() < progress.brought_at + PATIENCE_SECONDS:
                     await asyncio.wait([task], timeout=YIELD_SECONDS)
                 try:
                     found = task.result() if task.done() else None

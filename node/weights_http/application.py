@@ -13,7 +13,7 @@ from node.blobs.upload_cap import UploadCap
 from node.blobs.ways import Way
 from node.blobs.wire import Kind
 from node.storage.files import FilePart
-from node.streams.deadline import within
+from node.streams.deadline import loop_time, within
 from node.weights_http.catalogue import Catalogue
 from node.weights_http.representation import BODY, Header, answer
 from roles.ports.transport import TransportError
@@ -111,7 +111,6 @@ class Application:
         address: str,
         send: SendPart,
     ) -> None:
-        now = asyncio.get_running_loop().time
         part_bytes, proven = self._cap.piece_bytes_max, self._proven(address)
         async with aclosing(body) as pieces:
             while length:
@@ -124,7 +123,7 @@ class Application:
                     length -= len(part)
                     while part:
                         count = await send(part)
-                        self._sent.note(address, Kind.WEIGHTS, Way.HTTP, count, now())
+                        self._sent.note(address, Kind.WEIGHTS, Way.HTTP, count, loop_time())
                         part = part[count:]
 
 

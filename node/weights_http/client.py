@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing_extensions import override
 
 from node.blobs.wire import BlobRefusedError, Status
-from node.streams.deadline import within
+from node.streams.deadline import loop_time, within
 from node.weights_http.link import Link
 from protocol.messages import SYSTEM_PORTS
 from protocol.types import Digest, PeerId
@@ -97,7 +97,7 @@ class HttpClient(HttpRanges):
         self._idle.clear()
 
     def _take_idle(self, address: Address) -> Link | None:
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         for other in list(self._idle):
             links = self._idle[other]
             fresh = [link for link in links if now < link.idle_since + IDLE_SECONDS]

@@ -9,6 +9,8 @@ from typing import cast
 
 from typing_extensions import override
 
+from node.streams.deadline import loop_time
+
 HEAD_BYTES_MAX = 4096
 """Of an answer; ours takes 300."""
 
@@ -67,7 +69,7 @@ class Link(asyncio.BufferedProtocol):
 
     def rest(self) -> None:
         """Begin to wait for nothing: what comes from now on makes the connection useless."""
-        self.idle_since = asyncio.get_running_loop().time()
+        self.idle_since = loop_time()
         if self._transport is not None and self._lost is None:
             self._transport.resume_reading()
 

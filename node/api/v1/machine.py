@@ -13,6 +13,7 @@ from node.api.v1.answers import MachineGpu, MachinePage, Usage
 from node.local.datadir import DataDir
 from node.local.hardware import gpus
 from node.local.log_tail import LogTail
+from node.streams.deadline import loop_time
 
 LOOK_SECONDS = 10.0
 """The disk is looked at no more often: a data directory has thousands of files."""
@@ -45,7 +46,7 @@ class MachineReader:
         self, queues: tuple[Usage, ...], traffic: dict[str, int], now: float
     ) -> MachinePage:
         """Return the machine, its disk as it was a few seconds ago."""
-        loop, monotonic = self.loop(), asyncio.get_running_loop().time()
+        loop, monotonic = self.loop(), loop_time()
         if monotonic >= self._looked_at + LOOK_SECONDS:
             self._looked_at = monotonic
             self._disk, self._gpus = await asyncio.to_thread(self._look)
