@@ -125,7 +125,7 @@ class Daemon:
         self._inbox = Inbox(
             context, self._message_log, self._incarnation, about.roles, self._policies.news
         )
-        self._anti_entropy = AntiEntropy(context, self._inbox)
+        self._anti_entropy = AntiEntropy(context, self._inbox, self._exchange.upload_cap)
         self._network = SwarmNetwork(
             context,
             self._inbox,

@@ -1,8 +1,9 @@
-"""How fast this node sends blobs to others, whichever way they go."""
+"""How fast this node sends others what they ask for: blobs, and messages that they missed."""
 
 import asyncio
 import sys
 from heapq import heappop, heappush
+from itertools import product
 
 PAYLOAD_SHARE = 0.9
 """Of what the line carries. A full packet of Ethernet has 1448 bytes for us of 1514; the rest is
@@ -24,10 +25,11 @@ it, without which a newcomer would never earn any. A guess."""
 
 
 class UploadCap:
-    """A token bucket with two queues: ``take`` returns when the bytes may be sent.
+    """A token bucket with four queues: ``take`` returns when the bytes may be sent.
 
     Who has standing and who has none share the line by weight, whatever either asks for (fair
-    queueing by finish times, Golestani 1994); what one leaves, the other has.
+    queueing by finish times, Golestani 1994), and so do blobs and missed messages, of which few are
+    sent while somebody waits for them; what one leaves, the others have.
 
     ``bytes_per_second`` is what the line carries, with all headers; None: there is no cap.
     ``piece_bytes_max`` is how much to take at once, so that what else leaves gets in between.
@@ -42,24 +44,26 @@ class UploadCap:
         self._number = 0
         self._is_sending = False
         self._virtual_time = 0.0
-        self._finish = {True: 0.0, False: 0.0}
-        """Of the last piece of each queue, in virtual time."""
+        self._finish = dict.fromkeys(product((True, False), repeat=2), 0.0)
+        """Of the last piece of each queue, in virtual time: by standing, and whether messages."""
         self.piece_bytes_max = sys.maxsize
         if self._rate is not None:
             self.piece_bytes_max = max(PIECE_BYTES_MIN, round(self._rate * PIECE_SECONDS))
 
-    async def take(self, count: int, *, proven: bool) -> None:
+    async def take(self, count: int, *, proven: bool, messages: bool = False) -> None:
         """Wait for room for ``count`` bytes, which may be more than a burst.
 
-        ``proven`` tells whether they go to somebody who has standing.
+        ``proven`` tells whether they go to somebody who has standing, ``messages`` whether they are
+        of the run's log and not of a blob.
         """
         if self._rate is None:
             return
-        begin = max(self._virtual_time, self._finish[proven])
-        self._finish[proven] = begin + count / (1.0 if proven else STRANGERS_WEIGHT)
+        queue = proven, messages
+        begin = max(self._virtual_time, self._finish[queue])
+        self._finish[queue] = begin + count / (1.0 if proven else STRANGERS_WEIGHT)
         self._number += 1
         turn = asyncio.get_running_loop().create_future()
-        heappush(self._waiting, (self._finish[proven], self._number, count, turn))
+        heappush(self._waiting, (self._finish[queue], self._number, count, turn))
         if not self._is_sending:
             self._send_next(self._rate)
         await turn

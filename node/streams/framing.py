@@ -4,9 +4,14 @@ from protocol.faults import Fault, FaultCode
 from roles.ports.transport import Stream
 
 
+def frame(data: bytes, *, length_bytes: int = 4) -> bytes:
+    """Return ``data`` behind its length."""
+    return len(data).to_bytes(length_bytes, "big") + data
+
+
 async def write_frame(stream: Stream, data: bytes, *, length_bytes: int = 4) -> None:
     """Send one frame; raises ``TransportError``."""
-    await stream.write(len(data).to_bytes(length_bytes, "big") + data)
+    await stream.write(frame(data, length_bytes=length_bytes))
 
 
 async def read_frame(stream: Stream, bytes_max: int, *, length_bytes: int = 4) -> bytes | Fault:

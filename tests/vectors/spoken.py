@@ -199,8 +199,10 @@ async def sync_exchange(opener: Streams, acceptor: Streams) -> None:
     here, there = Replica(MANIFEST, verify), replica()
     for kind in ("certificate", "evidence"):
         assert there.receive(messages()[kind].envelope, now(2)).result is ValidationResult.ACCEPT
-    await AntiEntropy(context(ACCEPTOR, acceptor, there), Door(there)).start()
-    assert await AntiEntropy(context(OPENER, opener, here), Door(here)).pull(ACCEPTOR.peer_id)
+    await AntiEntropy(context(ACCEPTOR, acceptor, there), Door(there), UploadCap(None)).start()
+    assert await AntiEntropy(context(OPENER, opener, here), Door(here), UploadCap(None)).pull(
+        ACCEPTOR.peer_id
+    )
     assert here.ledger.entries[COMMIT.digest].certificate is not None
 
 

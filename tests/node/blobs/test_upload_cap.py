@@ -17,13 +17,15 @@ PIECE_BYTES = 4096
 async def sent(seconds, **wanting):
     """Return the bytes a second that each gets who takes all it can, after the first second.
 
-    By name, how many ask at once; those whose names begin with "worker" have standing.
+    By name, how many ask at once; those whose names begin with "worker" have standing, and those
+    whose names end with "messages" want messages.
     """
     cap, counts = UploadCap(LINE_BYTES), Counter()
 
     async def ask(name):
         while True:
-            await cap.take(PIECE_BYTES, proven=name.startswith("worker"))
+            proven, messages = name.startswith("worker"), name.endswith("messages")
+            await cap.take(PIECE_BYTES, proven=proven, messages=messages)
             counts[name] += PIECE_BYTES
 
     async with asyncio.TaskGroup() as group:
@@ -43,6 +45,15 @@ def test_strangers_have_a_fifth_of_a_line_that_all_want_however_many_they_are():
     fifth = STRANGERS_WEIGHT / (1 + STRANGERS_WEIGHT)
     assert rates["strangers"] == pytest.approx(fifth * RATE, rel=0.02)
     assert rates["worker"] == pytest.approx((1 - fifth) * RATE, rel=0.02)
+
+
+def test_few_that_want_messages_do_not_wait_for_hundreds_that_want_weights():
+    wanting = {"worker": 4, "worker_messages": 2, "strangers": 250, "strangers_messages": 2}
+    rates = run_virtual(sent(30, **wanting))
+    assert rates["strangers_messages"] == pytest.approx(rates["strangers"], rel=0.02)
+    assert rates["worker_messages"] == pytest.approx(rates["worker"], rel=0.02)
+    share = STRANGERS_WEIGHT / 2 / (1 + STRANGERS_WEIGHT)
+    assert rates["strangers_messages"] == pytest.approx(share * RATE, rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["worker", "strangers"])

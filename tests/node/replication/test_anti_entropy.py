@@ -3,6 +3,7 @@ from dataclasses import replace
 
 import pytest
 
+from node.blobs.upload_cap import UploadCap
 from node.context import NodeContext, Ports
 from node.membership.incarnation import Incarnation
 from node.membership.peers import PeerTable
@@ -54,7 +55,7 @@ class Node:
         self.incarnation = Incarnation(self.context)
         inbox = Inbox(self.context, MessageLog(ports.store), self.incarnation, (), ChangeSignal())
         inbox.listen(self.note)
-        self.anti_entropy = AntiEntropy(self.context, inbox)
+        self.anti_entropy = AntiEntropy(self.context, inbox, UploadCap(None))
 
     def note(self, received, source):
         assert source is Source.ANTI_ENTROPY
@@ -372,6 +373,43 @@ def test_only_what_was_listed_is_sent():
     run_virtual(scenario())
 
 
+def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
+    """A roster of keys that somebody made takes megabytes, which a home line has no room for."""
+    monkeypatch.setattr(synchronise, "PART_BYTES", 2048)
+
+    async def scenario():
+        pair = Pair()
+        made = records(60)
+        pair.theirs.take(*validators(), *made)
+        taken, proven = [], {OURS: False}
+        cap = pair.theirs.anti_entropy._upload_cap
+
+        async def take(count, **whose):
+            taken.append((count, whose))
+
+        cap.take = take
+        context = pair.theirs.context
+        trust = replace(context.trust, proven=proven.__getitem__)
+        pair.theirs.anti_entropy._context = replace(context, trust=trust)
+        assert await pair.pull()
+        assert {str(whose) for _, whose in taken} == {str({"proven": False, "messages": True})}
+        (page, _), *parts = taken
+        assert page > 66 * 32, "the ids are a part of the answer"
+        sizes = [4 + len(signed.envelope) for signed in (*validators(), *made)]
+        assert sum(count for count, _ in parts) == sum(sizes)
+        assert len(parts) > 3
+        assert all(2048 <= count < 2048 + max(sizes) for count, _ in parts[:-1])
+
+        taken.clear()
+        proven[OURS] = True
+        pair.theirs.take(*records(61)[-1:])
+        await asyncio.sleep(1)
+        assert await pair.ours.anti_entropy.pull(THEIRS)
+        assert [whose["proven"] for _, whose in taken] == [True, True]
+
+    run_virtual(scenario())
+
+
 def test_a_peer_is_served_once_at_a_time_and_only_so_many(monkeypatch):
     monkeypatch.setattr(synchronise, "SYNC", replace(SYNC, streams_total=2))
 
@@ -413,7 +451,7 @@ def test_peers_are_asked_soon_after_the_start_and_ever_less_often_until_somethin
     async def scenario():
         node = Node(Hub(), OUR_KEY)
         peers = Peers()
-        anti_entropy = AntiEntropy(replace(node.context, peers=peers), None)
+        anti_entropy = AntiEntropy(replace(node.context, peers=peers), None, UploadCap(None))
         asked, epoch_seconds = [], WORLD.manifest.epochs.seconds
 
         async def pull(peer):

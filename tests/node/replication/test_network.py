@@ -3,6 +3,7 @@ import asyncio
 import pytest
 
 from node.blobs.exchange import BlobExchange
+from node.blobs.upload_cap import UploadCap
 from node.context import NodeContext, Ports
 from node.gossip.driver import Gossip
 from node.membership.incarnation import Incarnation
@@ -66,7 +67,7 @@ class Node:
             context, MessageLog(self.store), incarnation, (Role.VALIDATOR,), ChangeSignal()
         )
         self.inbox.listen(self.note)
-        anti_entropy = AntiEntropy(context, self.inbox)
+        anti_entropy = AntiEntropy(context, self.inbox, UploadCap(None))
         self.network = SwarmNetwork(
             context,
             self.inbox,
