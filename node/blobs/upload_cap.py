@@ -28,8 +28,9 @@ class UploadCap:
     """A token bucket with four queues: ``take`` returns when the bytes may be sent.
 
     Who has standing and who has none share the line by weight, whatever either asks for (fair
-    queueing by finish times, Golestani 1994), and so do blobs and missed messages, of which few are
-    sent while somebody waits for them; what one leaves, the others have.
+    queueing by finish times, Golestani 1994). Blobs and missed messages have queues of their own,
+    so that a newcomer's messages do not wait for the weights of hundreds; what one leaves, the
+    others have.
 
     ``bytes_per_second`` is what the line carries, with all headers; None: there is no cap.
     ``piece_bytes_max`` is how much to take at once, so that what else leaves gets in between.
