@@ -18,7 +18,7 @@ from node.context import NodeContext
 from node.replication.inbox import Inbox, Source
 from node.replication.sources import Sources
 from node.streams.deadline import loop_time, within
-from node.streams.framing import frame, read_frame, write_frame
+from node.streams.framing import length_prefixed, read_frame, write_frame
 from node.streams.limits import Bounded
 from node.streams.protocols import IDS_MAX, REQUEST_SECONDS, SYNC
 from protocol.codec import decode, encode
@@ -220,14 +220,14 @@ class AntiEntropy:
         skip, version = self._sound(stream, request)
         page = islice(_current(self._replica, version), skip, skip + IDS_MAX)
         offered = {signed.digest: signed.envelope for signed in page}
-        await self._send(stream, frame(encode({"ids": list(offered)})))
+        await self._send(stream, length_prefixed(encode({"ids": list(offered)})))
         wanted = self._sound(stream, _ids(await self._read(stream, SYNC.acceptor_bytes_max)))
         part = bytearray()
         for digest in wanted[:ENVELOPES_MAX]:
             envelope = offered.get(digest)
             if envelope is None:
                 break
-            part += frame(envelope)
+            part += length_prefixed(envelope)
             if len(part) >= PART_BYTES:
                 await self._send(stream, bytes(part))
                 part.clear()

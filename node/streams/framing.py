@@ -4,14 +4,14 @@ from protocol.faults import Fault, FaultCode
 from roles.ports.transport import Stream
 
 
-def frame(data: bytes, *, length_bytes: int = 4) -> bytes:
+def length_prefixed(data: bytes, *, length_bytes: int = 4) -> bytes:
     """Return ``data`` behind its length."""
     return len(data).to_bytes(length_bytes, "big") + data
 
 
 async def write_frame(stream: Stream, data: bytes, *, length_bytes: int = 4) -> None:
     """Send one frame; raises ``TransportError``."""
-    await stream.write(frame(data, length_bytes=length_bytes))
+    await stream.write(length_prefixed(data, length_bytes=length_bytes))
 
 
 async def read_frame(stream: Stream, bytes_max: int, *, length_bytes: int = 4) -> bytes | Fault:

@@ -13,6 +13,7 @@ from typing_extensions import override
 
 from node.blobs.wire import Kind, Request
 from node.streams.deadline import within
+from node.streams.framing import length_prefixed
 from node.streams.protocols import GOSSIP
 from protocol.codec import encode
 from protocol.replica import Replica
@@ -89,13 +90,13 @@ class FloodingTransport(GossipingTransport):
         if word == "blobs":
             return self._blob_request(known=kind == 1)
         request = encode({"skip": 0, "version": 0}) if kind == 1 else self._rng.bytes(64)
-        return len(request).to_bytes(4, "big") + request
+        return length_prefixed(request)
 
     def _blob_request(self, *, known: bool) -> bytes:
         held = list(self.parts.disk.blobs) if known else []
         digest = self._rng.sample(held, 1)[0] if held else Digest(self._rng.bytes(DIGEST_BYTES))
         request = encode(asdict(Request(digest, 0, RANGE_BYTES, wait=True, kind=Kind.WEIGHTS)))
-        return len(request).to_bytes(2, "big") + request
+        return length_prefixed(request, length_bytes=2)
 
 
 def flood(parts: Parts, rng: Rng) -> Parts:

@@ -1,9 +1,8 @@
 """Members that say more of themselves than is true, and more than one thing at once."""
 
-import asyncio
-
 from typing_extensions import override
 
+from node.streams.deadline import loop_time
 from protocol.crypto import digest, public_key_from_peer_id
 from protocol.messages import WITNESSED_MAX, NodeRecord, seal
 from protocol.replica import Replica
@@ -30,7 +29,7 @@ class LyingTransport(GossipingTransport):
 
     @override
     async def act(self, replica: Replica) -> None:
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         member = replica.roster.get(self.peer_id)
         if member is None or now < self._next_at:
             return

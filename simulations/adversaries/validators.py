@@ -7,6 +7,7 @@ from functools import partial
 
 from typing_extensions import override
 
+from node.streams.framing import length_prefixed
 from node.streams.protocols import GOSSIP, MESSAGE
 from protocol.assignment import SequenceAssignment, assign
 from protocol.audit import ACCEPTED
@@ -160,7 +161,7 @@ class EquivocatingTransport(PassingTransport):
         if digest(verdict.message.commit + peer.encode())[0] % 2:
             return data
         other = _opposite(verdict.message, run_id, signer)
-        return len(other).to_bytes(_LENGTH_BYTES, "big") + other
+        return length_prefixed(other, length_bytes=_LENGTH_BYTES)
 
 
 def _trusting(_signer: PeerId, _message: bytes, _signature: bytes) -> bool:

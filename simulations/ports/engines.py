@@ -12,6 +12,7 @@ from pathlib import Path
 from blake3 import blake3
 from typing_extensions import override
 
+from node.streams.deadline import loop_time
 from protocol.manifest import RunManifest
 from protocol.rng import Rng
 from protocol.statistics import Measurement, Recomputed, measured
@@ -107,9 +108,9 @@ class SimGeneration(GenerationEngine):
             for request in requests
         ]
         tokens = sum(map(len, made))
-        began_at = asyncio.get_running_loop().time()
+        began_at = loop_time()
         await self._throughput.work(tokens * _spread(self._rng))
-        seconds = asyncio.get_running_loop().time() - began_at
+        seconds = loop_time() - began_at
         machine.emit(
             "generated",
             rollout=rollout_mark(

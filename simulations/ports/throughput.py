@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from node.streams.deadline import loop_time
+
 _DUST = 1e-9
 """What rounding may leave of a job."""
 
@@ -48,7 +50,7 @@ class SharedThroughput:
 
     def _reckon(self) -> None:
         """Give every job what it got since the last time."""
-        now = asyncio.get_running_loop().time()
+        now = loop_time()
         seconds, self._reckoned_at = now - self._reckoned_at, now
         for job in self._jobs:
             share = min(job.left, seconds * self._rate(len(self._jobs)) / len(self._jobs))
