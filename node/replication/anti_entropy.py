@@ -7,8 +7,8 @@ Answers share the upload with weights: with a roster of keys that somebody made 
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice, takewhile
 from typing import Any, TypeVar
 
 import structlog
@@ -35,11 +35,8 @@ PAUSE_EPOCHS_MIN = 0.5
 PAUSE_EPOCHS_MAX = 8
 """Gossip loses little; this bounds how long the loss lasts."""
 
-ENVELOPES_MAX = 1024
-"""Messages asked for at once."""
-
-PART_BYTES = 16_384
-"""Written at once: some thirty messages, an eighth of a second of a line of 1 Mbit/s."""
+PIECE_BYTES_MAX = 16_384
+"""Written at once where no upload limit says how much: some thirty messages."""
 
 REQUEST_BYTES_MAX = 64
 NUMBER_MAX = 2**53
@@ -151,8 +148,6 @@ class AntiEntropy:
             before = self._replica.ledger.version
             listed, wanted = await self._round(peer, skip, asked)
             asked.update(dict.fromkeys(wanted))
-            if len(wanted) == ENVELOPES_MAX:
-                continue  # more of the same page
             if listed < IDS_MAX:
                 return
             # The list begins at our newest version: when that moves, the pages do.
@@ -172,12 +167,11 @@ class AntiEntropy:
             self._note_answer(peer, loop_time() - asked_at)
             known = {signed.digest: None for signed in _current(self._replica, 0)}
             here = self._replica.is_waiting
-            new = (
+            wanted = [
                 item
                 for item in dict.fromkeys(ids)
                 if item not in known and item not in asked and not here(item)
-            )
-            wanted = list(islice(new, ENVELOPES_MAX))
+            ]
             await write_frame(stream, encode({"ids": wanted}))
             self._asked += len(wanted)
             for _ in wanted:
@@ -220,25 +214,26 @@ class AntiEntropy:
         skip, version = self._sound(stream, request)
         page = islice(_current(self._replica, version), skip, skip + IDS_MAX)
         offered = {signed.digest: signed.envelope for signed in page}
-        await self._send(stream, length_prefixed(encode({"ids": list(offered)})))
+        await self._send(stream, [encode({"ids": list(offered)})])
         wanted = self._sound(stream, _ids(await self._read(stream, SYNC.acceptor_bytes_max)))
-        part = bytearray()
-        for digest in wanted[:ENVELOPES_MAX]:
-            envelope = offered.get(digest)
-            if envelope is None:
-                break
-            part += length_prefixed(envelope)
-            if len(part) >= PART_BYTES:
-                await self._send(stream, bytes(part))
-                part.clear()
-        if part:
-            await self._send(stream, bytes(part))
+        await self._send(stream, map(offered.__getitem__, takewhile(offered.__contains__, wanted)))
 
-    async def _send(self, stream: Stream, part: bytes) -> None:
-        """Write a part of an answer when the line has room for it."""
+    async def _send(self, stream: Stream, frames: Iterable[bytes]) -> None:
+        """Write frames in pieces, each when the line has room for it."""
+        piece_bytes = min(PIECE_BYTES_MAX, self._upload_cap.piece_bytes_max)
+        unsent = bytearray()
+        for frame in frames:
+            unsent += length_prefixed(frame)
+            while len(unsent) >= piece_bytes:
+                await self._write(stream, bytes(unsent[:piece_bytes]))
+                del unsent[:piece_bytes]
+        if unsent:
+            await self._write(stream, bytes(unsent))
+
+    async def _write(self, stream: Stream, piece: bytes) -> None:
         proven = self._context.trust.proven(stream.peer)
-        await self._upload_cap.take(len(part), proven=proven, messages=True)
-        await within(SYNC.stall_seconds, stream.write(part))
+        await self._upload_cap.take(len(piece), proven=proven, messages=True)
+        await within(SYNC.stall_seconds, stream.write(piece))
 
 
 def _map(data: bytes) -> dict[str, Any] | Fault:

@@ -69,8 +69,8 @@ REQUEST_SECONDS = 2.0
 """For the first message of an opener, whatever its length: all but pages of ids fit into a few
 packets, and who holds a place has to say why. A guess, above what a busy machine needs."""
 
-IDS_MAX = 8192
-"""Message ids on one page of ``SYNC``: 270 KB."""
+IDS_MAX = 1024
+"""Message ids on one page of ``SYNC``, each asked for at most once: 35 KB."""
 
 _PAGE_BYTES_MAX = IDS_MAX * (DIGEST_BYTES + 2) + 1024
 

@@ -116,10 +116,8 @@ def test_a_newcomer_takes_all_that_matters():
 
 
 @pytest.mark.parametrize("page", [1, 3, 8])
-@pytest.mark.parametrize("batch", [1, 2, 100])
-def test_a_long_history_comes_page_by_page(monkeypatch, page, batch):
+def test_a_long_history_comes_page_by_page(monkeypatch, page):
     monkeypatch.setattr(synchronise, "IDS_MAX", page)
-    monkeypatch.setattr(synchronise, "ENVELOPES_MAX", batch)
     often = replace(SYNC, streams_burst=1000)  # for pages of a thousandth
     monkeypatch.setattr(synchronise, "SYNC", often)
 
@@ -167,18 +165,21 @@ def test_strangers_records_come_last(monkeypatch):
     run_virtual(scenario())
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch, batch):
+@pytest.mark.parametrize("page", [1, 2])
+def test_what_we_cannot_take_does_not_keep_the_rest_from_us(monkeypatch, page):
     """Two nodes may hold different commits of a worker with too many: each is asked for once."""
-    monkeypatch.setattr(synchronise, "ENVELOPES_MAX", batch)
+    monkeypatch.setattr(synchronise, "IDS_MAX", page)
 
     async def scenario():
         pair = Pair()
         greedy = WORLD.workers[1]
         pair.ours.take(GENESIS, *WORLD.chain(greedy, COMMITS_IN_FLIGHT_MAX))
-        pair.theirs.take(GENESIS, *WORLD.chain(greedy, COMMITS_IN_FLIGHT_MAX, tokens=9), *CHAIN)
+        theirs = WORLD.chain(greedy, COMMITS_IN_FLIGHT_MAX, tokens=9)
+        pair.theirs.take(GENESIS, *theirs, *chain(3)[1:], *CHAIN)
         assert await pair.pull()
         assert pair.ours.replica.ledger.in_flight(WORKER.peer_id) == len(CHAIN)
+        _, asked = pair.ours.anti_entropy.progress
+        assert asked == COMMITS_IN_FLIGHT_MAX + 3 + len(CHAIN), "though versions move the pages"
 
     run_virtual(scenario())
 
@@ -375,7 +376,6 @@ def test_only_what_was_listed_is_sent():
 
 def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
     """A roster of keys that somebody made takes megabytes, which a home line has no room for."""
-    monkeypatch.setattr(synchronise, "PART_BYTES", 2048)
 
     async def scenario():
         pair = Pair()
@@ -383,6 +383,7 @@ def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
         pair.theirs.take(*validators(), *made)
         taken, proven = [], {OURS: False}
         cap = pair.theirs.anti_entropy._upload_cap
+        cap.piece_bytes_max = 1000
 
         async def take(count, **whose):
             taken.append((count, whose))
@@ -393,19 +394,21 @@ def test_answers_wait_for_their_part_of_the_upload(monkeypatch):
         pair.theirs.anti_entropy._context = replace(context, trust=trust)
         assert await pair.pull()
         assert {str(whose) for _, whose in taken} == {str({"proven": False, "messages": True})}
-        (page, _), *parts = taken
-        assert page > 66 * 32, "the ids are a part of the answer"
-        sizes = [4 + len(signed.envelope) for signed in (*validators(), *made)]
-        assert sum(count for count, _ in parts) == sum(sizes)
-        assert len(parts) > 3
-        assert all(2048 <= count < 2048 + max(sizes) for count, _ in parts[:-1])
+        counts = [count for count, _ in taken]
+        held = (*validators(), *made)
+        page_bytes = 4 + len(encode({"ids": [signed.digest for signed in held]}))
+        envelopes_bytes = sum(4 + len(signed.envelope) for signed in held)
+        assert sum(counts) == page_bytes + envelopes_bytes
+        assert max(counts) == 1000
+        assert sum(count < 1000 for count in counts) <= 2, "the last of the page, and of the rest"
 
         taken.clear()
         proven[OURS] = True
         pair.theirs.take(*records(61)[-1:])
         await asyncio.sleep(1)
         assert await pair.ours.anti_entropy.pull(THEIRS)
-        assert [whose["proven"] for _, whose in taken] == [True, True]
+        assert taken
+        assert all(whose["proven"] for _, whose in taken)
 
     run_virtual(scenario())
 
