@@ -36,6 +36,9 @@ ENDLESS_BYTES = 512 << 10
 END_SECONDS = 200.0
 """Longer than any deadline of a handler: what has not ended by then never does."""
 
+NOTICED_SECONDS = 10.0
+"""Longer than a daemon takes to see that a peer has left."""
+
 T = TypeVar("T")
 
 

@@ -88,10 +88,10 @@ class Params:
     each, and what a newcomer sends for as many delays nothing else that it says."""
 
     rpc_fields_max: int = 8192
-    """Fields of RPCs read of one peer per heartbeat, those of single messages and of plain IHAVEs
-    not counted: what says little and takes long to read. Who asks for all that it was offered
-    sends ``ihave_ids_max``, and who connects to a run with all its subnets three for each topic;
-    in ``churn-100`` it is 53 at most."""
+    """Fields of RPCs read of one peer per heartbeat, and one for each RPC; those of single messages
+    and of plain IHAVEs do not count: what says little and takes long to read. Who asks for all that
+    it was offered sends ``ihave_ids_max``, and who connects to a run with all its subnets three for
+    each topic; in ``churn-100`` it is 53 at most."""
 
     message_bytes_max: int = 16 << 10
     """The data of one message; bodies travel by digest."""

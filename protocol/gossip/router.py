@@ -241,7 +241,7 @@ class Router:
         rpc = self._decoding.rpc(data)
         if isinstance(rpc, Fault):
             return [PeerFault(peer, rpc)]
-        state.fields_read += rpc.fields_read
+        state.fields_read += 1 + rpc.fields_read  # an RPC without any is read, too
         if state.fields_read > self._params.rpc_fields_max:
             self._score.breach(peer)
             return [PeerFault(peer, Fault(FaultCode.RPC_FLOOD))]

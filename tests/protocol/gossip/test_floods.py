@@ -230,6 +230,20 @@ def test_a_flood_of_rpcs_that_take_long_to_read_is_soon_not_read(rpc):
     assert all(level(node, peer) is Level.GOOD for peer in node.mesh_peers(TOPIC))
 
 
+def test_a_flood_of_empty_rpcs_is_soon_not_read():
+    """Each is one byte on the wire, and takes as long to handle as one that says something."""
+    node = joined_router(3)
+    enter(node, STRANGERS[:1], 0)
+    empty = RpcReceived(FLOODER, b"")
+    allowed = Params().rpc_fields_max
+    assert not any(blames(node.handle(empty, 1)) for _ in range(allowed // 2))
+    found = []
+    for _ in range(allowed):
+        found += blames(node.handle(empty, 1))
+    assert set(found) == {"rpc-flood"}
+    assert len(found) <= 8, "those after them are not decoded"
+
+
 def test_who_asks_for_all_that_it_was_offered_in_each_heartbeat_is_heeded():
     node = joined_router(3)
     enter(node, STRANGERS[:1], 0)
