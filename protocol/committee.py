@@ -144,9 +144,9 @@ class Tally:
 
 
 def check_certificate(
-    certificate: Certificate, verdicts: Sequence[Signed[Verdict]], committee: Committee
+    certificate: Certificate, verdicts: Sequence[Signed[Verdict]], committee: Committee | None
 ) -> Fault | None:
-    """Check opened verdicts against the committee that this node draws for the same commit.
+    """Check opened verdicts against the committee that this node draws for their commit, if any.
 
     A ``bad-certificate`` is wrong for everyone; ``other-committee`` may be our own view's fault.
     Signers that we do not see on the roster of that epoch were on somebody's: they count, at the
@@ -159,12 +159,14 @@ def check_certificate(
         return Fault(FaultCode.BAD_CERTIFICATE, "a verdict is about another commit")
     if any(verdict.message.accept is not certificate.accepted for verdict in verdicts):
         return Fault(FaultCode.BAD_CERTIFICATE, "a verdict says otherwise")
+    if not certificate.escalated and not certificate.accepted:
+        return Fault(FaultCode.BAD_CERTIFICATE, "only the larger committee can reject")
+    if committee is None:
+        return Fault(FaultCode.OTHER_COMMITTEE, "we can draw none yet")
     if certificate.escalated:
         members, needed = committee.escalated_size, committee.quorum
-    elif certificate.accepted:
-        members, needed = committee.first_size, committee.first_size
     else:
-        return Fault(FaultCode.BAD_CERTIFICATE, "only the larger committee can reject")
+        members, needed = committee.first_size, committee.first_size
     eligible = committee.ranking_with(signers)[: members + VIEW_SLACK]
     if sum(signer in eligible for signer in signers) < needed:
         return Fault(FaultCode.OTHER_COMMITTEE, "too few of its signers are of the one we draw")

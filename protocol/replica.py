@@ -353,12 +353,7 @@ class Replica:
         verdicts = self._open_verdicts(certificate)
         if verdicts is None:
             return _received(certificate, Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"))
-        committee = self.committee(entry.commit)
-        fault = (
-            Fault(FaultCode.OTHER_COMMITTEE, "we can draw none yet")
-            if committee is None
-            else check_certificate(certificate.message, verdicts, committee)
-        )
+        fault = check_certificate(certificate.message, verdicts, self.committee(entry.commit))
         if fault is not None and fault.code is not FaultCode.OTHER_COMMITTEE:
             return _received(certificate, fault)
         news = tuple(verdict for verdict in verdicts if self._count(verdict) is True)

@@ -77,6 +77,7 @@ class Run:
         if self.target.lasting:
             self._history.append(data)
         signal.setitimer(signal.ITIMER_REAL, HANG_SECONDS)
+        self._peak_kib = _peak_kib()  # to draw an input may have taken more than it does
         began = time.process_time()
         try:
             self.found.accepted += self.session.take(data)
@@ -96,7 +97,7 @@ class Run:
 
     def _watch(self, data: bytes) -> None:
         """Note how much the process grew, where the peak has moved."""
-        peak_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak_kib = _peak_kib()
         if peak_kib <= self._peak_kib:
             return
         growth_bytes = (peak_kib - self._peak_kib) << 10
@@ -181,7 +182,7 @@ def repeated(path: Path, targets: dict[str, Target]) -> int:
         for data in content["inputs"]:
             session.take(data)
         session.check()
-        return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) << 10
+        return (_peak_kib() - before_kib) << 10
     finally:
         with contextlib.suppress(Exception):
             session.close()
@@ -198,6 +199,10 @@ def _begin_peak() -> int:
     """Forget the peak of this process's memory; return what it has now, in KiB."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
+    return _peak_kib()
+
+
+def _peak_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 

@@ -319,11 +319,14 @@ def test_a_lying_certificate_settles_nothing(name):
         "one verdict three times",
         "a forged verdict",
         "a reject shown as accept",
+        "a rejection by the small committee",
+        "a verdict about another commit",
         "a verdict too many, of the worker",
     ],
 )
-def test_what_is_wrong_with_a_certificate_for_everyone_is_rejected(name):
-    target = replica(COMMIT)
+@pytest.mark.parametrize("roster_at", [0, None], ids=["committee", "none can be drawn"])
+def test_what_is_wrong_with_a_certificate_for_everyone_is_rejected(name, roster_at):
+    target = replica(COMMIT, roster_at=roster_at)
     certificate = WORLD.certificate(COMMIT, **lies()[name])
     assert refused(target, certificate.envelope) == "bad-certificate"
     assert not target.behind
