@@ -36,9 +36,6 @@ ENDLESS_BYTES = 512 << 10
 END_SECONDS = 200.0
 """Longer than any deadline of a handler: what has not ended by then never does."""
 
-NOTICED_SECONDS = 10.0
-"""Longer than a daemon takes to see that a peer has left."""
-
 T = TypeVar("T")
 
 
@@ -132,6 +129,10 @@ class Swarm:
         if handler is None:
             raise BrokenBoundError(f"nobody serves {protocol}")
         return handler
+
+    def ignores(self, stranger: Stranger) -> bool:
+        """Return whether nothing that a stranger gossips would be heeded now."""
+        return self.daemon._gossip._ignored(stranger.signer.peer_id)
 
     def open(self, stranger: Stranger) -> tuple[SimStream, SimStream]:
         """Return both ends of a new stream, the stranger's first."""

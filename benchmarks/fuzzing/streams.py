@@ -10,7 +10,7 @@ from contextlib import aclosing
 from random import Random
 from typing import Any
 
-from benchmarks.fuzzing.daemon import END_SECONDS, NOTICED_SECONDS, Stranger, Swarm, heard, spoken
+from benchmarks.fuzzing.daemon import END_SECONDS, Stranger, Swarm, heard, spoken
 from benchmarks.fuzzing.documents import fields, packed
 from benchmarks.fuzzing.mutation import NUMBERS, Values, mutated_bytes
 from benchmarks.fuzzing.target import INPUT_BYTES_MAX, BrokenBoundError, Target
@@ -103,10 +103,10 @@ class Served(StreamSession):
             await asyncio.sleep(0.1)
             await mine.close()
         done, _ = await asyncio.wait([serving], timeout=END_SECONDS)
-        if not done and self._protocol is GOSSIP:
-            # What nobody would heed waits unread for as long as its peer is connected.
-            self._swarm.world.network.detach(stranger.name)
-            done, _ = await asyncio.wait([serving], timeout=NOTICED_SECONDS)
+        ignored = self._protocol is GOSSIP
+        while not done and ignored:  # what nobody would heed waits unread for as long as that lasts
+            ignored = self._swarm.ignores(stranger)
+            done, _ = await asyncio.wait([serving], timeout=END_SECONDS)
         if not done:
             serving.cancel()
             raise BrokenBoundError(f"still served after {END_SECONDS:g} s")
