@@ -21,7 +21,7 @@ class Backoff:
         self._barred: dict[_Key, list[tuple[float, float]]] = {}
         """(node, peer, topic) to when the node was told, and until when it must keep away."""
         watch.on("prune", self._on_prune)
-        watch.on("prune-in", self._on_prune)
+        watch.on("prune-in", self._on_prune_in)
         watch.on("graft", self._on_graft)
         watch.on("node-down", self._on_down)
 
@@ -32,6 +32,12 @@ class Backoff:
         barred = self._barred.setdefault(_key(event), [])
         barred[:] = [entry for entry in barred if entry[1] > event.at][: PRUNES_KEPT - 1]
         barred.append((event.at, event.at + backoff))
+
+    def _on_prune_in(self, event: Event) -> None:
+        """Hold a node to what honest ones ask of it: nobody need heed who floods or misbehaves."""
+        member = self._watch.swarm.members.get(shown(event.facts["peer"]))
+        if member is not None and member.honest:
+            self._on_prune(event)
 
     def _on_graft(self, event: Event) -> None:
         member = self._watch.swarm.members.get(event.node)

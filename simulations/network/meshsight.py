@@ -1,12 +1,14 @@
 """What passes between gossip routers about their meshes, read off the wire.
 
-A GRAFT or PRUNE is an event when it is written, and a PRUNE also when it arrives: so a checker
-knows what a router had been told when it grafted. Read without the router's own codec, from the
-pubsub schema: RPC {3 control}, control {3 graft, 4 prune}, graft {1 topic}, prune {1 topic, 3
-back-off seconds}.
+A GRAFT or PRUNE is an event when it is written, and a PRUNE also when its reader has taken it and
+asks for more: so a checker knows what a router had been told when it grafted. That may be long
+after it came, as strangers' bytes wait. Read without the router's own codec, from the pubsub
+schema: RPC {3 control}, control {3 graft, 4 prune}, graft {1 topic}, prune {1 topic, 3 back-off
+seconds}.
 """
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, Literal
@@ -39,11 +41,14 @@ class Control:
 class MeshPipe(Pipe):
     """A pipe between two routers that is watched."""
 
-    __slots__ = ("_record",)
+    __slots__ = ("_came_bytes", "_record", "_untold")
 
     def __init__(self, record: Record, *pipe: Any) -> None:
         super().__init__(*pipe)
         self._record = record
+        self._came_bytes = 0
+        self._untold: deque[tuple[int, Control]] = deque()
+        """PRUNEs that have come, each with where the write that holds it ends."""
 
     def _send(self, data: bytes) -> None:
         for control in mesh_control(data):
@@ -55,9 +60,18 @@ class MeshPipe(Pipe):
         super()._arrive(data)
         if len(self._items) == waiting:
             return  # held up, or for nobody
-        for control in mesh_control(data):
-            if control.kind == "prune":
-                self._tell(self._way.target, self._way.source, "prune-in", control)
+        self._came_bytes += len(data)
+        prunes = (control for control in mesh_control(data) if control.kind == "prune")
+        self._untold += ((self._came_bytes, prune) for prune in prunes)
+
+    def read(self, bytes_max: int) -> Coroutine[Any, Any, bytes]:
+        """Return what is here; who asks for more has handled what it took before."""
+        if self._untold and not self.broken:
+            taken_bytes = self._came_bytes - sum(map(len, self._items))
+            while self._untold and self._untold[0][0] <= taken_bytes:
+                _, prune = self._untold.popleft()
+                self._tell(self._way.target, self._way.source, "prune-in", prune)
+        return super().read(bytes_max)
 
     def _tell(self, node: str, peer: str, kind: str, control: Control) -> None:
         backoff = {} if control.kind == "graft" else {"backoff": control.backoff_seconds}

@@ -580,6 +580,18 @@ def test_a_prune_that_asks_for_no_back_off_bars_nobody():
     assert run.violations == []
 
 
+def test_nobody_need_heed_the_prune_of_a_dishonest_router():
+    run = small_run()
+    run.emit("relay", "prune-in", peer="liar", topic="t", backoff=60)
+    run.now += 10
+    run.emit("relay", "graft", peer="liar", topic="t")
+    assert run.violations == []
+    run.emit("relay", "prune", peer="liar", topic="t", backoff=60)
+    run.now += 10
+    run.emit("relay", "graft", peer="liar", topic="t")
+    assert run.rules_broken == ["back-off"]
+
+
 def test_a_dishonest_router_may_graft_when_it_likes():
     run = small_run()
     run.emit("liar", "prune-in", peer="trainer", topic="t", backoff=60)
