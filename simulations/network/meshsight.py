@@ -61,8 +61,9 @@ class MeshPipe(Pipe):
         if len(self._items) == waiting:
             return  # held up, or for nobody
         self._came_bytes += len(data)
-        prunes = (control for control in mesh_control(data) if control.kind == "prune")
-        self._untold += ((self._came_bytes, prune) for prune in prunes)
+        for control in mesh_control(data):
+            if control.kind == "prune":
+                self._untold.append((self._came_bytes, control))
 
     def read(self, bytes_max: int) -> Coroutine[Any, Any, bytes]:
         """Return what is here; who asks for more has handled what it took before."""
@@ -71,7 +72,7 @@ class MeshPipe(Pipe):
             while self._untold and self._untold[0][0] <= taken_bytes:
                 _, prune = self._untold.popleft()
                 self._tell(self._way.target, self._way.source, "prune-in", prune)
-        return super().read(bytes_max)
+        return Pipe.read(self, bytes_max)  # super() would cost each read of gossip more
 
     def _tell(self, node: str, peer: str, kind: str, control: Control) -> None:
         backoff = {} if control.kind == "graft" else {"backoff": control.backoff_seconds}
