@@ -554,6 +554,15 @@ def test_a_later_prune_does_not_hide_an_earlier_one():
     assert "21.0 s after a PRUNE between them that asked for 60 s" in run.violations[0].what
 
 
+def told_and_grafting(kind, seconds, *, node="relay", peer="trainer", backoff=60):
+    """Return a run in which a node grafts a peer so long after a PRUNE between them."""
+    run = small_run()
+    run.emit(node, kind, peer=peer, topic="t", backoff=backoff)
+    run.now += seconds
+    run.emit(node, "graft", peer=peer, topic="t")
+    return run
+
+
 @pytest.mark.parametrize(
     ("kind", "seconds", "broken"),
     [
@@ -565,36 +574,17 @@ def test_a_later_prune_does_not_hide_an_earlier_one():
     ],
 )
 def test_a_back_off_holds_for_who_prunes_and_who_is_pruned_to_its_end(kind, seconds, broken):
-    run = small_run()
-    run.emit("relay", kind, peer="trainer", topic="t", backoff=60)
-    run.now += seconds
-    run.emit("relay", "graft", peer="trainer", topic="t")
-    assert run.rules_broken == broken
+    assert told_and_grafting(kind, seconds).rules_broken == broken
 
 
 def test_a_prune_that_asks_for_no_back_off_bars_nobody():
-    run = small_run()
-    run.emit("relay", "prune", peer="trainer", topic="t", backoff=0)
-    run.now += 10
-    run.emit("relay", "graft", peer="trainer", topic="t")
-    assert run.violations == []
+    assert told_and_grafting("prune", 10, backoff=0).violations == []
 
 
 def test_nobody_need_heed_the_prune_of_a_dishonest_router():
-    run = small_run()
-    run.emit("relay", "prune-in", peer="liar", topic="t", backoff=60)
-    run.now += 10
-    run.emit("relay", "graft", peer="liar", topic="t")
-    assert run.violations == []
-    run.emit("relay", "prune", peer="liar", topic="t", backoff=60)
-    run.now += 10
-    run.emit("relay", "graft", peer="liar", topic="t")
-    assert run.rules_broken == ["back-off"]
+    assert told_and_grafting("prune-in", 10, peer="liar").violations == []
+    assert told_and_grafting("prune", 10, peer="liar").rules_broken == ["back-off"]
 
 
 def test_a_dishonest_router_may_graft_when_it_likes():
-    run = small_run()
-    run.emit("liar", "prune-in", peer="trainer", topic="t", backoff=60)
-    run.now += 10
-    run.emit("liar", "graft", peer="trainer", topic="t")
-    assert run.violations == []
+    assert told_and_grafting("prune-in", 10, node="liar").violations == []
