@@ -189,6 +189,7 @@ def found_run(directory: Path, run: Path) -> list[str]:
     """Return the command that founds the run."""
     given = {"model": directory / "model", "recipe": directory / "recipe.toml", "out": run}
     options = [part for name, path in given.items() for part in (f"--{name}", str(path))]
+    options += ["--uncalibrated", "--no-trial"]
     return [*PRIME_NODE, "run", "create", *options, "--validators", "1"]
 
 

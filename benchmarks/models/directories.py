@@ -67,6 +67,7 @@ def try_directory(made: Directory, folder: Path) -> Founded | Refused:
     made.write(folder / made.name, read_recipe(str(recipe)))
     run = folder / "run"
     arguments = ["run", "create", "--model", folder / made.name, "--recipe", recipe, "--out", run]
+    arguments += ["--uncalibrated", "--no-trial"]  # a trial of its own follows
     said = io.StringIO()
     with redirect_stderr(said), redirect_stdout(io.StringIO()):
         code = prime_node([*map(str, arguments), "--trainers", "1", "--validators", "2"])

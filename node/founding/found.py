@@ -22,6 +22,22 @@ from protocol.recipe import ManifestError, Recipe
 from protocol.types import PeerId
 
 
+def draft(
+    recipe: Recipe, policy: str, files: Mapping[RunFileName, RunFile], created_at: int
+) -> RunManifest:
+    """Return a manifest to compute with before a run has members; no node takes part in it."""
+    nobody = Identity(os.urandom(32)).peer_id
+    genesis = Genesis(
+        creator=nobody,
+        created_at=created_at,
+        policy=policy,
+        files=dict(files),
+        trainers=(nobody,),
+        validators=(nobody,),
+    )
+    return RunManifest(**{**dict(recipe), "genesis": genesis})
+
+
 def found(
     recipe: Recipe,
     policy: str,
@@ -29,10 +45,11 @@ def found(
     creator: Identity,
     trainers: Sequence[PeerId],
     validators: Sequence[PeerId],
+    created_at: int | None = None,
 ) -> SignedManifest:
     """Return the manifest of a run that begins now with the policy of a digest (hexadecimal).
 
-    ``files`` are those that every node has.
+    ``files`` are those that every node has; ``created_at`` is in unix seconds, now if not given.
 
     Raises ``ManifestError`` for a run that could certify nothing, and ``ValueError`` for members
     that are no keys.
@@ -45,7 +62,7 @@ def found(
         )
     genesis = Genesis(
         creator=creator.peer_id,
-        created_at=int(time.time()),
+        created_at=int(time.time()) if created_at is None else created_at,
         policy=policy,
         files=dict(files),
         trainers=tuple(trainers),

@@ -1,9 +1,13 @@
 """A run in words: what it trains, by which rules, and what it asks of those who join."""
 
+import math
+from collections.abc import Iterator
+
 from rich.console import Group, RenderableType
 from rich.table import Table
 
 from node.founding.needs import Needs
+from node.founding.trial import Trial
 from node.local.run_words import run_words
 from node.local.units import bytes_text, duration_text
 from protocol.manifest import RunManifest
@@ -15,13 +19,115 @@ FLOPS = 50e12
 """What a GPU of a gaming machine gets out of a model, to tell what a rollout takes; a guess."""
 
 
-def describe(manifest: RunManifest, needs: Needs) -> RenderableType:
-    """Return the manifest and its needs as tables."""
+TEACHING_SHARE_LOW = 0.25
+"""Below it most of what is generated teaches nothing; a guess."""
+
+PATCH_SHARE_HIGH = 0.1
+"""Of a version's file. A bf16 policy changes by about one weight in a hundred at each step."""
+
+
+def describe(manifest: RunManifest, needs: Needs, trial: Trial | None = None) -> RenderableType:
+    """Return the manifest, its needs, and what a trial measured, as tables."""
     facts = Table(box=None, show_header=False)
     facts.add_column(style="bold")
     for name, value in run_words(manifest):
         facts.add_row(name, value)
-    return Group(facts, "", _needs(needs))
+    if trial is None:
+        return Group(facts, "", _needs(needs))
+    return Group(facts, "", _measured(needs, trial))
+
+
+def _measured(needs: Needs, trial: Trial) -> Table:
+    table = Table("role", "memory", "disk", "work on this machine", box=None, header_style="bold")
+    disk = bytes_text(needs.disk_bytes)
+    trainer_disk = bytes_text(needs.trainer_disk_bytes)
+    costs = (
+        ("inference", trial.worker, disk, "a rollout"),
+        ("validator", trial.validator, disk, "a rollout"),
+        ("trainer", trial.trainer, trainer_disk, "a version"),
+    )
+    for role, cost, of_disk, unit in costs:
+        work = f"{_time(cost.seconds)} {unit}"
+        table.add_row(role, bytes_text(cost.memory_bytes), of_disk, work)
+    return table
+
+
+def trial_words(manifest: RunManifest, needs: Needs, trial: Trial) -> Iterator[str]:
+    """Yield what a trial showed of the run, in sentences."""
+    yield (
+        f"Measured with version 0: mean reward {trial.reward_mean:.3f} of {trial.samples} answers "
+        f"of {trial.answer_tokens_mean:.0f} tokens, {trial.cut_share:.0%} of them cut off; "
+        f"{trial.groups_that_teach} of {trial.groups} groups teach."
+    )
+    yield f"{trial.samples} answers were judged by the thresholds above: none was rejected."
+    yield (
+        f"A version takes {_time(version_seconds(manifest, trial, 1))} with one worker and the "
+        "run's validators, if all have a machine like this one; "
+        f"{workers_to_wait_for(manifest, trial)} workers keep the trainer busy."
+    )
+    share = trial.patch_bytes / needs.version_bytes
+    yield (
+        f"{needs.weights:,} weights: a version is {bytes_text(needs.version_bytes)}, and travels "
+        f"as {bytes_text(trial.patch_bytes)} ({share:.1%}) after a step."
+    )
+
+
+def version_seconds(manifest: RunManifest, trial: Trial, workers: int) -> float:
+    """Return the seconds that a version takes with ``workers``, all machines like this one."""
+    rollouts, validators = manifest.grpo.rollouts_per_step, len(manifest.genesis.validators)
+    generated = rollouts * trial.worker.seconds / workers
+    checked = rollouts * trial.validator.seconds * manifest.committee.size / validators
+    return max(generated, checked, trial.trainer.seconds)
+
+
+def workers_to_wait_for(manifest: RunManifest, trial: Trial) -> int:
+    """Return how many workers like this machine make a batch while the trainer takes a step."""
+    step_seconds = max(trial.trainer.seconds, 1e-3)
+    return max(1, math.ceil(manifest.grpo.rollouts_per_step * trial.worker.seconds / step_seconds))
+
+
+def warnings_of(manifest: RunManifest, needs: Needs, trial: Trial) -> Iterator[str]:
+    """Yield why a run may not be worth its work, each with what to do."""
+    if trial.unscored:
+        yield (
+            f"{len(trial.unscored)} rollouts have no score ({trial.unscored[0]}): workers will "
+            "wait at such problems for the next version"
+        )
+    if trial.reward_mean <= 0:
+        yield (
+            f"no answer of {trial.samples} earned anything, so nothing can be learned: choose "
+            f"easier problems{_easier(manifest)}"
+        )
+    elif trial.teaching_share < TEACHING_SHARE_LOW:
+        yield (
+            f"only {trial.groups_that_teach} of {trial.groups} groups have unequal rewards; the "
+            "others teach nothing: choose problems that the model solves now and then, larger "
+            "groups (sampling.group_size) or a higher temperature"
+        )
+    if trial.cut_share > 1 / 2:
+        yield (
+            f"{trial.cut_share:.0%} of the answers reach {manifest.sampling.tokens_max} tokens "
+            "without an end: raise sampling.tokens_max, or ask for shorter answers"
+        )
+    share = trial.patch_bytes / needs.version_bytes
+    if share > PATCH_SHARE_HIGH and manifest.model.dtype == "fp32":
+        yield (
+            f"a version travels as {bytes_text(trial.patch_bytes)}, since a step changes nearly "
+            'all weights in float32; with model.dtype = "bf16" it is some 50 times less'
+        )
+
+
+def _easier(manifest: RunManifest) -> str:
+    """Return the settings that make a task easier, by what the run has of them."""
+    environment = manifest.environment
+    if environment.name.startswith("reasoning-gym/"):
+        return (
+            " (environment.options), or show the model how to answer: environment.system and "
+            "environment.examples, since a small model never writes answer tags by itself"
+        )
+    if environment.in_text:
+        return " (environment.pass_rates), or show the model how to answer (environment.examples)"
+    return ""
 
 
 def _needs(needs: Needs) -> Table:

@@ -8,11 +8,14 @@ from protocol.admission import AdmissionSection
 from protocol.manifest import RunManifest
 from protocol.recipe import EnvironmentSection
 
+ROLLOUTS_OF_RATE = 3
+"""None rejected of ``3 n`` rollouts shows a rate of at most 1 in ``n``, with 95 % confidence."""
+
 
 def run_words(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     """Yield what is told and what it is, the most telling first."""
     model, sampling, grpo = manifest.model, manifest.sampling, manifest.grpo
-    genesis, committee, rules = manifest.genesis, manifest.committee, manifest.toploc
+    genesis, committee = manifest.genesis, manifest.committee
     began = datetime.fromtimestamp(genesis.created_at, UTC)
     yield "run", f"{manifest.name}, {manifest.run_id.hex()}"
     yield "creator", f"{genesis.creator}, {began:%Y-%m-%d %H:%M} UTC"
@@ -33,13 +36,27 @@ def run_words(manifest: RunManifest) -> Iterator[tuple[str, str]]:
         "checks",
         f"{committee.size} validators a rollout, {committee.escalated_size} when they disagree",
     )
-    rate = f"{1 / rules.false_reject_rate:,.0f}"
-    measured = f"measured with {rules.measured_tokens:,} tokens on {rules.measured_on}"
-    yield "thresholds", f"an honest rollout is rejected at most once in {rate}; {measured}"
+    yield "thresholds", ". ".join(_thresholds(manifest))
     workers = "; ".join(_admission(manifest.admission))
     yield "workers", workers + (", a proven lie ends it" if manifest.credit.slash else "")
     yield "trainers", "\n".join(genesis.trainers)
     yield "validators", "\n".join(genesis.validators)
+
+
+def _thresholds(manifest: RunManifest) -> Iterator[str]:
+    """Yield what the thresholds aim at, what they rest on, and what that shows by counting."""
+    rules, sampling = manifest.toploc, manifest.sampling
+    rollout_tokens = sampling.prompts_per_rollout * sampling.group_size * sampling.tokens_max
+    aim, rollouts = f"{1 / rules.false_reject_rate:,.0f}", rules.measured_tokens / rollout_tokens
+    yield f"measured with {rules.measured_tokens:,} honest tokens: {rules.measured_on}"
+    yield f"They reject 1 honest rollout in {aim} at most, if errors elsewhere are as measured"
+    shown = int(rollouts / ROLLOUTS_OF_RATE)
+    counted = f"1 in {shown:,}" if shown > 1 else "nothing yet"
+    needed = ROLLOUTS_OF_RATE * rollout_tokens / rules.false_reject_rate
+    yield (
+        f"Counting alone shows {counted} for rollouts of {rollout_tokens:,} tokens; 1 in {aim} "
+        f"takes {needed:.2g} tokens"
+    )
 
 
 def _admission(rules: AdmissionSection) -> Iterator[str]:

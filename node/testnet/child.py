@@ -15,7 +15,7 @@ from typing import Any
 from node.live.node import MakeEngines, live_engines, run_node
 from node.local.config import NodeConfig
 from node.local.errors import NodeError
-from node.testnet.memory import peak_rss_bytes
+from node.local.memory import peak_rss_bytes
 from roles.ports.engines import Engines
 
 BEHAVIOUR_GROUP = "prime_node.behaviours"

@@ -14,9 +14,9 @@ import httpx
 import psutil
 
 from node.live.sockets import SocketDirectory
+from node.local.memory import is_running
 from node.testnet import launcher
 from node.testnet.child import node_main
-from node.testnet.memory import is_running
 from node.testnet.plan import Layout, NodePlan, Options
 from node.testnet.poll import sample
 from node.testnet.record import SwarmRecord

@@ -9,7 +9,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from node.api.status import NodeStatus
 from node.local.datadir import API_HOST, DataDir, load_api_endpoint
-from node.testnet.memory import is_running, peak_rss_bytes
+from node.local.memory import is_running, peak_rss_bytes
 
 REQUEST_SECONDS = 3.0
 """A node answers in milliseconds; two busy cores shared by a whole swarm may take a second."""

@@ -16,11 +16,11 @@ import psutil
 
 from node.founding.expected import expected_curve
 from node.local.datadir import DataDir
+from node.local.memory import peak_rss_bytes
 from node.testnet import launcher
 from node.testnet.evaluation import greedy_accuracy
 from node.testnet.fleet import Fleet, join_command, status_command, tail
 from node.testnet.genesis import create_members, found_run, make_first_policy, recipe_for
-from node.testnet.memory import peak_rss_bytes
 from node.testnet.picture import draw_reward
 from node.testnet.plan import Layout, NodePlan, Options
 from node.testnet.record import SwarmRecord

@@ -34,7 +34,9 @@ CLOCKS_AND_DICE = (
 """Names whose use reads a clock or draws a number; ``time`` stands for everything in it."""
 
 DRIVERS = (
+    "node/cli/commands/calibrate.py",  # the date that a chat template may ask for
     "node/cli/commands/invite.py",  # until when an invite counts
+    "node/cli/commands/progress.py",  # when a line was shown
     "node/cli/commands/status.py",  # how long ago things happened
     "node/live/calls.py",  # how long calls take
     "node/live/clock.py",
@@ -42,10 +44,13 @@ DRIVERS = (
     "node/live/node.py",  # the seed of everything that a daemon draws
     "node/local/datadir.py",  # the key
     "node/testnet/display.py",
-    "node/founding/found.py",  # when the run begins
+    "node/founding/creation.py",  # when the run begins
+    "node/founding/found.py",
+    "node/founding/trial.py",  # how long work takes
     "node/doctor/network.py",  # how long a peer takes to answer
     "node/testnet/poll.py",  # when a node answered
     "node/testnet/swarm.py",
+    "roles/engines/calibration/honest.py",  # when its time is over
     "roles/engines/selftest.py",  # how fast a device is
     "simulations/cli/console.py",  # progress for a person who waits
     "simulations/study/sweep.py",  # how long each simulation took

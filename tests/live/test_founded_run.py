@@ -90,7 +90,7 @@ def founded(tmp_path, admission=None, validators=1, **config):
     options = {"model": model, "recipe": tmp_path / "recipe.toml", "dataset": rows,
                "validators": validators, "out": tmp_path / "run"}  # fmt: skip
     arguments = [str(part) for name, value in options.items() for part in (f"--{name}", value)]
-    assert main(["run", "create", *arguments]) == 0
+    assert main(["run", "create", *arguments, "--uncalibrated", "--no-trial"]) == 0
     return tmp_path / "run"
 
 

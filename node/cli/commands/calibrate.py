@@ -1,7 +1,8 @@
 """Measure what a recipe must tolerate on this machine, and which lies it then catches."""
 
-import asyncio
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -10,10 +11,21 @@ import typer
 
 from node import completion
 from node.cli.commands.context import print_json, print_rich
+from node.cli.commands.progress import progress_of
 from node.cli.options import Json
-from node.founding.model import require_model
+from node.founding.calibration import (
+    ANSWER_TOKENS,
+    MARGIN,
+    MINUTES,
+    CalibrationPlan,
+    calibrate_run,
+)
+from node.founding.found import draft
+from node.founding.model import import_model
 from node.founding.recipes import read_recipe
+from node.founding.task import import_task, pin_task
 from node.local.errors import ExitCode, NodeError
+from protocol.recipe import Recipe
 
 if TYPE_CHECKING:
     from roles.engines.calibration.calibrate import Calibration
@@ -35,22 +47,32 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …", autocompletio
 
 @app.command()
 def calibrate(
-    models: Annotated[
-        list[Path],
-        typer.Argument(
-            metavar="MODEL…", help="Hugging Face directories: the first policy, a later one …"
-        ),
+    model: Annotated[
+        Path,
+        typer.Argument(metavar="MODEL", help="Hugging Face directory, the first policy."),
     ],
     recipe: RecipeName,
     *,
+    dataset: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Rows of the task, in parquet.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Keep what is measured, for run create --calibration."),
+    ] = None,
     device: Device = "cpu",
-    sequences: Annotated[int, typer.Option(min=2, help="Sequences of each pair of engines.")] = 64,
+    minutes: Annotated[
+        float, typer.Option(min=0.0, help="Longest time for the honest pairs.")
+    ] = MINUTES,
     tokens_max: Annotated[
-        int, typer.Option("--tokens", min=2, help="Longest sequence; the recipe's if shorter.")
-    ] = 256,
+        int, typer.Option("--tokens", min=2, help="Longest answer; the recipe's if shorter.")
+    ] = ANSWER_TOKENS,
     margin: Annotated[
         float, typer.Option(min=1.0, help="Room for machines that are not measured.")
-    ] = 1.5,
+    ] = MARGIN,
+    no_lies: Annotated[
+        bool, typer.Option("--no-lies", help="Measure honest engines alone.")
+    ] = False,
     picture: Annotated[
         Path | None, typer.Option(metavar="FILE.svg", help="Draw the distributions.")
     ] = None,
@@ -59,37 +81,18 @@ def calibrate(
     """Measure what a recipe must tolerate on this machine, and which lies it then catches.
 
     Honest engines of several batch sizes and attention kernels are recomputed by each other, then
-    the lies. Printed are how many tokens each lie takes until it is caught, and the [toploc]
-    section that the recipe should have.
+    the lies, on prompts of the recipe's task. Printed are how many tokens each lie takes until it
+    is caught, and the [toploc] section that the recipe should have. An interrupted calibration goes
+    on with the same --out.
     """
-    known = read_recipe(recipe)
-    try:
-        for model in models:
-            require_model(model)
-    except ValueError as error:
-        raise NodeError(str(error), ExitCode.USAGE) from None
-    from roles.engines.calibration.calibrate import (  # noqa: PLC0415 - torch takes seconds
-        as_toml,
-        calibrate,
-    )
-
-    def say(line: str) -> None:
-        typer.echo(line, err=True)
-
-    try:
-        found = asyncio.run(
-            calibrate(
-                known,
-                models,
-                device=device,
-                sequences=sequences,
-                tokens_max=min(tokens_max, known.sampling.tokens_max),
-                margin=margin,
-                say=say,
-            )
-        )
-    except ValueError as error:
-        raise NodeError(f"this cannot be calibrated with: {error}", ExitCode.CONFIG) from None
+    rules = read_recipe(recipe)
+    with tempfile.TemporaryDirectory(prefix="prime-node-calibrate-") as folder:
+        path = out or Path(folder, "calibration.jsonl")
+        plan = CalibrationPlan(path, device, minutes, tokens_max, margin)
+        try:
+            found = _measure(model, dataset, rules, Path(folder), plan, lies=not no_lies)
+        except ValueError as error:
+            raise NodeError(f"this cannot be calibrated with: {error}", ExitCode.CONFIG) from None
     if picture is not None:
         from roles.engines.calibration.picture import draw  # noqa: PLC0415 - only when asked
 
@@ -97,8 +100,41 @@ def calibrate(
     if as_json:
         print_json(_values(found))
         return
+    from roles.engines.calibration.calibrate import as_toml  # noqa: PLC0415 - it is imported now
+
     _print_table(found)
     sys.stdout.write("\n" + as_toml(found.rules))
+
+
+def _measure(
+    directory: Path,
+    dataset: Path | None,
+    recipe: Recipe,
+    folder: Path,
+    plan: CalibrationPlan,
+    *,
+    lies: bool,
+) -> "Calibration":
+    """Measure with a run that nobody founds; raises ``ValueError``."""
+    from node.live.background import ThreadBackground  # noqa: PLC0415 - when something computes
+
+    policy, task = folder / "genesis.safetensors", folder / "task"
+    section, digest = import_model(directory, recipe, policy)
+    rules = pin_task(recipe.model_copy(update={"model": section}))
+    files = import_task(directory, dataset, rules, task)
+    manifest = draft(rules, digest.hex(), files, int(time.time()))
+    background = ThreadBackground()
+    try:
+        with progress_of("calibrating", "tokens") as progress:
+            return calibrate_run(
+                manifest, policy, task, plan, background, progress, _say if lies else None
+            )
+    finally:
+        background.close()
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _values(found: "Calibration") -> dict[str, object]:
@@ -115,12 +151,14 @@ def _print_table(found: "Calibration") -> None:
     honest = Table("honest pair", "tokens", "rejected rollouts", box=None, header_style="bold")
     for item in found.honest:
         honest.add_row(item.name, f"{item.tokens:,}", f"{100 * max(item.rejected):g} %")
+    print_rich(honest)
+    if not found.caught:
+        return
     caught = Table(
         "lie", "tokens until 50 %", "until 99 %", "mostly by", box=None, header_style="bold"
     )
     for item in found.caught:
         caught.add_row(item.name, *_until(item, (0.5, 0.99)), item.reasons[-1].replace("_", " "))
-    print_rich(honest)
     sys.stdout.write("\n")
     print_rich(caught)
 

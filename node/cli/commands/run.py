@@ -1,32 +1,76 @@
 """Found a run from a model directory and a recipe, or show what a run is and asks for."""
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from node import completion
 from node.cli.commands.context import print_json, print_rich
+from node.cli.commands.progress import progress_of
 from node.cli.options import Json
-from node.founding.found import create_member, found, give, manifest_toml
-from node.founding.model import import_model, needs_of_run
+from node.founding.calibration import MARGIN, MINUTES, CalibrationPlan
+from node.founding.creation import CALIBRATION, MANIFEST, Creation, Members, staging
+from node.founding.model import needs_of_run
 from node.founding.needs import Needs
 from node.founding.recipes import read_recipe
-from node.founding.task import give_task, import_task, pin_task
-from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run
-from protocol.manifest import RunManifest, SignedManifest
-from protocol.recipe import Recipe
-from protocol.types import PeerId
+from protocol.manifest import RunManifest
+
+if TYPE_CHECKING:
+    from node.founding.trial import Trial
+    from roles.ports.background import Background
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-MANIFEST = "run.toml"
+Model = Annotated[Path, typer.Option(metavar="DIR", help="Hugging Face directory.")]
+RecipeName = Annotated[
+    str,
+    typer.Option(
+        metavar="RECIPE",
+        help="The rules of the run: a name, or a TOML file.",
+        autocompletion=completion.recipes,
+    ),
+]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="New directory for the run.")]
+Dataset = Annotated[Path | None, typer.Option(metavar="FILE", help="Rows of the task, in parquet.")]
+Trainers = Annotated[
+    int, typer.Option(min=0, help="Trainers that get a new key and a data directory.")
+]
+Validators = Annotated[int, typer.Option(min=0, help="Validators that get one.")]
+TrainerKeys = Annotated[
+    list[str] | None, typer.Option(metavar="PEER", help="Trainer with a key of its own.")
+]
+ValidatorKeys = Annotated[
+    list[str] | None, typer.Option(metavar="PEER", help="Validator with a key of its own.")
+]
+CreatorKey = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Key that signs; a new one if not given.")
+]
+Calibration = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE", help="Measured differences of honest engines; made where it is not."
+    ),
+]
+Uncalibrated = Annotated[
+    bool, typer.Option("--uncalibrated", help="Take the recipe's thresholds, of whatever model.")
+]
+Minutes = Annotated[float, typer.Option(min=0.0, help="Longest time that the calibration takes.")]
+Margin = Annotated[float, typer.Option(min=1.0, help="Room for machines that are not measured.")]
+NoTrial = Annotated[
+    bool, typer.Option("--no-trial", help="Generate, judge and learn nothing to try the run.")
+]
+Device = Annotated[
+    str, typer.Option(help="Computes both: cpu, cuda …", autocompletion=completion.devices)
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Check and show everything, compute and keep nothing.")
+]
 
 
 @app.callback()
@@ -37,65 +81,58 @@ def run() -> None:
 @app.command()
 def create(
     *,
-    model: Annotated[Path, typer.Option(metavar="DIR", help="Hugging Face directory.")],
-    recipe: Annotated[
-        str,
-        typer.Option(
-            metavar="RECIPE",
-            help="The rules of the run: a name, or a TOML file.",
-            autocompletion=completion.recipes,
-        ),
-    ],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the run.")],
-    dataset: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rows of the task, in parquet.")
-    ] = None,
-    trainers: Annotated[
-        int, typer.Option(min=0, help="Trainers that get a new key and a data directory.")
-    ] = 1,
-    validators: Annotated[int, typer.Option(min=0, help="Validators that get one.")] = 3,
-    trainer: Annotated[
-        list[str] | None, typer.Option(metavar="PEER", help="Trainer with a key of its own.")
-    ] = None,
-    validator: Annotated[
-        list[str] | None, typer.Option(metavar="PEER", help="Validator with a key of its own.")
-    ] = None,
-    creator_key: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Key that signs; a new one if not given.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and show everything, keep nothing.")
-    ] = False,
+    model: Model,
+    recipe: RecipeName,
+    out: Out,
+    dataset: Dataset = None,
+    trainers: Trainers = 1,
+    validators: Validators = 3,
+    trainer: TrainerKeys = None,
+    validator: ValidatorKeys = None,
+    creator_key: CreatorKey = None,
+    calibration: Calibration = None,
+    uncalibrated: Uncalibrated = False,
+    minutes: Minutes = MINUTES,
+    margin: Margin = MARGIN,
+    no_trial: NoTrial = False,
+    device: Device = "cpu",
+    dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Found a run: check model and recipe, make keys, sign the manifest, and show it.
+    """Found a run: check model and recipe, measure its thresholds, make keys, sign the manifest.
 
-    DIR gets run.toml, creator.key, the first policy, the files of the task, and a data directory
-    for each new trainer and validator, to be started with --data-dir. Peers of their own tell their
-    id (prime-node id); such a trainer gets genesis.safetensors into its data directory from you.
+    Honest engines are compared on the run's own model and prompts for some minutes: an interrupted
+    calibration goes on when the command is repeated. Then the run is tried: version 0 answers, its
+    rollouts are judged, and a step is taken. DIR gets run.toml, creator.key, the first policy, the
+    files of the task, and a data directory for each new trainer and validator, to be started with
+    --data-dir. Peers of their own tell their id (prime-node id); such a trainer gets
+    genesis.safetensors into its data directory from you.
     """
+    if calibration is not None and uncalibrated:
+        raise NodeError("--calibration and --uncalibrated exclude each other", ExitCode.USAGE)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise NodeError(f"{out} is not empty; a run needs a new directory", ExitCode.USAGE)
     rules = read_recipe(recipe)
-    typer.echo(f"reading {model}", err=True)
-    with _staging(out) as staging:
-        signed, needs = _found(
-            model,
-            dataset,
-            rules,
-            staging,
-            creator_key or staging / "creator.key",
-            [*_members(staging, "trainer", trainers), *map(PeerId, trainer or ())],
-            [*_members(staging, "validator", validators), *map(PeerId, validator or ())],
-        )
+    members = Members(trainers, validators, trainer or (), validator or ())
+    _say(f"reading {model}")
+    with staging(out) as directory, _background() as background:
+        made = Creation.begin(model, dataset, rules, directory, creator_key, members)
+        measured_at = calibration or out.with_name(f"{out.name}.{CALIBRATION}")
+        if not (uncalibrated or dry_run):
+            brought = calibration is not None and calibration.exists()
+            plan = CalibrationPlan(measured_at, device, 0.0 if brought else minutes, margin=margin)
+            with progress_of("calibrating", "tokens") as progress:
+                made.calibrate(plan, background, progress)
+        tried = None if no_trial or dry_run else made.attempt(device, background, _say)
         if not dry_run:
-            _keep(staging, out)
+            made.keep(out, measured_at if calibration is None else None)
     if as_json:
-        print_json({**_values(signed.manifest, needs), "out": None if dry_run else str(out)})
+        values = _values(made.manifest, made.needs, tried)
+        print_json({**values, "out": None if dry_run else str(out)})
         return
-    _show(signed.manifest, needs)
+    _show(made.manifest, made.needs, tried)
     if not dry_run:
-        _say_what_next(out, trainers, signed.manifest.run_id.hex())
+        _say_what_next(out, trainers, made.manifest.run_id.hex())
 
 
 @app.command()
@@ -114,64 +151,50 @@ def show(
 
 
 @contextmanager
-def _staging(out: Path) -> Iterator[Path]:
-    """Yield a directory beside ``out`` that is gone afterwards, whatever happens."""
+def _background() -> "Iterator[Background]":
+    """Yield a thread for what blocks; engines log to standard error, and warnings alone."""
+    from node.live.background import ThreadBackground  # noqa: PLC0415 - only who founds needs it
+    from node.local.logs import configure_logging  # noqa: PLC0415 - the same
+
+    configure_logging("auto", "warning")
+    background = ThreadBackground()
     try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as directory:
-            yield Path(directory)
-    except OSError as error:
-        raise NodeError(f"cannot write {out}: {error.strerror}", ExitCode.LOCKED) from None
+        yield background
+    finally:
+        background.close()
 
 
-def _members(staging: Path, role: str, count: int) -> list[PeerId]:
-    return [create_member(staging / f"{role}-{number}") for number in range(1, count + 1)]
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
 
 
-def _found(
-    directory: Path,
-    dataset: Path | None,
-    recipe: Recipe,
-    staging: Path,
-    creator_key: Path,
-    trainers: list[PeerId],
-    validators: list[PeerId],
-) -> tuple[SignedManifest, Needs]:
-    """Write policy, manifest and keys to ``staging``; raises ``NodeError`` for what cannot be."""
-    policy, task = staging / "genesis.safetensors", staging / "task"
-    try:
-        section, digest = import_model(directory, recipe, policy)
-        rules = pin_task(recipe.model_copy(update={"model": section}))
-        files = import_task(directory, dataset, rules, task)
-        creator = load_or_create_identity(creator_key)
-        signed = found(rules, digest.hex(), files, creator, trainers, validators)
-    except ValueError as error:  # of the model, the task or the members; a ManifestError is one
-        raise NodeError(str(error), ExitCode.CONFIG) from None
-    write_atomically(staging / MANIFEST, manifest_toml(signed).encode())
-    for trainer in sorted(staging.glob("trainer-*")):
-        give(policy, DataDir(trainer).genesis)
-    for member in (*staging.glob("trainer-*"), *staging.glob("validator-*")):
-        give_task(task, DataDir(member).task)
-    return signed, needs_of_run(signed.manifest)
+def _values(manifest: RunManifest, needs: Needs, trial: "Trial | None" = None) -> dict[str, object]:
+    from node.founding.summary import warnings_of  # noqa: PLC0415 - rich is slow to import
+
+    values: dict[str, object] = {
+        "run_id": manifest.run_id.hex(),
+        "manifest": manifest.model_dump(mode="json"),
+        "needs": asdict(needs),
+    }
+    if trial is None:
+        return values
+    warnings = [*warnings_of(manifest, needs, trial)]
+    return {**values, "trial": asdict(trial), "warnings": warnings}
 
 
-def _keep(staging: Path, out: Path) -> None:
-    """Move everything to ``out``, the manifest last: with it the run is whole."""
-    out.mkdir(mode=0o700, exist_ok=True)
-    names = sorted(path.name for path in staging.iterdir() if path.name != MANIFEST)
-    for name in (*names, MANIFEST):
-        (staging / name).rename(out / name)
+def _show(manifest: RunManifest, needs: Needs, trial: "Trial | None" = None) -> None:
+    from node.founding.summary import (  # noqa: PLC0415 - rich is slow to import
+        describe,
+        trial_words,
+        warnings_of,
+    )
 
-
-def _values(manifest: RunManifest, needs: Needs) -> dict[str, object]:
-    values = manifest.model_dump(mode="json")
-    return {"run_id": manifest.run_id.hex(), "manifest": values, "needs": asdict(needs)}
-
-
-def _show(manifest: RunManifest, needs: Needs) -> None:
-    from node.founding.summary import describe  # noqa: PLC0415 - rich is slow to import
-
-    print_rich(describe(manifest, needs))
+    print_rich(describe(manifest, needs, trial))
+    if trial is not None:
+        for line in trial_words(manifest, needs, trial):
+            typer.echo(line)
+        for warning in warnings_of(manifest, needs, trial):
+            _say(f"warning: {warning}")
 
 
 def _say_what_next(out: Path, trainers: int, run_id: str) -> None:

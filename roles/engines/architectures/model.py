@@ -17,12 +17,17 @@ from roles.engines.tensors import Shapes
 def build_model(
     config: Config, dtype: torch.dtype, device: str, attention: str = "sdpa"
 ) -> CausalLM:
-    """Return a model with random weights; without dropout its two modes are one."""
+    """Return a model with random weights; without dropout its two modes are one.
+
+    It is made in float32: Hugging Face makes it in another dtype by changing torch's default for
+    the whole process, and with it what other threads compute meanwhile.
+    """
     with torch.device(device):
         model: CausalLM = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=dtype, attn_implementation=attention
+            config, dtype=torch.float32, attn_implementation=attention
         )
-    return model
+    converted: CausalLM = model.to(dtype)  # type: ignore[arg-type]
+    return converted
 
 
 def model_of(

@@ -1,9 +1,8 @@
 """One calibration: honest pairs, lies, thresholds, and how well those tell them apart."""
 
 import platform
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -14,10 +13,12 @@ import torch
 from protocol.recipe import ModelSection, Recipe, ToplocSection
 from protocol.rng import Rng
 from protocol.types import Version
+from roles.engines.calibration.honest import Budget, Progress, Prompts, measure
+from roles.engines.calibration.measurement import MeasurementFile, Subject
 from roles.engines.calibration.power import Power, power
 from roles.engines.calibration.proposal import propose
 from roles.engines.calibration.recording import Recording
-from roles.engines.calibration.workbench import Bench, Say, honest_pairs, lies
+from roles.engines.calibration.workbench import LIAR_SEQUENCES, Bench, Say, lies
 from roles.engines.published import import_pretrained, section_of
 from roles.environments.base import ENVIRONMENTS, environment
 from roles.ports.engines import Policy
@@ -25,8 +26,7 @@ from roles.ports.engines import Policy
 PROMPT_TOKENS = 16
 """Of a prompt of arbitrary tokens, where the recipe's task has none for this vocabulary."""
 
-BATCHES = (1, 16, 64)
-ATTENTIONS = ("sdpa", "eager")
+LIAR_BATCH = 64
 _KEPT = ("precision", "chunk_tokens", "top_k", "false_reject_rate", "slash_rate",
          "history_rollouts", "audit_share")  # fmt: skip
 
@@ -43,33 +43,36 @@ class Calibration:
 
 
 async def calibrate(
-    recipe: Recipe,
-    directories: Sequence[Path],
-    *,
-    device: str,
-    sequences: int,
-    tokens_max: int,
+    bench: Bench,
+    prompts: Prompts,
+    path: Path,
+    budget: Budget,
     margin: float,
-    say: Say,
-    batches: Sequence[int] = BATCHES,
-    attentions: Sequence[str] = ATTENTIONS,
+    progress: Progress,
 ) -> Calibration:
-    """Measure what ``recipe`` should tolerate, with the models in Hugging Face ``directories``.
+    """Measure honest pairs in the file ``path``, or go on with it; return what they ask for.
 
-    Each pair of engines computes ``sequences`` of up to ``tokens_max`` tokens with each model; all
-    lies are told with the last. Raises ``ValueError`` for a model that cannot be used.
+    Errors are taken ``margin`` times, for machines that are not measured. Raises ``ValueError``
+    when the file is of something else or its tokens are too few, ``EngineError``, ``OSError``.
     """
-    pairs: list[Recording] = []
-    told: list[Recording] = []
-    for directory in directories:
-        with tempfile.TemporaryDirectory(prefix="prime-node-calibrate-") as folder:
-            bench = bench_of(recipe, directory, Path(folder), device, sequences, tokens_max)
-            pairs += await honest_pairs(bench, batches, attentions, say)
-            if directory is directories[-1]:
-                told = await lies(bench, max(batches), say)
-    names = ", ".join(directory.name for directory in directories)
-    on = measured_on(names, recipe.model.dtype, device)
-    return judged(propose(pairs, kept(recipe), on, margin), pairs, told)
+    on = measured_on(bench.model.name, bench.model.dtype, bench.device)
+    file = MeasurementFile(path, Subject.of(bench.recipe, bench.policy.digest), on)
+    await measure(bench, prompts, file, budget, progress)
+    recordings = file.recordings
+    longest = max(len(one) for recording in recordings for one in recording.claimed)
+    rules = propose(
+        recordings,
+        kept(bench.recipe),
+        f"{file.measured_on}; answers of up to {longest} tokens, margin {margin:g}",
+        margin,
+    )
+    return judged(rules, recordings, ())
+
+
+async def with_lies(found: Calibration, bench: Bench, prompts: Prompts, say: Say) -> Calibration:
+    """Return a calibration that also says how many tokens each lie takes until it is caught."""
+    told = replace(bench, prompts=await prompts("/lies", LIAR_SEQUENCES), lot="/lies")
+    return judged(found.rules, found.pairs, await lies(told, LIAR_BATCH, say))
 
 
 def bench_of(
@@ -81,7 +84,10 @@ def bench_of(
     tokens_max: int,
     lot: str = "",
 ) -> Bench:
-    """Return what to measure with a model, whose policy is written to ``folder``."""
+    """Return what to measure with a model, whose policy is written to ``folder``.
+
+    Its ``sequences`` prompts are of a task over characters, or of arbitrary tokens.
+    """
     model = section_of(directory, recipe.model)
     path = folder / "policy.safetensors"
     return Bench(

@@ -4,6 +4,7 @@ A lie is what a worker would really do: other weights are generated with, tokens
 their proofs were made. The validator knows the true policy alone.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -39,6 +40,9 @@ Say = Callable[[str], None]
 
 SEQUENCES_PER_ROW = 8
 """At least so many batches of every size; small ones take longer, so they get fewer sequences."""
+
+PREFILL_TOKENS = 1 << 14
+"""Of many sequences at once: the default of the verification engine."""
 
 LIAR_SEQUENCES = 64
 STALE_STEPS = (1, 10)
@@ -86,19 +90,39 @@ async def honest_pairs(
 ) -> list[Recording]:
     """Record every pair of a worker's batch size and a validator's prefill and attention."""
     recordings = []
-    prefills = (bench.tokens_max, 1 << 14)  # one sequence at a time, and many
     for batch in batches:
         rows = max(SEQUENCES_PER_ROW, len(bench.prompts) // max(batches))
         fewer = replace(bench, prompts=bench.prompts[: rows * batch])
-        claims = await _claims(fewer, bench.policy, batch)
-        for attention in attentions:
-            for prefill_tokens in prefills:
-                name = f"decode {batch}, prefill {prefill_tokens} {attention}"
-                own = await _recomputed(
-                    bench, bench.policy, claims, attention=attention, batch_tokens=prefill_tokens
-                )
-                recordings.append(_recording(bench, name, claims, own, say))
+        for recording in await pairs_of_batch(fewer, batch, attentions, asyncio.Semaphore(1)):
+            say(f"{recording.name}: {recording.tokens} tokens")
+            recordings.append(recording)
     return recordings
+
+
+async def pairs_of_batch(
+    bench: Bench, batch: int, attentions: Sequence[str], engines: asyncio.Semaphore
+) -> list[Recording]:
+    """Record the pairs of a worker that decodes ``batch`` sequences at once.
+
+    Each validator has another attention kernel, or takes another number of sequences in a prefill:
+    one, and many. At most ``engines`` compute at a time.
+    """
+    async with engines:
+        claims = await _claims(bench, bench.policy, batch)
+
+    async def pair(attention: str, prefill_tokens: int) -> Recording:
+        async with engines:
+            own = await _recomputed(
+                bench, bench.policy, claims, attention=attention, batch_tokens=prefill_tokens
+            )
+        return _recording(
+            bench, f"decode {batch}, prefill {prefill_tokens} {attention}", claims, own
+        )
+
+    prefills = (bench.tokens_max, PREFILL_TOKENS)
+    return await asyncio.gather(
+        *(pair(attention, tokens) for attention in attentions for tokens in prefills)
+    )
 
 
 async def lies(bench: Bench, batch: int, say: Say) -> list[Recording]:
@@ -139,7 +163,8 @@ async def lies(bench: Bench, batch: int, say: Say) -> list[Recording]:
     recordings = []
     for name, (policy, claims) in false.items():
         own = await _recomputed(bench, policy, claims)
-        recordings.append(_recording(bench, name, claims, own, say))
+        recordings.append(_recording(bench, name, claims, own))
+        say(f"{recordings[-1].name}: {recordings[-1].tokens} tokens")
     return recordings
 
 
@@ -182,7 +207,7 @@ async def _recomputed(
     claims: Sequence[VerificationRequest],
     *,
     attention: str = "sdpa",
-    batch_tokens: int = 1 << 14,
+    batch_tokens: int = PREFILL_TOKENS,
 ) -> list[Recomputed]:
     engine = TransformersVerificationEngine(
         bench.model,
@@ -207,11 +232,8 @@ def _recording(
     name: str,
     claims: Sequence[VerificationRequest],
     own: Sequence[Recomputed],
-    say: Say,
 ) -> Recording:
-    found = Recording(f"{bench.model.name}: {name}", [claim.logprobs for claim in claims], own)
-    say(f"{found.name}: {found.tokens} tokens")
-    return found
+    return Recording(f"{bench.model.name}: {name}", [claim.logprobs for claim in claims], own)
 
 
 async def _trained(bench: Bench, claims: Sequence[VerificationRequest]) -> dict[int, Policy]:

@@ -14,7 +14,13 @@ from protocol.crypto import Identity, digest, verify
 from protocol.manifest import load_signed_manifest
 from protocol.recipe import load_recipe
 from protocol.shardcast.index import encode
+from roles.engines.calibration.calibrate import kept
+from roles.engines.calibration.honest import Budget
+from roles.engines.calibration.measurement import MeasurementFile, Subject
+from roles.engines.calibration.proposal import propose
+from roles.engines.published import import_pretrained
 from roles.environments.jailed.installed import package_digest
+from tests.roles.engines.calibration.recordings import drawn
 from tests.roles.engines.huggingface import write_directory
 from tests.worlds.messages import RECIPE
 from tests.worlds.packages import SUMS, install, needs_verifiers
@@ -28,9 +34,12 @@ def model(tmp_path_factory):
     return write_directory(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def create(model, out, *options, recipe=RECIPE):
-    arguments = ["run", "create", "--model", model, "--recipe", recipe, "--out", out, *options]
-    return main([str(argument) for argument in arguments])
+UNMEASURED = ("--uncalibrated", "--no-trial")
+
+
+def create(model, out, *options, recipe=RECIPE, computed=UNMEASURED):
+    arguments = ["run", "create", "--model", model, "--recipe", recipe, "--out", out]
+    return main([str(argument) for argument in (*arguments, *computed, *options)])
 
 
 def values_of(capsys):
@@ -58,8 +67,6 @@ def test_a_run_is_founded_whole(model, tmp_path, capsys):
 
 
 def test_the_weights_are_those_of_the_directory(model, tmp_path):
-    from roles.engines.published import import_pretrained  # noqa: PLC0415 - torch takes seconds
-
     assert create(model, tmp_path / "run") == 0
     manifest = load_signed_manifest((tmp_path / "run" / "run.toml").read_text(), verify).manifest
     assert import_pretrained(model, tmp_path / "own", "fp32") == manifest.genesis_policy
@@ -145,6 +152,89 @@ def test_needs_grow_with_what_they_are_made_of(model, tmp_path):
         update={"model": manifest.model.model_copy(update={"dtype": "bf16"})}
     )
     assert needs_of(half, 10**9).version_bytes == 2 * 10**9
+
+
+# Thresholds and a trial of the run
+
+
+TOKENS_MIN = Budget().tokens_min
+
+
+def measured(path, model, tokens=TOKENS_MIN):
+    """Write a calibration of a model with errors that were drawn; return what it asks for."""
+    recipe = load_recipe(RECIPE.read_text())
+    policy = import_pretrained(model, path.with_suffix(".safetensors"), recipe.model.dtype)
+    file = MeasurementFile(path, Subject.of(recipe, policy), "drawn numbers")
+    file.add([drawn(sequences=tokens // 256 + 1, sigma=1e-3)])
+    rules = propose(file.recordings, kept(recipe), "", 1.5)
+    return rules.model_dump(exclude={"measured_on"})
+
+
+def toploc_of(values):
+    found = dict(values["manifest"]["toploc"])
+    assert found.pop("measured_on") == "drawn numbers; answers of up to 256 tokens, margin 1.5"
+    return found
+
+
+def test_a_run_has_the_thresholds_of_a_calibration_and_was_tried_with_them(model, tmp_path, capsys):
+    rules = measured(tmp_path / "file", model)
+    out = tmp_path / "run"
+    options = ("--calibration", tmp_path / "file", "--json")
+    assert create(model, out, *options, computed=()) == 0
+    values = values_of(capsys)
+    assert toploc_of(values) == rules
+    manifest = load_signed_manifest((out / "run.toml").read_text(), verify).manifest
+    assert manifest.toploc.measured_tokens == rules["measured_tokens"]
+    trial = values["trial"]
+    assert trial["rejected"] == [] and trial["samples"] == 128 and trial["groups"] == 8
+    assert 0 <= trial["reward_mean"] <= 1 and 1 <= trial["answer_tokens_mean"] <= 8
+    for role in ("worker", "validator", "trainer"):
+        assert trial[role]["seconds"] > 0 and trial[role]["memory_bytes"] > 50_000_000
+    assert 0 < trial["patch_bytes"] < 2 * values["needs"]["version_bytes"]
+    if trial["reward_mean"] == 0:  # the weights are random
+        assert "nothing can be learned" in values["warnings"][0]
+
+
+def test_an_interrupted_calibration_goes_on_and_belongs_to_the_run_then(model, tmp_path, capsys):
+    begun = tmp_path / "run.calibration.jsonl"
+    measured(begun, model, tokens=TOKENS_MIN - 500)
+    before = len(begun.read_bytes().splitlines())
+    options = ("--minutes", "0", "--no-trial", "--json")
+    assert create(model, tmp_path / "run", *options, computed=()) == 0
+    assert values_of(capsys)["manifest"]["toploc"]["measured_tokens"] >= TOKENS_MIN
+    assert not begun.exists()
+    kept_lines = (tmp_path / "run" / "calibration.jsonl").read_bytes().splitlines()
+    assert len(kept_lines) > before
+
+
+def test_a_calibration_of_another_model_is_refused_and_left_alone(model, tmp_path, capsys):
+    other = write_directory(tmp_path / "other", tie_word_embeddings=True)
+    measured(tmp_path / "file", other)
+    before = (tmp_path / "file").read_bytes()
+    options = ("--calibration", tmp_path / "file")
+    assert create(model, tmp_path / "run", *options, computed=("--no-trial",)) == 78
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "was measured with policy" in error and "bring another file" in error
+    assert (tmp_path / "file").read_bytes() == before
+    assert not (tmp_path / "run").exists()
+
+
+def test_thresholds_that_reject_honest_rollouts_found_no_run(model, tmp_path, capsys):
+    values = load_recipe(RECIPE.read_text()).model_dump()
+    values["toploc"] |= {"logprob_error_max": 1e-12}
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(tomlkit.dumps(values))
+    options = ("--uncalibrated",)
+    assert create(model, tmp_path / "run", recipe=recipe, computed=options) == 78
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "thresholds reject 2 honest rollouts" in error and "logprob_error_max" in error
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_calibration_is_brought_or_left_out_and_not_both(model, tmp_path, capsys):
+    options = ("--calibration", tmp_path / "file", "--uncalibrated")
+    assert create(model, tmp_path / "run", *options, computed=()) == 2
+    assert "exclude each other" in capsys.readouterr().err
 
 
 # Tasks in text

@@ -5,7 +5,7 @@ import httpx
 import pytest
 
 from node.local.datadir import open_data_dir, store_api_endpoint
-from node.testnet.memory import is_running, peak_rss_bytes
+from node.local.memory import is_running, peak_rss_bytes
 from node.testnet.plan import Options
 from node.testnet.poll import sample
 from tests.node.testnet.testnet_swarms import plans, status

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import psutil
 import pytest
 
-from node.testnet.memory import is_running
+from node.local.memory import is_running
 
 DEADLINE_SECONDS = 60.0
 SHORT = ("quiet-20", "--nodes", "8", "--minutes", "1")

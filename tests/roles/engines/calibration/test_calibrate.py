@@ -6,7 +6,8 @@ import pytest
 from node.cli.main import main
 from protocol.recipe import load_recipe
 from protocol.statistics import STATISTICS
-from roles.engines.calibration.calibrate import calibrate
+from roles.engines.calibration.calibrate import bench_of, calibrate, prompts_of, with_lies
+from roles.engines.calibration.honest import ATTENTIONS, BATCHES, Budget
 from roles.engines.calibration.picture import draw
 from tests.roles.engines.huggingface import write_directory
 from tests.worlds.messages import RECIPE
@@ -22,25 +23,38 @@ def directory(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def found(directory):
-    said = []
-    measuring = calibrate(
-        load_recipe(RECIPE.read_text()),
-        [directory],
-        device="cpu",
-        sequences=48,
-        tokens_max=24,
-        margin=2.0,
-        say=said.append,
-        batches=(16, 64),
-    )
-    result = asyncio.run(measuring)
-    assert len(said) == 8 + LIES
+def found(directory, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("bench")
+    bench = bench_of(load_recipe(RECIPE.read_text()), directory, folder, "cpu", 0, 24)
+    said, shown = [], []
+
+    async def measured():
+        honest = await calibrate(
+            bench,
+            prompts_of_task,
+            folder / "calibration.jsonl",
+            Budget(tokens_enough=10_000, tokens_min=0),
+            2.0,
+            lambda *progress: shown.append(progress),
+        )
+        return await with_lies(honest, bench, prompts_of_task, said.append)
+
+    result = asyncio.run(measured())
+    assert len(said) == LIES
+    assert [done for done, _, _ in shown] == sorted(done for done, _, _ in shown)
+    assert shown[-1][0] >= shown[-1][1] == 10_000
     return result
 
 
+async def prompts_of_task(lot, count):
+    recipe = load_recipe(RECIPE.read_text())
+    return prompts_of(recipe, recipe.model, count, lot)
+
+
 def test_honest_pairs_pass_and_every_lie_is_caught_in_float32(found):
-    assert len(found.pairs) == 8
+    assert len(found.pairs) == len(BATCHES) * 2 * len(ATTENTIONS)
+    assert found.rules.measured_tokens >= 10_000
+    assert "margin 2" in found.rules.measured_on
     assert all(max(item.rejected) == 0 for item in found.honest)
     names = [item.name.partition(": ")[2] for item in found.caught]
     assert len(set(names)) == LIES
@@ -70,7 +84,7 @@ def test_a_shift_is_what_it_says(found):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["calibrate", "/nowhere", "--recipe", str(RECIPE)], 2, "it has no config.json"),
+        (["calibrate", "/nowhere", "--recipe", str(RECIPE)], 78, "it has no config.json"),
         (["calibrate", "{model}", "--recipe", "/nowhere.toml"], 78, "No such file"),
         (["calibrate", "{model}", "--recipe", "{wrong}"], 78, "unknown key 'nonsense'"),
     ],

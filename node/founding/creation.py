@@ -1,0 +1,145 @@
+"""A run in the making: model, task and keys in a staging directory, then thresholds and a trial."""
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from node.founding.calibration import CalibrationPlan, Progress, calibrate_run
+from node.founding.found import create_member, found, give, manifest_toml
+from node.founding.model import import_model, needs_of_run
+from node.founding.needs import Needs
+from node.founding.task import give_task, import_task, pin_task
+from node.founding.trial import Trial, run_trial
+from node.local.datadir import DataDir, load_or_create_identity, write_atomically
+from node.local.errors import ExitCode, NodeError
+from protocol.crypto import Identity
+from protocol.manifest import RunManifest, SignedManifest, sign_manifest
+from protocol.recipe import Recipe
+from protocol.types import PeerId
+from roles.ports.background import Background
+
+MANIFEST = "run.toml"
+
+CALIBRATION = "calibration.jsonl"
+"""What the thresholds rest on, in the directory of a run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """Trainers and validators: how many get a new key, and the keys of those that have one."""
+
+    trainers: int
+    validators: int
+    trainer_keys: Sequence[str] = ()
+    validator_keys: Sequence[str] = ()
+
+
+@contextmanager
+def staging(out: Path) -> Iterator[Path]:
+    """Yield a directory beside ``out`` that is gone afterwards, whatever happens."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as directory:
+            yield Path(directory)
+    except OSError as error:
+        raise NodeError(f"cannot write {out}: {error.strerror}", ExitCode.LOCKED) from None
+
+
+class Creation:
+    """A run in a staging directory; nothing of it is anywhere else before ``keep``.
+
+    Methods raise ``NodeError`` for what a person can mend.
+    """
+
+    def __init__(self, directory: Path, signed: SignedManifest, creator: Identity) -> None:
+        self._directory = directory
+        self._creator = creator
+        self.signed = signed
+
+    @classmethod
+    def begin(
+        cls,
+        model: Path,
+        dataset: Path | None,
+        recipe: Recipe,
+        directory: Path,
+        creator_key: Path | None,
+        members: Members,
+    ) -> Self:
+        """Write policy, files, keys and a manifest with the thresholds of ``recipe``."""
+        policy, task = directory / "genesis.safetensors", directory / "task"
+        trainers = _keys(directory, "trainer", members.trainers, members.trainer_keys)
+        validators = _keys(directory, "validator", members.validators, members.validator_keys)
+        try:
+            section, digest = import_model(model, recipe, policy)
+            rules = pin_task(recipe.model_copy(update={"model": section}))
+            files = import_task(model, dataset, rules, task)
+            creator = load_or_create_identity(creator_key or directory / "creator.key")
+            began_at = int(time.time())
+            signed = found(rules, digest.hex(), files, creator, trainers, validators, began_at)
+        except ValueError as error:  # of the model, the task or the members
+            raise NodeError(str(error), ExitCode.CONFIG) from None
+        write_atomically(directory / MANIFEST, manifest_toml(signed).encode())
+        for trainer in sorted(directory.glob("trainer-*")):
+            give(policy, DataDir(trainer).genesis)
+        for member in (*directory.glob("trainer-*"), *directory.glob("validator-*")):
+            give_task(task, DataDir(member).task)
+        return cls(directory, signed, creator)
+
+    @property
+    def manifest(self) -> RunManifest:
+        """The manifest as it is now."""
+        return self.signed.manifest
+
+    @property
+    def needs(self) -> Needs:
+        """What the run asks of a machine, as its manifest tells."""
+        return needs_of_run(self.manifest)
+
+    def calibrate(self, plan: CalibrationPlan, background: Background, progress: Progress) -> None:
+        """Give the run thresholds that are measured with its model, and sign it anew."""
+        policy, task = self._directory / "genesis.safetensors", self._directory / "task"
+        try:
+            measured = calibrate_run(self.manifest, policy, task, plan, background, progress)
+        except ValueError as error:
+            raise NodeError(f"the run cannot be calibrated: {error}", ExitCode.CONFIG) from None
+        fitted = self.manifest.model_copy(update={"toploc": measured.rules})
+        self.signed = sign_manifest(fitted, self._creator)
+        write_atomically(self._directory / MANIFEST, manifest_toml(self.signed).encode())
+
+    def attempt(self, device: str, background: Background, say: Callable[[str], None]) -> Trial:
+        """Try the run with its own thresholds, which must not reject its own honest answers."""
+        policy, task = self._directory / "genesis.safetensors", self._directory / "task"
+        try:
+            trial = run_trial(self.manifest, policy, task, device, background, say)
+        except ValueError as error:
+            raise NodeError(str(error), ExitCode.CONFIG) from None
+        if trial.rejected:
+            raise NodeError(
+                f"the run's thresholds reject {len(trial.rejected)} honest rollouts of its own "
+                f"model ({trial.rejected[0]}): measure without --uncalibrated, for longer "
+                "(--minutes), or with more --margin",
+                ExitCode.CONFIG,
+            )
+        return trial
+
+    def keep(self, out: Path, calibration: Path | None) -> None:
+        """Move everything to ``out``, the manifest last: with it the run is whole.
+
+        ``calibration`` is what the thresholds rest on, where it is not to stay.
+        """
+        out.mkdir(mode=0o700, exist_ok=True)
+        if calibration is not None and calibration.exists():
+            calibration.rename(out / CALIBRATION)
+        names = sorted(path.name for path in self._directory.iterdir() if path.name != MANIFEST)
+        for name in (*names, MANIFEST):
+            (self._directory / name).rename(out / name)
+
+
+def _keys(directory: Path, role: str, count: int, known: Sequence[str]) -> list[PeerId]:
+    made = [create_member(directory / f"{role}-{number}") for number in range(1, count + 1)]
+    return [*made, *map(PeerId, known)]

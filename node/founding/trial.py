@@ -1,0 +1,303 @@
+"""A trial of a run before it begins: version 0 generates, is judged, and a step is taken.
+
+It runs the engines that nodes run, in processes of their own, on this machine: rollouts are judged
+by the run's thresholds, rewards are the task's, and memory and seconds are measured.
+"""
+
+import asyncio
+import math
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import cycle, groupby, islice
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from node.local.memory import peak_rss_bytes
+from node.storage.encodings import encode
+from protocol.assignment import SequenceAssignment, assign
+from protocol.audit import Finding, check_claims, decide, read_body
+from protocol.crypto import digest
+from protocol.manifest import RunManifest
+from protocol.messages import RolloutCommit
+from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
+from protocol.types import Digest, PeerId, Version
+from roles.ports.background import Background
+from roles.ports.engines import (
+    EngineError,
+    Environment,
+    GenerationRequest,
+    Policy,
+    TrainingSequence,
+    Unscorable,
+    VerificationRequest,
+)
+from roles.task import Task
+
+if TYPE_CHECKING:
+    from roles.engines.child.engines import ChildEngines, ChildGeneration, ChildVerification
+
+SAMPLES = 64
+"""Answers that are sampled, at least: a mean reward of a half is then known within 0.12."""
+
+ROLLOUTS_MIN = 2
+STEPS = 2
+"""The first one allocates the optimiser's moments, so the second one is timed."""
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What one unit of work took here: a rollout, or a version."""
+
+    seconds: float
+    memory_bytes: int
+    """Largest resident size of the engine's process."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a run begins with, as measured on this machine."""
+
+    samples: int
+    reward_mean: float
+    groups: int
+    groups_that_teach: int
+    """Those whose rewards are not all equal: the others have no advantage."""
+    answer_tokens_mean: float
+    cut_share: float
+    """Of the answers, how many reached the limit without an end token."""
+    rejected: tuple[str, ...]
+    """Why rollouts of version 0 were rejected by the run's own thresholds; honest all of them."""
+    unscored: tuple[str, ...]
+    """Why rollouts have no rewards."""
+    worker: Cost
+    validator: Cost
+    trainer: Cost
+    patch_bytes: int
+    """A version as it travels, made by one step."""
+
+    @property
+    def teaching_share(self) -> float:
+        """The share of groups that teach."""
+        return self.groups_that_teach / self.groups if self.groups else 0.0
+
+
+@dataclass(slots=True)
+class _Rollout:
+    assignments: list[SequenceAssignment]
+    prompts: list[tuple[int, ...]]
+    sequences: list[RolloutSequence]
+
+
+def run_trial(
+    manifest: RunManifest,
+    policy: Path,
+    task: Path,
+    device: str,
+    background: Background,
+    say: Say,
+) -> Trial:
+    """Try a run whose first policy is the file ``policy`` and whose files are in ``task``.
+
+    Raises ``ValueError`` when an engine or the task breaks.
+    """
+    from roles.engines.child.engines import ChildEngines  # noqa: PLC0415 - only for a trial
+    from roles.engines.child.process import EngineProcesses  # noqa: PLC0415 - the same
+
+    async def tried() -> Trial:
+        processes = EngineProcesses()
+        engines = ChildEngines(processes, background, task, device)
+        try:
+            return await _Trying(manifest, policy, engines, say).run()
+        finally:
+            processes.close()
+
+    try:
+        return asyncio.run(tried())
+    except EngineError as error:
+        raise ValueError(f"the trial broke: {error}") from None
+
+
+class _Trying:
+    def __init__(
+        self, manifest: RunManifest, policy: Path, engines: "ChildEngines", say: Say
+    ) -> None:
+        self._manifest = manifest
+        self._policy = Policy(Version(0), Digest(manifest.genesis_policy), policy)
+        self._engines = engines
+        self._environment: Environment = engines.environment(manifest)
+        self._task = Task(manifest, self._environment)
+        self._say = say
+        self._unscored: list[str] = []
+
+    async def run(self) -> Trial:
+        await self._environment.open()
+        rollouts, worker = await self._generate()
+        rejected, validator = await self._judge(rollouts)
+        trainer, patch_bytes = await self._train(rollouts)
+        sequences = [one for rollout in rollouts for one in rollout.sequences]
+        groups = [
+            {one.reward for _, one in members}
+            for rollout in rollouts
+            for _, members in groupby(
+                zip(rollout.assignments, rollout.sequences, strict=True),
+                key=lambda pair: pair[0].group,
+            )
+        ]
+        ends = self._manifest.model.end_tokens
+        return Trial(
+            samples=len(sequences),
+            reward_mean=fmean(one.reward for one in sequences) / REWARD_SCALE if sequences else 0.0,
+            groups=len(groups),
+            groups_that_teach=sum(len(rewards) > 1 for rewards in groups),
+            answer_tokens_mean=fmean(len(one.tokens) for one in sequences) if sequences else 0.0,
+            cut_share=fmean(one.tokens[-1] not in ends for one in sequences) if sequences else 0.0,
+            rejected=tuple(rejected),
+            unscored=tuple(self._unscored),
+            worker=worker,
+            validator=validator,
+            trainer=trainer,
+            patch_bytes=patch_bytes,
+        )
+
+    async def _generate(self) -> tuple[list[_Rollout], Cost]:
+        """Generate enough rollouts one after another, and score them."""
+        sampling = self._manifest.sampling
+        count = math.ceil(SAMPLES / (sampling.prompts_per_rollout * sampling.group_size))
+        count = max(ROLLOUTS_MIN, count)
+        engine = self._engines.generation(self._manifest)
+        made: list[_Rollout] = []
+        seconds: list[float] = []
+        try:
+            await engine.load(self._policy)
+            for slot in range(count):
+                self._say(f"trial: rollout {slot + 1} of {count}")
+                rollout, took = await self._rollout(engine, slot)
+                seconds.append(took)
+                if rollout is not None:
+                    made.append(rollout)
+            return made, Cost(fmean(seconds), peak_rss_bytes(engine.supervisor.pid))
+        finally:
+            await engine.supervisor.close()
+
+    async def _rollout(self, engine: "ChildGeneration", slot: int) -> tuple[_Rollout | None, float]:
+        manifest = self._manifest
+        worker = PeerId(manifest.genesis.creator)
+        assignments = assign(manifest, self._policy.digest, worker, slot)
+        prompts = await self._task.prompts(assignments)
+        requests = [
+            GenerationRequest(prompt, item.noise_seed, manifest.sampling.tokens_max)
+            for item, prompt in zip(assignments, prompts, strict=True)
+        ]
+        began = time.monotonic()
+        made = await engine.generate(requests, manifest.sampling.temperature)
+        took = time.monotonic() - began
+        rewards = await self._task.rewards(assignments, [one.tokens for one in made])
+        if isinstance(rewards, Unscorable):
+            self._unscored.append(rewards.reason)
+            return None, took
+        sequences = [
+            RolloutSequence(one.tokens, one.logprobs, reward, one.proofs)
+            for one, reward in zip(made, rewards, strict=True)
+        ]
+        return _Rollout(assignments, prompts, sequences), took
+
+    async def _judge(self, rollouts: Sequence[_Rollout]) -> tuple[list[str], Cost]:
+        """Judge the rollouts as a validator does, rewards anew; return why some were rejected."""
+        engine = self._engines.verification(self._manifest)
+        seconds: list[float] = []
+        rejected: list[str] = []
+        try:
+            await engine.load(self._policy)
+            for number, rollout in enumerate(rollouts):
+                self._say(f"trial: check {number + 1} of {len(rollouts)}")
+                began = time.monotonic()
+                finding = await self._finding(engine, rollout)
+                seconds.append(time.monotonic() - began)
+                if not finding.accept:
+                    rejected.append(f"{finding.reason}: {finding.detail}")
+            memory_bytes = peak_rss_bytes(engine.supervisor.pid)
+            return rejected, Cost(fmean(seconds) if seconds else 0.0, memory_bytes)
+        finally:
+            await engine.supervisor.close()
+
+    async def _finding(self, engine: "ChildVerification", rollout: _Rollout) -> Finding:
+        manifest = self._manifest
+        body = encode_body(rollout.sequences)
+        commit = RolloutCommit(
+            epoch=0,
+            version=0,
+            checkpoint=self._policy.digest,
+            slot=0,
+            previous=b"",
+            body=digest(body),
+            body_bytes=len(body),
+            sequences=len(rollout.sequences),
+            tokens=sum(len(one.tokens) for one in rollout.sequences),
+        )
+        sequences = read_body(manifest, commit, body)
+        if isinstance(sequences, Finding):
+            return sequences
+        tokens = [one.tokens for one in sequences]
+        rewards = await self._task.rewards(rollout.assignments, tokens)
+        if isinstance(rewards, Unscorable):
+            return Finding("unscorable", rewards.reason)
+        finding = check_claims(manifest, commit, sequences, rewards)
+        if finding is not None:
+            return finding
+        requests = [
+            VerificationRequest(prompt, item.noise_seed, one.tokens, one.logprobs, one.proofs)
+            for item, prompt, one in zip(
+                rollout.assignments, rollout.prompts, sequences, strict=True
+            )
+        ]
+        temperature = manifest.sampling.temperature
+        measurements = await engine.measure(Version(0), requests, temperature)
+        return decide(manifest, measurements, [one.claim for one in requests], ())
+
+    async def _train(self, rollouts: Sequence[_Rollout]) -> tuple[Cost, int]:
+        """Take steps as large as those of the run; return their cost and a version's bytes.
+
+        What is learned is thrown away, so rewards alternate: every group then takes part, as none
+        might whose rewards are all equal.
+        """
+        if not rollouts:
+            return Cost(0.0, 0), 0
+        grpo = self._manifest.grpo
+        batch = [
+            TrainingSequence(
+                number * 1000 + item.group, prompt, one.tokens, one.logprobs, place % 2
+            )
+            for number, rollout in enumerate(islice(cycle(rollouts), grpo.rollouts_per_step))
+            for place, (item, prompt, one) in enumerate(
+                zip(rollout.assignments, rollout.prompts, rollout.sequences, strict=True)
+            )
+        ]
+        engine = self._engines.training(self._manifest)
+        seconds = 0.0
+        with tempfile.TemporaryDirectory(dir=self._policy.path.parent) as folder:
+            stepped, patch = Path(folder, "stepped.safetensors"), Path(folder, "patch")
+            try:
+                await engine.load_policy(self._policy)
+                for number in range(STEPS):
+                    self._say(f"trial: step {number + 1} of {STEPS}, {len(batch)} answers")
+                    began = time.monotonic()
+                    if self._manifest.model.dtype != "fp32":
+                        batch = await engine.recompute(self._policy, batch)
+                    await engine.step(batch)
+                    seconds = time.monotonic() - began
+                    if not number:
+                        await engine.write_policy(stepped)
+                cost = Cost(seconds, peak_rss_bytes(engine.supervisor.pid))
+            finally:
+                await engine.supervisor.close()
+            return cost, await asyncio.to_thread(_patch_bytes, stepped, self._policy, patch)
+
+
+def _patch_bytes(stepped: Path, base: Policy, patch: Path) -> int:
+    encode(stepped, base, patch)
+    return patch.stat().st_size

@@ -1,0 +1,100 @@
+"""Honest pairs of engines on the run's own prompts, part by part, until there are enough tokens."""
+
+import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+
+from protocol.recipe import SamplingSection
+from protocol.rng import Rng
+from roles.engines.calibration.measurement import MeasurementFile
+from roles.engines.calibration.workbench import Bench, pairs_of_batch
+from roles.ports.engines import EngineError, Environment
+
+BATCHES = ((64, 64), (16, 32), (1, 8))
+"""Sequences that a worker decodes at once, and how many of them a part has: a batch of one is an
+order of magnitude slower."""
+
+ATTENTIONS = ("sdpa", "eager")
+
+PART_TOKENS_MAX = 16_384
+"""Prompts and answers of a part: with long prompts a part has fewer sequences, or one would take
+half an hour on a CPU."""
+
+PART_SEQUENCES_MIN = 8
+
+Prompts = Callable[[str, int], Awaitable[list[tuple[int, ...]]]]
+"""Returns so many prompts of a lot."""
+
+Progress = Callable[[int, int, float], None]
+"""Is given tokens, tokens that are enough, and the seconds so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """When a calibration ends: with enough tokens, or when its time is over."""
+
+    tokens_enough: int = 131_072
+    tokens_min: int = 16_384
+    """Measured however long it takes: fewer say little of the tails."""
+    seconds_max: float = 480.0
+
+    def spent(self, tokens: int, seconds: float) -> bool:
+        """Tell whether to stop."""
+        over = seconds >= self.seconds_max and tokens >= self.tokens_min
+        return over or tokens >= self.tokens_enough
+
+
+def task_prompts(environment: Environment, sampling: SamplingSection) -> Prompts:
+    """Return what draws prompts of a run's task, as workers are asked them."""
+
+    async def prompts(lot: str, number: int) -> list[tuple[int, ...]]:
+        draws, targets = Rng(f"calibration prompts{lot}".encode()), sampling.length_targets
+        drawn = [
+            (draws.bits64(), targets[draws.below(len(targets))] if targets else None)
+            for _ in range(number)
+        ]
+        return [await environment.prompt(seed, target) for seed, target in drawn]
+
+    return prompts
+
+
+async def measure(
+    bench: Bench,
+    prompts: Prompts,
+    file: MeasurementFile,
+    budget: Budget,
+    progress: Progress,
+    batches: Sequence[tuple[int, int]] = BATCHES,
+) -> None:
+    """Add parts to ``file`` until the budget is spent; ``bench`` without prompts says with what.
+
+    Raises ``EngineError`` when an engine breaks or there is no prompt, and ``OSError`` when a part
+    cannot be written.
+    """
+    engines = asyncio.Semaphore(min(2, os.cpu_count() or 1) if bench.device == "cpu" else 1)
+    began = time.monotonic()
+    for number in count(file.parts):
+        seconds = time.monotonic() - began
+        progress(file.tokens, budget.tokens_enough, seconds)
+        if budget.spent(file.tokens, seconds):
+            return
+        batch, sequences = batches[number % len(batches)]
+        lot = f"/{number}"
+        asked = await prompts(lot, sequences)
+        if not asked or not all(asked):
+            raise EngineError("the task has no prompt to calibrate with")
+        part = replace(bench, prompts=asked[: _affordable(asked, bench.tokens_max)], lot=lot)
+        file.add(await pairs_of_batch(part, batch, ATTENTIONS, engines))
+
+
+def _affordable(prompts: Sequence[Sequence[int]], tokens_max: int) -> int:
+    """Return how many of the prompts a part has."""
+    tokens = 0
+    for place, prompt in enumerate(prompts):
+        tokens += len(prompt) + tokens_max
+        if tokens > PART_TOKENS_MAX and place >= PART_SEQUENCES_MIN:
+            return place
+    return len(prompts)

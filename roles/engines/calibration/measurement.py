@@ -1,0 +1,180 @@
+"""The file of a calibration: what honest pairs differed by, one part a line.
+
+A calibration takes minutes and may be interrupted. Each part is written when it is complete; a line
+that a crash has cut short is dropped, and the same command goes on behind it. Thresholds follow
+from the file alone, so somebody else can bring one.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from protocol.recipe import Recipe
+from protocol.statistics import Recomputed
+from protocol.toploc.results import ChunkResult
+from protocol.types import Digest
+from roles.engines.calibration.recording import Recording
+
+FORMAT = "prime-node-calibration/1"
+
+FILE_BYTES_MAX = 1 << 30
+"""A million tokens with four validators each take about 400 MB."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """The computation that a calibration is about; thresholds hold for no other one."""
+
+    policy: str
+    """Digest of the weights, hexadecimal."""
+    dtype: str
+    head: str
+    precision: str
+    chunk_tokens: int
+    top_k: int
+    temperature: float
+    task: str
+    """Prompts come from it."""
+
+    @classmethod
+    def of(cls, recipe: Recipe, policy: Digest) -> "Subject":
+        """Return what a calibration of ``recipe`` with a policy is about."""
+        model, proofs = recipe.model, recipe.toploc
+        return cls(
+            policy=policy.hex(),
+            dtype=model.dtype,
+            head=model.head,
+            precision=proofs.precision,
+            chunk_tokens=proofs.chunk_tokens,
+            top_k=proofs.top_k,
+            temperature=recipe.sampling.temperature,
+            task=recipe.environment.name,
+        )
+
+
+class MeasurementFile:
+    """A calibration of one subject, on disk; parts are numbered in the order of their making."""
+
+    def __init__(self, path: Path, subject: Subject, measured_on: str) -> None:
+        """Open or begin a file; raises ``ValueError`` for one of another subject, or none at all.
+
+        ``measured_on`` names model, machine and libraries; that of the file stays.
+        """
+        self._path = path
+        self.measured_on = measured_on
+        self._parts: list[list[Recording]] = []
+        try:
+            lines = self._read()
+            if lines:
+                self._take(lines, subject)
+            else:
+                self._append({"format": FORMAT, "on": measured_on, "subject": asdict(subject)})
+        except OSError as error:
+            raise ValueError(f"{path}: {error.strerror}") from None
+
+    @property
+    def parts(self) -> int:
+        """How many parts are complete."""
+        return len(self._parts)
+
+    @property
+    def tokens(self) -> int:
+        """How many honest tokens there are, each as often as it was recomputed."""
+        return sum(recording.tokens for part in self._parts for recording in part)
+
+    @property
+    def recordings(self) -> list[Recording]:
+        """The recordings of each pair of engines, all parts together."""
+        pairs: dict[str, list[Recording]] = {}
+        for part in self._parts:
+            for recording in part:
+                pairs.setdefault(recording.name, []).append(recording)
+        return [joined(name, recordings) for name, recordings in pairs.items()]
+
+    def add(self, part: Sequence[Recording]) -> None:
+        """Write a part that is complete; raises ``OSError``."""
+        self._append({"pairs": [_values(recording) for recording in part]})
+        self._parts.append(list(part))
+
+    def _read(self) -> list[dict[str, Any]]:
+        """Return the values of whole lines, and leave nothing behind them."""
+        if not self._path.exists():
+            return []
+        if self._path.stat().st_size > FILE_BYTES_MAX:
+            raise ValueError(f"{self._path} is larger than {FILE_BYTES_MAX >> 20} MiB")
+        data = self._path.read_bytes()
+        whole = data[: data.rfind(b"\n") + 1]
+        try:
+            values = [json.loads(line) for line in whole.splitlines()]
+        except (ValueError, RecursionError):
+            raise ValueError(f"{self._path} is no calibration; remove it to measure anew") from None
+        if len(whole) < len(data):
+            os.truncate(self._path, len(whole))
+        return values
+
+    def _take(self, lines: Sequence[Any], subject: Subject) -> None:
+        other = f"{self._path} is no calibration of this kind; remove it to measure anew"
+        try:
+            head, *parts = lines
+            if head["format"] != FORMAT:
+                raise ValueError(other)
+            found = Subject(**head["subject"])
+            self.measured_on = str(head["on"])
+            self._parts = [[_recording(one) for one in part["pairs"]] for part in parts]
+        except (AttributeError, KeyError, TypeError):
+            raise ValueError(other) from None
+        for name, value in asdict(found).items():
+            if value != (ours := getattr(subject, name)):
+                raise ValueError(
+                    f"{self._path} was measured with {name} {value}, the run has {ours}: bring "
+                    "another file, or remove it to measure anew"
+                )
+
+    def _append(self, values: dict[str, Any]) -> None:
+        with self._path.open("ab") as file:
+            file.write(json.dumps(values, separators=(",", ":")).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def joined(name: str, recordings: Iterable[Recording]) -> Recording:
+    """Return recordings of one pair of engines as one."""
+    known = list(recordings)
+    claimed = [one for recording in known for one in recording.claimed]
+    return Recording(name, claimed, [one for recording in known for one in recording.recomputed])
+
+
+def _values(recording: Recording) -> dict[str, Any]:
+    return {
+        "name": recording.name,
+        "claimed": [list(one) for one in recording.claimed],
+        "recomputed": [
+            {
+                "chunks": [
+                    [one.exponent_mismatches, one.mantissa_error_mean, one.mantissa_error_median]
+                    for one in own.chunks
+                ],
+                "logprobs": list(own.logprobs),
+                "gaps": list(own.gaps),
+            }
+            for own in recording.recomputed
+        ],
+    }
+
+
+def _recording(values: dict[str, Any]) -> Recording:
+    recomputed = [
+        Recomputed(
+            [ChunkResult(int(chunk[0]), *map(float, chunk[1:])) for chunk in own["chunks"]],
+            [float(value) for value in own["logprobs"]],
+            [float(value) for value in own["gaps"]],
+        )
+        for own in values["recomputed"]
+    ]
+    claimed = [[float(value) for value in one] for one in values["claimed"]]
+    if len(claimed) != len(recomputed):
+        raise TypeError("not as many claims as checks")
+    return Recording(str(values["name"]), claimed, recomputed)
