@@ -15,7 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from protocol.admission import AdmissionSection
 from protocol.codec import encode
 from protocol.messages import BATCH_MAX, VERDICTS_MAX
-from protocol.section import Count, Name, Rate, Seconds, Section, Share
+from protocol.section import LEFT_OUT_WHEN_EMPTY, Count, Name, Rate, Seconds, Section, Share
 
 VERSIONS_MAX = 4096
 """Steps of a run: a newcomer must hold all its manifests before it can take the first one."""
@@ -28,6 +28,10 @@ CONFIG_DEPTH_MAX = 3
 
 OPTIONS_BYTES_MAX = 1024
 """Canonical bytes of a generator's options; those of published ones are a few numbers."""
+
+PREAMBLE_CHARACTERS_MAX = 4000
+EXAMPLES_MAX = 8
+"""A small model learns an answer's form from one to three."""
 
 END_TOKENS_MAX = 64
 """Published models name one to five."""
@@ -110,6 +114,13 @@ class ModelSection(Section):
         return _tokens(self.config["eos_token_id"])
 
 
+class ExampleSection(Section):
+    """A question and the answer to it, shown to the model before the problem."""
+
+    question: Annotated[str, Field(min_length=1, max_length=PREAMBLE_CHARACTERS_MAX)]
+    answer: Annotated[str, Field(min_length=1, max_length=PREAMBLE_CHARACTERS_MAX)]
+
+
 class EnvironmentSection(Section):
     """The task; one in text has a data set or a generator behind a slash."""
 
@@ -118,6 +129,12 @@ class EnvironmentSection(Section):
     """Least and largest pass rate of the rows of a data set that count; empty: all of them do."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Of a generator, such as how many digits its numbers have, or what names a package."""
+    system: Annotated[str, Field(max_length=PREAMBLE_CHARACTERS_MAX), LEFT_OUT_WHEN_EMPTY] = ""
+    """The system message of each chat; empty: there is none."""
+    examples: Annotated[
+        tuple[ExampleSection, ...], Field(max_length=EXAMPLES_MAX), LEFT_OUT_WHEN_EMPTY
+    ] = ()
+    """Turns of user and assistant between the system message and the problem."""
 
     @property
     def in_text(self) -> bool:
@@ -129,6 +146,8 @@ class EnvironmentSection(Section):
         rates = self.pass_rates
         if rates and (len(rates) != 2 or rates[0] > rates[1]):
             raise ValueError("pass_rates must be empty or two rates, the smaller one first")
+        if (self.system or self.examples) and not self.in_text:
+            raise ValueError("system and examples are for tasks in text")
         _check_value(self.options, CONFIG_DEPTH_MAX, "options")
         if len(encode(self.options)) > OPTIONS_BYTES_MAX:
             raise ValueError(f"options must not take more than {OPTIONS_BYTES_MAX} bytes")

@@ -10,6 +10,7 @@ from roles.environments.code import Code
 from roles.environments.jail import Jail
 from roles.environments.math import COLUMNS as MATH_COLUMNS
 from roles.environments.math import Math
+from roles.environments.preamble import PreambleTokenizer, preamble
 from roles.environments.reasoning_gym import ReasoningGym, require_generator
 from roles.environments.rows import ParquetRows
 from roles.environments.text import TextTask
@@ -45,13 +46,16 @@ def require_task(section: EnvironmentSection, dataset: Path | None) -> Chat:
     if (dataset is not None) != (family in COLUMNS):
         needs = "needs a data set" if dataset is None else "takes no data set"
         raise ValueError(f"environment {section.name!r} {needs}")
+    before = preamble(section)
     if family == "verifiers":
+        if before:
+            raise ValueError("environment.system and examples: the package has its own prompts")
         return require_package(section)
     if dataset is None:
         require_generator(section.name, generator, section.options)
     else:
         ParquetRows(dataset, COLUMNS[family], section.pass_rates)
-    return Chat("1 + 1 = ?")
+    return Chat("1 + 1 = ?", before)
 
 
 def text_task(
@@ -64,8 +68,11 @@ def text_task(
 
     Raises ``ValueError`` when there is none, or this machine cannot run it. Blocks for a second.
     """
-    name = section.name
+    name, before = section.name, preamble(section)
     family, _, generator = name.partition("/")
+
+    def read_primed() -> Tokenizer:
+        return PreambleTokenizer(read_tokenizer(), before) if before else read_tokenizer()
 
     def read_rows(columns: Sequence[str]) -> Callable[[], ParquetRows]:
         return lambda: ParquetRows(dataset, columns, section.pass_rates)
@@ -73,15 +80,13 @@ def text_task(
     match family:
         case "code":
             jail = Jail(libraries=False)
-            return Code(name, read_rows(CODE_COLUMNS), read_tokenizer, background, jail)
+            return Code(name, read_rows(CODE_COLUMNS), read_primed, background, jail)
         case "math":
             checker = Checker("math")
-            return Math(name, read_rows(MATH_COLUMNS), read_tokenizer, background, checker)
+            return Math(name, read_rows(MATH_COLUMNS), read_primed, background, checker)
         case "reasoning-gym":
             checker = Checker("reasoning")
-            return ReasoningGym(
-                name, generator, section.options, read_tokenizer, background, checker
-            )
+            return ReasoningGym(name, generator, section.options, read_primed, background, checker)
         case "verifiers":
             return Verifiers(section, read_tokenizer, background)
         case _:

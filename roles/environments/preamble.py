@@ -1,0 +1,43 @@
+"""The messages that a run puts before each problem: a system message, and solved examples.
+
+A small model rarely writes the answer tags of a task by itself; it copies them from an example.
+"""
+
+from collections.abc import Sequence
+
+from typing_extensions import override
+
+from protocol.recipe import EnvironmentSection
+from roles.ports.text import Message, Tokenizer
+
+
+def preamble(section: EnvironmentSection) -> tuple[Message, ...]:
+    """Return the messages before each problem of a task, in order; none if the recipe has none."""
+    system = (Message("system", section.system),) if section.system else ()
+    turns = (
+        message
+        for example in section.examples
+        for message in (Message("user", example.question), Message("assistant", example.answer))
+    )
+    return (*system, *turns)
+
+
+class PreambleTokenizer(Tokenizer):
+    """A tokenizer whose chats begin with fixed messages."""
+
+    def __init__(self, tokenizer: Tokenizer, before: Sequence[Message]) -> None:
+        self._tokenizer = tokenizer
+        self._before = tuple(before)
+
+    @property
+    @override
+    def vocabulary_size(self) -> int:
+        return self._tokenizer.vocabulary_size
+
+    @override
+    def encode_chat(self, question: str, before: Sequence[Message] = ()) -> tuple[int, ...]:
+        return self._tokenizer.encode_chat(question, (*self._before, *before))
+
+    @override
+    def decode(self, tokens: tuple[int, ...]) -> str:
+        return self._tokenizer.decode(tokens)

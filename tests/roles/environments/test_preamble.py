@@ -1,0 +1,60 @@
+"""Messages before each problem: in the manifest, and in what a model is asked."""
+
+import pytest
+
+from protocol.recipe import EnvironmentSection, validated
+from roles.environments.families import require_task
+from roles.environments.preamble import PreambleTokenizer, preamble
+from roles.ports.text import Message
+from tests.worlds.text import byte_tokenizer
+
+EXAMPLE = {"question": "1 + 1?", "answer": "<answer>2</answer>"}
+BEFORE = (
+    Message("system", "Be short."),
+    Message("user", "1 + 1?"),
+    Message("assistant", "<answer>2</answer>"),
+)
+
+
+def section(name="reasoning-gym/gcd", **values):
+    return validated(EnvironmentSection, {"name": name, **values})
+
+
+def test_a_system_message_and_examples_come_in_order():
+    assert preamble(section(system="Be short.", examples=(EXAMPLE,))) == BEFORE
+    assert preamble(section(examples=(EXAMPLE,))) == BEFORE[1:]
+    assert preamble(section()) == ()
+
+
+def test_a_prompt_begins_with_them(tmp_path):
+    plain = byte_tokenizer(tmp_path)
+    primed = PreambleTokenizer(plain, BEFORE)
+    assert primed.encode_chat("2 + 2?") == plain.encode_chat("2 + 2?", BEFORE)
+    inner = (Message("user", "0?"), Message("assistant", "0"))
+    assert primed.encode_chat("2 + 2?", inner) == plain.encode_chat("2 + 2?", (*BEFORE, *inner))
+    assert primed.vocabulary_size == plain.vocabulary_size
+    assert primed.decode(primed.encode_chat("x")) == plain.decode(plain.encode_chat("x", BEFORE))
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"name": "arithmetic", "system": "x"}, "system and examples are for tasks in text"),
+        ({"examples": ({"question": "", "answer": "x"},)}, "question"),
+        ({"examples": (EXAMPLE,) * 9}, "examples"),
+        ({"system": "x" * 4001}, "system"),
+    ],
+)
+def test_what_a_recipe_must_not_have_is_named(values, said):
+    with pytest.raises(ValueError, match=said):
+        section(**values)
+
+
+def test_a_package_has_prompts_of_its_own():
+    with pytest.raises(ValueError, match="the package has its own prompts"):
+        require_task(section("verifiers/sums", system="x"), None)
+
+
+def test_founding_renders_them_with_the_chat_template():
+    pytest.importorskip("reasoning_gym")
+    assert require_task(section(system="Be short."), None).before == BEFORE[:1]
