@@ -20,9 +20,9 @@ from protocol.rng import Rng
 from protocol.statistics import Measurement, added, beyond
 from protocol.types import Version
 from roles.engines.architectures.configuration import configuration
-from roles.engines.architectures.model import build_model, tensors_of
+from roles.engines.architectures.model import build_model, tensors_of, weights_of
 from roles.engines.builtin.generation import TransformersGenerationEngine
-from roles.engines.builtin.policy import write_policy
+from roles.engines.builtin.policy import DTYPES, write_policy
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.factory import device_of
 from roles.ports.engines import (
@@ -35,6 +35,12 @@ from roles.ports.engines import (
 
 SEQUENCES = 64
 PROMPT_TOKENS = 4
+TOKENS_MAX = 16
+"""Of an answer; enough to tell how fast a device is."""
+
+SMALL_WEIGHTS = 10_000_000
+LARGE_SEQUENCES = 8
+"""Of a model that is not small, so that a CPU is done within a minute."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,7 @@ async def selftest(recipe: Recipe, device: str, engine: str = "builtin") -> dict
     The weights are random; the noise's vectors are checked when the engines are made.
     """
     device = device_of(device)
+    is_small = weights_of(recipe.model) <= SMALL_WEIGHTS
     model, temperature = recipe.model, recipe.sampling.temperature
     torch.manual_seed(1)
     network = build_model(configuration(model.architecture, model.config), torch.float32, "cpu")
@@ -76,15 +83,18 @@ async def selftest(recipe: Recipe, device: str, engine: str = "builtin") -> dict
         GenerationRequest(
             tuple(draws.below(model.vocabulary_size) for _ in range(PROMPT_TOKENS)),
             draws.bits64(),
-            recipe.sampling.tokens_max,
+            min(TOKENS_MAX, recipe.sampling.tokens_max),
         )
-        for _ in range(SEQUENCES)
+        for _ in range(SEQUENCES if is_small else LARGE_SEQUENCES)
     ]
     worker = _worker(recipe, device, engine)
     validator = TransformersVerificationEngine(model, recipe.toploc, device=device)
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "policy"
-        policy = Policy(Version(0), write_policy(tensors_of(network), path), path)
+        policy = Policy(
+            Version(0), write_policy(tensors_of(network), path, DTYPES[model.dtype]), path
+        )
+        del network
         await worker.load(policy)
         await validator.load(policy)
         found = await timed(worker, validator, requests, temperature)

@@ -2,7 +2,9 @@
 
 import asyncio
 import os
+import tempfile
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,7 +50,8 @@ def doctor(
     """Check everything that this machine needs to take part, and say what to do about the rest.
 
     It takes the options that the node will be started with. With --run memory and disk are compared
-    with what that run needs. The exit code is 78 when something would keep the node from working.
+    with what that run needs, and the engine tries a model of its size. The exit code is 78 when
+    something would keep the node from working.
     """
     given = {
         "roles": roles or ["inference"],
@@ -65,10 +68,11 @@ def doctor(
     from node.local.config import load_config  # noqa: PLC0415 - pydantic; help does without
 
     node = load_config(given, os.environ, config)
-    found = _look(node)
+    found, manifest = _look(node)
     if not no_engine and set(node.roles) != {Role.RELAY}:
         typer.echo("an engine is trying itself …", err=True)
-        found.append(_try_engine(node))
+        too_large = any(one.level is Level.FAILURE for one in found)
+        found.append(_try_engine(node, None if too_large else manifest))
     if as_json:
         print_json([asdict(finding) for finding in found])
     else:
@@ -77,8 +81,8 @@ def doctor(
         raise typer.Exit(ExitCode.CONFIG)
 
 
-def _look(node: "NodeConfig") -> list[Finding]:
-    """Return what everything but the engine looks like."""
+def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
+    """Return what everything but the engine looks like, and the run if it is known."""
     from node.doctor.jail import check_jail  # noqa: PLC0415 - only when it looks
     from node.doctor.machine import check_clock, check_devices, check_disk  # noqa: PLC0415 - slow
     from node.doctor.network import check_p2pd, check_peers, check_reachable  # noqa: PLC0415 - same
@@ -97,7 +101,7 @@ def _look(node: "NodeConfig") -> list[Finding]:
             needs = needs_of_run(manifest)
         except NodeError as error:
             found.append(Finding("model", Level.FAILURE, error.message))
-    return [
+    looked = [
         *found,
         check_clock(),
         check_disk(node.data_dir, node.roles, needs),
@@ -105,6 +109,7 @@ def _look(node: "NodeConfig") -> list[Finding]:
         check_jail(manifest),
         *asyncio.run(network()),
     ]
+    return looked, manifest
 
 
 def _look_at_run(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
@@ -139,12 +144,23 @@ def _look_at_key(datadir: DataDir, node: "NodeConfig", manifest: RunManifest) ->
     ]
 
 
-def _try_engine(node: "NodeConfig") -> Finding:
+def _try_engine(node: "NodeConfig", manifest: RunManifest | None) -> Finding:
+    """Let an engine try a model of the run's size, or a small one where no run is known."""
     from node.doctor.engine import check_engine  # noqa: PLC0415 - only when asked
     from node.founding.recipes import recipe_path  # noqa: PLC0415 - the same
 
-    recipe = recipe_path("testnet")
-    return asyncio.run(check_engine(node.device, recipe, node.engine, node.engine_python))
+    if manifest is None:
+        recipe = recipe_path("testnet")
+        return asyncio.run(check_engine(node.device, recipe, node.engine, node.engine_python))
+    import tomlkit  # noqa: PLC0415 - the same
+
+    with tempfile.TemporaryDirectory(prefix="prime-node-doctor-") as folder:
+        recipe = Path(folder, "recipe.toml")
+        recipe.write_text(tomlkit.dumps(manifest.model_dump(exclude={"genesis"})))
+        trying = check_engine(
+            node.device, recipe, node.engine, node.engine_python, manifest.model.name
+        )
+        return asyncio.run(trying)
 
 
 def _print(found: list[Finding]) -> None:
