@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
@@ -23,6 +23,9 @@ from node.local.run_pin import load_run
 from protocol.manifest import RunManifest, SignedManifest
 from protocol.recipe import Recipe
 from protocol.types import PeerId
+
+if TYPE_CHECKING:
+    from node.founding.dataset import DatasetReport
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -48,8 +51,12 @@ def create(
     ],
     out: Annotated[Path, typer.Option(metavar="DIR", help="New directory for the run.")],
     dataset: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rows of the task, in parquet.")
+        Path | None,
+        typer.Option(metavar="FILE", help="Rows of the task: parquet, JSON lines or csv."),
     ] = None,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used.")
+    ] = False,
     trainers: Annotated[
         int, typer.Option(min=0, help="Trainers that get a new key and a data directory.")
     ] = 1,
@@ -79,9 +86,9 @@ def create(
     rules = read_recipe(recipe)
     typer.echo(f"reading {model}", err=True)
     with _staging(out) as staging:
-        signed, needs = _found(
+        signed, needs, report = _found(
             model,
-            dataset,
+            _Rows(dataset, skip_bad=skip_bad_rows),
             rules,
             staging,
             creator_key or staging / "creator.key",
@@ -91,7 +98,13 @@ def create(
         if not dry_run:
             _keep(staging, out)
     if as_json:
-        print_json({**_values(signed.manifest, needs), "out": None if dry_run else str(out)})
+        print_json(
+            {
+                **_values(signed.manifest, needs),
+                "dataset": None if report is None else asdict(report),
+                "out": None if dry_run else str(out),
+            }
+        )
         return
     _show(signed.manifest, needs)
     if not dry_run:
@@ -128,21 +141,30 @@ def _members(staging: Path, role: str, count: int) -> list[PeerId]:
     return [create_member(staging / f"{role}-{number}") for number in range(1, count + 1)]
 
 
+class _Rows(NamedTuple):
+    """The data set of a run as it comes, if there is one."""
+
+    path: Path | None
+    skip_bad: bool
+
+
 def _found(
     directory: Path,
-    dataset: Path | None,
+    rows: _Rows,
     recipe: Recipe,
     staging: Path,
     creator_key: Path,
     trainers: list[PeerId],
     validators: list[PeerId],
-) -> tuple[SignedManifest, Needs]:
+) -> tuple[SignedManifest, Needs, "DatasetReport | None"]:
     """Write policy, manifest and keys to ``staging``; raises ``NodeError`` for what cannot be."""
     policy, task = staging / "genesis.safetensors", staging / "task"
     try:
         section, digest = import_model(directory, recipe, policy)
         rules = pin_task(recipe.model_copy(update={"model": section}))
-        files = import_task(directory, dataset, rules, task)
+        files, report = import_task(
+            directory, rows.path, rules, task, skip_bad_rows=rows.skip_bad, say=_say
+        )
         creator = load_or_create_identity(creator_key)
         signed = found(rules, digest.hex(), files, creator, trainers, validators)
     except ValueError as error:  # of the model, the task or the members; a ManifestError is one
@@ -152,7 +174,11 @@ def _found(
         give(policy, DataDir(trainer).genesis)
     for member in (*staging.glob("trainer-*"), *staging.glob("validator-*")):
         give_task(task, DataDir(member).task)
-    return signed, needs_of_run(signed.manifest)
+    return signed, needs_of_run(signed.manifest), report
+
+
+def _say(line: str) -> None:
+    typer.echo(line, err=True)
 
 
 def _keep(staging: Path, out: Path) -> None:
