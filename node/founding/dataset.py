@@ -13,8 +13,8 @@ from node.founding.dataset_files import Format, Place, Row, format_of, read_rows
 from node.founding.dataset_rows import pass_rate, run_row
 from protocol.recipe import Recipe
 from roles.engines.tokenizer import HuggingFaceTokenizer
-from roles.environments.families import COLUMNS, OPTIONAL_COLUMNS
-from roles.environments.rows import PASS_RATE, UnusableRowError
+from roles.environments.families import COLUMNS
+from roles.environments.rows import OPTIONAL_COLUMNS, PASS_RATE, UnusableRowError
 from roles.environments.usable_rows import PromptRoom, RowRule
 from roles.ports.engines import EngineError
 
@@ -148,7 +148,7 @@ async def _copy(
     family = section.name.partition("/")[0]
     rates = (PASS_RATE,) if section.pass_rates else ()
     rule = RowRule(family, PromptRoom.of(recipe), tokenizer)
-    rows = read_rows(source, report.format, (*COLUMNS[family], *rates), OPTIONAL_COLUMNS[family])
+    rows = read_rows(source, report.format, (*COLUMNS[family], *rates), OPTIONAL_COLUMNS)
     usable = _usable(rows, rule, section.pass_rates, report)
     async with AsyncExitStack() as stack:
         check = None
@@ -219,7 +219,7 @@ def _writer(target: Path, family: str, *, rated: bool) -> Any:
     import pyarrow as pa  # noqa: PLC0415 - only where a run has a data set
     from pyarrow.parquet import ParquetWriter  # noqa: PLC0415 - as above
 
-    columns = [(name, pa.string()) for name in (*COLUMNS[family], *OPTIONAL_COLUMNS[family])]
+    columns = [(name, pa.string()) for name in (*COLUMNS[family], *OPTIONAL_COLUMNS)]
     columns += [(PASS_RATE, pa.float64())] if rated else []
     return ParquetWriter(target, pa.schema(columns), compression="zstd")
 

@@ -9,8 +9,7 @@ from typing_extensions import override
 from protocol.crypto import digest
 from protocol.recipe import Recipe
 from roles.engines.tokenizer import HuggingFaceTokenizer
-from roles.environments.checker import Checker
-from roles.environments.families import math_task
+from roles.environments.families import math_checker, math_task
 from roles.environments.jail import NoJailError
 from roles.ports.background import Background
 from roles.ports.engines import Answer, Unscorable
@@ -29,7 +28,7 @@ class AnswerCheck:
     def __init__(self, recipe: Recipe, tokenizer: HuggingFaceTokenizer) -> None:
         """Raise ``ValueError`` where answers cannot be scored on this machine."""
         try:
-            self._checker = Checker("math")
+            self._checker = math_checker()
         except NoJailError as error:
             raise ValueError(
                 f"{error}: the answers of a data set are scored in one, so mend that first"
@@ -58,9 +57,10 @@ class AnswerCheck:
         return [self._faults[key] for key in keys]
 
     async def _fault(self, answer: str) -> str | None:
-        tokens = self._tokenizer.encode(f"\\boxed{{{answer}}}")
-        if len(tokens) > (most := self._recipe.sampling.tokens_max):
-            return f"the answer takes {len(tokens)} tokens, sampling.tokens_max is {most}"
+        tokens = len(self._tokenizer.encode(answer))
+        if tokens > (most := self._recipe.sampling.tokens_max):
+            return f"the answer takes {tokens} tokens, sampling.tokens_max is {most}"
+        boxed = f"\\boxed{{{answer}}}"
         row = {"prompt": "?", "answer": answer}
         task = math_task(
             self._recipe.environment,
@@ -70,10 +70,10 @@ class AnswerCheck:
             self._checker,
         )
         await task.open()
-        [score] = await task.score_batch([Answer(0, tokens)])
+        [score] = await task.score_batch([Answer(0, self._tokenizer.encode(boxed))])
         if isinstance(score, Unscorable):
-            return f"\\boxed{{{answer[:40]}}} has no score against itself: {score.reason}"
-        return None if score == 1 else f"\\boxed{{{answer[:40]}}} scores {score:g} against itself"
+            return f"{boxed[:60]!r} has no score against its own answer: {score.reason}"
+        return None if score == 1 else f"{boxed[:60]!r} scores {score:g} against its own answer"
 
 
 class _OneRow(Rows):

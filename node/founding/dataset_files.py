@@ -9,8 +9,6 @@ from decimal import Decimal
 from pathlib import Path
 from typing import IO, Any, Literal
 
-from roles.environments.rows import ROW_BYTES_MAX
-
 RAW_ROW_BYTES_MAX = 64 << 20
 """A row as it comes: data sets of programs bring solutions, which a run does not need."""
 
@@ -119,7 +117,7 @@ def _values(one: Any) -> Row:
     from pyarrow import types  # noqa: PLC0415 - as above
 
     if one.nbytes > RAW_ROW_BYTES_MAX:
-        return f"more than {ROW_BYTES_MAX} bytes"
+        return f"more than {RAW_ROW_BYTES_MAX:,} bytes as it comes"
     try:
         values: dict[str, Any] = one.to_pylist()[0]
     except ValueError:
@@ -151,7 +149,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 
 def _object(line: bytes) -> Row:
     if len(line) > RAW_ROW_BYTES_MAX:
-        return f"more than {ROW_BYTES_MAX} bytes"
+        return f"more than {RAW_ROW_BYTES_MAX:,} bytes as it comes"
     try:
         row = json.loads(line.decode(), parse_float=Decimal)
     except UnicodeDecodeError:

@@ -9,7 +9,6 @@ from typing import Any
 from roles.environments.rows import (
     CHAT_BEFORE,
     PASS_RATE,
-    TOLERANCE,
     UnusableRowError,
     check_texts,
     read_messages,
@@ -32,9 +31,6 @@ def run_row(raw: Mapping[str, Any], family: str) -> dict[str, str]:
         row["tests"] = _tests(_value(raw, "tests"))
     else:
         row["answer"] = _text("answer", _value(raw, "answer"))
-    tolerance = raw.get(TOLERANCE)
-    if family == "code" and tolerance not in (None, ""):
-        row[TOLERANCE] = _text(TOLERANCE, tolerance)
     check_texts(row)
     return row
 

@@ -12,7 +12,7 @@ from roles.environments.jail import Jail
 from roles.environments.math import COLUMNS as MATH_COLUMNS
 from roles.environments.math import Math
 from roles.environments.reasoning_gym import ReasoningGym, require_generator
-from roles.environments.rows import CHAT_BEFORE, TOLERANCE, ParquetRows
+from roles.environments.rows import ParquetRows
 from roles.environments.text import TextTask
 from roles.environments.usable_rows import PromptRoom, RowRule, UsableRows
 from roles.environments.verifiers import Verifiers, pinned, require_package
@@ -21,9 +21,6 @@ from roles.ports.text import Chat, Rows, Tokenizer
 
 COLUMNS = {"code": CODE_COLUMNS, "math": MATH_COLUMNS}
 """What the rows of a data set have, by the families of tasks that need one."""
-
-OPTIONAL_COLUMNS = {"code": (CHAT_BEFORE, TOLERANCE), "math": (CHAT_BEFORE,)}
-"""What rows may have besides."""
 
 _GENERATORS = ("reasoning-gym", "verifiers")
 
@@ -73,15 +70,15 @@ def text_task(
     tokenizer = cache(read_tokenizer)
 
     def read_rows() -> Rows:
-        columns, optional = COLUMNS[family], OPTIONAL_COLUMNS[family]
-        rows = ParquetRows(dataset, columns, section.pass_rates, optional)
+        rows = ParquetRows(dataset, COLUMNS[family], section.pass_rates)
         return UsableRows(name, rows, RowRule(family, room, tokenizer()))
 
     match family:
         case "code":
             return Code(name, read_rows, tokenizer, background, Jail(libraries=False))
         case "math":
-            return math_task(section, read_rows, tokenizer, background, Checker("math"))
+            checker = math_checker()
+            return math_task(section, read_rows, tokenizer, background, checker)
         case "reasoning-gym":
             checker = Checker("reasoning")
             return ReasoningGym(name, generator, section.options, tokenizer, background, checker)
@@ -89,6 +86,11 @@ def text_task(
             return Verifiers(section, tokenizer, background)
         case _:
             raise ValueError(f"no environment {name!r}; {_FAMILIES}")
+
+
+def math_checker() -> Checker:
+    """Return what scores a task of the family ``math``; raises ``NoJailError``."""
+    return Checker("math")
 
 
 def math_task(

@@ -24,8 +24,7 @@ PASS_RATE = "pass_rate"  # noqa: S105 - no password
 CHAT_BEFORE = "chat_before"
 """The optional column with the messages before a prompt, as JSON."""
 
-TOLERANCE = "tolerance"
-"""The optional column that tells by how much numbers may differ."""
+OPTIONAL_COLUMNS = (CHAT_BEFORE,)
 
 ROLES = ("system", "user", "assistant")
 
@@ -37,10 +36,10 @@ class UnusableRowError(ValueError):
 class ParquetRows(Rows):
     """Text columns of a parquet file; the group of rows that was read last is kept.
 
-    A row has the ``columns``, and those of ``optional`` that the file has and that are not null in
-    it. With two ``pass_rates``, both ends included, only rows count whose pass rate is within:
-    others are too easy or too hard to learn from (the offline filter of INTELLECT-2). Raises
-    ``ValueError`` for a file that is not what it should be, or leaves no row.
+    A row has the ``columns``, and those of ``OPTIONAL_COLUMNS`` that the file has and that are not
+    null in it. With two ``pass_rates``, both ends included, only rows count whose pass rate is
+    within: others are too easy or too hard to learn from (the offline filter of INTELLECT-2).
+    Raises ``ValueError`` for a file that is not what it should be, or leaves no row.
     """
 
     def __init__(
@@ -48,7 +47,6 @@ class ParquetRows(Rows):
         path: Path,
         columns: Sequence[str],
         pass_rates: Sequence[float] = (),
-        optional: Sequence[str] = (),
     ) -> None:
         from pyarrow import ArrowException  # noqa: PLC0415 - only where a run has a data set
         from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - as above
@@ -57,7 +55,7 @@ class ParquetRows(Rows):
         try:
             self._file = ParquetFile(path)
             names = self._file.schema_arrow.names
-            self._columns = [*columns, *(name for name in optional if name in names)]
+            self._columns = [*columns, *(name for name in OPTIONAL_COLUMNS if name in names)]
             self._check(path, rated=bool(pass_rates))
             self._admitted = self._filtered(pass_rates)
         except (ArrowException, OSError) as error:

@@ -5,7 +5,6 @@ rows that nobody can use: every node then replaces such a row by the same other 
 """
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Self
@@ -15,7 +14,7 @@ from typing_extensions import override
 from protocol.crypto import digest
 from protocol.recipe import Recipe
 from roles.environments.code import read_tests
-from roles.environments.rows import TOLERANCE, UnusableRowError, chat_of
+from roles.environments.rows import UnusableRowError, chat_of
 from roles.environments.text import question_of
 from roles.ports.text import Chat, Rows, Tokenizer
 
@@ -61,8 +60,6 @@ class RowRule:
             raise UnusableRowError("answer is blank")
         if self.family == "code":
             _check_tests(row["tests"])
-        if TOLERANCE in row and not _DECIMAL.fullmatch(row[TOLERANCE]):
-            raise UnusableRowError(f"{TOLERANCE} is no number: {row[TOLERANCE][:40]!r}")
         chat = chat_of(row)
         tokens = max(self._tokens(chat, target) for target in self.room.length_targets or (None,))
         room = self.room.tokens_max
@@ -147,6 +144,3 @@ def _check_tests(text: str) -> None:
         raise UnusableRowError("tests hold half a surrogate pair") from None
     except ValueError as error:
         raise UnusableRowError(f"tests: {' '.join(str(error).split())[:120]}") from None
-
-
-_DECIMAL = re.compile(r"[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,3})?")
