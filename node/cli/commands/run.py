@@ -98,13 +98,9 @@ def create(
         if not dry_run:
             _keep(staging, out)
     if as_json:
-        print_json(
-            {
-                **_values(signed.manifest, needs),
-                "dataset": None if report is None else asdict(report),
-                "out": None if dry_run else str(out),
-            }
-        )
+        rows = None if report is None else asdict(report)
+        kept = {"dataset": rows, "out": None if dry_run else str(out)}
+        print_json({**_values(signed.manifest, needs), **kept})
         return
     _show(signed.manifest, needs)
     if not dry_run:
