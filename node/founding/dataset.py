@@ -62,7 +62,8 @@ class DatasetReport:
         """Count a row that cannot be used."""
         self.rows_bad += 1
         # Scores come after what is seen at once, and so not in the order of the file.
-        named = [*self.bad_rows, BadRow(place, reason[:200])]
+        line = "".join(sign if sign.isprintable() else "?" for sign in " ".join(reason.split()))
+        named = [*self.bad_rows, BadRow(place, line[:200])]
         self.bad_rows = sorted(named, key=lambda bad: bad.place.number)[:BAD_ROWS_NAMED]
 
 
@@ -118,7 +119,7 @@ def _fault(report: DatasetReport, recipe: Recipe, *, skip_bad_rows: bool) -> str
     if bad and not skip_bad_rows:
         return (
             f"{name}: {bad:,} of {report.rows:,} rows cannot be used, the first is {first}; "
-            "mend them, or leave them out with --skip-bad-rows"
+            "repair them, or leave them out with --skip-bad-rows"
         )
     return None
 
@@ -131,7 +132,7 @@ def _summary(report: DatasetReport) -> str:
         parts.append(f"{report.rows_bad:,} cannot be used and are left out")
     parts.append(f"the longest prompt has {report.prompt_tokens_max:,} tokens")
     if report.answers_scored:
-        parts.append(f"{report.answers_scored:,} different answers were scored against themselves")
+        parts.append(f"different answers scored against themselves: {report.answers_scored:,}")
     return f"{report.path}: {', '.join(parts)}"
 
 

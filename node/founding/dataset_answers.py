@@ -31,7 +31,7 @@ class AnswerCheck:
             self._checker = math_checker()
         except NoJailError as error:
             raise ValueError(
-                f"{error}: the answers of a data set are scored in one, so mend that first"
+                f"{error}: the answers of a data set are scored in one, so repair that first"
             ) from None
         self._recipe = recipe
         self._tokenizer = tokenizer
@@ -72,8 +72,8 @@ class AnswerCheck:
         await task.open()
         [score] = await task.score_batch([Answer(0, self._tokenizer.encode(boxed))])
         if isinstance(score, Unscorable):
-            return f"{boxed[:60]!r} has no score against its own answer: {score.reason}"
-        return None if score == 1 else f"{boxed[:60]!r} scores {score:g} against its own answer"
+            return f"{boxed[:60]} has no score against its own answer: {score.reason}"
+        return None if score == 1 else f"{boxed[:60]} scores {score:g} against its own answer"
 
 
 class _OneRow(Rows):

@@ -12,6 +12,7 @@ from node.founding.dataset_files import format_of
 from node.founding.dataset_rows import run_row
 from protocol.recipe import Recipe, load_recipe
 from roles.engines.task import task_of
+from roles.environments import jail
 from roles.environments.rows import ParquetRows, chat_of
 from simulations.ports.background import SimBackground
 from tests.worlds.messages import RECIPE, run_manifest
@@ -259,7 +260,7 @@ def test_a_bad_row_is_named_and_left_out_if_so_said(prepare, tmp_path, kind):
     ) as e:
         prepare(source)
     assert reason in str(e.value) and "\n" not in str(e.value)
-    assert "mend them, or leave them out with --skip-bad-rows" in str(e.value)
+    assert "repair them, or leave them out with --skip-bad-rows" in str(e.value)
     [line] = [line for line in prepare.lines if reason in line]
     assert line.startswith(f"{source}, line 25: ")
     [named] = e.value.report.bad_rows
@@ -291,9 +292,8 @@ def test_expected_answers_are_scored_against_themselves(prepare, tmp_path):
 @needs_jail
 def test_an_answer_that_the_task_does_not_score_one_is_a_bad_row(prepare, tmp_path):
     right = {"prompt": "?", "answer": "5"}
-    # The end of a box inside of it, and what a model's thoughts end with.
-    wrong = [{"prompt": "?", "answer": one} for one in ("</think>",)]
-    source = json_lines(tmp_path / "rows", right, *wrong)
+    wrong = {"prompt": "?", "answer": "</think>"}  # what a model's thoughts end with
+    source = json_lines(tmp_path / "rows", right, wrong)
     with pytest.raises(
         DatasetError, match="1 of 2 rows cannot be used, the first is line 2: "
     ) as e:
@@ -310,6 +310,20 @@ def test_the_first_five_bad_rows_are_named_and_the_others_counted(prepare, tmp_p
         *(f"{source}, row {n}: prompt is null" for n in range(1, 6)),
         f"{source}: 3 more rows cannot be used",
     ]
+
+
+def test_what_a_row_holds_does_not_reach_the_terminal(prepare, tmp_path):
+    row = SUM | {"tests": [{"\x1b[2J": "\n\n"}]}
+    with pytest.raises(DatasetError):
+        prepare(json_lines(tmp_path / "rows", row))
+    assert all(line.isprintable() for line in prepare.lines)
+
+
+def test_answers_need_a_jail(prepare, tmp_path, monkeypatch):
+    monkeypatch.setattr(jail, "_TOOLS", ("absent-tool",))
+    source = write_rows(tmp_path / "rows", [{"prompt": "?", "answer": "1"}])
+    with pytest.raises(ValueError, match="absent-tool not installed: the answers of a data set"):
+        prepare(source, "math/sums")
 
 
 @pytest.mark.parametrize("skip_bad_rows", [False, True])
