@@ -248,6 +248,21 @@ def test_a_task_that_cannot_be_is_told_in_one_line(
     assert not (tmp_path / "run").exists()
 
 
+def test_bad_rows_refuse_a_run_unless_they_may_be_left_out(chat_model, tmp_path, capsys):
+    recipe = recipe_of(tmp_path, name="code/sums")
+    good = program_row("Add.", exchange("1 2", "3"))
+    rows = write_rows(tmp_path / "rows.parquet", [good, good | {"tests": "[]"}, good])
+    options = ("--dataset", rows, "--json")
+    assert create(chat_model, tmp_path / "run", *options, recipe=recipe) == 78
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "1 of 3 rows cannot be used, the first is row 1: tests" in error
+    assert not (tmp_path / "run").exists()
+    assert create(chat_model, tmp_path / "run", *options, "--skip-bad-rows", recipe=recipe) == 0
+    report = values_of(capsys)["dataset"]
+    assert (report["rows"], report["rows_kept"], report["rows_bad"]) == (3, 2, 1)
+    assert report["bad_rows"][0]["place"] == {"unit": "row", "number": 1}
+
+
 @needs_verifiers
 @needs_jail
 @pytest.mark.timeout(400)  # the library takes 10 s to import, on an idle machine
