@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from node.founding.calibration import CalibrationPlan, Progress, calibrate_run
 from node.founding.found import create_member, found, give, manifest_toml
@@ -22,6 +22,9 @@ from protocol.recipe import Recipe
 from protocol.types import PeerId
 from roles.ports.background import Background
 
+if TYPE_CHECKING:
+    from node.founding.dataset import DatasetReport
+
 MANIFEST = "run.toml"
 
 CALIBRATION = "calibration.jsonl"
@@ -36,6 +39,14 @@ class Members:
     validators: int
     trainer_keys: Sequence[str] = ()
     validator_keys: Sequence[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The data set of a run as it comes, if it has one."""
+
+    path: Path | None
+    skip_bad: bool = False
 
 
 @contextmanager
@@ -55,20 +66,28 @@ class Creation:
     Methods raise ``NodeError`` for what a person can mend.
     """
 
-    def __init__(self, directory: Path, signed: SignedManifest, creator: Identity) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        signed: SignedManifest,
+        creator: Identity,
+        dataset: "DatasetReport | None",
+    ) -> None:
         self._directory = directory
         self._creator = creator
         self.signed = signed
+        self.dataset = dataset
 
     @classmethod
     def begin(
         cls,
         model: Path,
-        dataset: Path | None,
+        rows: Rows,
         recipe: Recipe,
         directory: Path,
         creator_key: Path | None,
         members: Members,
+        say: Callable[[str], None],
     ) -> Self:
         """Write policy, files, keys and a manifest with the thresholds of ``recipe``."""
         policy, task = directory / "genesis.safetensors", directory / "task"
@@ -77,10 +96,14 @@ class Creation:
         try:
             section, digest = import_model(model, recipe, policy)
             rules = pin_task(recipe.model_copy(update={"model": section}))
-            files = import_task(model, dataset, rules, task)
+            found_task = import_task(
+                model, rows.path, rules, task, skip_bad_rows=rows.skip_bad, say=say
+            )
             creator = load_or_create_identity(creator_key or directory / "creator.key")
             began_at = int(time.time())
-            signed = found(rules, digest.hex(), files, creator, trainers, validators, began_at)
+            signed = found(
+                rules, digest.hex(), found_task.files, creator, trainers, validators, began_at
+            )
         except ValueError as error:  # of the model, the task or the members
             raise NodeError(str(error), ExitCode.CONFIG) from None
         write_atomically(directory / MANIFEST, manifest_toml(signed).encode())
@@ -88,7 +111,7 @@ class Creation:
             give(policy, DataDir(trainer).genesis)
         for member in (*directory.glob("trainer-*"), *directory.glob("validator-*")):
             give_task(task, DataDir(member).task)
-        return cls(directory, signed, creator)
+        return cls(directory, signed, creator, found_task.dataset)
 
     @property
     def manifest(self) -> RunManifest:

@@ -1,8 +1,9 @@
 """The task of a run: the files that its nodes need for it, checked before anybody has them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 from node.founding.found import give
 from node.storage.sharded_files import index_of
@@ -11,6 +12,16 @@ from protocol.crypto import digest
 from protocol.manifest import RunFile, RunFileName
 from protocol.recipe import Recipe, ShardcastSection
 from protocol.shardcast.index import encode
+
+if TYPE_CHECKING:
+    from node.founding.dataset import DatasetReport
+
+
+class RunTask(NamedTuple):
+    """The files of a run's task by name, and what was found in its data set, if it has one."""
+
+    files: dict[RunFileName, RunFile]
+    dataset: "DatasetReport | None" = None
 
 
 def pin_task(recipe: Recipe) -> Recipe:
@@ -26,25 +37,31 @@ def pin_task(recipe: Recipe) -> Recipe:
 
 
 def import_task(
-    model: Path, dataset: Path | None, recipe: Recipe, directory: Path
-) -> dict[RunFileName, RunFile]:
-    """Write what a run's nodes need for its task to ``directory``; return it by name.
+    model: Path,
+    dataset: Path | None,
+    recipe: Recipe,
+    directory: Path,
+    *,
+    skip_bad_rows: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> RunTask:
+    """Write what a run's nodes need for its task to ``directory``.
 
-    ``model`` is a Hugging Face directory. Raises ``ValueError`` for a task that is not there, that
-    the model cannot do, or whose files are not what they should be.
+    ``model`` is a Hugging Face directory; ``say`` gets lines on the way through a data set. Raises
+    ``ValueError`` for a task that is not there, that the model cannot do, or whose files are not
+    what they should be; ``DatasetError`` is one.
     """
     if not recipe.environment.in_text:
         if dataset is not None:
             raise ValueError(f"environment {recipe.environment.name!r} takes no data set")
         _require_characters(recipe)
-        return {}
+        return RunTask({})
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "bundle").write_bytes(encode_bundle(dict(_small_files(model))))
-    if dataset is not None:
-        give(dataset, directory / "dataset")
-    _require_text(recipe, directory, has_dataset=dataset is not None)
+    report = _import_text(recipe, directory, dataset, skip_bad_rows=skip_bad_rows, say=say)
     names: tuple[RunFileName, ...] = ("bundle", "dataset") if dataset is not None else ("bundle",)
-    return {name: _run_file(directory / name, recipe.shardcast) for name in names}
+    files = {name: _run_file(directory / name, recipe.shardcast) for name in names}
+    return RunTask(files, report)
 
 
 def give_task(directory: Path, member: Path) -> None:
@@ -85,17 +102,37 @@ def _require_characters(recipe: Recipe) -> None:
         )
 
 
-def _require_text(recipe: Recipe, directory: Path, *, has_dataset: bool) -> None:
-    """Raise ``ValueError`` unless nodes can read the files and ask the task of the model."""
+def _import_text(
+    recipe: Recipe,
+    directory: Path,
+    dataset: Path | None,
+    *,
+    skip_bad_rows: bool,
+    say: Callable[[str], None],
+) -> "DatasetReport | None":
+    """Raise ``ValueError`` unless the model can be asked the task; write its data set."""
     from roles.engines.tokenizer import of_bundle  # noqa: PLC0415 - takes seconds
     from roles.environments.families import require_task  # noqa: PLC0415 - tasks may be heavy
+    from roles.environments.preamble import primed  # noqa: PLC0415 - the same
 
-    tokenizer = of_bundle(
-        directory / "bundle", recipe.model.vocabulary_size, datetime.fromtimestamp(0, UTC)
-    )
-    chat = require_task(recipe.environment, directory / "dataset" if has_dataset else None)
+    founded_at = datetime.fromtimestamp(0, UTC)
+    plain = of_bundle(directory / "bundle", recipe.model.vocabulary_size, founded_at)
+    tokenizer = primed(plain, recipe.environment)
+    chat = require_task(recipe.environment, has_dataset=dataset is not None)
     try:
         tokenizer.encode_chat(*chat)
     except Exception as error:  # noqa: BLE001 - a template raises what it likes
         reason = " ".join(str(error).split())
         raise ValueError(f"the model's chat template cannot hold the task: {reason}") from None
+    if dataset is None:
+        return None
+    from node.founding.dataset import prepare_dataset  # noqa: PLC0415 - tasks may be heavy
+
+    return prepare_dataset(
+        dataset,
+        directory / "dataset",
+        recipe,
+        tokenizer,
+        skip_bad_rows=skip_bad_rows,
+        say=say,
+    )

@@ -68,9 +68,8 @@ def make_first_policy(recipe: Recipe, seed: int, layout: Layout) -> FirstPolicy:
     if recipe.environment.in_text:
         make_small_model(recipe, seed, layout.model, COLD_START_ACCURACY)
         section, digest = import_model(layout.model, recipe, path)
-        return FirstPolicy(
-            section, digest.hex(), import_task(layout.model, None, recipe, layout.task)
-        )
+        files = import_task(layout.model, None, recipe, layout.task).files
+        return FirstPolicy(section, digest.hex(), files)
     made = cold_start(
         solved(environment(recipe.environment.name)),
         recipe.model,

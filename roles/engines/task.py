@@ -20,6 +20,7 @@ def task_of(manifest: RunManifest, task_data: Path, background: Background) -> E
     if not section.in_text:
         return InBackground(environment(section.name), background)
     from roles.environments.families import text_task  # noqa: PLC0415 - where a run has one
+    from roles.environments.usable_rows import PromptRoom  # noqa: PLC0415 - the same
 
     def read_tokenizer() -> Tokenizer:
         from roles.engines.tokenizer import of_bundle  # noqa: PLC0415 - takes seconds
@@ -27,4 +28,5 @@ def task_of(manifest: RunManifest, task_data: Path, background: Background) -> E
         founded_at = datetime.fromtimestamp(manifest.genesis.created_at, UTC)
         return of_bundle(task_data / "bundle", manifest.model.vocabulary_size, founded_at)
 
-    return text_task(section, task_data / "dataset", read_tokenizer, background)
+    room = PromptRoom.of(manifest)
+    return text_task(section, task_data / "dataset", read_tokenizer, background, room)

@@ -1,6 +1,7 @@
 """Tasks in text by their names in a manifest, such as ``math/<data set>``."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 from protocol.recipe import EnvironmentSection
@@ -10,13 +11,14 @@ from roles.environments.code import Code
 from roles.environments.jail import Jail
 from roles.environments.math import COLUMNS as MATH_COLUMNS
 from roles.environments.math import Math
-from roles.environments.preamble import PreambleTokenizer, preamble
+from roles.environments.preamble import preamble, primed
 from roles.environments.reasoning_gym import ReasoningGym, require_generator
 from roles.environments.rows import ParquetRows
 from roles.environments.text import TextTask
+from roles.environments.usable_rows import PromptRoom, RowRule, UsableRows
 from roles.environments.verifiers import Verifiers, pinned, require_package
 from roles.ports.background import Background
-from roles.ports.text import Chat, Tokenizer
+from roles.ports.text import Chat, Rows, Tokenizer
 
 COLUMNS = {"code": CODE_COLUMNS, "math": MATH_COLUMNS}
 """What the rows of a data set have, by the families of tasks that need one."""
@@ -34,28 +36,25 @@ def pinned_task(section: EnvironmentSection) -> EnvironmentSection:
     return pinned(section) if section.name.startswith("verifiers/") else section
 
 
-def require_task(section: EnvironmentSection, dataset: Path | None) -> Chat:
-    """Raise ``ValueError`` unless there is such a task, and its data set is what it should be.
+def require_task(section: EnvironmentSection, *, has_dataset: bool) -> Chat:
+    """Raise ``ValueError`` unless there is such a task, and it has a data set where it needs one.
 
-    For who founds a run: a jail is needed for a package alone, since nothing of a data set runs.
-    Return a chat of the kind that the task asks a model in.
+    For who founds a run: a jail is needed for a package alone. Return a chat of the kind that the
+    task asks a model in.
     """
     family, _, generator = section.name.partition("/")
     if family not in {*COLUMNS, *_GENERATORS}:
         raise ValueError(f"no environment {section.name!r}; {_FAMILIES}")
-    if (dataset is not None) != (family in COLUMNS):
-        needs = "needs a data set" if dataset is None else "takes no data set"
+    if has_dataset != (family in COLUMNS):
+        needs = "takes no data set" if has_dataset else "needs a data set"
         raise ValueError(f"environment {section.name!r} {needs}")
-    before = preamble(section)
     if family == "verifiers":
-        if before:
+        if preamble(section):
             raise ValueError("environment.system and examples: the package has its own prompts")
         return require_package(section)
-    if dataset is None:
+    if not has_dataset:
         require_generator(section.name, generator, section.options)
-    else:
-        ParquetRows(dataset, COLUMNS[family], section.pass_rates)
-    return Chat("1 + 1 = ?", before)
+    return Chat("1 + 1 = ?")
 
 
 def text_task(
@@ -63,31 +62,46 @@ def text_task(
     dataset: Path,
     read_tokenizer: Callable[[], Tokenizer],
     background: Background,
+    room: PromptRoom,
 ) -> TextTask:
     """Return the task, which reads its tokenizer and the rows of ``dataset`` when it is opened.
 
     Raises ``ValueError`` when there is none, or this machine cannot run it. Blocks for a second.
     """
-    name, before = section.name, preamble(section)
+    name = section.name
     family, _, generator = name.partition("/")
+    tokenizer = cache(lambda: primed(read_tokenizer(), section))
 
-    def read_primed() -> Tokenizer:
-        return PreambleTokenizer(read_tokenizer(), before) if before else read_tokenizer()
-
-    def read_rows(columns: Sequence[str]) -> Callable[[], ParquetRows]:
-        return lambda: ParquetRows(dataset, columns, section.pass_rates)
+    def read_rows() -> Rows:
+        rows = ParquetRows(dataset, COLUMNS[family], section.pass_rates)
+        return UsableRows(name, rows, RowRule(family, room, tokenizer()))
 
     match family:
         case "code":
-            jail = Jail(libraries=False)
-            return Code(name, read_rows(CODE_COLUMNS), read_primed, background, jail)
+            return Code(name, read_rows, tokenizer, background, Jail(libraries=False))
         case "math":
-            checker = Checker("math")
-            return Math(name, read_rows(MATH_COLUMNS), read_primed, background, checker)
+            checker = math_checker()
+            return math_task(section, read_rows, tokenizer, background, checker)
         case "reasoning-gym":
             checker = Checker("reasoning")
-            return ReasoningGym(name, generator, section.options, read_primed, background, checker)
+            return ReasoningGym(name, generator, section.options, tokenizer, background, checker)
         case "verifiers":
-            return Verifiers(section, read_tokenizer, background)
+            return Verifiers(section, tokenizer, background)
         case _:
             raise ValueError(f"no environment {name!r}; {_FAMILIES}")
+
+
+def math_checker() -> Checker:
+    """Return what scores a task of the family ``math``; raises ``NoJailError``."""
+    return Checker("math")
+
+
+def math_task(
+    section: EnvironmentSection,
+    read_rows: Callable[[], Rows],
+    read_tokenizer: Callable[[], Tokenizer],
+    background: Background,
+    checker: Checker,
+) -> Math:
+    """Return the task of the family ``math`` over any rows."""
+    return Math(section.name, read_rows, read_tokenizer, background, checker)

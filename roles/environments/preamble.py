@@ -22,6 +22,12 @@ def preamble(section: EnvironmentSection) -> tuple[Message, ...]:
     return (*system, *turns)
 
 
+def primed(tokenizer: Tokenizer, section: EnvironmentSection) -> Tokenizer:
+    """Return a tokenizer whose chats begin with the messages of a task, if it has any."""
+    before = preamble(section)
+    return PreambleTokenizer(tokenizer, before) if before else tokenizer
+
+
 class PreambleTokenizer(Tokenizer):
     """A tokenizer whose chats begin with fixed messages."""
 

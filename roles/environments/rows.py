@@ -1,5 +1,6 @@
 """Rows of a data set in a parquet file."""
 
+import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
@@ -8,10 +9,11 @@ from typing import Any
 
 from typing_extensions import override
 
-from roles.ports.text import Rows
+from roles.ports.text import Chat, Message, Rows
 
 ROW_BYTES_MAX = 1 << 20
-"""A question and its tests; a guess, ten times what published sets of programs have in a row."""
+"""UTF-8 bytes of a question and its tests; a guess, ten times what published sets of programs have
+in a row."""
 
 GROUP_BYTES_MAX = 256 << 20
 """Rows are read by the group that they were written in."""
@@ -19,25 +21,42 @@ GROUP_BYTES_MAX = 256 << 20
 PASS_RATE = "pass_rate"  # noqa: S105 - no password
 """The column that tells how often some model solved a row."""
 
+CHAT_BEFORE = "chat_before"
+"""The optional column with the messages before a prompt, as JSON."""
+
+OPTIONAL_COLUMNS = (CHAT_BEFORE,)
+
+ROLES = ("system", "user", "assistant")
+
+
+class UnusableRowError(ValueError):
+    """A row that a run cannot use; the reason in one line."""
+
 
 class ParquetRows(Rows):
     """Text columns of a parquet file; the group of rows that was read last is kept.
 
-    With two ``pass_rates``, both ends included, only rows count whose pass rate is within: others
-    are too easy or too hard to learn from (the offline filter of INTELLECT-2). Raises
-    ``ValueError`` for a file that is not what it should be, or leaves no row.
+    A row has the ``columns``, and those of ``OPTIONAL_COLUMNS`` that the file has and that are not
+    null in it. With two ``pass_rates``, both ends included, only rows count whose pass rate is
+    within: others are too easy or too hard to learn from (the offline filter of INTELLECT-2).
+    Raises ``ValueError`` for a file that is not what it should be, or leaves no row.
     """
 
     def __init__(
-        self, path: Path, columns: Sequence[str], pass_rates: Sequence[float] = ()
+        self,
+        path: Path,
+        columns: Sequence[str],
+        pass_rates: Sequence[float] = (),
     ) -> None:
         from pyarrow import ArrowException  # noqa: PLC0415 - only where a run has a data set
         from pyarrow.parquet import ParquetFile  # noqa: PLC0415 - as above
 
-        self._columns = list(columns)
+        self._required = tuple(columns)
         try:
             self._file = ParquetFile(path)
-            self._check(path, [*columns, *([PASS_RATE] if pass_rates else [])])
+            names = self._file.schema_arrow.names
+            self._columns = [*columns, *(name for name in OPTIONAL_COLUMNS if name in names)]
+            self._check(path, rated=bool(pass_rates))
             self._admitted = self._filtered(pass_rates)
         except (ArrowException, OSError) as error:
             raise ValueError(f"{path} is no data set: {error}") from None
@@ -51,10 +70,17 @@ class ParquetRows(Rows):
         self._ends = list(accumulate(sizes))
         self._group: tuple[int, Any] | None = None
 
-    def _check(self, path: Path, columns: Sequence[str]) -> None:
-        missing = [name for name in columns if name not in self._file.schema_arrow.names]
+    def _check(self, path: Path, *, rated: bool) -> None:
+        schema = self._file.schema_arrow
+        wanted = [*self._columns, *([PASS_RATE] if rated else [])]
+        missing = [name for name in wanted if name not in schema.names]
         if missing:
             raise ValueError(f"{path} has no column {', '.join(missing)}")
+        for name in wanted:
+            kind, is_fit = schema.field(name).type, _is_number if name == PASS_RATE else _is_text
+            if not is_fit(kind):
+                wants = "numbers" if name == PASS_RATE else "text"
+                raise ValueError(f"{path}: column {name} holds {kind}, not {wants}")
         metadata = self._file.metadata
         groups = (metadata.row_group(n).total_byte_size for n in range(metadata.num_row_groups))
         if max(groups, default=0) > GROUP_BYTES_MAX:
@@ -80,10 +106,71 @@ class ParquetRows(Rows):
             self._group = None  # or two of them would be in memory
             self._group = group, self._file.read_row_group(group, columns=self._columns)
         offset = place - (self._ends[group - 1] if group else 0)
-        one = self._group[1].slice(offset, 1)
-        if one.nbytes > ROW_BYTES_MAX:
-            raise ValueError(f"row {place} has more than {ROW_BYTES_MAX} bytes")
-        values = one.to_pylist()[0]
-        if not all(isinstance(value, str) for value in values.values()):
-            raise ValueError(f"row {place} has a column that is no text")
-        return dict(values)
+        try:
+            values = self._group[1].slice(offset, 1).to_pylist()[0]
+        except UnicodeDecodeError:
+            raise UnusableRowError(f"row {place} holds text that is not UTF-8") from None
+        row = {
+            name: value
+            for name, value in values.items()
+            if name in self._required or value is not None
+        }
+        if null := [name for name, value in row.items() if value is None]:
+            raise UnusableRowError(f"row {place}: {null[0]} is null")
+        check_texts(row)
+        return row
+
+
+def check_texts(row: Mapping[str, str]) -> None:
+    """Raise ``UnusableRowError`` for text that has no UTF-8, or too much of it."""
+    size = 0
+    for name, text in row.items():
+        try:
+            size += len(text.encode())
+        except UnicodeEncodeError:
+            raise UnusableRowError(f"{name} holds text that is not Unicode") from None
+    if size > ROW_BYTES_MAX:
+        raise UnusableRowError(f"{size:,} bytes of text, the limit is {ROW_BYTES_MAX:,}")
+
+
+def chat_of(row: Mapping[str, str]) -> Chat:
+    """Return the chat that a row asks a model in; raises ``UnusableRowError`` for what is none."""
+    before = row.get(CHAT_BEFORE)
+    if before is None:
+        return Chat(row["prompt"])
+    try:
+        messages = json.loads(before)
+    except (ValueError, RecursionError):
+        raise UnusableRowError(f"{CHAT_BEFORE} is not JSON") from None
+    return Chat(row["prompt"], read_messages(messages))
+
+
+def read_messages(messages: Any) -> tuple[Message, ...]:
+    """Return messages given as JSON; raises ``UnusableRowError`` for what is none."""
+    if not isinstance(messages, list):
+        raise UnusableRowError("a chat must be a list of messages")
+    return tuple(map(_message, messages))
+
+
+def _message(item: Any) -> Message:
+    match item:
+        case {"role": str(role), "content": str(content)} if len(item) == 2 and role in ROLES:
+            return Message(role, content)
+        case _:
+            raise UnusableRowError(
+                f"a message of a chat must have a role ({', '.join(ROLES)}) and a content that is "
+                f"text, and nothing else: {str(item)[:80]!r}"
+            )
+
+
+def _is_text(kind: Any) -> bool:
+    from pyarrow import types  # noqa: PLC0415 - as above
+
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind))
+
+
+def _is_number(kind: Any) -> bool:
+    from pyarrow import types  # noqa: PLC0415 - as above
+
+    return bool(types.is_integer(kind) or types.is_floating(kind) or types.is_decimal(kind))

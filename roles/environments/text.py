@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from protocol.crypto import digest
 from roles.environments.blocking import in_background
+from roles.environments.rows import chat_of
 from roles.ports.background import Background
 from roles.ports.engines import Answer, EngineError, Environment, Score
 from roles.ports.text import Chat, Rows, Tokenizer
@@ -59,12 +60,10 @@ class TextTask(Environment, ABC):
 
     @override
     async def prompt(self, seed: int, length_target: int | None) -> tuple[int, ...]:
-        question, before = await self.chat(seed)
-        if length_target is not None:
-            # As in INTELLECT-2 (arXiv 2505.07291).
-            question += f"\n\nThink for {length_target} tokens before giving a response."
+        chat = await self.chat(seed)
+        question = question_of(chat, length_target)
         return await in_background(
-            self._background, lambda: self._tokenizer.encode_chat(question, before)
+            self._background, lambda: self._tokenizer.encode_chat(question, chat.before)
         )
 
     @override
@@ -118,10 +117,22 @@ class RowTask(TextTask, ABC):
     async def question(self, seed: int) -> str:
         return (await self.row(seed))["prompt"]
 
+    @override
+    async def chat(self, seed: int) -> Chat:
+        return chat_of(await self.row(seed))
+
     async def row(self, seed: int) -> Mapping[str, str]:
         """Return the row of problem ``seed``."""
         index = row_of(self.name, seed, self._rows.count)
         return await in_background(self._background, lambda: self._rows.row(index))
+
+
+def question_of(chat: Chat, length_target: int | None) -> str:
+    """Return what a user asks in a chat, with the length that the completion should have."""
+    if length_target is None:
+        return chat.question
+    # As in INTELLECT-2 (arXiv 2505.07291).
+    return f"{chat.question}\n\nThink for {length_target} tokens before giving a response."
 
 
 def require(package: str, required: str, name: str) -> None:

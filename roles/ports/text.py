@@ -41,4 +41,4 @@ class Rows(Protocol):
         """How many rows there are; at least one."""
 
     def row(self, index: int) -> Mapping[str, str]:
-        """Return the columns of a row; raises ``ValueError`` for one that is too large."""
+        """Return the columns of a row; raises ``ValueError`` for one that cannot be used."""

@@ -53,9 +53,7 @@ def calibrate(
     ],
     recipe: RecipeName,
     *,
-    dataset: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Rows of the task, in parquet.")
-    ] = None,
+    dataset: Annotated[Path | None, typer.Option(metavar="FILE", help="Rows of the task.")] = None,
     out: Annotated[
         Path | None,
         typer.Option(metavar="FILE", help="Keep what is measured, for run create --calibration."),
@@ -121,7 +119,7 @@ def _measure(
     policy, task = folder / "genesis.safetensors", folder / "task"
     section, digest = import_model(directory, recipe, policy)
     rules = pin_task(recipe.model_copy(update={"model": section}))
-    files = import_task(directory, dataset, rules, task)
+    files = import_task(directory, dataset, rules, task, say=_say).files
     manifest = draft(rules, digest.hex(), files, int(time.time()))
     background = ThreadBackground()
     try:

@@ -13,7 +13,7 @@ from node.cli.commands.context import print_json, print_rich
 from node.cli.commands.progress import progress_of
 from node.cli.options import Json
 from node.founding.calibration import MARGIN, MINUTES, CalibrationPlan
-from node.founding.creation import CALIBRATION, MANIFEST, Creation, Members, staging
+from node.founding.creation import CALIBRATION, MANIFEST, Creation, Members, Rows, staging
 from node.founding.model import needs_of_run
 from node.founding.needs import Needs
 from node.founding.recipes import read_recipe
@@ -37,7 +37,13 @@ RecipeName = Annotated[
     ),
 ]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="New directory for the run.")]
-Dataset = Annotated[Path | None, typer.Option(metavar="FILE", help="Rows of the task, in parquet.")]
+Dataset = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="Rows of the task: parquet, JSON lines or csv."),
+]
+SkipBadRows = Annotated[
+    bool, typer.Option("--skip-bad-rows", help="Leave out rows that cannot be used.")
+]
 Trainers = Annotated[
     int, typer.Option(min=0, help="Trainers that get a new key and a data directory.")
 ]
@@ -85,6 +91,7 @@ def create(
     recipe: RecipeName,
     out: Out,
     dataset: Dataset = None,
+    skip_bad_rows: SkipBadRows = False,
     trainers: Trainers = 1,
     validators: Validators = 3,
     trainer: TrainerKeys = None,
@@ -116,7 +123,8 @@ def create(
     members = Members(trainers, validators, trainer or (), validator or ())
     _say(f"reading {model}")
     with staging(out) as directory, _background() as background:
-        made = Creation.begin(model, dataset, rules, directory, creator_key, members)
+        rows = Rows(dataset, skip_bad_rows)
+        made = Creation.begin(model, rows, rules, directory, creator_key, members, _say)
         measured_at = calibration or out.with_name(f"{out.name}.{CALIBRATION}")
         if not (uncalibrated or dry_run):
             brought = calibration is not None and calibration.exists()
@@ -128,7 +136,8 @@ def create(
             made.keep(out, measured_at if calibration is None else None)
     if as_json:
         values = _values(made.manifest, made.needs, tried)
-        print_json({**values, "out": None if dry_run else str(out)})
+        found = None if made.dataset is None else asdict(made.dataset)
+        print_json({**values, "dataset": found, "out": None if dry_run else str(out)})
         return
     _show(made.manifest, made.needs, tried)
     if not dry_run:

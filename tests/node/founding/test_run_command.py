@@ -24,7 +24,13 @@ from tests.roles.engines.calibration.recordings import drawn
 from tests.roles.engines.huggingface import write_directory
 from tests.worlds.messages import RECIPE
 from tests.worlds.packages import SUMS, install, needs_verifiers
-from tests.worlds.text import byte_tokenizer, needs_jail, write_rows
+from tests.worlds.text import (
+    byte_tokenizer,
+    exchange,
+    needs_jail,
+    program_row,
+    write_rows,
+)
 
 OTHER = Identity(b"\x07" * 32).peer_id
 
@@ -63,7 +69,7 @@ def test_a_run_is_founded_whole(model, tmp_path, capsys):
     assert (out.stat().st_mode & 0o777, len(list(tmp_path.iterdir()))) == (0o700, 1)
     assert main(["run", "show", str(out / "run.toml"), "--json"]) == 0
     shown = values_of(capsys)
-    assert shown == {key: value for key, value in values.items() if key != "out"}
+    assert shown == {key: values[key] for key in ("run_id", "manifest", "needs")}
 
 
 def test_the_weights_are_those_of_the_directory(model, tmp_path):
@@ -260,17 +266,21 @@ def recipe_of(tmp_path, **section):
 ROWS = [{"prompt": f"{n} + 1?", "answer": str(n + 1), "pass_rate": n / 10} for n in range(10)]
 
 
+@needs_jail
 def test_a_run_in_text_takes_its_files_to_all_its_nodes(chat_model, tmp_path, capsys):
     recipe = recipe_of(tmp_path, name="math/sums", pass_rates=[0.2, 0.5])
     rows = write_rows(tmp_path / "rows.parquet", ROWS)
     out = tmp_path / "run"
     assert create(chat_model, out, "--dataset", rows, "--json", recipe=recipe) == 0
-    files = values_of(capsys)["manifest"]["genesis"]["files"]
+    values = values_of(capsys)
+    files, report = values["manifest"]["genesis"]["files"], values["dataset"]
     assert list(files) == ["bundle", "dataset"]
-    assert files["dataset"]["total_bytes"] == rows.stat().st_size
+    assert files["dataset"]["total_bytes"] == report["bytes_kept"]
+    assert (report["rows"], report["rows_kept"], report["rows_outside"]) == (10, 4, 6)
+    kept = (out / "task" / "dataset").read_bytes()
     for member in ("trainer-1", "validator-1", "validator-3"):
         task = DataDir(out / member).task
-        assert (task / "dataset").read_bytes() == rows.read_bytes()
+        assert (task / "dataset").read_bytes() == kept
         bundle = decode_bundle((task / "bundle").read_bytes())
         assert bundle["config.json"] == (chat_model / "config.json").read_bytes()
         assert "model.safetensors" not in bundle
@@ -281,12 +291,13 @@ def test_a_run_in_text_takes_its_files_to_all_its_nodes(chat_model, tmp_path, ca
 
 
 def test_the_files_of_a_manifest_are_named_by_their_bytes(chat_model, tmp_path):
-    recipe = recipe_of(tmp_path, name="math/sums")
-    rows = write_rows(tmp_path / "rows.parquet", ROWS)
+    recipe = recipe_of(tmp_path, name="code/sums")
+    rows = write_rows(tmp_path / "rows.parquet", [program_row("Add.", exchange("1 2", "3"))])
     assert create(chat_model, tmp_path / "run", "--dataset", rows, recipe=recipe) == 0
     manifest = load_signed_manifest((tmp_path / "run" / "run.toml").read_text(), verify).manifest
     rules, file = manifest.shardcast, manifest.genesis.files["dataset"]
-    index = encode(index_of(rows, rules.shard_bytes, rules.chunk_bytes))
+    kept = tmp_path / "run" / "task" / "dataset"
+    index = encode(index_of(kept, rules.shard_bytes, rules.chunk_bytes))
     assert (digest(index).hex(), len(index)) == (file.index, file.index_bytes)
 
 
@@ -325,6 +336,21 @@ def test_a_task_that_cannot_be_is_told_in_one_line(
     error = capsys.readouterr().err.splitlines()[-1]
     assert said in error and error.startswith("prime-node: error: ")
     assert not (tmp_path / "run").exists()
+
+
+def test_bad_rows_refuse_a_run_unless_they_may_be_left_out(chat_model, tmp_path, capsys):
+    recipe = recipe_of(tmp_path, name="code/sums")
+    good = program_row("Add.", exchange("1 2", "3"))
+    rows = write_rows(tmp_path / "rows.parquet", [good, good | {"tests": "[]"}, good])
+    options = ("--dataset", rows, "--json")
+    assert create(chat_model, tmp_path / "run", *options, recipe=recipe) == 78
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "1 of 3 rows cannot be used, the first is row 1: tests" in error
+    assert not (tmp_path / "run").exists()
+    assert create(chat_model, tmp_path / "run", *options, "--skip-bad-rows", recipe=recipe) == 0
+    report = values_of(capsys)["dataset"]
+    assert (report["rows"], report["rows_kept"], report["rows_bad"]) == (3, 2, 1)
+    assert report["bad_rows"][0]["place"] == {"unit": "row", "number": 1}
 
 
 @needs_verifiers

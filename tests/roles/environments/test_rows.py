@@ -43,9 +43,9 @@ def test_sizes_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ROW_BYTES_MAX", 1000)
     rows = ParquetRows(path, COLUMNS)
     assert rows.row(0)["prompt"] == "p0"
-    with pytest.raises(ValueError, match="row 1 has more than 1000 bytes"):
+    with pytest.raises(ValueError, match="2,001 bytes of text, the limit is 1,000"):
         rows.row(1)
-    with pytest.raises(ValueError, match="row 2 has a column that is no text"):
+    with pytest.raises(ValueError, match="row 2: prompt is null"):
         rows.row(2)
     monkeypatch.setattr(module, "GROUP_BYTES_MAX", 1000)
     with pytest.raises(ValueError, match="row group"):
