@@ -15,7 +15,8 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from protocol.admission import AdmissionSection
 from protocol.codec import encode
 from protocol.messages import BATCH_MAX, VERDICTS_MAX
-from protocol.section import Count, Name, Rate, Seconds, Section, Share
+from protocol.runtime import RuntimeSection
+from protocol.section import Count, Name, Rate, Seconds, Section, Share, SparseSection
 
 VERSIONS_MAX = 4096
 """Steps of a run: a newcomer must hold all its manifests before it can take the first one."""
@@ -110,7 +111,7 @@ class ModelSection(Section):
         return _tokens(self.config["eos_token_id"])
 
 
-class EnvironmentSection(Section):
+class EnvironmentSection(SparseSection):
     """The task; one in text has a data set or a generator behind a slash."""
 
     name: TaskName
@@ -118,6 +119,7 @@ class EnvironmentSection(Section):
     """Least and largest pass rate of the rows of a data set that count; empty: all of them do."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Of a generator, such as how many digits its numbers have, or what names a package."""
+    runtime: RuntimeSection | None = None  # a manifest of a task in text has one
 
     @property
     def in_text(self) -> bool:
@@ -132,6 +134,8 @@ class EnvironmentSection(Section):
         _check_value(self.options, CONFIG_DEPTH_MAX, "options")
         if len(encode(self.options)) > OPTIONS_BYTES_MAX:
             raise ValueError(f"options must not take more than {OPTIONS_BYTES_MAX} bytes")
+        if self.runtime is not None and not self.in_text:
+            raise ValueError("runtime is for tasks in text")
         return self
 
 

@@ -1,10 +1,12 @@
 """The task of a run: the files that its nodes need for it, checked before anybody has them."""
 
+import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
 from node.founding.found import give
+from node.local.config import runtime_directories
 from node.storage.sharded_files import index_of
 from protocol.bundle import BUNDLE_FILES, encode_bundle
 from protocol.crypto import digest
@@ -14,15 +16,17 @@ from protocol.shardcast.index import encode
 
 
 def pin_task(recipe: Recipe) -> Recipe:
-    """Return the recipe with what is installed here of the package of its task, if it has one.
+    """Return the recipe with the package and the scoring runtime of its task, if it has them.
 
-    Raises ``ValueError`` where it names something else than what is installed.
+    What the recipe leaves out is as it is installed here. Raises ``ValueError`` where it names
+    something else than what is installed.
     """
     if not recipe.environment.in_text:
         return recipe
     from roles.environments.families import pinned_task  # noqa: PLC0415 - tasks may be heavy
 
-    return recipe.model_copy(update={"environment": pinned_task(recipe.environment)})
+    pinned = pinned_task(recipe.environment, runtime_directories(os.environ))
+    return recipe.model_copy(update={"environment": pinned})
 
 
 def import_task(

@@ -9,9 +9,12 @@ from roles.environments.code import COLUMNS as CODE_COLUMNS
 from roles.environments.code import Code
 from roles.environments.jail import Jail
 from roles.environments.math import COLUMNS as MATH_COLUMNS
+from roles.environments.math import VERSION as MATH_VERSION
 from roles.environments.math import Math
+from roles.environments.reasoning_gym import VERSION as GENERATOR_VERSION
 from roles.environments.reasoning_gym import ReasoningGym, require_generator
 from roles.environments.rows import ParquetRows
+from roles.environments.runtime import Interpreter, completed, interpreter_of
 from roles.environments.text import TextTask
 from roles.environments.verifiers import Verifiers, pinned, require_package
 from roles.ports.background import Background
@@ -25,12 +28,35 @@ _GENERATORS = ("reasoning-gym", "verifiers")
 _FAMILIES = "in text there are code/…, math/…, reasoning-gym/… and verifiers/…"
 
 
-def pinned_task(section: EnvironmentSection) -> EnvironmentSection:
-    """Return the section with what is installed here of the package of its task, if it has one.
+_UNDERSTOOD = {"math-verify": MATH_VERSION, "reasoning-gym": GENERATOR_VERSION}
+"""Versions of packages that a runtime must name: another one may score otherwise."""
 
-    Raises ``ValueError`` where it names something else than what is installed.
+
+def pinned_task(section: EnvironmentSection, runtimes: Sequence[Path]) -> EnvironmentSection:
+    """Return the section with its package and its scoring runtime as they are installed here.
+
+    ``runtimes`` are directories of installed runtimes. Raises ``ValueError`` where the section
+    names something else than what is installed.
     """
-    return pinned(section) if section.name.startswith("verifiers/") else section
+    if section.name.partition("/")[0] not in {*COLUMNS, *_GENERATORS}:
+        raise ValueError(f"no environment {section.name!r}; {_FAMILIES}")
+    if section.name.startswith("verifiers/"):
+        section = pinned(section)
+    section = section.model_copy(update={"runtime": completed(section)})
+    _scoring(section, runtimes)
+    return section
+
+
+def _scoring(section: EnvironmentSection, runtimes: Sequence[Path]) -> Interpreter:
+    """Return the interpreter that scores; raises as ``interpreter_of``."""
+    found = interpreter_of(section, runtimes)
+    for package, version in _UNDERSTOOD.items():
+        if (named := found.packages.get(package, version)) != version:
+            raise ValueError(
+                f"environment.runtime.packages names {package} {named}; this software scores with "
+                f"{version}"
+            )
+    return found
 
 
 def require_task(section: EnvironmentSection, dataset: Path | None) -> Chat:
@@ -59,30 +85,33 @@ def text_task(
     dataset: Path,
     read_tokenizer: Callable[[], Tokenizer],
     background: Background,
+    runtimes: Sequence[Path] = (),
 ) -> TextTask:
     """Return the task, which reads its tokenizer and the rows of ``dataset`` when it is opened.
 
-    Raises ``ValueError`` when there is none, or this machine cannot run it. Blocks for a second.
+    ``runtimes`` are directories of installed scoring runtimes. Raises ``ValueError`` when there is
+    no such task, or this machine cannot run it. Blocks for a second.
     """
     name = section.name
     family, _, generator = name.partition("/")
+    if family not in {*COLUMNS, *_GENERATORS}:
+        raise ValueError(f"no environment {name!r}; {_FAMILIES}")
+    interpreter = _scoring(section, runtimes)
 
     def read_rows(columns: Sequence[str]) -> Callable[[], ParquetRows]:
         return lambda: ParquetRows(dataset, columns, section.pass_rates)
 
     match family:
         case "code":
-            jail = Jail(libraries=False)
+            jail = Jail(libraries=False, interpreter=interpreter)
             return Code(name, read_rows(CODE_COLUMNS), read_tokenizer, background, jail)
         case "math":
-            checker = Checker("math")
+            checker = Checker("math", interpreter=interpreter)
             return Math(name, read_rows(MATH_COLUMNS), read_tokenizer, background, checker)
         case "reasoning-gym":
-            checker = Checker("reasoning")
+            checker = Checker("reasoning", interpreter=interpreter)
             return ReasoningGym(
                 name, generator, section.options, read_tokenizer, background, checker
             )
-        case "verifiers":
-            return Verifiers(section, read_tokenizer, background)
         case _:
-            raise ValueError(f"no environment {name!r}; {_FAMILIES}")
+            return Verifiers(section, read_tokenizer, background)

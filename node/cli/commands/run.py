@@ -23,6 +23,7 @@ from node.local.run_pin import load_run
 from protocol.manifest import RunManifest, SignedManifest
 from protocol.recipe import Recipe
 from protocol.types import PeerId
+from roles.environments.runtime import NoRuntimeError
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -145,6 +146,8 @@ def _found(
         files = import_task(directory, dataset, rules, task)
         creator = load_or_create_identity(creator_key)
         signed = found(rules, digest.hex(), files, creator, trainers, validators)
+    except NoRuntimeError as error:
+        raise NodeError(error.told(f"--recipe {recipe_name}"), ExitCode.CONFIG) from None
     except ValueError as error:  # of the model, the task or the members; a ManifestError is one
         raise NodeError(str(error), ExitCode.CONFIG) from None
     write_atomically(staging / MANIFEST, manifest_toml(signed).encode())
