@@ -77,7 +77,7 @@ def create(
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise NodeError(f"{out} is not empty; a run needs a new directory", ExitCode.USAGE)
-    rules = read_recipe(recipe)
+    rules = _rules(recipe)
     typer.echo(f"reading {model}", err=True)
     with _staging(out) as staging:
         signed, needs = _found(
@@ -114,6 +114,16 @@ def show(
         _show(signed.manifest, needs)
 
 
+def _rules(recipe: str) -> Recipe:
+    """Return a recipe with its task as it is here; raises ``NodeError`` for one that cannot be."""
+    try:
+        return pin_task(read_recipe(recipe))
+    except NoRuntimeError as error:
+        raise NodeError(error.told(f"--recipe {recipe}"), ExitCode.CONFIG) from None
+    except ValueError as error:
+        raise NodeError(str(error), ExitCode.CONFIG) from None
+
+
 @contextmanager
 def _staging(out: Path) -> Iterator[Path]:
     """Yield a directory beside ``out`` that is gone afterwards, whatever happens."""
@@ -142,12 +152,10 @@ def _found(
     policy, task = staging / "genesis.safetensors", staging / "task"
     try:
         section, digest = import_model(directory, recipe, policy)
-        rules = pin_task(recipe.model_copy(update={"model": section}))
+        rules = recipe.model_copy(update={"model": section})
         files = import_task(directory, dataset, rules, task)
         creator = load_or_create_identity(creator_key)
         signed = found(rules, digest.hex(), files, creator, trainers, validators)
-    except NoRuntimeError as error:
-        raise NodeError(error.told(f"--recipe {recipe_name}"), ExitCode.CONFIG) from None
     except ValueError as error:  # of the model, the task or the members; a ManifestError is one
         raise NodeError(str(error), ExitCode.CONFIG) from None
     write_atomically(staging / MANIFEST, manifest_toml(signed).encode())
