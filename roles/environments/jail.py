@@ -124,21 +124,23 @@ class Jail:
         if missing:
             raise NoJailError(f"no jail for untrusted code: {', '.join(missing)} not installed")
         self._tools = {name: str(path) for name, path in tools.items()}
-        inside = interpreter or own_interpreter()
-        seen = [inside.prefix, inside.base_prefix] if libraries else [inside.base_prefix]
-        self._walls = self._make_walls(seen, sources or {})
+        self._interpreter = interpreter or own_interpreter()
+        self._walls = self._make_walls(sources or {}, libraries=libraries)
         options = "-PsB" if libraries else "-PsSB"
         self._keeper = [self._tools["nice"], "-n", str(_NICENESS)]
         self._keeper += [self._tools["setpriv"], "--pdeathsig=KILL", "--"]
         self._keeper += [str(own_interpreter().bare), "-IS"]
         self._keeper += ["-c", _KEEPER]
-        python = inside.executable if libraries else inside.bare
-        self._python = [str(python), options, "-c"]
+        inside = self._interpreter
+        self._python = [str(inside.executable if libraries else inside.bare), options, "-c"]
         self._prove()
 
-    def _make_walls(self, directories: Sequence[Path], sources: Mapping[str, Path]) -> list[str]:
+    def _make_walls(self, sources: Mapping[str, Path], *, libraries: bool) -> list[str]:
         """Return the command that puts the one behind it into a jail."""
-        seen = {str(path): path for path in directories}
+        inside = self._interpreter
+        seen = {
+            str(path): path for path in (inside.prefix, inside.base_prefix)[0 if libraries else 1 :]
+        }
         seen |= {f"/sources/{name}": path for name, path in sources.items()}
         walls = []
         if os.geteuid() == 0:

@@ -62,18 +62,25 @@ print(json.dumps({
 
 
 class NoRuntimeError(ValueError):
-    """This machine has no interpreter that fits the scoring runtime of a run."""
+    """This machine has no interpreter that fits the scoring runtime of a run; ``needs`` says which.
+
+    It is ``installable`` unless the packages of the task are installed beside the node.
+    """
 
     def __init__(self, needs: str, *, installable: bool) -> None:
-        self._needs = needs
+        self.needs = needs
         self._installable = installable
         super().__init__(self.told("--run RUN.toml"))
 
     def told(self, options: str) -> str:
-        """Return one line with the command that makes the runtime, given the ``options`` for it."""
-        command = f"prime-node scoring install {options}".rstrip()
-        remedy = f"run {command}" if self._installable else "start prime-node under that Python"
-        return f"{self._needs}: {remedy}"
+        """Return one line: what is missing, and the command that installs it, with ``options``."""
+        return f"{self.needs}: {self.remedy(options)}"
+
+    def remedy(self, options: str) -> str:
+        """Return what to do about it."""
+        if not self._installable:
+            return "start prime-node under that Python"
+        return f"run prime-node scoring install {options}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)

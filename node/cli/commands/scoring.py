@@ -15,6 +15,7 @@ from node.local.config import runtime_directories
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run, pinned_run
 from node.local.runtime_venv import install_runtime, installed_runtimes
+from node.local.scoring import run_options
 from protocol.recipe import EnvironmentSection
 from protocol.runtime import RuntimeSection
 from roles.environments.runtime import (
@@ -105,10 +106,11 @@ def show(
 
     The exit code is 78 when the run is known and its runtime is not here.
     """
-    directories = runtime_directories(os.environ)
-    known = run is not None or pinned_run(data_dir_of(ctx, data_dir)) is not None
-    wanted = _wanted(_of_run(ctx, run, data_dir), directories) if known else None
-    here = installed_runtimes(directories)
+    datadir = data_dir_of(ctx, data_dir)
+    known = run is not None or pinned_run(datadir) is not None
+    options = run_options(run, datadir.root)
+    wanted = _wanted(_of_run(ctx, run, data_dir), options) if known else None
+    here = installed_runtimes(runtime_directories(os.environ))
     if as_json:
         values = {"installed": list(map(_values, here)), "own_python": own_interpreter().version}
         print_json(values | {"run": None if wanted is None else wanted.values()})
@@ -144,15 +146,17 @@ class _Wanted:
         return f"the run's {self.runtime} is {self.found.executable} ({self.found.digest.hex()})"
 
 
-def _wanted(section: EnvironmentSection, directories: tuple[Path, ...]) -> _Wanted:
+def _wanted(section: EnvironmentSection, options: str) -> _Wanted:
+    """Look for the runtime of a task; a command finds its run by ``options``."""
     if not section.in_text:
         return _Wanted(None, None, "")
     try:
-        return _Wanted(section.runtime, interpreter_of(section, directories), "")
+        found = interpreter_of(section, runtime_directories(os.environ))
     except NoRuntimeError as error:
-        return _Wanted(section.runtime, None, error.told(""))
+        return _Wanted(section.runtime, None, error.told(options))
     except ValueError as error:
         return _Wanted(section.runtime, None, str(error))
+    return _Wanted(section.runtime, found, "")
 
 
 def _of_run(ctx: typer.Context, run: Path | None, data_dir: Path | None) -> EnvironmentSection:
