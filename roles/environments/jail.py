@@ -131,16 +131,15 @@ class Jail:
         self._keeper += [self._tools["setpriv"], "--pdeathsig=KILL", "--"]
         self._keeper += [str(own_interpreter().bare), "-IS"]
         self._keeper += ["-c", _KEEPER]
-        inside = self._interpreter
-        self._python = [str(inside.executable if libraries else inside.bare), options, "-c"]
+        python = self._interpreter.executable if libraries else self._interpreter.bare
+        self._python = [str(python), options, "-c"]
         self._prove()
 
     def _make_walls(self, sources: Mapping[str, Path], *, libraries: bool) -> list[str]:
         """Return the command that puts the one behind it into a jail."""
-        inside = self._interpreter
-        seen = {
-            str(path): path for path in (inside.prefix, inside.base_prefix)[0 if libraries else 1 :]
-        }
+        python = self._interpreter
+        shown = [python.prefix, python.base_prefix] if libraries else [python.base_prefix]
+        seen = {str(path): path for path in shown}
         seen |= {f"/sources/{name}": path for name, path in sources.items()}
         walls = []
         if os.geteuid() == 0:
