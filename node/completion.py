@@ -36,6 +36,13 @@ def devices() -> list[str]:
     return ["auto", "cpu", "cuda"]
 
 
+def pythons() -> list[str]:
+    """Return the versions of Python that programs are scored under."""
+    from roles.environments.runtime import PYTHONS  # noqa: PLC0415 - when a shell asks
+
+    return [*PYTHONS]
+
+
 def values_of(key: str) -> Callable[[], Sequence[str]]:
     """Return what lists the values that a key of the config file can have."""
 

@@ -59,6 +59,12 @@ class RunManifest(Recipe):
 
     genesis: Genesis
 
+    @model_validator(mode="after")
+    def _check_runtime(self) -> Self:
+        if self.environment.in_text and self.environment.runtime is None:
+            raise ValueError("environment.runtime: missing; a task in text is scored under one")
+        return self
+
     def encoded(self) -> bytes:
         """Return the canonical bytes, whose digest is the run id."""
         return encode(self.model_dump(mode="json"))

@@ -122,6 +122,8 @@ class NodeRecord(Message):
     """Where it serves weights by HTTP, on the host that it is connected from; 0 where it does not.
     No host: a record could name somebody else's."""
     software: ShortText
+    scoring: OptionalDigest = b""
+    """Digest of the scoring runtime that it has; empty for a node that does not score."""
     protocol_version: UInt
     policy_version: Annotated[int, Field(ge=-1, le=2**53)]
     """Newest policy held, -1 before the first."""

@@ -15,6 +15,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator, model_v
 from protocol.admission import AdmissionSection
 from protocol.codec import encode
 from protocol.messages import BATCH_MAX, VERDICTS_MAX
+from protocol.runtime import RuntimeSection
 from protocol.section import LEFT_OUT_WHEN_EMPTY, Count, Name, Rate, Seconds, Section, Share
 
 VERSIONS_MAX = 4096
@@ -135,6 +136,8 @@ class EnvironmentSection(Section):
         tuple[ExampleSection, ...], Field(max_length=EXAMPLES_MAX), LEFT_OUT_WHEN_EMPTY
     ] = ()
     """Turns of user and assistant between the system message and the problem."""
+    runtime: Annotated[RuntimeSection | None, LEFT_OUT_WHEN_EMPTY] = None
+    """A manifest of a task in text has one."""
 
     @property
     def in_text(self) -> bool:
@@ -151,6 +154,8 @@ class EnvironmentSection(Section):
         _check_value(self.options, CONFIG_DEPTH_MAX, "options")
         if len(encode(self.options)) > OPTIONS_BYTES_MAX:
             raise ValueError(f"options must not take more than {OPTIONS_BYTES_MAX} bytes")
+        if self.runtime is not None and not self.in_text:
+            raise ValueError("runtime is for tasks in text")
         return self
 
 

@@ -248,6 +248,7 @@ class Observer:
                 age_seconds=max(0.0, round(now - member.seen_at, 1)),
                 software=member.record.message.software,
                 standing="slashed" if replica.ledger.slashed(member.peer) else "good",
+                scoring=member.record.message.scoring.hex(),
             )
             for member in live[:LISTED_MAX]
         )

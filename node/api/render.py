@@ -78,7 +78,7 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
 def peers_view(status: NodeStatus) -> RenderableType:
     """Return the roster as a table, and who gossips with this node as another."""
     table = Table(box=None, padding=(0, 2, 0, 1), header_style=DIM)
-    for name in ("peer", "roles", "policy", "seen", "software", "standing"):
+    for name in ("peer", "roles", "policy", "seen", "software", "scoring", "standing"):
         table.add_column(name, no_wrap=True, justify="right" if name == "policy" else "left")
     for member in sorted(status.members, key=_by_role):
         ours = member.peer_id == status.peer_id
@@ -88,6 +88,7 @@ def peers_view(status: NodeStatus) -> RenderableType:
             _version(member.policy_version),
             f"{duration_text(member.age_seconds)} ago",
             Text(plain(member.software, 24)),
+            Text(member.scoring[:8] or "-"),
             Text(member.standing, style=GOOD if member.standing == "good" else BAD),
         )
     line = f"{_members(status)}, {status.peers_connected} connected to this node"

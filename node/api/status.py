@@ -33,6 +33,8 @@ class MemberStatus:
     age_seconds: float
     software: str
     standing: Literal["good", "slashed"]
+    scoring: str = ""
+    """Digest of its scoring runtime, in hexadecimal; empty where it does not score."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,6 +32,7 @@ BUILT_IN = tuple(
         "why",
         "dashboard",
         "calibrate",
+        "scoring",
         "version",
     )
 )

@@ -12,6 +12,7 @@ from node.local.devices import why_no_device
 from node.local.errors import ExitCode, NodeError
 from node.local.ports import listen
 from node.local.run_pin import local_run
+from node.local.scoring import scoring_digest
 
 
 def preflight(config: NodeConfig) -> None:
@@ -32,6 +33,8 @@ def preflight(config: NodeConfig) -> None:
         _check_ports(config)
         load_or_create_identity(config.identity_path or datadir.identity)
         run = local_run(datadir, config.run, config.run_id)
+    if run is not None:
+        scoring_digest(run.manifest, config)  # raises where the run's runtime is not here
     if config.new_swarm and run is None:
         raise NodeError(
             "--new-swarm needs a run to begin: give its signed manifest with --run RUN.toml",

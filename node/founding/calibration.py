@@ -1,11 +1,13 @@
 """Thresholds that fit the run: honest engines are compared on its own model and prompts."""
 
 import asyncio
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from node.local.config import runtime_directories
 from protocol.manifest import RunManifest
 from protocol.recipe import Recipe
 from protocol.types import Digest, Version
@@ -66,7 +68,7 @@ def calibrate_run(
     bench = _bench(manifest, policy, plan)
 
     async def measured() -> "Calibration":
-        environment = task_of(manifest, task, background)
+        environment = task_of(manifest, task, background, runtime_directories(os.environ))
         await environment.open()
         prompts = task_prompts(environment, manifest.sampling)
         budget = Budget(seconds_max=60 * plan.minutes)

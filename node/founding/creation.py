@@ -12,7 +12,7 @@ from node.founding.calibration import CalibrationPlan, Progress, calibrate_run
 from node.founding.found import create_member, found, give, manifest_toml
 from node.founding.model import import_model, needs_of_run
 from node.founding.needs import Needs
-from node.founding.task import give_task, import_task, pin_task
+from node.founding.task import give_task, import_task
 from node.founding.trial import Trial, run_trial
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.local.errors import ExitCode, NodeError
@@ -95,7 +95,7 @@ class Creation:
         validators = _keys(directory, "validator", members.validators, members.validator_keys)
         try:
             section, digest = import_model(model, recipe, policy)
-            rules = pin_task(recipe.model_copy(update={"model": section}))
+            rules = recipe.model_copy(update={"model": section})
             found_task = import_task(
                 model, rows.path, rules, task, skip_bad_rows=rows.skip_bad, say=say
             )

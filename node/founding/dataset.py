@@ -14,6 +14,7 @@ from node.founding.dataset_rows import pass_rate, run_row
 from protocol.recipe import Recipe
 from roles.engines.tokenizer import HuggingFaceTokenizer
 from roles.environments.families import COLUMNS
+from roles.environments.preamble import primed
 from roles.environments.rows import OPTIONAL_COLUMNS, PASS_RATE, UnusableRowError
 from roles.environments.usable_rows import PromptRoom, RowRule
 from roles.ports.engines import EngineError
@@ -148,7 +149,8 @@ async def _copy(
     section = recipe.environment
     family = section.name.partition("/")[0]
     rates = (PASS_RATE,) if section.pass_rates else ()
-    rule = RowRule(family, PromptRoom.of(recipe), tokenizer)
+    asked = primed(tokenizer, recipe.environment)
+    rule = RowRule(family, PromptRoom.of(recipe), asked)
     rows = read_rows(source, report.format, (*COLUMNS[family], *rates), OPTIONAL_COLUMNS)
     usable = _usable(rows, rule, section.pass_rates, report)
     async with AsyncExitStack() as stack:

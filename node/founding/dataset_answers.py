@@ -1,15 +1,17 @@
 """Each expected answer of a data set against itself, as the run would score it."""
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Self, TypeVar
 
 from typing_extensions import override
 
+from node.local.config import runtime_directories
 from protocol.crypto import digest
 from protocol.recipe import Recipe
 from roles.engines.tokenizer import HuggingFaceTokenizer
-from roles.environments.families import math_checker, math_task
+from roles.environments.families import math_checker, math_task, scoring_interpreter
 from roles.environments.jail import NoJailError
 from roles.ports.background import Background
 from roles.ports.engines import Answer, Unscorable
@@ -28,7 +30,8 @@ class AnswerCheck:
     def __init__(self, recipe: Recipe, tokenizer: HuggingFaceTokenizer) -> None:
         """Raise ``ValueError`` where answers cannot be scored on this machine."""
         try:
-            self._checker = math_checker()
+            runtimes = runtime_directories(os.environ)
+            self._checker = math_checker(scoring_interpreter(recipe.environment, runtimes))
         except NoJailError as error:
             raise ValueError(
                 f"{error}: the answers of a data set are scored in one, so repair that first"

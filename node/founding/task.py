@@ -1,11 +1,15 @@
 """The task of a run: the files that its nodes need for it, checked before anybody has them."""
 
+import os
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from node.founding.found import give
+from node.founding.recipes import read_recipe
+from node.local.config import runtime_directories
+from node.local.errors import ExitCode, NodeError
 from node.storage.sharded_files import index_of
 from protocol.bundle import BUNDLE_FILES, encode_bundle
 from protocol.crypto import digest
@@ -25,15 +29,32 @@ class RunTask(NamedTuple):
 
 
 def pin_task(recipe: Recipe) -> Recipe:
-    """Return the recipe with what is installed here of the package of its task, if it has one.
+    """Return the recipe with the package and the scoring runtime of its task, if it has them.
 
-    Raises ``ValueError`` where it names something else than what is installed.
+    What the recipe leaves out is as it is installed here. Raises ``ValueError`` where it names
+    something else than what is installed.
     """
     if not recipe.environment.in_text:
         return recipe
     from roles.environments.families import pinned_task  # noqa: PLC0415 - tasks may be heavy
 
-    return recipe.model_copy(update={"environment": pinned_task(recipe.environment)})
+    pinned = pinned_task(recipe.environment, runtime_directories(os.environ))
+    return recipe.model_copy(update={"environment": pinned})
+
+
+def pinned_recipe(recipe: str) -> Recipe:
+    """Return a recipe, by its name or file, with its task as it is installed here.
+
+    Raises ``NodeError``.
+    """
+    from roles.environments.runtime import NoRuntimeError  # noqa: PLC0415 - tasks may be heavy
+
+    try:
+        return pin_task(read_recipe(recipe))
+    except NoRuntimeError as error:
+        raise NodeError(error.told(f"--recipe {recipe}"), ExitCode.CONFIG) from None
+    except ValueError as error:
+        raise NodeError(str(error), ExitCode.CONFIG) from None
 
 
 def import_task(
@@ -132,7 +153,7 @@ def _import_text(
         dataset,
         directory / "dataset",
         recipe,
-        tokenizer,
+        plain,
         skip_bad_rows=skip_bad_rows,
         say=say,
     )

@@ -6,6 +6,7 @@ by the run's thresholds, rewards are the task's, and memory and seconds are meas
 
 import asyncio
 import math
+import os
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from node.local.config import runtime_directories
 from node.local.memory import peak_rss_bytes
 from node.storage.encodings import encode
 from protocol.assignment import SequenceAssignment, assign
@@ -110,7 +112,8 @@ def run_trial(
 
     async def tried() -> Trial:
         processes = EngineProcesses()
-        engines = ChildEngines(processes, background, task, device)
+        runtimes = runtime_directories(os.environ)
+        engines = ChildEngines(processes, background, task, device, runtimes=runtimes)
         try:
             return await _Trying(manifest, policy, engines, say).run()
         finally:

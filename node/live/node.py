@@ -19,7 +19,7 @@ from node.live.machine import Machine
 from node.live.start_log import StartLog
 from node.live.supervisor import Supervisor
 from node.local.addresses import load_cached_peers, store_cached_peers
-from node.local.config import NodeConfig
+from node.local.config import NodeConfig, runtime_directories
 from node.local.datadir import DataDir, load_or_create_identity, locked, open_data_dir
 from node.local.errors import ExitCode, NodeError
 from node.local.log_tail import LogTail
@@ -77,6 +77,7 @@ def live_engines(config: NodeConfig, background: Background) -> Engines:
         engine=config.engine,
         gpus=config.engine_gpus,
         memory_bytes_max=config.engine_memory,
+        runtimes=runtime_directories(os.environ),
     )
 
 
@@ -242,7 +243,7 @@ class LiveNode:
         policy_files = await asyncio.to_thread(
             PolicyDirectory, data.weights, data.genesis, data.task, blobs
         )
-        about = await asyncio.to_thread(about_us, self._config)
+        about = await asyncio.to_thread(about_us, self._config, manifest)
         background = ThreadBackground()
         http = HttpFace(self._config.host, self._config.http_port, transport.host_of)
         about = replace(about, http_port=http.port)

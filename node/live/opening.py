@@ -10,6 +10,7 @@ from node.local.config import NodeConfig
 from node.local.datadir import DataDir
 from node.local.errors import ExitCode, NodeError
 from node.local.hardware import probe_hardware
+from node.local.scoring import scoring_digest
 from node.local.software import SOFTWARE
 from node.membership.admission import stored_proof, why_not
 from node.membership.announcer import About
@@ -53,13 +54,17 @@ def open_store(
     return store
 
 
-def about_us(config: NodeConfig) -> About:
-    """Return what this node says of itself; reads the machine."""
+def about_us(config: NodeConfig, manifest: SignedManifest) -> About:
+    """Return what this node says of itself; reads the machine.
+
+    Raises ``NodeError`` when the run's scoring runtime is not here.
+    """
     return About(
         config.roles,
         probe_hardware(),
         reachable=True,
         software=SOFTWARE,
+        scoring=scoring_digest(manifest.manifest, config),
         upload_bytes_per_second=config.upload_limit or 0,
         invite=config.invite,
     )

@@ -225,6 +225,17 @@ def default_data_dir(environment: Mapping[str, str]) -> Path:
     return Path(base) / "prime-node"
 
 
+def runtime_directories(environment: Mapping[str, str]) -> tuple[Path, ...]:
+    """Return where scoring runtimes are looked for; new ones are made in the first place.
+
+    They belong to no data directory: nodes of a machine share them. What root makes is for all.
+    """
+    machine, base = Path("/var/lib/prime-node-scoring"), environment.get("XDG_DATA_HOME")
+    if not base and os.geteuid() == 0:
+        return (machine,)
+    return Path(base or Path.home() / ".local" / "share") / "prime-node-scoring", machine
+
+
 def default_config_file(environment: Mapping[str, str]) -> Path:
     """Return the XDG place of the configuration file."""
     base = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"

@@ -21,6 +21,8 @@ def run_words(manifest: RunManifest) -> Iterator[tuple[str, str]]:
     yield "creator", f"{genesis.creator}, {began:%Y-%m-%d %H:%M} UTC"
     yield "model", f"{model.name}, {model.architecture} in {model.dtype}"
     yield "task", ", ".join(_task(manifest.environment))
+    if manifest.environment.runtime is not None:
+        yield "scored by", str(manifest.environment.runtime)
     files = (f"{name}, {bytes_text(one.total_bytes)}" for name, one in genesis.files.items())
     yield "files", "; ".join(files) or "none"
     answers = f"{sampling.prompts_per_rollout} prompts of {sampling.group_size} answers"

@@ -45,6 +45,8 @@ class About:
     reachable: bool
     """Whether we want to be dialled."""
     software: str
+    scoring: bytes = b""
+    """Digest of our scoring runtime; empty where we do not score."""
     upload_bytes_per_second: int = 0
     """No more than this; 0: no limit of our own."""
     http_port: int = 0
@@ -178,6 +180,7 @@ class Announcer:
             upload_classes=tuple(witnessed.values()),
             http_port=self._about.http_port,
             software=self._about.software,
+            scoring=self._about.scoring,
             protocol_version=PROTOCOL_VERSION,
             policy_version=self._policy_version(),
             checkpoint=b"" if head is None else head.digest,

@@ -1,9 +1,11 @@
 """Greedy accuracy of a policy: what it knows, without the noise of sampling; runs in a child."""
 
 import asyncio
+import os
 from pathlib import Path
 
 from node.live.background import ThreadBackground
+from node.local.config import runtime_directories
 from node.local.run_pin import load_run
 from node.testnet.plan import Layout
 from protocol.rng import Rng
@@ -30,7 +32,7 @@ async def _greedy_accuracy(layout: Layout, path: Path, seed: int) -> float:
     try:
         from safetensors.torch import load_file  # noqa: PLC0415 - imports torch
 
-        task = task_of(manifest, layout.task, background)
+        task = task_of(manifest, layout.task, background, runtime_directories(os.environ))
         await task.open()
         draws = Rng(seed.to_bytes(8, "big")).child("greedy evaluation")
         problems = [draws.bits64() for _ in range(PROBLEMS)]

@@ -9,11 +9,11 @@ import tomlkit
 from node.founding.found import create_member, found, give, manifest_toml
 from node.founding.model import import_model
 from node.founding.recipes import read_recipe
-from node.founding.task import give_task, import_task
+from node.founding.task import give_task, import_task, pin_task
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.testnet.plan import STEPS, Layout, NodePlan, Options
 from protocol.manifest import RunFile, RunFileName, SignedManifest
-from protocol.recipe import VERSIONS_MAX, ModelSection, Recipe
+from protocol.recipe import VERSIONS_MAX, EnvironmentSection, ModelSection, Recipe
 from protocol.types import Role
 
 COLD_START_ACCURACY = 0.33
@@ -49,6 +49,7 @@ class FirstPolicy:
     """What a testnet's run begins with; ``digest`` is that of the policy, in hexadecimal."""
 
     model: ModelSection
+    environment: EnvironmentSection
     digest: str
     files: dict[RunFileName, RunFile]
 
@@ -66,10 +67,11 @@ def make_first_policy(recipe: Recipe, seed: int, layout: Layout) -> FirstPolicy:
     path = layout.genesis_policy
     path.parent.mkdir(parents=True, exist_ok=True)
     if recipe.environment.in_text:
-        make_small_model(recipe, seed, layout.model, COLD_START_ACCURACY)
-        section, digest = import_model(layout.model, recipe, path)
-        files = import_task(layout.model, None, recipe, layout.task).files
-        return FirstPolicy(section, digest.hex(), files)
+        rules = pin_task(recipe)
+        make_small_model(rules, seed, layout.model, COLD_START_ACCURACY)
+        section, digest = import_model(layout.model, rules, path)
+        files = import_task(layout.model, None, rules, layout.task).files
+        return FirstPolicy(section, rules.environment, digest.hex(), files)
     made = cold_start(
         solved(environment(recipe.environment.name)),
         recipe.model,
@@ -78,7 +80,7 @@ def make_first_policy(recipe: Recipe, seed: int, layout: Layout) -> FirstPolicy:
         target_accuracy=COLD_START_ACCURACY,
         length_targets=recipe.sampling.length_targets,
     )
-    return FirstPolicy(recipe.model, made.digest.hex(), {})
+    return FirstPolicy(recipe.model, recipe.environment, made.digest.hex(), {})
 
 
 def found_run(
@@ -91,7 +93,7 @@ def found_run(
     creator = load_or_create_identity(layout.directory / "creator.key")
     trainers = [plan for plan in plans if plan.role is Role.TRAINER]
     validators = [plan.peer_id for plan in plans if plan.role is Role.VALIDATOR]
-    rules = recipe.model_copy(update={"model": first.model})
+    rules = recipe.model_copy(update={"model": first.model, "environment": first.environment})
     signed = found(
         rules, first.digest, first.files, creator, [plan.peer_id for plan in trainers], validators
     )

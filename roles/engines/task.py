@@ -1,5 +1,6 @@
 """The run's task, as the daemon asks it: it computes in no engine."""
 
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,10 +12,13 @@ from roles.ports.engines import Environment
 from roles.ports.text import Tokenizer
 
 
-def task_of(manifest: RunManifest, task_data: Path, background: Background) -> Environment:
+def task_of(
+    manifest: RunManifest, task_data: Path, background: Background, runtimes: Sequence[Path] = ()
+) -> Environment:
     """Return the task; ``task_data`` is the directory that the run's files are in when it opens.
 
-    Raises ``ValueError`` for one that this software does not have or this machine cannot run.
+    ``runtimes`` are directories of installed scoring runtimes, if there are any. Raises
+    ``ValueError`` for a task that this software does not have or this machine cannot run.
     """
     section = manifest.environment
     if not section.in_text:
@@ -29,4 +33,4 @@ def task_of(manifest: RunManifest, task_data: Path, background: Background) -> E
         return of_bundle(task_data / "bundle", manifest.model.vocabulary_size, founded_at)
 
     room = PromptRoom.of(manifest)
-    return text_task(section, task_data / "dataset", read_tokenizer, background, room)
+    return text_task(section, task_data / "dataset", read_tokenizer, background, room, runtimes)

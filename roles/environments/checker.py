@@ -14,6 +14,7 @@ import roles
 from roles.environments.jail import Jail, Jailed, places
 from roles.environments.jailed.serve import LENGTH_BYTES, REPLY_BYTES_MAX
 from roles.environments.limits import Limits, Use
+from roles.environments.runtime import Interpreter
 from roles.ports.engines import Unscorable
 
 LIMITS = Limits(
@@ -41,10 +42,14 @@ class Checker:
         limits: Limits = LIMITS,
         settings: Mapping[str, Any] | None = None,
         sources: Mapping[str, Path] | None = None,
+        interpreter: Interpreter | None = None,
     ) -> None:
-        """Try a jail, in which ``sources`` are seen, too; raises ``NoJailError``."""
+        """Try a jail, in which ``sources`` are seen, too; raises ``NoJailError``.
+
+        The checker runs under ``interpreter``, by default that of this process.
+        """
         seen = {**(sources or {}), "roles": Path(roles.__file__).parent}
-        self._jail = Jail(libraries=True, sources=seen)
+        self._jail = Jail(libraries=True, sources=seen, interpreter=interpreter)
         made = "check" if settings is None else "checker(json.loads(sys.argv[1]))"
         self._program = (
             "import json, sys\n"

@@ -1,6 +1,6 @@
 """Tasks in text by their names in a manifest, such as ``math/<data set>``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -10,10 +10,13 @@ from roles.environments.code import COLUMNS as CODE_COLUMNS
 from roles.environments.code import Code
 from roles.environments.jail import Jail
 from roles.environments.math import COLUMNS as MATH_COLUMNS
+from roles.environments.math import VERSION as MATH_VERSION
 from roles.environments.math import Math
 from roles.environments.preamble import preamble, primed
+from roles.environments.reasoning_gym import VERSION as GENERATOR_VERSION
 from roles.environments.reasoning_gym import ReasoningGym, require_generator
 from roles.environments.rows import ParquetRows
+from roles.environments.runtime import Interpreter, completed, interpreter_of
 from roles.environments.text import TextTask
 from roles.environments.usable_rows import PromptRoom, RowRule, UsableRows
 from roles.environments.verifiers import Verifiers, pinned, require_package
@@ -28,12 +31,35 @@ _GENERATORS = ("reasoning-gym", "verifiers")
 _FAMILIES = "in text there are code/…, math/…, reasoning-gym/… and verifiers/…"
 
 
-def pinned_task(section: EnvironmentSection) -> EnvironmentSection:
-    """Return the section with what is installed here of the package of its task, if it has one.
+_UNDERSTOOD = {"math-verify": MATH_VERSION, "reasoning-gym": GENERATOR_VERSION}
+"""Versions of packages that a runtime must name: another one may score otherwise."""
 
-    Raises ``ValueError`` where it names something else than what is installed.
+
+def pinned_task(section: EnvironmentSection, runtimes: Sequence[Path]) -> EnvironmentSection:
+    """Return the section with its package and its scoring runtime as they are installed here.
+
+    ``runtimes`` are directories of installed runtimes. Raises ``ValueError`` where the section
+    names something else than what is installed.
     """
-    return pinned(section) if section.name.startswith("verifiers/") else section
+    if section.name.partition("/")[0] not in {*COLUMNS, *_GENERATORS}:
+        raise ValueError(f"no environment {section.name!r}; {_FAMILIES}")
+    if section.name.startswith("verifiers/"):
+        section = pinned(section)
+    section = section.model_copy(update={"runtime": completed(section)})
+    scoring_interpreter(section, runtimes)
+    return section
+
+
+def scoring_interpreter(section: EnvironmentSection, runtimes: Sequence[Path]) -> Interpreter:
+    """Return the interpreter that scores; raises as ``interpreter_of``."""
+    found = interpreter_of(section, runtimes)
+    for package, version in _UNDERSTOOD.items():
+        if (named := found.packages.get(package, version)) != version:
+            raise ValueError(
+                f"environment.runtime.packages names {package} {named}; this software scores with "
+                f"{version}"
+            )
+    return found
 
 
 def require_task(section: EnvironmentSection, *, has_dataset: bool) -> Chat:
@@ -63,14 +89,19 @@ def text_task(
     read_tokenizer: Callable[[], Tokenizer],
     background: Background,
     room: PromptRoom,
+    runtimes: Sequence[Path] = (),
 ) -> TextTask:
     """Return the task, which reads its tokenizer and the rows of ``dataset`` when it is opened.
 
-    Raises ``ValueError`` when there is none, or this machine cannot run it. Blocks for a second.
+    ``runtimes`` are directories of installed scoring runtimes. Raises ``ValueError`` when there is
+    no such task, or this machine cannot run it. Blocks for a second.
     """
     name = section.name
     family, _, generator = name.partition("/")
     tokenizer = cache(lambda: primed(read_tokenizer(), section))
+    if family not in {*COLUMNS, *_GENERATORS}:
+        raise ValueError(f"no environment {name!r}; {_FAMILIES}")
+    interpreter = scoring_interpreter(section, runtimes)
 
     def read_rows() -> Rows:
         rows = ParquetRows(dataset, COLUMNS[family], section.pass_rates)
@@ -78,22 +109,21 @@ def text_task(
 
     match family:
         case "code":
-            return Code(name, read_rows, tokenizer, background, Jail(libraries=False))
+            jail = Jail(libraries=False, interpreter=interpreter)
+            return Code(name, read_rows, tokenizer, background, jail)
         case "math":
-            checker = math_checker()
+            checker = math_checker(interpreter)
             return math_task(section, read_rows, tokenizer, background, checker)
         case "reasoning-gym":
-            checker = Checker("reasoning")
+            checker = Checker("reasoning", interpreter=interpreter)
             return ReasoningGym(name, generator, section.options, tokenizer, background, checker)
-        case "verifiers":
-            return Verifiers(section, tokenizer, background)
         case _:
-            raise ValueError(f"no environment {name!r}; {_FAMILIES}")
+            return Verifiers(section, tokenizer, background)
 
 
-def math_checker() -> Checker:
+def math_checker(interpreter: Interpreter) -> Checker:
     """Return what scores a task of the family ``math``; raises ``NoJailError``."""
-    return Checker("math")
+    return Checker("math", interpreter=interpreter)
 
 
 def math_task(

@@ -14,13 +14,13 @@ import asyncio
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from roles.environments.jailed.serve import READY
 from roles.environments.limits import Ended, Limits, Use
+from roles.environments.runtime import Interpreter, own_interpreter
 from roles.ports.engines import EngineError
 
 START_SECONDS_MAX = 180.0
@@ -107,28 +107,39 @@ class Jailed:
 class Jail:
     """Makes jails on this machine."""
 
-    def __init__(self, *, libraries: bool, sources: Mapping[str, Path] | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        libraries: bool,
+        sources: Mapping[str, Path] | None = None,
+        interpreter: Interpreter | None = None,
+    ) -> None:
         """Try one; raises ``NoJailError``. Takes a tenth of a second.
 
-        With ``libraries`` programs may import what is installed beside this one, and ``sources``,
-        packages by their names.
+        Programs run under ``interpreter``, by default that of this process. With ``libraries`` they
+        may import what is installed beside it, and ``sources``, packages by their names.
         """
         tools = {name: shutil.which(name) for name in _TOOLS}
         missing = [name for name, path in tools.items() if path is None]
         if missing:
             raise NoJailError(f"no jail for untrusted code: {', '.join(missing)} not installed")
         self._tools = {name: str(path) for name, path in tools.items()}
+        self._interpreter = interpreter or own_interpreter()
         self._walls = self._make_walls(sources or {}, libraries=libraries)
         options = "-PsB" if libraries else "-PsSB"
         self._keeper = [self._tools["nice"], "-n", str(_NICENESS)]
-        self._keeper += [self._tools["setpriv"], "--pdeathsig=KILL", "--", _interpreter(), "-IS"]
+        self._keeper += [self._tools["setpriv"], "--pdeathsig=KILL", "--"]
+        self._keeper += [str(own_interpreter().bare), "-IS"]
         self._keeper += ["-c", _KEEPER]
-        self._python = [sys.executable if libraries else _interpreter(), options, "-c"]
+        python = self._interpreter.executable if libraries else self._interpreter.bare
+        self._python = [str(python), options, "-c"]
         self._prove()
 
     def _make_walls(self, sources: Mapping[str, Path], *, libraries: bool) -> list[str]:
         """Return the command that puts the one behind it into a jail."""
-        seen = {str(path): path for path in _interpreter_directories()[0 if libraries else 1 :]}
+        python = self._interpreter
+        shown = [python.prefix, python.base_prefix] if libraries else [python.base_prefix]
+        seen = {str(path): path for path in shown}
         seen |= {f"/sources/{name}": path for name, path in sources.items()}
         walls = []
         if os.geteuid() == 0:
@@ -299,16 +310,6 @@ def _spawn(command: list[str], files: Sequence[int | None]) -> int:
         setsigmask=[],
         setsigdef=[signal.SIGPIPE, signal.SIGINT, signal.SIGTERM, signal.SIGHUP],
     )
-
-
-def _interpreter() -> str:
-    """Return the interpreter without what is installed beside it."""
-    return str(Path(sys.base_prefix, "bin", f"python3.{sys.version_info.minor}"))
-
-
-def _interpreter_directories() -> tuple[Path, Path]:
-    """Return where the installed libraries are, and the interpreter itself."""
-    return Path(sys.prefix), Path(sys.base_prefix)
 
 
 _STAGE = "/mnt"

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing_extensions import override
 
 from roles.environments.checker import Checker
-from roles.environments.text import ANSWER_CHARACTERS_MAX, RowTask, require
+from roles.environments.text import ANSWER_CHARACTERS_MAX, RowTask
 from roles.ports.background import Background
 from roles.ports.engines import Score, Unscorable
 from roles.ports.text import Rows, Tokenizer
@@ -31,9 +31,7 @@ class Math(RowTask):
         background: Background,
         checker: Checker,
     ) -> None:
-        """Raise ``ValueError`` when another version of math-verify is installed."""
         super().__init__(name, read_rows, read_tokenizer, background)
-        require("math-verify", VERSION, name)
         self._checker = checker
 
     @override

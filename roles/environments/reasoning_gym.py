@@ -99,7 +99,8 @@ def generator_seed(name: str, seed: int) -> int:
 
 def require_generator(name: str, dataset: str, options: Mapping[str, Any]) -> None:
     """Raise ``ValueError`` unless a run may have these options, and they make a question."""
-    _require(name, dataset, options)
+    _require(dataset, options)
+    require("reasoning-gym", VERSION, name)
     from roles.environments.jailed.reasoning import dataset_of  # noqa: PLC0415 - takes seconds
 
     try:
@@ -109,12 +110,11 @@ def require_generator(name: str, dataset: str, options: Mapping[str, Any]) -> No
         raise ValueError(f"environment.options: {reason}") from None
 
 
-def _require(name: str, dataset: str, options: Mapping[str, Any]) -> None:
+def _require(dataset: str, options: Mapping[str, Any]) -> None:
     if dataset not in ADMITTED:
         raise ValueError(f"{dataset!r} is none of {', '.join(ADMITTED)}")
     if taken := {"seed", "size"} & options.keys():
         raise ValueError(f"environment.options must not hold {min(taken)!r}")
-    require("reasoning-gym", VERSION, name)
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -136,9 +136,9 @@ class ReasoningGym(AskedTask):
         background: Background,
         checker: Checker,
     ) -> None:
-        """Raise ``ValueError`` for a data set that is not admitted, or another version."""
+        """Raise ``ValueError`` for a data set that is not admitted."""
         super().__init__(name, read_tokenizer, background, checker)
-        _require(name, dataset, options)
+        _require(dataset, options)
         self._dataset = dataset
         self._options = _plain(options)
 

@@ -59,6 +59,11 @@ def test_commands(command, environment):
     assert not imported(command, "--json", environment=environment) & HEAVY
 
 
+@pytest.mark.parametrize("arguments", [["show", "--json"], ["install", "--python", "3.99"]])
+def test_commands_about_scoring(arguments, environment):
+    assert not imported("scoring", *arguments, environment=environment) & HEAVY
+
+
 def test_a_daemon_imports_no_library_that_computes():
     """Nor does hivemind, whose packages are put in place without their ``__init__``."""
     code = (

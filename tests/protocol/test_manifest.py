@@ -1,4 +1,5 @@
 import pytest
+import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -18,6 +19,7 @@ from protocol.manifest import (
 )
 from protocol.messages import BATCH_MAX, VERDICTS_MAX
 from protocol.recipe import ManifestError, load_recipe
+from protocol.runtime import RuntimeSection, runtime_digest
 from tests.worlds.messages import GENESIS_AT, RECIPE, World, identity, run_manifest
 
 MANIFEST = run_manifest()
@@ -185,6 +187,63 @@ def test_a_manifest_has_one_spelling():
     assert decode_manifest(encode(values)) == Fault(
         FaultCode.BAD_MANIFEST, "unknown key 'sampling.surprise'"
     )
+
+
+RUNTIME = {"python": "3.12", "packages": {"sympy": "1.14.0", "mpmath": "1.3.0"}}
+
+
+def in_text(**section):
+    values = MANIFEST.model_dump(mode="json")
+    values["environment"] = {"name": "math/rows", **values["environment"], **section}
+    return values
+
+
+def test_a_manifest_of_a_task_in_text_has_a_scoring_runtime():
+    missing = Fault(FaultCode.BAD_MANIFEST, "manifest: environment.runtime: missing; a task in "
+                    "text is scored under one")  # fmt: skip
+    assert decode_manifest(encode(in_text(name="math/rows"))) == missing
+    values = in_text(name="math/rows", runtime=RUNTIME)
+    manifest = decode_manifest(encode(values))
+    assert manifest.encoded() == encode(values)
+    assert manifest.environment.runtime == RuntimeSection(**RUNTIME)
+    assert str(manifest.environment.runtime) == "Python 3.12 with mpmath 1.3.0, sympy 1.14.0"
+    assert str(RuntimeSection(python="3.12")) == "Python 3.12"
+    load_recipe(tomlkit.dumps({key: item for key, item in values.items() if key != "genesis"}))
+
+
+def test_a_runtime_that_is_not_there_is_left_out():
+    assert "runtime" not in MANIFEST.model_dump()["environment"]
+    assert decode_manifest(encode(in_text(runtime=None))) == Fault(FaultCode.NOT_CANONICAL)
+
+
+@pytest.mark.parametrize(
+    ("name", "runtime", "key"),
+    [
+        ("arithmetic", RUNTIME, "environment: runtime is for tasks in text"),
+        ("math/rows", {}, "environment.runtime.python"),
+        ("math/rows", {"python": "3.12.1"}, "environment.runtime.python"),
+        ("math/rows", {"python": "2.7"}, "environment.runtime.python"),
+        ("math/rows", RUNTIME | {"micro": 1}, "'environment.runtime.micro'"),
+        ("math/rows", {"python": "3.12", "packages": {"--pre": "1"}}, "packages"),
+        ("math/rows", {"python": "3.12", "packages": {"sympy": "1 --pre"}}, "packages"),
+        ("math/rows", {"python": "3.12", "packages": {"sympy": "x @ file:///"}}, "packages"),
+        ("math/rows", {"python": "3.12", "packages": {"s" * 65: "1"}}, "packages"),
+        ("math/rows", {"python": "3.12", "packages": {"s": "1" * 33}}, "packages"),
+        ("math/rows", {"python": "3.12", "packages": {f"s{n}": "1" for n in range(17)}}, "packag"),
+    ],
+)
+def test_a_runtime_is_bounded_and_names_versions_alone(name, runtime, key):
+    found = decode_manifest(encode(in_text(name=name, runtime=runtime)))
+    assert found.code is FaultCode.BAD_MANIFEST
+    assert key in found.detail
+
+
+def test_the_digest_of_a_runtime_is_of_its_full_versions():
+    one = runtime_digest("3.12.1", {"sympy": "1.14.0", "mpmath": "1.3.0"})
+    assert one == digest(encode({"packages": RUNTIME["packages"], "python": "3.12.1"}))
+    assert one == runtime_digest("3.12.1", {"mpmath": "1.3.0", "sympy": "1.14.0"})
+    others = [runtime_digest("3.12.2", RUNTIME["packages"]), runtime_digest("3.12.1", {})]
+    assert len({one, *others}) == 3
 
 
 @pytest.mark.parametrize(

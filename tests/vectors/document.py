@@ -51,7 +51,7 @@ def number(text: str) -> float:
 
 SIZE = re.compile(r"(?:at most (\d+)|(\d+) (to|or) (\d+)|(\d+)) (?:items|bytes|characters)")
 
-PARTS = {"hardware": "hardware", "encodings": "encoding"}
+PARTS = {"hardware": "hardware", "encodings": "encoding", "runtime": "runtime"}
 """Fields whose maps have a table of their own."""
 
 
@@ -102,10 +102,8 @@ def require_size(size: int, bounds: str) -> None:
 def require_table(values: dict, heading: str) -> None:
     """Check that a map has the fields of a table, in order, and each its type and bounds."""
     rows = fields_of(heading)
-    absent = {
-        name for name, row in rows.items() if "left out when" in row["meaning"]
-    } - values.keys()
-    assert list(values) == sorted(rows.keys() - absent)
+    optional = {name for name, row in rows.items() if "left out when" in row["meaning"]}
+    assert list(values) == sorted(rows.keys() - (optional - values.keys()))
     for name, value in values.items():
         require_row(value, rows[name]["type"], rows[name]["bounds"])
         for part in value if isinstance(value, list) else [value]:

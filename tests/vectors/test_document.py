@@ -16,6 +16,7 @@ from protocol.gossip.params import Params
 from protocol.manifest import RunManifest
 from protocol.messages import Message
 from protocol.replica import TOPIC_KINDS
+from protocol.runtime import RuntimeSection
 from protocol.shardcast.forest import ForestMember, ForestMembers, tree
 from protocol.toploc.sampling import CHECK_VECTORS
 from protocol.types import Role, RunId, Topic
@@ -34,7 +35,7 @@ SECTIONS = {
     if hasattr(field.annotation, "model_fields")
 }
 
-MODELS = {**MESSAGES, **SECTIONS, "manifest": RunManifest}
+MODELS = {**MESSAGES, **SECTIONS, "manifest": RunManifest, "runtime": RuntimeSection}
 
 every_model = pytest.mark.parametrize("name", MODELS)
 

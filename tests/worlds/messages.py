@@ -21,8 +21,9 @@ from protocol.messages import (
     Verdict,
     seal,
 )
-from protocol.recipe import load_recipe
+from protocol.recipe import EnvironmentSection, load_recipe
 from protocol.replica import Replica
+from roles.environments.runtime import completed
 
 GENESIS_AT = 1_700_000_000
 RECIPE = Path(__file__).parents[2] / "configs" / "runs" / "testnet.toml"
@@ -72,6 +73,9 @@ def run_manifest(trainers=1, validators=6, **sections) -> RunManifest:
     values = load_recipe(RECIPE.read_text()).model_dump()
     for name in {**SMALL, **sections}:
         values[name] |= SMALL.get(name, {}) | sections.get(name, {})
+    environment = EnvironmentSection(**values["environment"])
+    if environment.in_text:
+        values["environment"] = {"runtime": completed(environment)} | values["environment"]
     genesis = Genesis(
         creator=identity("creator").peer_id,
         created_at=GENESIS_AT,

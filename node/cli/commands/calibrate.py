@@ -22,8 +22,7 @@ from node.founding.calibration import (
 )
 from node.founding.found import draft
 from node.founding.model import import_model
-from node.founding.recipes import read_recipe
-from node.founding.task import import_task, pin_task
+from node.founding.task import import_task, pinned_recipe
 from node.local.errors import ExitCode, NodeError
 from protocol.recipe import Recipe
 
@@ -83,7 +82,7 @@ def calibrate(
     is caught, and the [toploc] section that the recipe should have. An interrupted calibration goes
     on with the same --out.
     """
-    rules = read_recipe(recipe)
+    rules = pinned_recipe(recipe)
     with tempfile.TemporaryDirectory(prefix="prime-node-calibrate-") as folder:
         path = out or Path(folder, "calibration.jsonl")
         plan = CalibrationPlan(path, device, minutes, tokens_max, margin)
@@ -118,7 +117,7 @@ def _measure(
 
     policy, task = folder / "genesis.safetensors", folder / "task"
     section, digest = import_model(directory, recipe, policy)
-    rules = pin_task(recipe.model_copy(update={"model": section}))
+    rules = recipe.model_copy(update={"model": section})
     files = import_task(directory, dataset, rules, task, say=_say).files
     manifest = draft(rules, digest.hex(), files, int(time.time()))
     background = ThreadBackground()

@@ -86,6 +86,7 @@ def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
     from node.doctor.jail import check_jail  # noqa: PLC0415 - only when it looks
     from node.doctor.machine import check_clock, check_devices, check_disk  # noqa: PLC0415 - slow
     from node.doctor.network import check_p2pd, check_peers, check_reachable  # noqa: PLC0415 - same
+    from node.doctor.scoring import check_scoring  # noqa: PLC0415 - same
 
     async def network() -> list[Finding]:
         return [
@@ -107,6 +108,7 @@ def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
         check_disk(node.data_dir, node.roles, needs),
         *check_devices(node.device, node.roles, needs),
         check_jail(manifest),
+        *check_scoring(node, manifest),
         *asyncio.run(network()),
     ]
     return looked, manifest

@@ -16,7 +16,7 @@ from node.founding.calibration import MARGIN, MINUTES, CalibrationPlan
 from node.founding.creation import CALIBRATION, MANIFEST, Creation, Members, Rows, staging
 from node.founding.model import needs_of_run
 from node.founding.needs import Needs
-from node.founding.recipes import read_recipe
+from node.founding.task import pinned_recipe
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import load_run
 from protocol.manifest import RunManifest
@@ -119,7 +119,7 @@ def create(
         raise NodeError("--calibration and --uncalibrated exclude each other", ExitCode.USAGE)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise NodeError(f"{out} is not empty; a run needs a new directory", ExitCode.USAGE)
-    rules = read_recipe(recipe)
+    rules = pinned_recipe(recipe)
     members = Members(trainers, validators, trainer or (), validator or ())
     _say(f"reading {model}")
     with staging(out) as directory, _background() as background:

@@ -196,7 +196,8 @@ class ChildEngines(Engines):
     """Makes engines in processes of their own.
 
     ``engine``, ``device`` and ``gpus`` are as ``engines_of`` takes them; ``memory_bytes_max``
-    bounds what each engine may write to, of the machine's memory.
+    bounds what each engine may write to, of the machine's memory; ``runtimes`` are directories of
+    installed scoring runtimes.
     """
 
     def __init__(
@@ -210,10 +211,12 @@ class ChildEngines(Engines):
         gpus: int = 1,
         memory_bytes_max: int | None = None,
         patience: Patience | None = None,
+        runtimes: Sequence[Path] = (),
     ) -> None:
         self._processes = processes
         self._background = background
         self._task_data = task_data
+        self._runtimes = runtimes
         self._device = device
         self._engine = engine
         self._gpus = gpus
@@ -222,7 +225,7 @@ class ChildEngines(Engines):
 
     @override
     def environment(self, manifest: RunManifest) -> Environment:
-        return task_of(manifest, self._task_data, self._background)
+        return task_of(manifest, self._task_data, self._background, self._runtimes)
 
     @override
     def generation(self, manifest: RunManifest) -> ChildGeneration:

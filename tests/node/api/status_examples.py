@@ -83,6 +83,7 @@ STATUS = NodeStatus(
             age_seconds=1.5 * index,
             software="prime-node 0.1.0",
             standing="slashed" if index == 5 else "good",
+            scoring="" if role == "relay" else f"{index}5" * 32,
         )
         for index, (peer, role) in enumerate(zip(PEERS, ROLES, strict=False))
     ),

@@ -253,6 +253,19 @@ def test_a_member_is_never_younger_than_now():
     assert ages[ahead.signer] == 0.0
 
 
+def test_a_member_shows_the_digest_of_its_scoring_runtime():
+    node = observer()
+    take(
+        node,
+        WORLD.record(
+            WORLD.workers[2], ("inference",), sequence=round(NOW * 1000), scoring=b"\x07" * 32
+        ),
+    )
+    shown = {member.peer_id: member.scoring for member in node.status().members}
+    assert shown[WORLD.workers[2].peer_id] == "07" * 32
+    assert set(shown.values()) == {"", "07" * 32}
+
+
 def test_a_version_shows_how_much_of_what_it_learned_from_was_rejected():
     node = observer()
     good, bad = WORLD.commit(WORKER, tokens=9), WORLD.commit(OTHER, tokens=9)

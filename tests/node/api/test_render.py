@@ -153,6 +153,7 @@ def test_peers_are_listed_by_role():
     roles = [line.replace("(you)", "").split()[1] for line in lines[3:10]]
     assert roles == ["inference"] * 2 + ["validator"] * 3 + ["trainer", "relay"]
     assert sum("(you)" in line for line in lines) == 1
+    assert [line.split()[-2] for line in lines[3:10]][-2:] == ["15151515", "-"]
     alone = replace(STATUS, members=(), members_count=0, peers_connected=0, gossip_peers=())
     assert drawn(peers_view(alone)) == ["0 members, 0 connected to this node"]
 

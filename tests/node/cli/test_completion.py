@@ -36,6 +36,8 @@ OFFERED = {
     "prime-node testnet --recipe ": RECIPES,
     "prime-node testnet --engine v": {"vllm"},
     "prime-node run create --model m --recipe tiny": {"tiny-qwen3-bpe"},
+    "prime-node scoring install --python ": {"3.11", "3.12", "3.13"},
+    "prime-node scoring install --recipe tiny": {"tiny-qwen3-bpe"},
     "prime-node calibrate model --recipe ": RECIPES,
     "prime-node simulate run ": SCENARIOS,
     "prime-node simulate sweep byz": {name for name in SCENARIOS if name.startswith("byz")},

@@ -14,7 +14,9 @@ from protocol.recipe import Recipe, load_recipe
 from roles.engines.task import task_of
 from roles.environments import jail
 from roles.environments.rows import ParquetRows, chat_of
+from roles.environments.runtime import PACKAGES
 from simulations.ports.background import SimBackground
+from tests.worlds import runtimes
 from tests.worlds.messages import RECIPE, run_manifest
 from tests.worlds.text import byte_tokenizer, exchange, needs_jail, program_row, write_rows
 
@@ -40,6 +42,8 @@ def prepare(tmp_path, tokenizer):
         values["model"]["config"]["max_position_embeddings"] = POSITIONS
         values["sampling"] |= {"tokens_max": TOKENS_MAX, "length_targets": ()}
         values["environment"] |= {"name": name, **section}
+        if name.partition("/")[0] in PACKAGES:
+            values["environment"]["runtime"] = runtimes.section(name).runtime
         prepared.lines = []
         return prepare_dataset(
             source,

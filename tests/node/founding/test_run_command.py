@@ -20,8 +20,10 @@ from roles.engines.calibration.measurement import MeasurementFile, Subject
 from roles.engines.calibration.proposal import propose
 from roles.engines.published import import_pretrained
 from roles.environments.jailed.installed import package_digest
+from roles.environments.runtime import PACKAGES
 from tests.roles.engines.calibration.recordings import drawn
 from tests.roles.engines.huggingface import write_directory
+from tests.worlds import runtimes
 from tests.worlds.messages import RECIPE
 from tests.worlds.packages import SUMS, install, needs_verifiers
 from tests.worlds.text import (
@@ -288,6 +290,32 @@ def test_a_run_in_text_takes_its_files_to_all_its_nodes(chat_model, tmp_path, ca
     shown = capsys.readouterr().out
     assert "math/sums, rows with a pass rate from 0.2 to 0.5" in shown
     assert "bundle" in shown and "dataset" in shown
+
+
+def test_a_run_in_text_names_its_scoring_runtime(chat_model, tmp_path, capsys):
+    recipe = recipe_of(tmp_path, name="math/sums", runtime={"python": runtimes.OWN})
+    rows = write_rows(tmp_path / "rows.parquet", ROWS)
+    assert create(chat_model, tmp_path / "run", "--dataset", rows, recipe=recipe) == 0
+    manifest = load_signed_manifest((tmp_path / "run" / "run.toml").read_text(), verify).manifest
+    runtime = manifest.environment.runtime
+    assert runtime.python == runtimes.OWN
+    assert runtime.packages == {name: version(name) for name in PACKAGES["math"]}
+    assert f"sympy {version('sympy')}" in "".join(capsys.readouterr().out.splitlines())
+
+
+@pytest.mark.parametrize(
+    "runtime", [{"python": runtimes.OTHER}, {"python": runtimes.OWN, "packages": {"sympy": "9.9"}}]
+)
+def test_a_runtime_that_is_not_here_is_refused_with_the_command(
+    chat_model, tmp_path, capsys, monkeypatch, runtime
+):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    recipe = recipe_of(tmp_path, name="math/sums", runtime=runtime)
+    assert create(chat_model, tmp_path / "run", recipe=recipe) == 78
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert f"needs the scoring runtime Python {runtime['python']} with " in error
+    assert error.endswith(f": run prime-node scoring install --recipe {recipe}")
+    assert not (tmp_path / "run").exists()
 
 
 def test_the_files_of_a_manifest_are_named_by_their_bytes(chat_model, tmp_path):

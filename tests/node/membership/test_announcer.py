@@ -56,6 +56,10 @@ class Network:
         return signed
 
 
+RUNTIME = b"\x07" * 32
+"""Digest of a scoring runtime."""
+
+
 class Node:
     """An announcer on a machine that keeps its store; ``begin`` starts it anew."""
 
@@ -92,7 +96,7 @@ class Node:
             context,
             self.incarnation,
             OwnAdmission(context, b""),
-            About((Role.VALIDATOR,), Hardware(), reachable=True, software="test"),
+            About((Role.VALIDATOR,), Hardware(), reachable=True, software="test", scoring=RUNTIME),
             self.network,
             hint=lambda envelope: self.replica.receive_topic(
                 Topic.ROSTER, envelope, self.clock.now()
@@ -128,6 +132,7 @@ def test_we_say_what_we_are_and_say_it_again():
         assert len(node.said) == 4
         assert node.record.roles == ("validator",)
         assert node.record.policy_version == 7
+        assert node.record.scoring == RUNTIME
         assert node.record.addresses == node.announcer.addresses != ()
         assert node.record.joined_at < node.record.sequence
         assert not node.record.leaving

@@ -18,7 +18,9 @@ def test_a_run_is_founded_on_the_keys_of_its_nodes(tmp_path):
     layout.genesis_policy.parent.mkdir()
     layout.genesis_policy.write_bytes(b"weights")
     recipe = recipe_for(options)
-    signed = found_run(recipe, FirstPolicy(recipe.model, "0f" * 32, {}), plans, layout)
+    signed = found_run(
+        recipe, FirstPolicy(recipe.model, recipe.environment, "0f" * 32, {}), plans, layout
+    )
 
     manifest = load_signed_manifest(layout.manifest.read_text(), verify).manifest
     assert manifest == signed.manifest

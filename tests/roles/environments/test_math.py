@@ -118,7 +118,7 @@ async def test_reasoning_gym_asks_by_seed_and_scores_its_own_answers(tokenizer):
     await checker.close()
 
 
-async def test_only_admitted_data_sets_of_the_pinned_version(tokenizer, monkeypatch):
+def test_only_admitted_data_sets(tokenizer):
     def made(dataset):
         return ReasoningGym(
             f"reasoning-gym/{dataset}", dataset, {}, lambda: tokenizer, SimBackground(), None
@@ -128,6 +128,3 @@ async def test_only_admitted_data_sets_of_the_pinned_version(tokenizer, monkeypa
         with pytest.raises(ValueError, match="is none of"):
             made(name)
     assert made(ADMITTED[0]).name == "reasoning-gym/acre"
-    monkeypatch.setattr("roles.environments.reasoning_gym.VERSION", "0.1.24")
-    with pytest.raises(ValueError, match=r"needs reasoning-gym 0.1.24, installed: 0.1.25"):
-        made("gcd")

@@ -1,0 +1,131 @@
+"""Scoring runtimes as virtual environments: made whole or not at all, one for each combination."""
+
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+
+from node.local.errors import ExitCode, NodeError
+from node.local.interpreters import find_interpreter
+from protocol.runtime import RuntimeSection
+from roles.environments.runtime import PACKAGES, Interpreter, ask, executable_in, name_of
+
+_HIDDEN = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
+"""Variables with which an interpreter would import what is not its own."""
+
+_UMASK = 0o022
+"""The jail's user reads the runtime, which is not the user that makes it."""
+
+
+def install_runtime(
+    runtime: RuntimeSection,
+    directory: Path,
+    named: Path | None,
+    say: Callable[[str], None],
+) -> Interpreter:
+    """Return the runtime in ``directory``, made now if it is not there; raises ``NodeError``.
+
+    ``named`` is the interpreter to make it with. Packages come from where pip is configured to look
+    for them. What a crash leaves behind is removed by the next call.
+    """
+    try:
+        with _locked(directory, say):
+            target = directory / name_of(runtime)
+            found = _fitting(target, runtime)
+            if found is not None:
+                return found
+            base = find_interpreter(runtime.python, os.environ, named)
+            say(f"making {target} with {base.executable} (Python {base.version})")
+            with tempfile.TemporaryDirectory(
+                prefix=".", dir=directory, ignore_cleanup_errors=True
+            ) as made:
+                _make(Path(made, "venv"), base, runtime, say)
+                if target.exists():  # and does not work
+                    target.rename(Path(made, "damaged"))
+                Path(made, "venv").rename(target)
+    except OSError as error:
+        raise NodeError(f"cannot write {directory}: {error.strerror}", ExitCode.LOCKED) from None
+    found = _fitting(target, runtime)
+    assert found is not None, "it worked before it was renamed"
+    return found
+
+
+def installed_runtimes(directories: Sequence[Path]) -> list[Interpreter]:
+    """Return the runtimes that are there and work, with their versions of packages that score."""
+    names = sorted({name for packages in PACKAGES.values() for name in packages})
+    places = [place for directory in directories for place in sorted(directory.glob("python*"))]
+    found = (ask(executable_in(place), names) for place in places)
+    return [runtime for runtime in found if runtime is not None]
+
+
+@contextmanager
+def _locked(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
+    """Hold a directory of runtimes for this process, without what crashes left in it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    directory.chmod(0o777 & ~_UMASK)  # whatever the process's own mask is
+    lock = os.open(directory / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"waiting for another process that installs into {directory}")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        for left in directory.glob(".*"):
+            if left.is_dir():
+                shutil.rmtree(left)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _fitting(directory: Path, runtime: RuntimeSection) -> Interpreter | None:
+    found = ask(executable_in(directory), [*runtime.packages])
+    return found if found is not None and found.fits(runtime) else None
+
+
+def _make(
+    directory: Path, base: Interpreter, runtime: RuntimeSection, say: Callable[[str], None]
+) -> None:
+    """Make a virtual environment with the runtime's packages; raises ``NodeError``."""
+    failed = f"{base.executable} made no virtual environment; its output is above"
+    _run([base.executable, "-Im", "venv", "--without-pip", directory], failed)
+    python = executable_in(directory)
+    wanted = [f"{name}=={version}" for name, version in runtime.packages.items()]
+    if wanted:
+        say(f"installing {' '.join(wanted)}")
+        failed = "pip could not install these versions; its output is above"
+        _run([*_pip(python), "install", "--no-input", *wanted], failed)
+    if _fitting(directory, runtime) is None:
+        raise NodeError(
+            f"what was installed is not {runtime}: see what pip wrote above", ExitCode.CRASH
+        )
+
+
+def _pip(python: Path) -> list[str | Path]:
+    """Return pip for a virtual environment: our own, else the one that comes with its Python."""
+    if find_spec("pip") is not None:
+        return [sys.executable, "-Im", "pip", "--python", python]
+    failed = "no pip here, and Python's own is not there; install pip (python3-venv on Debian)"
+    _run([python, "-Im", "ensurepip"], failed)
+    return [python, "-Im", "pip"]
+
+
+def _run(command: Sequence[str | Path], failed: str) -> None:
+    """Run a program, its output on our standard error; raises ``NodeError`` when it fails."""
+    environment = {key: value for key, value in os.environ.items() if key not in _HIDDEN}
+    done = subprocess.run(  # noqa: S603 - interpreters of this machine
+        list(map(str, command)),
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        env=environment,
+        umask=_UMASK,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise NodeError(f"{failed} (exit status {done.returncode})", ExitCode.CRASH)

@@ -1,0 +1,227 @@
+"""The interpreter of a run's scoring runtime on this machine.
+
+It is the node's own one where that fits, else one that ``prime-node scoring install`` made. An
+interpreter is asked for its versions each time: a path says nothing about them.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from protocol.codec import encode
+from protocol.crypto import digest
+from protocol.recipe import EnvironmentSection
+from protocol.runtime import RuntimeSection, runtime_digest
+from protocol.types import Digest
+
+PYTHONS = ("3.11", "3.12", "3.13")
+"""Under which the programs of ``jailed`` run."""
+
+_MATHEMATICS = ("sympy", "mpmath")
+
+PACKAGES: Mapping[str, Sequence[str]] = {
+    "code": (),
+    "math": (
+        "math-verify",
+        "latex2sympy2-extended",
+        "antlr4-python3-runtime",
+        *_MATHEMATICS,
+    ),
+    "reasoning-gym": ("reasoning-gym", "bfi", *_MATHEMATICS),
+    "verifiers": (),
+}
+"""What decides the scores of each family of tasks, beside Python. Of the dependencies of
+reasoning-gym these are the ones that the admitted data sets use. A package for verifiers is pinned
+by ``environment.options``."""
+
+_BESIDE_THE_NODE = ("verifiers",)
+"""Families whose packages people install beside the node; there is no other runtime for them."""
+
+ASK_SECONDS = 30
+"""Of the wall, until an interpreter that does not answer is none: 0.1 s is usual."""
+
+_QUESTION = """
+import importlib.metadata, json, platform, sys
+packages = {}
+for name in sys.argv[1:]:
+    try:
+        packages[name] = importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        pass
+print(json.dumps({
+    "implementation": sys.implementation.name,
+    "version": platform.python_version(),
+    "prefix": sys.prefix,
+    "base_prefix": sys.base_prefix,
+    "packages": packages,
+}))
+"""
+
+
+class NoRuntimeError(ValueError):
+    """This machine has no interpreter that fits the scoring runtime of a run; ``needs`` says which.
+
+    It is ``installable`` unless the packages of the task are installed beside the node.
+    """
+
+    def __init__(self, needs: str, *, installable: bool) -> None:
+        self.needs = needs
+        self._installable = installable
+        super().__init__(self.told("--run RUN.toml"))
+
+    def told(self, options: str) -> str:
+        """Return one line: what is missing, and the command that installs it, with ``options``."""
+        return f"{self.needs}: {self.remedy(options)}"
+
+    def remedy(self, options: str) -> str:
+        """Return what to do about it."""
+        if not self._installable:
+            return "start prime-node under that Python"
+        return f"run prime-node scoring install {options}".rstrip()
+
+
+@dataclass(frozen=True, slots=True)
+class Interpreter:
+    """A CPython of this machine, with the versions of the packages that it was asked for."""
+
+    executable: Path
+    """Imports what is installed beside it."""
+    prefix: Path
+    base_prefix: Path
+    version: str
+    """All of it, such as 3.12.1."""
+    packages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def minor(self) -> str:
+        """The minor version, such as 3.12."""
+        return ".".join(self.version.split(".")[:2])
+
+    @property
+    def bare(self) -> Path:
+        """The interpreter that imports the standard library alone."""
+        return self.base_prefix / "bin" / f"python{self.minor}"
+
+    @property
+    def digest(self) -> Digest:
+        """The digest that a node's record holds."""
+        return runtime_digest(self.version, self.packages)
+
+    def fits(self, runtime: RuntimeSection) -> bool:
+        """Tell whether this is a runtime; it must have been asked for all its packages."""
+        return self.minor == runtime.python and self.packages == runtime.packages
+
+
+def own_interpreter() -> Interpreter:
+    """Return the interpreter of this process; it is not asked for packages."""
+    version = ".".join(map(str, sys.version_info[:3]))
+    return Interpreter(Path(sys.executable), Path(sys.prefix), Path(sys.base_prefix), version)
+
+
+def ask(executable: Path, packages: Sequence[str] = ()) -> Interpreter | None:
+    """Return what an interpreter says of itself; None for what is no working CPython.
+
+    Blocks for a tenth of a second.
+    """
+    command = [str(executable), "-IB", "-c", _QUESTION, *packages]
+    try:
+        done = subprocess.run(  # noqa: S603 - an interpreter of this machine
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=ASK_SECONDS, check=True
+        )
+        said = json.loads(done.stdout)
+        if said["implementation"] != "cpython":
+            return None
+        directories = Path(said["prefix"]), Path(said["base_prefix"])
+        return Interpreter(executable, *directories, said["version"], said["packages"])
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        return None
+
+
+def interpreter_of(section: EnvironmentSection, runtimes: Sequence[Path]) -> Interpreter:
+    """Return an interpreter for the task; ``runtimes`` are directories of installed ones.
+
+    Raises ``NoRuntimeError`` where there is none, and ``ValueError`` for a runtime that this
+    software does not score under. Blocks for a fraction of a second.
+    """
+    runtime = required(section)
+    own = ask(Path(sys.executable), [*runtime.packages])
+    if own is not None and own.fits(runtime):
+        return own
+    installable = _family(section) not in _BESIDE_THE_NODE
+    for directory in runtimes if installable else ():
+        installed = ask(executable_in(directory / name_of(runtime)), [*runtime.packages])
+        if installed is not None and installed.fits(runtime):
+            return installed
+    here = _described(own or own_interpreter(), runtime)
+    needs = f"{section.name} needs the scoring runtime {runtime}; here is {here}"
+    raise NoRuntimeError(needs, installable=installable)
+
+
+def required(section: EnvironmentSection) -> RuntimeSection:
+    """Return the runtime that the task names; raises ``ValueError`` for one that cannot score it.
+
+    It names the packages of its family and no others: they are installed on people's machines.
+    """
+    runtime, name = section.runtime, section.name
+    if runtime is None:
+        raise ValueError(f"environment.runtime is missing: {name} is scored under one")
+    if runtime.python not in PYTHONS:
+        supported = ", ".join(PYTHONS)
+        raise ValueError(
+            f"environment.runtime.python is {runtime.python}; this software scores {name} under "
+            f"{supported}"
+        )
+    expected = sorted(PACKAGES.get(_family(section), ()))
+    if sorted(runtime.packages) != expected:
+        raise ValueError(
+            f"environment.runtime.packages must name {', '.join(expected) or 'none'} for {name}, "
+            f"not {', '.join(sorted(runtime.packages)) or 'none'}"
+        )
+    return runtime
+
+
+def completed(section: EnvironmentSection) -> RuntimeSection:
+    """Return the runtime of a recipe; what it leaves out is as it is installed here.
+
+    Raises ``ValueError`` where that is not installed.
+    """
+    named = section.runtime
+    packages = dict(named.packages) if named else {}
+    absent = [one for one in PACKAGES.get(_family(section), ()) if one not in packages]
+    own = ask(Path(sys.executable), absent) or own_interpreter()
+    if unknown := [one for one in absent if one not in own.packages]:
+        raise ValueError(
+            f"{section.name} is scored by {unknown[0]}, which is not installed: run "
+            "pip install 'prime-node[envs]', or name its version in environment.runtime.packages"
+        )
+    python = named.python if named else own.minor
+    return RuntimeSection(python=python, packages=packages | dict(own.packages))
+
+
+def name_of(runtime: RuntimeSection) -> str:
+    """Return the name that a runtime has in a directory of installed ones."""
+    return f"python{runtime.python}-{digest(encode(runtime.model_dump())).hex()[:16]}"
+
+
+def executable_in(directory: Path) -> Path:
+    """Return the interpreter of a virtual environment."""
+    return directory / "bin" / "python"
+
+
+def _family(section: EnvironmentSection) -> str:
+    return section.name.partition("/")[0]
+
+
+def _described(found: Interpreter, runtime: RuntimeSection) -> str:
+    """Return in what an interpreter differs from a runtime."""
+    if found.minor != runtime.python:
+        return f"Python {found.minor}"
+    others = [
+        f"{name} {found.packages[name]}" if name in found.packages else f"no {name}"
+        for name, version in runtime.packages.items()
+        if found.packages.get(name) != version
+    ]
+    return f"Python {found.minor} with {', '.join(others)}" if others else f"Python {found.minor}"
