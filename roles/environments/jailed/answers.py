@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from itertools import pairwise
 
 from roles.environments.jailed.formulas import (
@@ -16,9 +17,9 @@ from roles.environments.jailed.formulas import (
 )
 from roles.environments.jailed.latex import lowered, squeezed, unwrapped
 from roles.environments.jailed.ranges import ranges_equal
-from roles.environments.jailed.splitting import relations, split_top
+from roles.environments.jailed.splitting import is_enclosed, relations, split_top
 from roles.environments.jailed.units import Quantity, quantity
-from roles.environments.jailed.values import constant, proportion, values_equal
+from roles.environments.jailed.values import compare, constant, proportion, values_equal
 
 _PARTS_MAX = 32
 _DEPTH_MAX = 6
@@ -26,6 +27,8 @@ _DEPTH_MAX = 6
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _WORD = re.compile(r"[A-Za-z]{3,}")
 _WORDS = re.compile(r"[A-Za-z' .\-]+")
+
+_ARTICLE = re.compile(r"(?:an?|the)\s+(?=[a-z]{3})")
 
 _MEANINGS = {
     "doesnotexist": "dne",
@@ -80,6 +83,11 @@ _NAME = re.compile(
     r"(?:_\{?[A-Za-z0-9,]+\}?)?'*(?:\s*\([A-Za-z0-9,|\s\\]+\))?",
     re.ASCII,
 )
+_DECIMAL = re.compile(r"-?\d*\.(\d+)", re.ASCII)
+_GOLD_DIGITS_MIN = 6
+_DIGITS_MIN = 10
+"""Decimal places from which on a number is taken for a rounded value; a gold is one earlier."""
+
 _PLUS_CONSTANT = re.compile(r"(.*\S)\s*\+\s*[CcKk]")
 
 
@@ -112,7 +120,8 @@ def _words(gold: str, answer: str, depth: int) -> bool | None:
 
 
 def _meaning(text: str) -> str:
-    plain = lowered(squeezed(_TEXT.sub(r"\1", text)).strip("."))
+    plain = lowered(_TEXT.sub(r"\1", text)).strip(" .")
+    plain = squeezed(_ARTICLE.sub("", plain))
     return _MEANINGS.get(plain, plain)
 
 
@@ -227,9 +236,11 @@ def _lists(gold: str, answer: str, depth: int) -> bool | None:
         answers = brackets[1][1]
     if len(golds) != len(answers) or len(golds) > _PARTS_MAX:
         return False
-    if None not in kinds and kinds[0] != kinds[1]:
+    if kinds[0] != kinds[1] and (None not in kinds or "[" in kinds):
         return False
-    ordered = "(" in kinds or _named_apart(golds) != _named_apart(answers)
+    if "(" in kinds and any("\\or" in text for text in (gold, answer)):
+        return False
+    ordered = "(" in kinds or "[" in kinds or _named_apart(golds) != _named_apart(answers)
     return _all_same(golds, answers, ordered, depth + 1)
 
 
@@ -253,9 +264,9 @@ def _brackets(text: str) -> tuple[str, list[str]] | None:
         ("\\{", "\\}", "{"),
         ("\\langle", "\\rangle", "("),
         ("(", ")", "("),
-        ("[", "]", "("),
+        ("[", "]", "["),
     ):
-        if text.startswith(opening) and text.endswith(closing):
+        if text.startswith(opening) and text.endswith(closing) and is_enclosed(text):
             parts = _parts(text[len(opening) : len(text) - len(closing)])
             if kind == "{" or len(parts) > 1:
                 return kind, parts
@@ -302,13 +313,14 @@ def _matrix(gold: str, answer: str, depth: int) -> bool | None:
             [" ".join(row) for row in side] if side else _parts(text)
             for side, text in zip(rows, (gold, answer), strict=True)
         ]
-        return len(systems[0]) == len(systems[1]) and _all_same(*systems, False, depth + 1)
+        ordered = _named_apart(systems[0]) != _named_apart(systems[1])
+        return len(systems[0]) == len(systems[1]) and _all_same(*systems, ordered, depth + 1)
     cells = [[cell for row in side for cell in row] if side else None for side in rows]
     for place, text in enumerate((gold, answer)):
         if cells[place] is None:  # a vector as a tuple
             other = rows[1 - place] or []
             brackets = _brackets(text)
-            if brackets is None or brackets[0] != "(" or 1 not in (len(other), len(other[0])):
+            if brackets is None or brackets[0] == "{" or 1 not in (len(other), len(other[0])):
                 return False
             cells[place] = brackets[1]
     if None not in kinds and (
@@ -367,7 +379,22 @@ def _formula(gold: str, answer: str, depth: int) -> bool | None:  # noqa: ARG001
     expected, given = quantity(gold), quantity(answer)
     if is_literal(expected.node) and is_unevaluated(given.node):
         return False
-    return any(values_equal(*pair) for pair in Quantity.comparable(expected, given))
+    pairs = list(Quantity.comparable(expected, given))
+    return any(values_equal(*pair) for pair in pairs) or any(
+        _rounded(gold, left, right, _GOLD_DIGITS_MIN) or _rounded(answer, right, left, _DIGITS_MIN)
+        for left, right in pairs
+    )
+
+
+def _rounded(text: str, decimal: Node, exact: Node, digits_min: int) -> bool:
+    """Tell whether a decimal number of so many places is another value, rounded."""
+    found = _DECIMAL.fullmatch(text.strip())
+    if found is None or len(found[1]) < digits_min or exact.names():
+        return False
+    if len((found[0] + found[1]).lstrip("-0.")) < digits_min:
+        return False
+    distance = abs(constant(difference(decimal, exact)))
+    return compare(distance, Fraction(1, 2 * 10 ** len(found[1]))) <= 0
 
 
 def _literals_equal(gold: Node, answer: Node) -> bool:

@@ -55,6 +55,7 @@ _FUNCTIONS = (
 )
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _OF_SEVERAL = ("max", "min", "gcd", "lcm")
+_CHOOSING = (*_OF_SEVERAL, "abs", "floor", "ceil")
 
 FUNCTION_NAMES = (*_FUNCTIONS, *_OF_SEVERAL)
 
@@ -374,13 +375,15 @@ def is_literal(node: Node) -> bool:
 
 
 def is_unevaluated(node: Node) -> bool:
-    """Tell whether a sum or product of rational numbers is not carried out.
+    """Tell whether a sum or product of rational numbers, or a choice of one, is not carried out.
 
     A number times a power of ten is carried out.
     """
     for inner in node.walk():
         rational = [part for part in inner.parts if _is_rational(part)]
         if inner.kind == "+" and len(rational) > 1:
+            return True
+        if inner.kind in ("call", "several") and inner.what in _CHOOSING and rational:
             return True
         if inner.kind == "*" and len(rational) > 1 and not any(map(_is_power_of_ten, rational)):
             return True

@@ -237,8 +237,10 @@ def _text(content: str) -> str:
     words = content.strip(" ,").translate(_LOWER)
     if words in ("and", "or"):
         return f" \\{words} "
-    if words in ("", ",", ";"):
-        return f" {words} "
+    if not re.search("[a-z]", words):
+        return f" {content} "
+    if found := re.fullmatch(r"\s*(-?[\d.,]*\d)\s+([A-Za-z .]+)", content, re.ASCII):
+        return f"{found[1]} \\text{{{found[2].strip()}}}"
     return f"\\text{{{content.strip()}}}"
 
 
@@ -253,6 +255,8 @@ def tidy(text: str) -> str:
     text = unwrapped(text)
     if lead := _LEAD.match(text):
         text = text[lead.end() :]
+        if lead.group().count("{") > lead.group().count("}"):
+            text = text.replace("}", "", 1)
     return unwrapped(_joined_thousands(_single_parentheses(text)))
 
 

@@ -33,7 +33,7 @@ def check(question: Any) -> bool:
     if not answer or not answer.strip():
         return False
     expected, given = gold_answer(gold), answer.strip()
-    if squeezed(given) in (squeezed(gold), squeezed(expected)):
+    if given in (gold, expected):
         return True
     expected, given = tidy(expected), tidy(given)
     if not expected or not given:

@@ -17,6 +17,8 @@ _EVIDENT = re.compile(
     r"\\(?:cup|cap|infty|setminus|in|le|ge|ne|or)(?![A-Za-z])|[<>]|\\mathbb\{R\}"
 )
 _MIXED = re.compile(r"\[[^\[\]()]*\)|\([^\[\]()]*\]|\][^\[\]()]*[\[\]]")
+_OUTWARD_LEFT = re.compile(r"\]([^\[\](){}]+[,;][^\[\](){}]+)([\[\]])")
+_OUTWARD_RIGHT = re.compile(r"(?<=[\[(])([^\[\](){}]+[,;][^\[\](){}]+)\[")
 _INTERVAL = re.compile(r"([(\[\]])(.*)([)\[\]])", re.DOTALL)
 _BUILDER = re.compile(r"\\\{(.*?)(?:\\mid(?![A-Za-z])|\||:)(.*)\\\}", re.DOTALL)
 _POINTS = re.compile(r"\\\{(.*)\\\}", re.DOTALL)
@@ -56,7 +58,7 @@ def ranges_equal(gold: str, answer: str) -> bool | None:
 
 def _range(text: str) -> tuple[str | None, list[_Piece]]:
     """Return the name of a set's numbers, if it has one, and the set's pieces in order."""
-    text = unwrapped(text)
+    text = _OUTWARD_RIGHT.sub(r"\1)", _OUTWARD_LEFT.sub(r"(\1\2", unwrapped(text)))
     if found := _BUILDER.fullmatch(text):
         return None, _range(found[2])[1]
     if len(alternatives := split_top(text, ("\\or",))) > 1:

@@ -23,6 +23,16 @@ def relations(text: str) -> tuple[list[str], list[str]]:
     return _split(text, _RELATION)
 
 
+def is_enclosed(text: str) -> bool:
+    """Tell whether the bracket that a text begins with is closed at its end."""
+    depth = 0
+    for found in _BRACKETS.finditer(text):
+        depth += 1 if found.group() in _OPENING else -1
+        if depth <= 0:
+            return found.end() == len(text)
+    return False
+
+
 def _pattern(separator: str) -> str:
     return re.escape(separator) + ("(?![A-Za-z])" if separator[-1].isalpha() else "")
 

@@ -32,15 +32,17 @@ _CURRENCIES = {
     "\\$": "dollar", "$": "dollar", "€": "euro", "£": "pound sterling", "¥": "yen", "₹": "rupee",
 }  # fmt: skip
 
-_SHORT = "|".join(sorted((name for name in _TABLE if len(name) < 4), key=len, reverse=True))  # noqa: PLR2004
+_PLAIN = "|".join(sorted(_TABLE, key=lambda name: (-len(name), name)))
 _UNIT = re.compile(
-    r"(?P<value>.*[\d)}!])\s*(?P<unit>(?:\\text\{[^{}]*\}(?:\^\{?-?\d\}?)?\s*/?\s*)+"
-    rf"|(?<=[\d)}}\s])(?:(?:square|cubic|sq)\s+)?(?:[A-Za-z]{{3,20}}|(?<=\s)(?:{_SHORT})"
-    rf"|(?:km|cm|mm|kg|mg|ml))"
+    r"(?P<value>.*[\d)}!])\s*(?P<unit>(?:\\text\{[^{}]*\}(?:\^\{?-?\d\}?)?\s*/?\s*)+)", re.DOTALL
+)
+_PLAIN_UNIT = re.compile(
+    r"(?P<value>[^A-Za-z]*\d[\d\s})]*)(?P<unit>(?:km|cm|mm|kg|mg|ml)|"
+    rf"(?<=\s)(?:(?:square|cubic|sq)\s+)?(?:(?:{_PLAIN})s?|[A-Za-z]{{4,20}})"
     r"(?:\s[a-z]{2,20}){0,2}(?:\^\{?\d\}?)?(?:/[a-z]{1,8}(?:\^\{?\d\}?)?)?)",
     re.DOTALL | re.ASCII,
 )
-_DEGREES = re.compile(r"(.*\S)\s*\^\s*\\circ\s*(?:\\text\{[CFK]\}|[CFK])?", re.DOTALL)
+_DEGREES = re.compile(r"(?!.*\\(?!frac|sqrt|pi|circ|text))(.*\S)\s*\^\s*\\circ\s*(?:\\text\{[CFK]\}|[CFK])?", re.DOTALL)
 _PERCENT = re.compile(r"(.*[^\s\\])\s*\\?%", re.DOTALL)
 _POWER = re.compile(r"\^\{?(-?\d)\}?", re.ASCII)
 _NO_UNIT = re.compile(r"\b(?:or|and|not|is|no|maybe|if|for|when|where)\b")
@@ -93,12 +95,9 @@ def quantity(text: str) -> Quantity:
         return _with_unit(found[1], "percent")
     if found := _DEGREES.fullmatch(text):
         return _with_unit(found[1], "degree")
-    try:
-        return Quantity(read(text))
-    except UnreadableError:
-        if (found := _UNIT.fullmatch(text)) is None:
-            raise
-    return _with_unit(found["value"], found["unit"])
+    if found := _UNIT.fullmatch(text) or _PLAIN_UNIT.fullmatch(text):
+        return _with_unit(found["value"], found["unit"])
+    return Quantity(read(text))
 
 
 def _with_unit(text: str, unit: str) -> Quantity:

@@ -28,6 +28,7 @@ _FACTORIAL_MAX = 5000
 
 _POINTS = 9
 _POSITIVE_POINTS = 6
+_LARGE_POINTS = (4, 5)
 _POINTS_MIN = 3
 
 _WORK_MAX = 100_000
@@ -150,6 +151,10 @@ def _equal(gold: Node, answer: Node, decimal_logs: bool) -> bool:
             expected = value(gold, point, decimal_logs)
         except _UndefinedError:
             continue
+        except UnreadableError:
+            if place not in _LARGE_POINTS:
+                raise
+            continue
         if place >= _POSITIVE_POINTS and not _real(expected):
             continue
         if not _close(expected, value(answer, point, decimal_logs)):
@@ -164,7 +169,7 @@ def _points(names: Sequence[str]) -> Iterator[dict[str, Fraction]]:
         point = {}
         for name in names:
             drawn = sha256(f"{place} {name}".encode()).digest()
-            size = Fraction(30 + int.from_bytes(drawn[:1]), 97 + 2 * (drawn[1] % 16))
+            size = (40 if place in _LARGE_POINTS else 1) * Fraction(30 + int.from_bytes(drawn[:1]), 97 + 2 * (drawn[1] % 16))
             negative = place >= _POSITIVE_POINTS and (drawn[2] % 2 or len(names) == 1)
             point[name] = -size if negative else size
         yield point
@@ -177,9 +182,10 @@ def _real(found: Any) -> bool:
 def _close(left: Any, right: Any) -> bool:
     if isinstance(left, Fraction) and isinstance(right, Fraction):
         return left == right
+    is_exact = any(isinstance(one, Fraction) and one for one in (left, right))
     left, right = _number(left), _number(right)
     size = max(abs(left), abs(right))
-    return bool(size < _EPSILON or abs(left - right) <= size * _EPSILON)
+    return bool((size < _EPSILON and not is_exact) or abs(left - right) <= size * _EPSILON)
 
 
 def _number(found: Any) -> Any:
