@@ -10,6 +10,7 @@ from roles.environments.code import Code
 from roles.environments.jail import Jail
 from roles.environments.math import COLUMNS as MATH_COLUMNS
 from roles.environments.math import Math
+from roles.environments.math import require_options as require_math_options
 from roles.environments.reasoning_gym import ReasoningGym, require_generator
 from roles.environments.rows import ParquetRows
 from roles.environments.text import TextTask
@@ -50,6 +51,8 @@ def require_task(section: EnvironmentSection, dataset: Path | None) -> Chat:
     if dataset is None:
         require_generator(section.name, generator, section.options)
     else:
+        if family == "math":
+            require_math_options(section.options)
         ParquetRows(dataset, COLUMNS[family], section.pass_rates)
     return Chat("1 + 1 = ?")
 
@@ -76,7 +79,8 @@ def text_task(
             return Code(name, read_rows(CODE_COLUMNS), read_tokenizer, background, jail)
         case "math":
             checker = Checker("math")
-            return Math(name, read_rows(MATH_COLUMNS), read_tokenizer, background, checker)
+            rows = read_rows(MATH_COLUMNS)
+            return Math(name, section.options, rows, read_tokenizer, background, checker)
         case "reasoning-gym":
             checker = Checker("reasoning")
             return ReasoningGym(

@@ -71,11 +71,15 @@ _LETTER = re.compile(r"\(?([A-Z])\)?")
 _CHOICE = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])\s*(.*)", re.DOTALL)
 _CHOICE_WORD = re.compile(r"(?:option|choice)\s*", re.IGNORECASE)
 
-_CLOCK = re.compile(r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?(?:\\text\{)?([ap])?(?:\.?m\.?)?\}?", re.ASCII)
+_CLOCK = re.compile(
+    r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?(?:\\text\{)?([ap])?(?:\.?m\.?)?\}?", re.ASCII
+)
 _BASE = re.compile(r"([0-9A-Fa-f]+)_\{?\(?(?:\\text\{)?(\d+|[a-z]+)\}?\)?\}?", re.ASCII)
-_MODULUS = re.compile(r"(.*)\\pmod\{(\d+)\}", re.DOTALL | re.ASCII)
+_MODULUS = re.compile(r"(.*)\\pmod\{(\d{1,20})\}", re.DOTALL | re.ASCII)
 
-_MATRIX = re.compile(r"\\begin\{([pbBvV]?matrix|cases|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL)
+_MATRIX = re.compile(
+    r"\\begin\{([pbBvV]?matrix|cases|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL
+)
 
 _NAME = re.compile(
     r"(?:m?\\angle\s*[A-Z]{1,3}|\|?[A-Za-z]{1,4}\|?|\\[A-Za-z]+|"
@@ -220,7 +224,8 @@ def _modulus(gold: str, answer: str, depth: int) -> bool | None:
     if found[0][2] != found[1][2]:
         return False
     distance = constant(difference(read(residues[0]), read(residues[1])))
-    return bool(distance % int(found[0][2]) == 0)
+    modulus = int(found[0][2])
+    return isinstance(distance, Fraction) and modulus > 0 and distance % modulus == 0
 
 
 def _lists(gold: str, answer: str, depth: int) -> bool | None:
@@ -238,9 +243,9 @@ def _lists(gold: str, answer: str, depth: int) -> bool | None:
         return False
     if kinds[0] != kinds[1] and (None not in kinds or "[" in kinds):
         return False
-    if "(" in kinds and any("\\or" in text for text in (gold, answer)):
-        return False
     ordered = "(" in kinds or "[" in kinds or _named_apart(golds) != _named_apart(answers)
+    if ordered and ("{" in kinds or any("\\or" in text for text in (gold, answer))):
+        return False  # what has an order is no set of alternatives
     return _all_same(golds, answers, ordered, depth + 1)
 
 
@@ -271,6 +276,12 @@ def _brackets(text: str) -> tuple[str, list[str]] | None:
             if kind == "{" or len(parts) > 1:
                 return kind, parts
     return None
+
+
+def _elements(text: str) -> list[str]:
+    """Return the parts of a list, or of a tuple."""
+    found = _brackets(text)
+    return found[1] if found and found[0] == "(" else _parts(text)
 
 
 def _named_apart(parts: Sequence[str]) -> bool:
@@ -307,10 +318,13 @@ def _matrix(gold: str, answer: str, depth: int) -> bool | None:
         [split_top(row, ("&",)) for row in at[2].split("\\\\") if row.strip()] if at else None
         for at in found
     ]
-    kinds = [(at[1] if at[1] in ("vmatrix", "Vmatrix", "cases") else "matrix") if at else None for at in found]
+    kinds = [
+        (at[1] if at[1] in ("vmatrix", "Vmatrix", "cases") else "matrix") if at else None
+        for at in found
+    ]
     if "cases" in kinds:
         systems = [
-            [" ".join(row) for row in side] if side else _parts(text)
+            [" ".join(row) for row in side] if side else _elements(text)
             for side, text in zip(rows, (gold, answer), strict=True)
         ]
         ordered = _named_apart(systems[0]) != _named_apart(systems[1])
@@ -324,7 +338,8 @@ def _matrix(gold: str, answer: str, depth: int) -> bool | None:
                 return False
             cells[place] = brackets[1]
     if None not in kinds and (
-        kinds[0] != kinds[1] or [len(row) for row in rows[0] or ()] != [len(row) for row in rows[1] or ()]
+        kinds[0] != kinds[1]
+        or [len(row) for row in rows[0] or ()] != [len(row) for row in rows[1] or ()]
     ):
         return False
     first, second = cells[0] or [], cells[1] or []

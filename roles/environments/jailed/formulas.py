@@ -50,9 +50,7 @@ def difference(left: Node, right: Node) -> Node:
     return Node("+", (left, Node("neg", (right,))))
 
 
-_FUNCTIONS = (
-    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh exp ln log lg".split()
-)
+_FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh exp ln log lg".split()
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _OF_SEVERAL = ("max", "min", "gcd", "lcm")
 _CHOOSING = (*_OF_SEVERAL, "abs", "floor", "ceil")
@@ -68,9 +66,7 @@ _MARKED = frozenset(
     "vec hat bar tilde overline overrightarrow mathbf mathcal mathbb mathfrak boldsymbol bm".split()
 )
 
-_NUMBER = re.compile(
-    r"(?:\d+\.\d+|\d+\.?|\.\d+)(?:E[+-]?\d+|(?<=\d)e\d+)?", re.ASCII
-)
+_NUMBER = re.compile(r"(?:\d+\.\d+|\d+\.?|\.\d+)(?:E[+-]?\d+|(?<=\d)e\d+)?", re.ASCII)
 _SMALL = re.compile(r"(?:\d+\.\d+|1)e-\d+", re.ASCII)
 _REPEATING = re.compile(
     r"(\d*)\.(\d*)(?:\\overline\{?(\d+)\}?|\\dot\{?(\d)\}?(?:(\d*)\\dot\{?(\d)\}?)?)", re.ASCII
@@ -396,5 +392,3 @@ def _is_rational(node: Node) -> bool:
 
 def _is_power_of_ten(node: Node) -> bool:
     return node.kind == "^" and node.parts[0] == number(10)
-
-

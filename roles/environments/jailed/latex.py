@@ -18,9 +18,7 @@ _MARKER = re.compile(
 )
 _BOLD = re.compile(r"\*\*([^*\n]+)\*\*")
 _RUN = re.compile(r"(?<![A-Za-z\d_])[-+(]*[\d.][\d\s.,+\-*/^()=:%]*", re.ASCII)
-_LEFT_SIDE = re.compile(
-    r"(?:(?:\b[A-Za-z]|\d+)\s*[-+*/^]\s*)+(?:\b[A-Za-z]|\d+)\s*=\s*$", re.ASCII
-)
+_LEFT_SIDE = re.compile(r"(?:(?:\b[A-Za-z]|\d+)\s*[-+*/^]\s*)+(?:\b[A-Za-z]|\d+)\s*=\s*$", re.ASCII)
 _LEFT_SIDE_MAX = 100
 _SENTENCE_END = re.compile(r"[.!?]\s|\n")
 
@@ -278,12 +276,7 @@ def _joined_thousands(text: str) -> str:
 
 def _single_parentheses(text: str) -> str:
     """Return a text without parentheses around nothing but parentheses."""
-    partners, opened = {}, []
-    for place, sign in enumerate(text):
-        if sign == "(":
-            opened.append(place)
-        elif sign == ")" and opened:
-            partners[opened.pop()] = place
+    partners = _partners(text, "(", ")")
     doubled = {
         place
         for start, end in partners.items()
@@ -293,6 +286,31 @@ def _single_parentheses(text: str) -> str:
     return "".join(sign for place, sign in enumerate(text) if place not in doubled)
 
 
+def _without_braces(text: str) -> str:
+    """Return a text without the braces around all of it."""
+    partners = _partners(text, "{", "}")
+    layers = 0
+    while partners.get(layers) == len(text) - 1 - layers:
+        layers += 1
+    return text[layers : len(text) - layers]
+
+
+def _partners(text: str, opening: str, closing: str) -> dict[int, int]:
+    """Return where each bracket is closed, by where it is opened."""
+    found, opened = {}, []
+    escaped = False
+    for place, sign in enumerate(text):
+        if escaped:
+            escaped = False
+        elif sign == "\\":
+            escaped = True
+        elif sign == opening:
+            opened.append(place)
+        elif sign == closing and opened:
+            found[opened.pop()] = place
+    return found
+
+
 def unwrapped(text: str) -> str:
     """Return a formula without dollars, redundant braces and punctuation around it."""
     while True:
@@ -300,8 +318,7 @@ def unwrapped(text: str) -> str:
         text = text.strip()
         if found := _WRAPPED.fullmatch(text):
             text = next(filter(None, found.groups()), "")
-        if text.startswith("{") and _argument(text, 0)[1] == len(text):
-            text = text[1:-1]
+        text = _without_braces(text)
         if text.endswith((".", ",", ";", ":")) and not text.endswith("\\,"):
             text = text[:-1]
         text = text.strip("*") if "*" in text[:1] + text[-1:] else text

@@ -13,9 +13,7 @@ from roles.environments.jailed.values import compare, real
 
 _PIECES_MAX = 32
 
-_EVIDENT = re.compile(
-    r"\\(?:cup|cap|infty|setminus|in|le|ge|ne|or)(?![A-Za-z])|[<>]|\\mathbb\{R\}"
-)
+_EVIDENT = re.compile(r"\\(?:cup|cap|infty|setminus|in|le|ge|ne|or)(?![A-Za-z])|[<>]|\\mathbb\{R\}")
 _MIXED = re.compile(r"\[[^\[\]()]*\)|\([^\[\]()]*\]|\][^\[\]()]*[\[\]]")
 _OUTWARD_LEFT = re.compile(r"\]([^\[\](){}]+[,;][^\[\](){}]+)([\[\]])")
 _OUTWARD_RIGHT = re.compile(r"(?<=[\[(])([^\[\](){}]+[,;][^\[\](){}]+)\[")
@@ -102,7 +100,9 @@ def _set(text: str) -> list[_Piece]:
         elif points := _POINTS.fullmatch(part):
             values = [real(read(point)) for point in split_top(points[1], (",",))]
             pieces += [_Piece(value, True, value, True) for value in values]  # noqa: FBT003
-        elif (found := _INTERVAL.fullmatch(part)) and len(ends := split_top(found[2], (",", ";"))) == 2:  # noqa: PLR2004
+        elif (found := _INTERVAL.fullmatch(part)) and len(
+            ends := split_top(found[2], (",", ";"))
+        ) == 2:  # noqa: PLR2004
             pieces.append(
                 _Piece(_end(ends[0], -1), found[1] == "[", _end(ends[1], 1), found[3] == "]")
             )

@@ -42,7 +42,10 @@ _PLAIN_UNIT = re.compile(
     r"(?:\s[a-z]{2,20}){0,2}(?:\^\{?\d\}?)?(?:/[a-z]{1,8}(?:\^\{?\d\}?)?)?)",
     re.DOTALL | re.ASCII,
 )
-_DEGREES = re.compile(r"(?!.*\\(?!frac|sqrt|pi|circ|text))(.*\S)\s*\^\s*\\circ\s*(?:\\text\{[CFK]\}|[CFK])?", re.DOTALL)
+_DEGREES = re.compile(
+    r"(?!.*\\(?!frac|sqrt|pi|circ|text))(.*\S)\s*\^\s*\\circ\s*(?:\\text\{[CFK]\}|[CFK])?",
+    re.DOTALL,
+)
 _PERCENT = re.compile(r"(.*[^\s\\])\s*\\?%", re.DOTALL)
 _POWER = re.compile(r"\^\{?(-?\d)\}?", re.ASCII)
 _NO_UNIT = re.compile(r"\b(?:or|and|not|is|no|maybe|if|for|when|where)\b")

@@ -169,7 +169,9 @@ def _points(names: Sequence[str]) -> Iterator[dict[str, Fraction]]:
         point = {}
         for name in names:
             drawn = sha256(f"{place} {name}".encode()).digest()
-            size = (40 if place in _LARGE_POINTS else 1) * Fraction(30 + int.from_bytes(drawn[:1]), 97 + 2 * (drawn[1] % 16))
+            size = (40 if place in _LARGE_POINTS else 1) * Fraction(
+                30 + int.from_bytes(drawn[:1]), 97 + 2 * (drawn[1] % 16)
+            )
             negative = place >= _POSITIVE_POINTS and (drawn[2] % 2 or len(names) == 1)
             point[name] = -size if negative else size
         yield point
