@@ -294,6 +294,7 @@ class Scorer:
             ),
             "math": Math(
                 "math/sums",
+                {},
                 lambda: OneRow(prompt="", answer="7"),
                 Text,
                 self._background,

@@ -32,7 +32,7 @@ def require_options(options: Mapping[str, Any]) -> bool:
         )
     require_box = options.get(REQUIRE_BOX, False)
     if not isinstance(require_box, bool):
-        raise ValueError(f"environment.options.{REQUIRE_BOX} must be true or false")
+        raise ValueError(f"environment.options.{REQUIRE_BOX} must be true or false")  # noqa: TRY004
     return require_box
 
 

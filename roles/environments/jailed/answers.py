@@ -6,77 +6,32 @@ from fractions import Fraction
 from itertools import pairwise
 
 from roles.environments.jailed.formulas import (
-    FUNCTION_NAMES,
     Node,
     UnreadableError,
     difference,
     is_literal,
     is_unevaluated,
-    number,
     read,
 )
-from roles.environments.jailed.latex import lowered, squeezed, unwrapped
+from roles.environments.jailed.latex import squeezed, unwrapped
+from roles.environments.jailed.numerals import based_equal, is_time, times_equal
 from roles.environments.jailed.ranges import ranges_equal
 from roles.environments.jailed.splitting import is_enclosed, relations, split_top
 from roles.environments.jailed.units import Quantity, quantity
 from roles.environments.jailed.values import compare, constant, proportion, values_equal
+from roles.environments.jailed.words import TEXT, is_wordy, meaning, number_of
 
 _PARTS_MAX = 32
 _DEPTH_MAX = 6
 
-_TEXT = re.compile(r"\\text\{([^{}]*)\}")
-_WORD = re.compile(r"[A-Za-z]{3,}")
 _WORDS = re.compile(r"[A-Za-z' .\-]+")
-
-_ARTICLE = re.compile(r"(?:an?|the)\s+(?=[a-z]{3})")
-
-_MEANINGS = {
-    "doesnotexist": "dne",
-    "doesn'texist": "dne",
-    "limitdoesnotexist": "dne",
-    "nosolution": "none",
-    "nosolutions": "none",
-    "norealsolution": "none",
-    "norealsolutions": "none",
-    "therearenosolutions": "none",
-    "thereisnosolution": "none",
-    "emptyset": "none",
-    "theemptyset": "none",
-    "\\emptyset": "none",
-    "\\{\\}": "none",
-    "\\mathbb{r}": "reals",
-    "allrealnumbers": "reals",
-    "allreals": "reals",
-    "realnumbers": "reals",
-    "anyrealnumber": "reals",
-    "(-\\infty,\\infty)": "reals",
-    "(-\\infty,+\\infty)": "reals",
-    "\\infty": "infinity",
-    "+\\infty": "infinity",
-    "positiveinfinity": "infinity",
-    "negativeinfinity": "-\\infty",
-}
-_NUMBERS = dict(
-    zip(
-        (
-            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen"
-            " fifteen sixteen seventeen eighteen nineteen twenty"
-        ).split(),
-        map(str, range(21)),
-        strict=True,
-    )
-)
 
 _LETTER = re.compile(r"\(?([A-Z])\)?")
 _CHOICE = re.compile(r"(?:\(([A-Z])\)|([A-Z])[).:])\s*(.*)", re.DOTALL)
 _CHOICE_WORD = re.compile(r"(?:option|choice)\s*", re.IGNORECASE)
 
-_CLOCK = re.compile(
-    r"(\d{1,2}):([0-5]\d)(?::([0-5]\d))?(?:\\text\{)?([ap])?(?:\.?m\.?)?\}?", re.ASCII
-)
-_BASE = re.compile(r"([0-9A-Fa-f]+)_\{?\(?(?:\\text\{)?(\d+|[a-z]+)\}?\)?\}?", re.ASCII)
-_MODULUS = re.compile(r"(.*)\\pmod\{(\d{1,20})\}", re.DOTALL | re.ASCII)
 
+_MODULUS = re.compile(r"(.*)\\pmod\{(\d{1,20})\}", re.DOTALL | re.ASCII)
 _MATRIX = re.compile(
     r"\\begin\{([pbBvV]?matrix|cases|array)\}(?:\{[lcr|]*\})?(.*)\\end\{\1\}", re.DOTALL
 )
@@ -110,33 +65,21 @@ def same(gold: str, answer: str, depth: int = 0) -> bool:
 
 
 def _words(gold: str, answer: str, depth: int) -> bool | None:
-    meanings = [_meaning(text) for text in (gold, answer)]
-    if meanings[0] == meanings[1] and (_is_wordy(gold) or gold.startswith(("\\", "+", "("))):
+    keys = [meaning(text) for text in (gold, answer)]
+    if keys[0] == keys[1] and (is_wordy(gold) or gold.startswith(("\\", "+", "("))):
         return True
-    if any(text in ("infinity", "-\\infty", "none", "dne") for text in meanings):
+    if any(text in ("infinity", "-\\infty", "none", "dne") for text in keys):
         return False
-    numbers = [_NUMBERS.get(text) for text in meanings]
+    numbers = [number_of(text) for text in keys]
     if any(numbers):
         return same(numbers[0] or gold, numbers[1] or answer, depth + 1)
-    if all(_WORDS.fullmatch(_TEXT.sub(r"\1", text)) and _is_wordy(text) for text in (gold, answer)):
+    if all(_WORDS.fullmatch(TEXT.sub(r"\1", text)) and is_wordy(text) for text in (gold, answer)):
         return False
     return None
 
 
-def _meaning(text: str) -> str:
-    plain = lowered(_TEXT.sub(r"\1", text)).strip(" .")
-    plain = squeezed(_ARTICLE.sub("", plain))
-    return _MEANINGS.get(plain, plain)
-
-
-def _is_wordy(text: str) -> bool:
-    """Tell whether a text holds words: two letters are a product, and functions are none."""
-    plain = re.sub(r"\\[A-Za-z]+", " ", _TEXT.sub(" wordy ", text))
-    return any(word not in FUNCTION_NAMES for word in _WORD.findall(plain))
-
-
 def _choice(gold: str, answer: str, depth: int) -> bool | None:
-    plain_gold, plain = (_TEXT.sub(r"\1 ", text).strip() for text in (gold, answer))
+    plain_gold, plain = (TEXT.sub(r"\1 ", text).strip() for text in (gold, answer))
     plain = _CHOICE_WORD.sub("", plain)
     letter, choice = _LETTER.fullmatch(plain_gold), _CHOICE.fullmatch(plain)
     alone = _LETTER.fullmatch(plain)
@@ -158,59 +101,22 @@ def _choice(gold: str, answer: str, depth: int) -> bool | None:
     return None
 
 
-def _ratio(gold: str, answer: str, depth: int) -> bool | None:
-    times = [_CLOCK.fullmatch(lowered(squeezed(text))) for text in (gold, answer)]
-    if times[0] and times[1]:
-        return _times_equal(times[0], times[1])
+def _ratio(gold: str, answer: str, depth: int) -> bool | None:  # noqa: ARG001 - a rule
+    if (decided := times_equal(gold, answer)) is not None:
+        return decided
     parts = [split_top(text, (":",)) for text in (gold, answer)]
     if len(parts[0]) == 1 and len(parts[1]) == 1:
         return None
     nodes = [[read(part) for part in side] for side in parts]
-    if len(parts[1]) == 1 and len(parts[0]) == 2 and not times[0]:  # noqa: PLR2004
-        return _literals_equal(Node("/", tuple(nodes[0])), nodes[1][0])
-    if len(parts[0]) == 1 and len(parts[1]) == 2 and not times[1]:  # noqa: PLR2004
+    if len(parts[1]) == 1 and len(parts[0]) == 2 and not is_time(gold):
+        given = nodes[1][0]
+        return not is_unevaluated(given) and values_equal(Node("/", tuple(nodes[0])), given)
+    if len(parts[0]) == 1 and len(parts[1]) == 2 and not is_time(answer):
         return nodes[0][0].kind == "/" and values_equal(nodes[0][0], Node("/", tuple(nodes[1])))
     return len(parts[0]) == len(parts[1]) and all(
         values_equal(Node("/", expected), Node("/", given))
         for expected, given in zip(pairwise(nodes[0]), pairwise(nodes[1]), strict=True)
     )
-
-
-def _times_equal(gold: re.Match[str], answer: re.Match[str]) -> bool:
-    """Compare times of the day; one without "a.m." or "p.m." may be either, unless it is past 12."""
-    minutes = []
-    for hour, minute, second, half in (gold.groups(), answer.groups()):
-        hours = int(hour) % 12 + 12 * (half == "p") if half else int(hour)
-        minutes.append((hours, int(minute), int(second or 0)))
-    if (gold[4] is None) == (answer[4] is None) or max(int(gold[1]), int(answer[1])) > 12:
-        return minutes[0] == minutes[1]
-    return (minutes[0][0] - minutes[1][0]) % 12 == 0 and minutes[0][1:] == minutes[1][1:]
-
-
-_BASES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9,
-          "ten": 10, "twelve": 12, "sixteen": 16}  # fmt: skip
-
-
-def _base(gold: str, answer: str, depth: int) -> bool | None:  # noqa: ARG001 - a rule
-    found = [_BASE.fullmatch(squeezed(text)) for text in (gold, answer)]
-    bases = [at and (int(at[2]) if at[2].isdigit() else _BASES.get(at[2], 0)) for at in found]
-    if not any(bases) or any(base is not None and not 2 <= base <= 36 for base in bases):  # noqa: PLR2004
-        return None
-    if found[0] and found[1]:
-        return bases[0] == bases[1] and _digits(found[0][1]) == _digits(found[1][1])
-    if found[0]:
-        return _digits(found[0][1]) == _digits(squeezed(answer))
-    assert found[1] is not None
-    assert bases[1] is not None
-    try:
-        value = int(found[1][1], bases[1])
-    except ValueError:
-        return False
-    return _literals_equal(read(gold), number(value))
-
-
-def _digits(text: str) -> str:
-    return lowered(text).lstrip("0")
 
 
 def _modulus(gold: str, answer: str, depth: int) -> bool | None:
@@ -328,7 +234,9 @@ def _matrix(gold: str, answer: str, depth: int) -> bool | None:
             for side, text in zip(rows, (gold, answer), strict=True)
         ]
         ordered = _named_apart(systems[0]) != _named_apart(systems[1])
-        return len(systems[0]) == len(systems[1]) and _all_same(*systems, ordered, depth + 1)
+        return len(systems[0]) == len(systems[1]) and _all_same(
+            systems[0], systems[1], ordered, depth + 1
+        )
     cells = [[cell for row in side for cell in row] if side else None for side in rows]
     for place, text in enumerate((gold, answer)):
         if cells[place] is None:  # a vector as a tuple
@@ -412,20 +320,13 @@ def _rounded(text: str, decimal: Node, exact: Node, digits_min: int) -> bool:
     return compare(distance, Fraction(1, 2 * 10 ** len(found[1]))) <= 0
 
 
-def _literals_equal(gold: Node, answer: Node) -> bool:
-    """Compare values; where a number is expected, sums and products must be carried out."""
-    if is_literal(gold) and is_unevaluated(answer):
-        return False
-    return values_equal(gold, answer)
-
-
 _RULES: tuple[Callable[[str, str, int], bool | None], ...] = (
     _words,
     _choice,
     lambda gold, answer, depth: ranges_equal(gold, answer),  # noqa: ARG005
     _matrix,
     _modulus,
-    _base,
+    lambda gold, answer, depth: based_equal(gold, answer),  # noqa: ARG005
     _lists,
     _ratio,
     _relation,

@@ -50,20 +50,23 @@ def difference(left: Node, right: Node) -> Node:
     return Node("+", (left, Node("neg", (right,))))
 
 
-_FUNCTIONS = "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh exp ln log lg".split()
+_FUNCTIONS = tuple(
+    "sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh exp ln log lg".split()  # noqa: SIM905
+)
 _INVERSE = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
 _OF_SEVERAL = ("max", "min", "gcd", "lcm")
 _CHOOSING = (*_OF_SEVERAL, "abs", "floor", "ceil")
 
+_A_FUNCTION = r"\\(?:" + "|".join(_FUNCTIONS) + ")"
 FUNCTION_NAMES = (*_FUNCTIONS, *_OF_SEVERAL)
 
 _GREEK = frozenset(
-    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi"
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi"  # noqa: SIM905
     " rho sigma tau upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Phi Psi"
     " Omega ell hbar".split()
 )
 _MARKED = frozenset(
-    "vec hat bar tilde overline overrightarrow mathbf mathcal mathbb mathfrak boldsymbol bm".split()
+    "vec hat bar tilde overline overrightarrow mathbf mathcal mathbb mathfrak boldsymbol bm".split()  # noqa: SIM905
 )
 
 _NUMBER = re.compile(r"(?:\d+\.\d+|\d+\.?|\.\d+)(?:E[+-]?\d+|(?<=\d)e\d+)?", re.ASCII)
@@ -286,7 +289,7 @@ class _Reader:
 
     def _command(self, command: str) -> Node:
         if command == "frac":
-            if re.match(r"\{d(?:[a-z])?\}", self._text[self._at :]):
+            if re.match(r"\{d[a-z]?\}", self._text[self._at :]):
                 raise UnreadableError("a derivative")
             return self._node("/", self._digit(), self._digit())
         if command == "binom":
@@ -299,12 +302,15 @@ class _Reader:
             if not self._take("\\r" + command[1:]):
                 raise UnreadableError(f"\\r{command[1:]} is missing")
             return self._node("call", node, what=command[1:])
-        if command == "pi":
-            return self._node("constant", what="pi")
         if command in _FUNCTIONS:
             return self._function(command)
         if command in _OF_SEVERAL:
             return self._several(command)
+        return self._symbol(command)
+
+    def _symbol(self, command: str) -> Node:
+        if command == "pi":
+            return self._node("constant", what="pi")
         if command in _GREEK:
             return self._named("\\" + command)
         if command in ("text", "mathrm") and (found := self._match(_GROUP)):
@@ -326,9 +332,7 @@ class _Reader:
             argument = self._closed(sign)
         else:
             factors = [self._power()]
-            while self._begins_factor() and not re.match(
-                r"\\(?:%s)" % "|".join(_FUNCTIONS), self._text[self._at :]
-            ):
+            while self._begins_factor() and not re.match(_A_FUNCTION, self._text[self._at :]):
                 factors.append(self._power())
             argument = factors[0] if len(factors) == 1 else self._node("*", *factors)
         if power is not None and power == Node("neg", (number(1),)):
@@ -357,7 +361,7 @@ def _repeating(found: re.Match[str]) -> Fraction:
     period = found[3] or (found[4] + (found[5] or "") + (found[6] or ""))
     if len(found.group()) > _DIGITS_MAX:
         raise UnreadableError("a number of too many digits")
-    repeated = Fraction(int(period), 10 ** len(period) - 1) / 10 ** len(fixed)
+    repeated = Fraction(int(period), (10 ** len(period) - 1) * 10 ** len(fixed))
     return Fraction(f"{whole}.{fixed or '0'}") + repeated
 
 

@@ -3,6 +3,7 @@
 Character classes are ASCII and tables are explicit, because Unicode's own tables differ between
 versions of Python.
 """
+# ruff: noqa: RUF001 - signs that look alike are the point
 
 import json
 import re
@@ -75,7 +76,7 @@ def gold_answer(gold: str) -> str:
 
 def _boxes(text: str) -> list[str] | None:
     """Return the contents of the last box, and of those joined to it; None when it has no end."""
-    found = []
+    found: list[str] = []
     end = 0
     for start in _BOX.finditer(text):
         if start.start() < end:
@@ -174,8 +175,12 @@ _TABLE = str.maketrans(
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n")
 _LOWERED = str.maketrans("₀₁₂₃₄₅₆₇₈₉₊₋ₙ", "0123456789+-n")
 
+_MODULUS = (
+    r"\\pmod\s*\{?\s*(\d+)\s*\}?|\(\s*(?:\\bmod|\\mod|mod)\s*\{?(\d+)\}?\s*\)"
+    r"|(?:\\bmod|\\mod|(?<![A-Za-z])mod)\s+\{?(\d+)\}?$"
+)
 _REWRITES = [
-    (re.compile(pattern), new)
+    (re.compile(pattern, re.ASCII), new)
     for pattern, new in (
         (r"\\(?:left|right|[bB]igg?[lrm]?)(?![A-Za-z])\s*\.?(?=[^.]|$)", ""),
         (r"\\(?:displaystyle|textstyle|limits|nolimits|bf|rm)(?![A-Za-z])\s*", ""),
@@ -210,14 +215,14 @@ _REWRITES = [
         (r"\^\s*\{\s*\\prime\s*\}|\^\s*\\prime(?![A-Za-z])", "'"),
         (r"\\text\{([^{}]*)\}", lambda found: _text(found[1])),
         (r"(?<=[\s\d)}])(and|or)(?=\s)", r"\\\1 "),
-        (r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|pi)"
-         r"(?![a-z])", r"\\\1 "),
+        (
+            r"(?<![\\A-Za-z])(sqrt|sin|cos|tan|cot|sec|csc|arcsin|arccos|arctan|ln|log|exp|pi)(?![a-z])",
+            r"\\\1 ",
+        ),
         (r"(?<![\d.,])(\d{1,3}) (\d{3})((?: \d{3})*)(?![\d.,/]| \d)",
          lambda found: found.group().replace(" ", "")),
         (r"(?<![\d/.])(\d+) +(\d+)/(\d+)(?!\d)", r"\1\\frac{\2}{\3}"),
-        (r"\\pmod\s*\{?\s*(\d+)\s*\}?|\(\s*(?:\\bmod|\\mod|mod)\s*\{?(\d+)\}?\s*\)"
-         r"|(?:\\bmod|\\mod|(?<![A-Za-z])mod)\s+\{?(\d+)\}?$",
-         lambda found: rf"\pmod{{{found[1] or found[2] or found[3]}}}"),
+        (_MODULUS, lambda found: rf"\pmod{{{found[1] or found[2] or found[3]}}}"),
     )
 ]  # fmt: skip
 _THOUSANDS = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])", re.ASCII)
@@ -297,7 +302,8 @@ def _without_braces(text: str) -> str:
 
 def _partners(text: str, opening: str, closing: str) -> dict[int, int]:
     """Return where each bracket is closed, by where it is opened."""
-    found, opened = {}, []
+    found: dict[int, int] = {}
+    opened: list[int] = []
     escaped = False
     for place, sign in enumerate(text):
         if escaped:

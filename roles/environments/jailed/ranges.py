@@ -99,10 +99,10 @@ def _set(text: str) -> list[_Piece]:
             pieces.append(_Piece())
         elif points := _POINTS.fullmatch(part):
             values = [real(read(point)) for point in split_top(points[1], (",",))]
-            pieces += [_Piece(value, True, value, True) for value in values]  # noqa: FBT003
+            pieces += [_Piece(value, True, value, True) for value in values]
         elif (found := _INTERVAL.fullmatch(part)) and len(
             ends := split_top(found[2], (",", ";"))
-        ) == 2:  # noqa: PLR2004
+        ) == 2:
             pieces.append(
                 _Piece(_end(ends[0], -1), found[1] == "[", _end(ends[1], 1), found[3] == "]")
             )
@@ -130,7 +130,7 @@ def _inequality(sides: Sequence[str], signs: Sequence[str]) -> tuple[str, list[_
         return sides[0], _without([_Piece()], real(read(sides[1])))
     if signs == ["="] and _NAME.fullmatch(sides[0]):
         value = real(read(sides[1]))
-        return sides[0], [_Piece(value, True, value, True)]  # noqa: FBT003
+        return sides[0], [_Piece(value, True, value, True)]
     names = [place for place, side in enumerate(sides) if _NAME.fullmatch(side)]
     if len(names) != 1 or not all(sign in _SIZES for sign in signs):
         raise UnreadableError("no inequality of one variable")

@@ -13,7 +13,10 @@ _RELATION = re.compile(
 
 
 def split_top(text: str, separators: Sequence[str]) -> list[str]:
-    """Return the parts of a text between separators; raises ``UnreadableError`` for bad brackets."""
+    """Return the parts of a text between separators.
+
+    Raises ``UnreadableError`` for brackets that do not match.
+    """
     pattern = re.compile("|".join(map(_pattern, separators)))
     return _split(text, pattern)[0]
 

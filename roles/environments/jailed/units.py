@@ -112,9 +112,8 @@ def _with_unit(text: str, unit: str) -> Quantity:
     for word, exponent in (("square ", 2), ("sq ", 2), ("cubic ", 3)):
         if name.startswith(word):
             name, power = name.removeprefix(word).strip(), exponent
-    if found := _POWER.search(name):
-        if found.end() == len(name):
-            name, power = name[: found.start()].strip(), int(found[1])
+    if (found := _POWER.search(name)) and found.end() == len(name):
+        name, power = name[: found.start()].strip(), int(found[1])
     singular = name if name in _TABLE else name.removesuffix("s")
     dimension, factor = _TABLE.get(singular, (singular, "1"))
     if power != 1:

@@ -15,9 +15,9 @@ from typing import Any
 
 os.environ["MPMATH_NOGMPY"] = "1"  # one arithmetic on every machine, read when it is imported
 
-from mpmath import MPContext  # noqa: E402
+from mpmath import MPContext
 
-from roles.environments.jailed.formulas import Node, UnreadableError  # noqa: E402
+from roles.environments.jailed.formulas import Node, UnreadableError
 
 _DIGITS = 400
 _EQUAL_DIGITS = 350
@@ -87,8 +87,8 @@ BUDGET = Budget()
 def values_equal(gold: Node, answer: Node) -> bool:
     """Tell whether two formulas have the same value, for all values of their variables.
 
-    ``\\log`` may be natural or decimal, in both alike. Formulas with variables are compared at fixed
-    points: at positive ones, and where the gold is real at points of either sign.
+    A logarithm without a base may be natural or decimal, in both alike. Formulas with variables are
+    compared at fixed points: at positive ones, and where the gold is real at points of either sign.
     """
     logs = (False, True) if gold.has_logarithm() or answer.has_logarithm() else (False,)
     return any(_equal(gold, answer, decimal) for decimal in logs)
@@ -100,7 +100,7 @@ def proportion(gold: Node, answer: Node) -> int:
     ratios = []
     for point in _points(names):
         try:
-            ratios.append(_divided(value(answer, point), value(gold, point)))
+            ratios.append(_divided(value(answer, point, False), value(gold, point, False)))
         except _UndefinedError:
             continue
     if not names or len(ratios) < _POINTS_MIN or not all(_close(ratios[0], r) for r in ratios):
@@ -114,7 +114,7 @@ def constant(node: Node) -> Any:
     """Return the value of a formula without variables; raises ``UnreadableError``."""
     if node.names():
         raise UnreadableError("has variables")
-    return value(node, {})
+    return value(node, {}, False)
 
 
 def real(node: Node) -> Any:
@@ -208,7 +208,7 @@ def _bounded(found: Any) -> Any:
     return found
 
 
-def value(node: Node, point: dict[str, Fraction], decimal_logs: bool = False) -> Any:
+def value(node: Node, point: dict[str, Fraction], decimal_logs: bool) -> Any:
     """Return the value of a formula; raises ``UnreadableError``."""
     parts = [value(part, point, decimal_logs) for part in node.parts]
     BUDGET.spend(1 + len(parts))
