@@ -94,7 +94,7 @@ def _set(text: str) -> list[_Piece]:
                 pieces = _without(pieces, real(read(point)))
         return pieces
     pieces = []
-    for part in split_union(text):
+    for part in _split_union(text):
         if part == _ALL:
             pieces.append(_Piece())
         elif points := _POINTS.fullmatch(part):
@@ -111,7 +111,7 @@ def _set(text: str) -> list[_Piece]:
     return _ordered(pieces)
 
 
-def split_union(text: str) -> list[str]:
+def _split_union(text: str) -> list[str]:
     """Return the sets that a union consists of; brackets of intervals may be turned outward."""
     return [part.strip() for part in re.split(r"\\cup(?![A-Za-z])", text)]
 

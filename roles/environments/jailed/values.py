@@ -125,11 +125,6 @@ def real(node: Node) -> Any:
     return found if isinstance(found, Fraction) else _number(found).real
 
 
-def close(left: Any, right: Any) -> bool:
-    """Tell whether two values are the same."""
-    return _close(left, right)
-
-
 def compare(left: Any, right: Any) -> int:
     """Return -1, 0 or 1: the order of two real values."""
     if _close(left, right):

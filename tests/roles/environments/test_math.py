@@ -53,6 +53,15 @@ def test_a_gold_is_right_in_a_box(gold):
     assert score(gold, f"So it is $\\boxed{{{gold}}}$.", require_box=True) is True
 
 
+def test_a_question_of_too_much_work_scores_0():
+    gammas = "+".join(["x!"] * 100)
+    assert score(gammas, f"\\boxed{{{gammas}}}") is True
+    few = "+".join(["x!"] * 5)
+    assert score(few, f"\\boxed{{{few[2:]} + x!}}") is True
+    assert score(f"0+{few}", f"\\boxed{{{few}}}") is True
+    assert score(f"0+{gammas}", f"\\boxed{{{gammas}}}") is False
+
+
 def test_every_answer_to_another_gold_costs_less_than_the_soft_limit():
     answers = [case.values[0]["answer"] for case in cases() if len(case.values[0]["answer"]) > 600]
     for gold in ("12", "x < 5", "(1, 2)", "\\{1, 2\\}", "B", "1:2", "3:00", "x = 1, y = 2"):
