@@ -37,7 +37,7 @@ _MATRIX = re.compile(
 )
 
 _NAME = re.compile(
-    r"(?:m?\\angle\s*[A-Z]{1,3}|\|?[A-Za-z]{1,4}\|?|\\[A-Za-z]+|"
+    r"(?:\([A-Za-z](?:\s*,\s*[A-Za-z])+\)|m?\\angle\s*[A-Z]{1,3}|\|?[A-Za-z]{1,4}\|?|\\[A-Za-z]+|"
     r"\\(?:over\w+|vec|text|hat|bar|mathbf)\s*\{[^{}]*\}[A-Za-z\s]*)"
     r"(?:_\{?[A-Za-z0-9,]+\}?)?'*(?:\s*\([A-Za-z0-9,|\s\\]+\))?",
     re.ASCII,
@@ -138,7 +138,7 @@ def _lists(gold: str, answer: str, depth: int) -> bool | None:
     golds, answers = _parts(gold), _parts(answer)
     bare = len(golds) > 1 or len(answers) > 1
     brackets = [_brackets(text) for text in (gold, answer)]
-    if not bare and brackets == [None, None]:
+    if not bare and (brackets == [None, None] or relations(gold)[1] or relations(answer)[1]):
         return None
     kinds = [found[0] if found else None for found in brackets]
     if brackets[0] and (len(golds) == 1):

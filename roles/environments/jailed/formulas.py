@@ -72,7 +72,8 @@ _MARKED = frozenset(
 _NUMBER = re.compile(r"(?:\d+\.\d+|\d+\.?|\.\d+)(?:E[+-]?\d+|(?<=\d)e\d+)?", re.ASCII)
 _SMALL = re.compile(r"(?:\d+\.\d+|1)e-\d+", re.ASCII)
 _REPEATING = re.compile(
-    r"(\d*)\.(\d*)(?:\\overline\{?(\d+)\}?|\\dot\{?(\d)\}?(?:(\d*)\\dot\{?(\d)\}?)?)", re.ASCII
+    r"(\d*)\.(\d*)(?:\\(?:overline|bar)\{?(\d+)\}?|\\dot\{?(\d)\}?(?:(\d*)\\dot\{?(\d)\}?)?)",
+    re.ASCII,
 )
 _MIXED = re.compile(r"\s*\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))", re.ASCII)
 _COMMAND = re.compile(r"\\([A-Za-z]+)\s*")

@@ -231,6 +231,7 @@ _LEAD = re.compile(
     r"(?:answer|result|solution|value)\s*(?:is|are|:|=|\})[\s:]*\}?",
     re.IGNORECASE,
 )
+_LETTERS = re.compile(r"[A-Z]{1,4}(?:(?:, *| and |, and )[A-Z]{1,4})+")
 _WRAPPED = re.compile(r"\$\$(.*)\$\$|\$([^$]*[^$\\])\$|\\\((.*)\\\)|\\\[(.*)\\\]", re.DOTALL)
 _LOWER = str.maketrans("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "abcdefghijklmnopqrstuvwxyz")
 
@@ -240,7 +241,7 @@ def _text(content: str) -> str:
     words = content.strip(" ,").translate(_LOWER)
     if words in ("and", "or"):
         return f" \\{words} "
-    if not re.search("[a-z]", words):
+    if not re.search("[a-z]", words) or _LETTERS.fullmatch(content.strip()):
         return f" {content} "
     if found := re.fullmatch(r"\s*(-?[\d.,]*\d)\s+([A-Za-z .]+)", content, re.ASCII):
         return f"{found[1]} \\text{{{found[2].strip()}}}"

@@ -34,7 +34,8 @@ _CURRENCIES = {
 
 _PLAIN = "|".join(sorted(_TABLE, key=lambda name: (-len(name), name)))
 _UNIT = re.compile(
-    r"(?P<value>.*[\d)}!])\s*(?P<unit>(?:\\text\{[^{}]*\}(?:\^\{?-?\d\}?)?\s*/?\s*)+)", re.DOTALL
+    r"(?P<value>.*[A-Za-z\d)}!])\s*(?P<unit>(?:\\text\{[^{}]*\}(?:\^\{?-?\d\}?)?\s*/?\s*)+)",
+    re.DOTALL,
 )
 _PLAIN_UNIT = re.compile(
     r"(?P<value>[^A-Za-z]*\d[\d\s})]*)(?P<unit>(?:km|cm|mm|kg|mg|ml)|"
@@ -48,6 +49,7 @@ _DEGREES = re.compile(
 )
 _PERCENT = re.compile(r"(.*[^\s\\])\s*\\?%", re.DOTALL)
 _POWER = re.compile(r"\^\{?(-?\d)\}?", re.ASCII)
+_UNIT_NAME = re.compile(r"[a-z][a-z0-9 ./*^{}-]*", re.ASCII)
 _NO_UNIT = re.compile(r"\b(?:or|and|not|is|no|maybe|if|for|when|where)\b")
 
 
@@ -106,7 +108,7 @@ def quantity(text: str) -> Quantity:
 def _with_unit(text: str, unit: str) -> Quantity:
     """Return a formula with the unit of this name."""
     name = lowered(re.sub(r"\\text\{([^{}]*)\}", r"\1", unit)).strip().rstrip(".")
-    if _NO_UNIT.search(name):
+    if _NO_UNIT.search(name) or not _UNIT_NAME.fullmatch(name):
         raise UnreadableError(f"{unit!r} is no unit")
     power = 1
     for word, exponent in (("square ", 2), ("sq ", 2), ("cubic ", 3)):
