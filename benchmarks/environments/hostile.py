@@ -153,7 +153,7 @@ ANSWERS = {
     "not a number": "\\boxed{{nan{n}}}",
     "modulus": "$7^{{10^{{{n}0}}}} \\bmod 10$",
     "null": "\0" * 2000 + "{n}",
-    "right": "\\boxed{{7 + 0 \\cdot {n}}}",
+    "right": "Not {n}, but \\boxed{{7}}",
     "right, long": "so " * 60_000 + "\\boxed{{\\frac{{7 \\cdot {n}}}{{{n}}}}}",
 }
 """Answers to a question whose answer is 7."""
