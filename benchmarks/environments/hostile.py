@@ -154,7 +154,7 @@ ANSWERS = {
     "modulus": "$7^{{10^{{{n}0}}}} \\bmod 10$",
     "null": "\0" * 2000 + "{n}",
     "right": "Not {n}, but \\boxed{{7}}",
-    "right, long": "so " * 60_000 + "\\boxed{{\\frac{{7 \\cdot {n}}}{{{n}}}}}",
+    "right, long": "so " * 60_000 + "not {n}, but \\boxed{{\\frac{{14}}{{2}}}}",
 }
 """Answers to a question whose answer is 7."""
 
