@@ -153,8 +153,8 @@ ANSWERS = {
     "not a number": "\\boxed{{nan{n}}}",
     "modulus": "$7^{{10^{{{n}0}}}} \\bmod 10$",
     "null": "\0" * 2000 + "{n}",
-    "right": "\\boxed{{7 + 0 \\cdot {n}}}",
-    "right, long": "so " * 60_000 + "\\boxed{{\\frac{{7 \\cdot {n}}}{{{n}}}}}",
+    "right": "Not {n}, but \\boxed{{7}}",
+    "right, long": "so " * 60_000 + "not {n}, but \\boxed{{\\frac{{14}}{{2}}}}",
 }
 """Answers to a question whose answer is 7."""
 
@@ -294,6 +294,7 @@ class Scorer:
             ),
             "math": Math(
                 "math/sums",
+                {},
                 lambda: OneRow(prompt="", answer="7"),
                 Text,
                 self._background,

@@ -12,6 +12,7 @@ from roles.environments.jail import Jail
 from roles.environments.math import COLUMNS as MATH_COLUMNS
 from roles.environments.math import VERSION as MATH_VERSION
 from roles.environments.math import Math
+from roles.environments.math import require_options as require_math_options
 from roles.environments.preamble import preamble, primed
 from roles.environments.reasoning_gym import VERSION as GENERATOR_VERSION
 from roles.environments.reasoning_gym import ReasoningGym, require_generator
@@ -31,7 +32,7 @@ _GENERATORS = ("reasoning-gym", "verifiers")
 _FAMILIES = "in text there are code/…, math/…, reasoning-gym/… and verifiers/…"
 
 
-_UNDERSTOOD = {"math-verify": MATH_VERSION, "reasoning-gym": GENERATOR_VERSION}
+_UNDERSTOOD = {"mpmath": MATH_VERSION, "reasoning-gym": GENERATOR_VERSION}
 """Versions of packages that a runtime must name: another one may score otherwise."""
 
 
@@ -80,6 +81,8 @@ def require_task(section: EnvironmentSection, *, has_dataset: bool) -> Chat:
         return require_package(section)
     if not has_dataset:
         require_generator(section.name, generator, section.options)
+    if family == "math":
+        require_math_options(section.options)
     return Chat("1 + 1 = ?")
 
 
@@ -134,4 +137,4 @@ def math_task(
     checker: Checker,
 ) -> Math:
     """Return the task of the family ``math`` over any rows."""
-    return Math(section.name, read_rows, read_tokenizer, background, checker)
+    return Math(section.name, section.options, read_rows, read_tokenizer, background, checker)

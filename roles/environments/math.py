@@ -1,10 +1,11 @@
-"""Mathematics: answers that mean the same as the expected one, in LaTeX or plain numbers.
+"""Mathematics: answers that mean the same as the expected one, in LaTeX or plain text.
 
-A row has a ``prompt`` and an ``answer``. What follows the model's thoughts is read by math-verify,
-which looks for a boxed answer first.
+A row has a ``prompt`` and an ``answer``. A checker compares it with what follows the model's
+thoughts (``jailed/math.py``).
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from typing_extensions import override
 
@@ -16,8 +17,23 @@ from roles.ports.text import Rows, Tokenizer
 
 COLUMNS = ("prompt", "answer")
 
-VERSION = "0.9.0"
-"""Of math-verify: another one may understand other answers."""
+VERSION = "1.3.0"
+"""Of mpmath, which computes the values of formulas."""
+
+REQUIRE_BOX = "require_box"
+"""The option of a recipe with which only answers in a box count."""
+
+
+def require_options(options: Mapping[str, Any]) -> bool:
+    """Return whether an answer needs a box; raises ``ValueError`` for other options."""
+    if unknown := options.keys() - {REQUIRE_BOX}:
+        raise ValueError(
+            f"environment.options must not hold {min(unknown)!r}: math has {REQUIRE_BOX!r} alone"
+        )
+    require_box = options.get(REQUIRE_BOX, False)
+    if not isinstance(require_box, bool):
+        raise ValueError(f"environment.options.{REQUIRE_BOX} must be true or false")  # noqa: TRY004
+    return require_box
 
 
 class Math(RowTask):
@@ -26,18 +42,26 @@ class Math(RowTask):
     def __init__(
         self,
         name: str,
+        options: Mapping[str, Any],
         read_rows: Callable[[], Rows],
         read_tokenizer: Callable[[], Tokenizer],
         background: Background,
         checker: Checker,
     ) -> None:
+        """Raise ``ValueError`` for unknown options."""
         super().__init__(name, read_rows, read_tokenizer, background)
+        self._require_box = require_options(options)
         self._checker = checker
 
     @override
     async def grade(self, seed: int, answer: str) -> Score:
         row = await self.row(seed)
         result = await self._checker.ask(
-            {"expected": row["answer"], "answer": answer[-ANSWER_CHARACTERS_MAX:]}
+            {
+                "prompt": row["prompt"],
+                "expected": row["answer"],
+                "answer": answer[-ANSWER_CHARACTERS_MAX:],
+                REQUIRE_BOX: self._require_box,
+            }
         )
         return result if isinstance(result, Unscorable) else float(result is True)

@@ -20,17 +20,10 @@ from protocol.types import Digest
 PYTHONS = ("3.11", "3.12", "3.13")
 """Under which the programs of ``jailed`` run."""
 
-_MATHEMATICS = ("sympy", "mpmath")
-
 PACKAGES: Mapping[str, Sequence[str]] = {
     "code": (),
-    "math": (
-        "math-verify",
-        "latex2sympy2-extended",
-        "antlr4-python3-runtime",
-        *_MATHEMATICS,
-    ),
-    "reasoning-gym": ("reasoning-gym", "bfi", *_MATHEMATICS),
+    "math": ("mpmath",),
+    "reasoning-gym": ("reasoning-gym", "bfi", "sympy", "mpmath"),
     "verifiers": (),
 }
 """What decides the scores of each family of tasks, beside Python. Of the dependencies of

@@ -300,11 +300,11 @@ def test_a_run_in_text_names_its_scoring_runtime(chat_model, tmp_path, capsys):
     runtime = manifest.environment.runtime
     assert runtime.python == runtimes.OWN
     assert runtime.packages == {name: version(name) for name in PACKAGES["math"]}
-    assert f"sympy {version('sympy')}" in "".join(capsys.readouterr().out.splitlines())
+    assert f"mpmath {version('mpmath')}" in "".join(capsys.readouterr().out.splitlines())
 
 
 @pytest.mark.parametrize(
-    "runtime", [{"python": runtimes.OTHER}, {"python": runtimes.OWN, "packages": {"sympy": "9.9"}}]
+    "runtime", [{"python": runtimes.OTHER}, {"python": runtimes.OWN, "packages": {"mpmath": "9.9"}}]
 )
 def test_a_runtime_that_is_not_here_is_refused_with_the_command(
     chat_model, tmp_path, capsys, monkeypatch, runtime

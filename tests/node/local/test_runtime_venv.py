@@ -58,7 +58,7 @@ def test_what_a_crash_left_is_removed_and_what_is_damaged_is_made_anew(tmp_path)
 def test_packages_that_cannot_be_had_leave_nothing(tmp_path, monkeypatch):
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
-    wanted = section("math/sums", sympy="9.9").runtime
+    wanted = section("math/sums", mpmath="9.9").runtime
     with pytest.raises(NodeError, match=r"^pip could not install these versions") as raised:
         install(wanted, tmp_path / "runtimes")
     assert raised.value.exit_code == ExitCode.CRASH
@@ -66,13 +66,13 @@ def test_packages_that_cannot_be_had_leave_nothing(tmp_path, monkeypatch):
 
 
 def test_other_versions_than_asked_for_are_no_runtime(tmp_path, monkeypatch):
-    wanted = section("math/sums", sympy="9.9").runtime
+    wanted = section("math/sums", mpmath="9.9").runtime
 
     def installed(command, failed):
         run(command[:5], failed)
         if "install" in command:
             return
-        pretend_installed(command[-1], wanted.packages | {"sympy": "9.8"})
+        pretend_installed(command[-1], wanted.packages | {"mpmath": "9.8"})
 
     run = runtime_venv._run
     monkeypatch.setattr(runtime_venv, "_run", installed)
