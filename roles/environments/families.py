@@ -6,7 +6,7 @@ from pathlib import Path
 from protocol.recipe import EnvironmentSection
 from roles.environments.checker import Checker
 from roles.environments.code import COLUMNS as CODE_COLUMNS
-from roles.environments.code import Code
+from roles.environments.code import Code, read_tolerance
 from roles.environments.jail import Jail
 from roles.environments.math import COLUMNS as MATH_COLUMNS
 from roles.environments.math import Math
@@ -50,6 +50,8 @@ def require_task(section: EnvironmentSection, dataset: Path | None) -> Chat:
     if dataset is None:
         require_generator(section.name, generator, section.options)
     else:
+        if family == "code":
+            read_tolerance(section.options)
         ParquetRows(dataset, COLUMNS[family], section.pass_rates)
     return Chat("1 + 1 = ?")
 
@@ -73,7 +75,9 @@ def text_task(
     match family:
         case "code":
             jail = Jail(libraries=False)
-            return Code(name, read_rows(CODE_COLUMNS), read_tokenizer, background, jail)
+            rows = read_rows(CODE_COLUMNS)
+            options = section.options
+            return Code(name, rows, read_tokenizer, background, jail, options=options)
         case "math":
             checker = Checker("math")
             return Math(name, read_rows(MATH_COLUMNS), read_tokenizer, background, checker)

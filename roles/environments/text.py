@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from protocol.crypto import digest
 from roles.environments.blocking import in_background
+from roles.environments.fences import blocks
 from roles.ports.background import Background
 from roles.ports.engines import Answer, EngineError, Environment, Score
 from roles.ports.text import Chat, Rows, Tokenizer
@@ -72,7 +73,7 @@ class TextTask(Environment, ABC):
         texts = await in_background(
             self._background, lambda: [self._tokenizer.decode(one.tokens) for one in answers]
         )
-        said = [text.rpartition(THOUGHT_END)[2] for text in texts]
+        said = [*map(answer_of, texts)]
         try:
             return await self.grade_all([answer.seed for answer in answers], said)
         except ExceptionGroup as errors:
@@ -122,6 +123,27 @@ class RowTask(TextTask, ABC):
         """Return the row of problem ``seed``."""
         index = row_of(self.name, seed, self._rows.count)
         return await in_background(self._background, lambda: self._rows.row(index))
+
+
+def answer_of(text: str) -> str:
+    """Return what follows a model's thoughts, or all of a text without thoughts.
+
+    They end at the last ``</think>``, except those in the middle of a line of fenced code: a
+    program may hold one in a string.
+    """
+    end = text.rfind(THOUGHT_END)
+    if end < 0:
+        return text
+    fenced = [(block.start, block.end) for block in blocks(text)]
+    while end >= 0:
+        after = end + len(THOUGHT_END)
+        before_it = text[text.rfind("\n", 0, end) + 1 : end]
+        behind_it = text[after:].partition("\n")[0]
+        inside = any(start <= end < stop for start, stop in fenced)
+        if not (inside and before_it.strip() and behind_it.strip()):
+            return text[after:]
+        end = text.rfind(THOUGHT_END, 0, end)
+    return text
 
 
 def require(package: str, required: str, name: str) -> None:
