@@ -53,4 +53,6 @@ def _closes(line: str, fence: str) -> bool:
 def _block(opened: re.Match[str], lines: list[str], start: int, end: int) -> Block:
     indentation = re.compile(f"[ \\t]{{0,{len(opened[1])}}}")
     language = "".join(_LANGUAGE.findall(opened[3])[:1]).lower()
-    return Block(language, "\n".join(indentation.sub("", line, count=1) for line in lines), start, end)
+    return Block(
+        language, "\n".join(indentation.sub("", line, count=1) for line in lines), start, end
+    )

@@ -194,7 +194,9 @@ class Jail:
             )
             ours.append(entrance)
             # Nothing is awaited between this and what can end it: a cancelled start leaves nothing.
-            pid = _spawn([*self._keeper, *command], (input_end, exit_end, None, told_end, filter_end))
+            pid = _spawn(
+                [*self._keeper, *command], (input_end, exit_end, None, told_end, filter_end)
+            )
         except BaseException as error:
             for transport in ours:
                 transport.close()

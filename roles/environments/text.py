@@ -131,18 +131,17 @@ def answer_of(text: str) -> str:
     They end at the last ``</think>``, except those in the middle of a line of fenced code: a
     program may hold one in a string.
     """
-    end = text.rfind(THOUGHT_END)
-    if end < 0:
-        return text
-    fenced = [(block.start, block.end) for block in blocks(text)]
-    while end >= 0:
+    # A mark may stand beside a fence; where it ends a line instead, the fence is still found.
+    apart = text.replace(THOUGHT_END, " " * (len(THOUGHT_END) - 1) + "\n")
+    fenced = [(block.start, block.end) for block in blocks(apart)]
+    end = len(text)
+    while (end := text.rfind(THOUGHT_END, 0, end)) >= 0:
         after = end + len(THOUGHT_END)
-        before_it = text[text.rfind("\n", 0, end) + 1 : end]
-        behind_it = text[after:].partition("\n")[0]
+        before_it = text[:end].rpartition("\n")[2].strip()
+        behind_it = text[after:].partition("\n")[0].strip()
         inside = any(start <= end < stop for start, stop in fenced)
-        if not (inside and before_it.strip() and behind_it.strip()):
+        if not (inside and before_it and behind_it):
             return text[after:]
-        end = text.rfind(THOUGHT_END, 0, end)
     return text
 
 

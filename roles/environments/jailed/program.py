@@ -23,8 +23,9 @@ DIRECTORY = "/tmp"  # noqa: S108 - the jail's own
 THREAD_STACK_BYTES = 8 << 20
 """As where a stack has its usual limit; else each thread would map the 64 MiB of this jail."""
 
-FRAMES_BELOW = 1
-"""Frames of this file below the program's first one; they count against its recursion limit."""
+FRAMES_BELOW = 2 if sys.version_info < (3, 12) else 1
+"""Frames below the program's first one, which count against its recursion limit: that of this file
+and, before Python 3.12, that of ``exec``."""
 
 
 def take_input() -> list[bytes]:
