@@ -19,6 +19,7 @@ from types import ModuleType
 from typing import Any
 
 READY = b"ready\n"
+_FILES_MAX = 1 << 16
 DIRECTORY = "/tmp"  # noqa: S108 - the jail's own
 THREAD_STACK_BYTES = 8 << 20
 """As where a stack has its usual limit; else each thread would map the 64 MiB of this jail."""
@@ -47,7 +48,9 @@ def take_input() -> list[bytes]:
     with open(0, "wb", closefd=False) as file:
         file.write(data)
     os.lseek(0, 0, os.SEEK_SET)
-    sys.stdin = sys.__stdin__ = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115
+    stdin = open(0, encoding="utf-8", closefd=False)  # noqa: SIM115 - open until the end
+    stdin.buffer.raw.name = "<stdin>"  # type: ignore[attr-defined]
+    sys.stdin = sys.__stdin__ = stdin  # type: ignore[misc]
     return parts
 
 
@@ -63,10 +66,12 @@ def fix_machine() -> None:
 
     random.seed(0)
     random.Random.seed = seed  # type: ignore[assignment, method-assign]
+    random.seed = random._inst.seed  # type: ignore[attr-defined]
     os.cpu_count = lambda: 1
     if hasattr(os, "process_cpu_count"):
         os.process_cpu_count = lambda: 1
     os.sched_getaffinity = lambda pid: {0}
+    os.closerange(3, _FILES_MAX)
     os.umask(0o022)
     _thread.stack_size(THREAD_STACK_BYTES)
     sys.setrecursionlimit(sys.getrecursionlimit() + FRAMES_BELOW)
