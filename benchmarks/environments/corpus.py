@@ -1,9 +1,9 @@
 """Scores of several hundred answers on different machines, of which no two may differ.
 
-Programs, answers in mathematics and answers to reasoning-gym are graded as root and as a user, under
-three limits of the stack, with each of the interpreters that are named. For one interpreter all
-scores must be equal (no score is no other score); between interpreters the differences are listed,
-because the run's runtime decides between them.
+Programs, answers in mathematics and answers to reasoning-gym are graded as root and as a user,
+under three limits of the stack, with each of the interpreters that are named. For one interpreter
+all scores must be equal (no score is no other score). Between interpreters the differences are
+listed: a run's scoring runtime names the interpreter.
 
     python benchmarks/environments/corpus.py --python VENV/bin/python --python OTHER/bin/python
 
@@ -83,7 +83,7 @@ def _program(family: Mapping[str, Any], value: str, python: str) -> Answer:
         test = {"assert": filled("asserts")}
     else:
         test = {"input": filled("input"), "output": filled("output")}
-    program = filled("program").strip("\n") if "<n>" != family["program"] else value
+    program = filled("program").strip("\n") if family["program"] != "<n>" else value
     text = program if "fence" in family else f"```python\n{program}\n```"
     score = family.get("score", 1) if python in family.get("pythons", [python]) else 0
     row = {"prompt": "", "tests": json.dumps([test])}
@@ -163,7 +163,7 @@ class Grader:
         self._math, self._generated = Checker("math"), Checker("reasoning")
 
     async def grade(self, answers: Sequence[Answer]) -> list[float | str]:
-        """Return scores, or reasons for none; programs and other answers are graded side by side."""
+        """Return scores, or reasons for none; programs are graded beside the other answers."""
         scores: dict[int, float | str] = {}
 
         async def of(places: Iterable[int]) -> None:
@@ -297,6 +297,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--python", action="append", help="interpreters; default: this one")
     parser.add_argument("--grade", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=["code", "math", "reasoning-gym"], help="one family")
+    parser.add_argument("--every", type=int, default=1, help="grade every N-th answer")
     parser.add_argument("--json", type=Path, help="write all scores to this file")
     options = parser.parse_args()
     if options.grade:
@@ -305,6 +307,7 @@ def main() -> None:
         return
     users = ("root", "user") if os.geteuid() == 0 else ("user",)
     answers = corpus(f"{sys.version_info.major}.{sys.version_info.minor}")
+    answers = [one for one in answers if options.only in {None, _family(one)}][:: options.every]
     print(f"{len(answers)} answers: {dict(Counter(_family(one) for one in answers))}")
     print(f"{'interpreter':48} {'user':5} {'stack':10} {'0':>5} {'1':>5} {'other':>6} {'none':>5}")
     found, by_python, everything = [], {}, {}

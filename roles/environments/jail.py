@@ -176,9 +176,7 @@ class Jail:
         output_end, exit_end = os.pipe()
         report_end, told_end = os.pipe()
         filter_end = _readable(self._filter)
-        if os.geteuid() == 0:
-            for end in (input_end, exit_end):  # else nobody could not open ``/dev/stdout``
-                os.fchown(end, NOBODY, NOBODY)
+        _let_open(input_end, exit_end)
         output = asyncio.StreamReader(limit=1 << 16)
         ours: list[asyncio.BaseTransport] = []
         unused = {entrance_end, output_end, report_end}
@@ -291,6 +289,13 @@ def _require_stack() -> None:
 def _program(name: str) -> str:
     """Return the source of a program that runs beside or in a jail."""
     return Path(__file__).with_name("jailed").joinpath(f"{name}.py").read_text()
+
+
+def _let_open(*ends: int) -> None:
+    """Let a program open its standard streams by name, as ``/dev/stdout``, whoever runs this."""
+    if os.geteuid() == 0:
+        for end in ends:
+            os.fchown(end, NOBODY, NOBODY)
 
 
 def _readable(data: bytes) -> int:

@@ -15,12 +15,13 @@ import random
 import site
 import sys
 from importlib.machinery import SourceFileLoader
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 READY = b"ready\n"
-_FILES_MAX = 1 << 16
 DIRECTORY = "/tmp"  # noqa: S108 - the jail's own
+FILES_MAX = 1 << 16
 THREAD_STACK_BYTES = 8 << 20
 """As where a stack has its usual limit; else each thread would map the 64 MiB of this jail."""
 
@@ -54,11 +55,15 @@ def take_input() -> list[bytes]:
     return parts
 
 
+def zeros(size: int, flags: int = 0) -> bytes:
+    """Return what a program draws from the system's source of random bytes."""
+    del flags
+    return bytes(size)
+
+
 def fix_machine() -> None:
     """Let random numbers, processors and new files be the same on every machine."""
-    os.urandom = bytes
-    os.getrandom = lambda size, flags=0: bytes(size)
-    random._urandom = bytes  # type: ignore[attr-defined]
+    os.urandom = os.getrandom = random._urandom = zeros  # type: ignore[attr-defined]  # noqa: SLF001
     original = random.Random.seed
 
     def seed(self: random.Random, a: Any = None, version: int = 2) -> None:
@@ -66,12 +71,12 @@ def fix_machine() -> None:
 
     random.seed(0)
     random.Random.seed = seed  # type: ignore[assignment, method-assign]
-    random.seed = random._inst.seed  # type: ignore[attr-defined]
+    random.seed = random._inst.seed  # type: ignore[attr-defined]  # noqa: SLF001
     os.cpu_count = lambda: 1
     if hasattr(os, "process_cpu_count"):
         os.process_cpu_count = lambda: 1
-    os.sched_getaffinity = lambda pid: {0}
-    os.closerange(3, _FILES_MAX)
+    os.sched_getaffinity = lambda _: {0}
+    os.closerange(3, FILES_MAX)
     os.umask(0o022)
     _thread.stack_size(THREAD_STACK_BYTES)
     sys.setrecursionlimit(sys.getrecursionlimit() + FRAMES_BELOW)
@@ -79,12 +84,11 @@ def fix_machine() -> None:
 
 def make_module(source: bytes, name: str) -> ModuleType:
     """Return the module in which a program runs, with its file."""
-    path = f"{DIRECTORY}/answer.py"
-    with open(path, "wb") as file:
-        file.write(source)
+    path = Path(DIRECTORY, "answer.py")
+    path.write_bytes(source)
     module = ModuleType(name)
-    module.__file__ = path
-    module.__loader__ = SourceFileLoader(name, path)
+    module.__file__ = str(path)
+    module.__loader__ = SourceFileLoader(name, str(path))
     module.__dict__["__builtins__"] = builtins
     sys.modules["__main__"] = sys.modules[name] = module
     sys.argv[:] = ["answer.py"]
@@ -98,7 +102,7 @@ def make_module(source: bytes, name: str) -> ModuleType:
 def tell(mark: bytes) -> None:
     """Write the mark on a line of its own, behind what the program wrote."""
     for stream in {sys.stdout, sys.__stdout__}:
-        if stream is not None and not stream.closed:
+        if not getattr(stream, "closed", stream is None):
             stream.flush()
     _write(1, b"\n" + mark + b"\n")
 
@@ -110,7 +114,9 @@ if __name__ == "__main__":
     program, asserts, mark = take_input()
     fix_machine()
     module = make_module(program, "answer" if asserts else "__main__")
-    exec(compile(program, module.__file__ or "", "exec", dont_inherit=True), module.__dict__)
+    code = compile(program, str(module.__file__), "exec", dont_inherit=True)
+    exec(code, module.__dict__)  # noqa: S102 - this is what the jail is for
     if asserts:
-        exec(compile(asserts, "<asserts>", "exec", dont_inherit=True), module.__dict__)
+        code = compile(asserts, "<asserts>", "exec", dont_inherit=True)
+        exec(code, module.__dict__)  # noqa: S102 - as above
         tell(mark)

@@ -1,4 +1,6 @@
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -121,7 +123,7 @@ async def test_memory_between_the_limits_has_no_score(jail, tokenizer):
 
 async def test_what_programs_draw_is_the_same_each_time(jail, tokenizer):
     draw = (
-        "import os, random, secrets, uuid\n"
+        "import os, random, secrets, uuid\nrandom.seed()\n"
         "print(random.random(), random.Random().random(), os.urandom(4), secrets.token_hex(4))\n"
         "print(random.SystemRandom().random(), uuid.uuid4(), hash('x'), id(object()))"
     )
@@ -145,6 +147,45 @@ async def test_what_programs_draw_is_the_same_each_time(jail, tokenizer):
         del asked._jail.run
     assert len({ended.output for ended in outputs}) == 1
     assert b"0." in outputs[0].output
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print(open('/dev/stdin').read())",
+        "print(open('/dev/stdin').read(), open(0).read())",
+        "import os; open('/dev/stdout', 'w').write(os.read(0, os.fstat(0).st_size).decode())",
+        "import sys; print(sys.stdin.read() and sys.stdin.seek(0) or sys.stdin.read())",
+    ],
+)
+async def test_standard_streams_can_be_opened_whoever_runs_this(jail, tokenizer, program):
+    asked = await task(jail, tokenizer, exchange("7", "7" if "open(0)" not in program else "7 7"))
+    assert await asked.grade(1, fenced(program)) == 1.0
+
+
+DEPTH = """
+def f(n):
+    global depth
+    depth = n
+    f(n + 1)
+try:
+    f(1)
+except RecursionError:
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def plain_depth():
+    command = [sys.executable, "-c", f"{DEPTH}print(depth)"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("behind", ["print(depth)", None])
+async def test_recursion_ends_where_python_ends_it(jail, tokenizer, plain_depth, behind):
+    test = exchange("", plain_depth) if behind else {"assert": f"assert depth == {plain_depth}"}
+    asked = await task(jail, tokenizer, test)
+    assert await asked.grade(1, fenced(DEPTH + (behind or ""))) == 1.0
 
 
 async def test_answers_are_scored_after_the_thoughts_and_in_order(jail, tokenizer):

@@ -1,5 +1,5 @@
-import ast
 import asyncio
+import fcntl
 import os
 import signal
 import struct
@@ -319,6 +319,18 @@ async def test_a_program_that_may_have_one_process_starts_no_other(jail, attempt
     assert (ended.status, ended.output) == (0, b"refused\n")
 
 
+async def test_what_this_process_was_left_is_not_for_a_program(jail):
+    reading, writing = os.pipe()
+    kept = fcntl.fcntl(reading, fcntl.F_DUPFD, 100)
+    os.set_inheritable(kept, True)
+    try:
+        program = "print([name for name in os.listdir('/proc/self/fd') if int(name) > 10])"
+        assert await said(jail, program) == "[]\n"
+    finally:
+        for end in (reading, writing, kept):
+            os.close(end)
+
+
 async def test_threads_are_limited_by_their_number(jail):
     program = """
         import _thread
@@ -343,7 +355,7 @@ async def test_what_a_program_sees_does_not_depend_on_the_machine(jail):
         """
         import locale, resource, socket, time, zoneinfo
         print(resource.getrlimit(resource.RLIMIT_STACK), socket.gethostname())
-        print(sorted(os.listdir("/")), os.listdir("/usr"), os.listdir("/usr/bin"))
+        print(*map(os.path.exists, ["/usr/share", "/bin/sh"]), os.listdir("/usr/lib/locale"))
         print(sorted(os.environ))
         print(time.tzname, time.localtime(0).tm_hour, zoneinfo.available_timezones())
         print(sys.getdefaultencoding(), sys.stdout.encoding, sys.stdout.errors)
@@ -361,12 +373,7 @@ async def test_what_a_program_sees_does_not_depend_on_the_machine(jail):
     )
     lines = told.splitlines()
     assert lines[0] == f"({64 * MIB}, {64 * MIB}) jail"
-    seen = {"dev", "lib", "proc", "tmp", "usr"}
-    assert seen <= set(ast.literal_eval(lines[1].partition("]")[0] + "]"))
-    assert set(lines[1].partition("] ")[2].split("'")[1::2]) <= {
-        *("bin", "lib", "lib64", "local", "prlimit", "setarch"),
-        *(name for name in lines[1].split("'") if name.startswith("python3")),
-    }
+    assert lines[1] == "False False []"
     assert lines[2] == str(sorted([*VARIABLES, "PWD"]))
     assert lines[3] == "('UTC', 'UTC') 0 set()"
     assert lines[4] == "utf-8 utf-8 strict"
