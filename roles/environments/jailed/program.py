@@ -70,8 +70,8 @@ def fix_machine() -> None:
         original(self, 0 if a is None else a, version)
 
     random.seed(0)
-    random.Random.seed = seed  # type: ignore[assignment, method-assign]
-    random.seed = random._inst.seed  # type: ignore[attr-defined]  # noqa: SLF001
+    random.Random.seed = seed  # type: ignore[method-assign]
+    random.seed = random._inst.seed  # noqa: SLF001
     os.cpu_count = lambda: 1
     if hasattr(os, "process_cpu_count"):
         os.process_cpu_count = lambda: 1
@@ -102,7 +102,7 @@ def make_module(source: bytes, name: str) -> ModuleType:
 def tell(mark: bytes) -> None:
     """Write the mark on a line of its own, behind what the program wrote."""
     for stream in {sys.stdout, sys.__stdout__}:
-        if not getattr(stream, "closed", stream is None):
+        if stream is not None and not getattr(stream, "closed", False):
             stream.flush()
     _write(1, b"\n" + mark + b"\n")
 
