@@ -51,6 +51,15 @@ PROGRAMS = {
     "memory at once": "bytearray({n} << 30)",
     "memory by power": "x = 2 ** (10 ** 9 * {n})",
     "memory of children": "import os\nos.fork(); os.fork()\nx = bytearray({n} << 22)",
+    "memory of threads": "import threading\nthreading.stack_size(1 << 20)\n"
+    "for _ in range(20 + {n}):\n"
+    "    threading.Thread(target=lambda: bytearray(64 << 20).count(1)).start()",
+    "memory of files": "import os\nwhile True:\n"
+    "    os.write(os.memfd_create('x{n}'), bytes(4 << 20))",
+    "threads without an end": "import threading\ndef f():\n    threading.Thread(target=f).start()\n"
+    "    while True: {n}\nf()",
+    "processes by system call": "import ctypes\nc = ctypes.CDLL(None)\n"
+    "print([c.syscall(call, 17, 0, 0, 0, {n} * 0) for call in (56, 57, 58, 435)].count(-1))",
     "recursion": "def f(n): return f(n + {n})\nf(0)",
     "deep recursion": "import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return f(n + {n})\nf(0)",
     "nested source": "(" * 5000 + "{n}" + ")" * 5000,
@@ -108,6 +117,7 @@ PROGRAMS = {
 """Programs for the sum of two numbers, 3 and 4."""
 
 SLOW_PROGRAMS = (
+    "threads without an end",
     "loop",
     "loop in C",
     "ignores signals",

@@ -26,8 +26,9 @@ LIMITS = Limits(
     output_bytes_max=REPLY_BYTES_MAX,
     processes_max=4,
 )
-"""For one answer: mathematics takes milliseconds, reasoning-gym 0.1 s (measured). The factor between
-soft and hard is a guess: machines with which people train differ less in the speed of one core."""
+"""For one answer: mathematics takes milliseconds, reasoning-gym 0.1 s (measured). The factor
+between soft and hard is a guess: machines with which people train differ less in the speed of one
+core."""
 
 
 class Checker:

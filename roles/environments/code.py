@@ -1,22 +1,25 @@
-"""Programs: the last fenced Python block of an answer, run in a jail against every test.
+"""Programs: the last block of Python of an answer, run in a jail against every test.
 
 A row has a ``prompt`` and ``tests``, a JSON list. ``{"input": …, "output": …}`` gives a program its
 input and compares what it writes; ``{"assert": …}`` are lines that run behind it. All must pass.
-Programs see the standard library. What they draw at random is the same each time, as far as that
-is done here: one that reads the time of day may still differ from machine to machine.
+Programs see the standard library. Random numbers, and what tells of the machine, are the same each
+time, as far as that is done here: a program that reads the time of day may still differ.
 """
 
 import asyncio
 import json
-from collections.abc import Callable
+import math
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from typing_extensions import override
 
 from protocol.crypto import digest
+from roles.environments.fences import blocks
 from roles.environments.jail import Jail, places
-from roles.environments.jailed.serve import READY
 from roles.environments.limits import Ended, Limits, Use
 from roles.environments.text import RowTask
 from roles.ports.background import Background
@@ -26,17 +29,22 @@ from roles.ports.text import Rows, Tokenizer
 COLUMNS = ("prompt", "tests")
 
 TESTS_MAX = 64
+TOLERANCE_MAX = 0.1
 PROGRAM_BYTES_MAX = 64 << 10
 """Four times what the longest completions of INTELLECT-2 could write."""
+
+OUTPUT_BYTES_MAX = 4 << 20
+"""Four times what a row of a data set may hold, and so more than any expected output."""
 
 LIMITS = Limits(
     cpu_soft_seconds=5.0,
     cpu_hard_seconds=20,
-    memory_soft_bytes=384 << 20,
-    memory_hard_bytes=512 << 20,
+    memory_soft_bytes=768 << 20,
+    memory_hard_bytes=1 << 30,
     wall_seconds=60.0,
-    output_bytes_max=1 << 20,
-    processes_max=4,
+    output_bytes_max=OUTPUT_BYTES_MAX,
+    processes_max=1,
+    threads_max=32,
 )
 """For all tests of an answer together. Guesses, but for the factor between soft and hard: machines
 with which people train differ less than four times in the speed of one core."""
@@ -51,29 +59,34 @@ class Test:
     asserts: str = ""
     """Lines that run behind the program, instead of input and output."""
 
-    def source(self, program: str) -> bytes:
-        """Return what runs."""
-        if not self.asserts:
-            return program.encode(errors="replace")
-        behind = f"\n\n{self.asserts}\nprint({self._token(program)!r})\n"
-        return (program + behind).encode(errors="replace")
+    def parts(self, program: str) -> tuple[bytes, bytes, bytes, bytes]:
+        """Return what a jail is given: program, asserts, mark and the program's input."""
+        texts = (program, self.asserts, self._mark(program), self.given)
+        first, second, third, fourth = (text.encode(errors="replace") for text in texts)
+        return first, second, third, fourth
 
-    def _token(self, program: str) -> str:
+    def _mark(self, program: str) -> str:
         """Return what is written behind the asserts: a program that ends before does not know it.
 
-        One that looks for it in its own source can find it; but tests are not known to who writes
-        a program, and nobody is paid for more than the policy's own samples.
+        One that looks for it in the frames below its own can find it. But tests are not known to
+        who writes a program, and nobody is paid for more than the policy's own samples.
         """
         return digest(f"{self.asserts}\0{program}".encode(errors="replace")).hex()
 
-    def passed(self, program: str, ended: Ended) -> bool:
-        """Tell whether a program did what it must; white space at the ends of lines is free."""
+    def passed(self, program: str, ended: Ended, tolerance: float = 0.0) -> bool:
+        """Tell whether a program did what it must; blanks at the ends of lines are free."""
         if ended.status != 0:
             return False
         written = _lines(ended.output.decode(errors="replace"))
         if self.asserts:
-            return written[-1:] == [self._token(program)]
-        return written == _lines(self.expected)
+            return self._mark(program) in written
+        expected = _lines(self.expected)
+        if written == expected or not tolerance:
+            return written == expected
+        pairs = zip(written, expected, strict=False)
+        return len(written) == len(expected) and all(
+            _close(one.split(), other.split(), tolerance) for one, other in pairs
+        )
 
 
 class Code(RowTask):
@@ -87,15 +100,18 @@ class Code(RowTask):
         background: Background,
         jail: Jail,
         limits: Limits = LIMITS,
+        options: Mapping[str, Any] | None = None,
     ) -> None:
+        """Raise ``ValueError`` for other ``options`` than a ``tolerance``."""
         super().__init__(name, read_rows, read_tokenizer, background)
         self._jail = jail
         self._limits = limits
+        self._tolerance = read_tolerance(options or {})
         self._places = places()
 
     @override
     async def grade(self, seed: int, answer: str) -> Score:
-        program = last_block(answer)
+        program = program_of(answer)
         if program is None or len(program.encode(errors="replace")) > PROGRAM_BYTES_MAX:
             return 0.0
         tests = read_tests((await self.row(seed))["tests"])
@@ -108,12 +124,11 @@ class Code(RowTask):
         until = loop.time() + limits.wall_seconds
         used = Use(0.0, 0)
         for number, test in enumerate(tests):
-            source = test.source(program)
-            arguments = [str(len(source)), "answer" if test.asserts else "__main__"]
+            *parts, given = test.parts(program)
             ended = await self._jail.run(
                 _RUNNER,
-                arguments,
-                source + test.given.encode(),
+                [str(len(part)) for part in parts],
+                b"".join(parts) + given,
                 replace(limits, wall_seconds=max(0.0, until - loop.time())),
             )
             used = used.and_then(ended.use)
@@ -126,25 +141,38 @@ class Code(RowTask):
             between = used.between(limits)
             if between is not None:
                 return between
-            if not test.passed(program, ended):
+            if not test.passed(program, ended, self._tolerance):
                 return 0.0
         return 1.0
 
 
-def last_block(answer: str) -> str | None:
-    """Return what stands in the last fenced block of Python, None when there is none."""
-    found: str | None = None
-    block: list[str] | None = None
-    for line in answer.splitlines():
-        fence = line.strip()
-        if block is None:
-            if fence in _FENCES:
-                block = []
-        elif fence == "```":
-            found, block = "\n".join(block), None
-        else:
-            block.append(line)
-    return found
+def program_of(answer: str) -> str | None:
+    """Return the program of an answer, None when there is none.
+
+    It is the last fenced block that is marked as Python. Where no block is, it is the last one
+    without a mark. Blank blocks do not count, nor do sessions of an interpreter (``>>>``).
+    """
+    found: dict[bool, str] = {}
+    for block in blocks(answer):
+        marked = block.language in _PYTHON
+        text = block.text.lstrip()
+        if text and not text.startswith(">>>") and (marked or not block.language):
+            found[marked] = block.text
+    return found.get(True, found.get(False))
+
+
+def read_tolerance(options: Mapping[str, Any]) -> float:
+    """Return the tolerance that the options of a task name, 0 without; raises ``ValueError``."""
+    unknown = sorted(set(options) - {"tolerance"})
+    if unknown:
+        raise ValueError(f"code takes the option tolerance alone, not {', '.join(unknown)}")
+    tolerance = options.get("tolerance", 0.0)
+    if type(tolerance) not in {int, float} or not 0 <= tolerance <= TOLERANCE_MAX:
+        raise ValueError(
+            f"environment.options.tolerance must be a number from 0 to {TOLERANCE_MAX:g}, "
+            f"not {tolerance!r}"
+        )
+    return float(tolerance)
 
 
 def read_tests(text: str) -> list[Test]:
@@ -161,7 +189,7 @@ def read_tests(text: str) -> list[Test]:
 def _test(item: Any) -> Test:
     match item:
         case {"input": str(given), "output": str(expected)} if len(item) == 2:
-            return Test(given=given, expected=expected)
+            return Test(given=given.replace("\r\n", "\n"), expected=expected)
         case {"assert": str(asserts)} if len(item) == 1 and asserts.strip():
             return Test(asserts=asserts)
         case _:
@@ -169,31 +197,38 @@ def _test(item: Any) -> Test:
 
 
 def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.rstrip().split("\n")]
+    """Return lines without the blanks at their ends, and without blank lines at the end."""
+    lines = [line.rstrip(_BLANKS) for line in text.split("\n")]
+    while len(lines) > 1 and not lines[-1]:
+        lines.pop()
+    return lines
 
 
-_FENCES = ("```python", "```py", "```python3")
+def _close(written: list[str], expected: list[str], tolerance: float) -> bool:
+    """Tell whether the words of two lines are equal, numbers within a tolerance.
 
-_RUNNER = f"""
-import os, sys
-def _take(count):
-    parts = []
-    while count:
-        part = os.read(0, count)
-        if not part:
-            sys.exit(3)
-        parts.append(part)
-        count -= len(part)
-    return b"".join(parts)
-os.write(1, {READY!r})
-_source, _name = _take(int(sys.argv[1])), sys.argv[2]
-os.urandom = lambda count: bytes(count)
-import random
-random._urandom = os.urandom
-random.seed(0)
-def _seed(self, a=None, version=2, seed=random.Random.seed):
-    seed(self, 0 if a is None else a, version)
-random.Random.seed = _seed
-sys.argv[:] = ["answer.py"]
-exec(compile(_source, "answer.py", "exec"), {{"__name__": _name}})
-"""
+    It is absolute and relative; where a whole number is expected, absolute alone.
+    """
+    if len(written) != len(expected):
+        return False
+    for one, other in zip(written, expected, strict=True):
+        if one == other:
+            continue
+        if not (_NUMBER.fullmatch(one) and _NUMBER.fullmatch(other)):
+            return False
+        difference, size = abs(float(one) - float(other)), abs(float(other))
+        whole = other.lstrip("+-").isdecimal()
+        bound = tolerance if whole else tolerance * max(1.0, size)
+        if not (math.isfinite(difference) and difference <= bound):
+            return False
+    return True
+
+
+_BLANKS = " \t\r\f\v"
+"""Not all white space: a no-break space is a part of the text."""
+
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
+
+_PYTHON = frozenset({"python", "python3", "py", "py3"})
+
+_RUNNER = Path(__file__).with_name("jailed").joinpath("program.py").read_text()

@@ -7,7 +7,7 @@ from pathlib import Path
 from protocol.recipe import EnvironmentSection
 from roles.environments.checker import Checker
 from roles.environments.code import COLUMNS as CODE_COLUMNS
-from roles.environments.code import Code
+from roles.environments.code import Code, read_tolerance
 from roles.environments.jail import Jail
 from roles.environments.math import COLUMNS as MATH_COLUMNS
 from roles.environments.math import VERSION as MATH_VERSION
@@ -83,6 +83,8 @@ def require_task(section: EnvironmentSection, *, has_dataset: bool) -> Chat:
         require_generator(section.name, generator, section.options)
     if family == "math":
         require_math_options(section.options)
+    if family == "code":
+        read_tolerance(section.options)
     return Chat("1 + 1 = ?")
 
 
@@ -113,7 +115,8 @@ def text_task(
     match family:
         case "code":
             jail = Jail(libraries=False, interpreter=interpreter)
-            return Code(name, read_rows, tokenizer, background, jail)
+            options = section.options
+            return Code(name, read_rows, tokenizer, background, jail, options=options)
         case "math":
             checker = math_checker(interpreter)
             return math_task(section, read_rows, tokenizer, background, checker)

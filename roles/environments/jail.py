@@ -1,38 +1,43 @@
 """A jail for code that nobody trusts: a Python program under bubblewrap, with limits that add up.
 
-What runs in it sees a read-only system, an interpreter and an empty ``/tmp``. It has no network, no
-home, no environment variables, no new privileges and no namespaces but its own, and it ends with
-its whole tree when its deadline passes, when it is killed, and when this process ends.
+What runs in it sees an interpreter, read-only, and an empty ``/tmp``. It has no network, no home,
+fixed environment variables, no new privileges and no namespaces but its own, and it ends with its
+whole tree when its deadline passes, when it is killed, and when this process ends.
 
 bubblewrap gives the walls; ``prlimit`` the limits of each process. Two of them do not add up over
-processes: memory and the size of files. So few processes are allowed, and what the tree used in
-all is read when it has ended. The kernel never limits how many processes the superuser has: where
-this process is the superuser's, ``nobody`` makes the jail.
+processes: memory and the size of files. So one process or few are allowed, and what the tree used
+in all is read when it has ended. The kernel never limits how many processes the superuser has:
+where this process is the superuser's, ``nobody`` makes the jail.
 """
 
 import asyncio
 import os
+import resource
 import shutil
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from roles.environments.jailed.serve import READY
 from roles.environments.limits import Ended, Limits, Use
 from roles.environments.runtime import Interpreter, own_interpreter
+from roles.environments.seccomp import one_process
+from roles.environments.walls import NOBODY, VARIABLES, Shown, make_walls
 from roles.ports.engines import EngineError
 
 START_SECONDS_MAX = 180.0
 """verifiers takes 10 s to import (measured), on a machine that does nothing else."""
 
 PROBE_SECONDS = 20
-_NOBODY = "65534"
 _TOOLS = ("bwrap", "nice", "prlimit", "setarch", "setpriv", "sh", "timeout", "unshare")
 _NICENESS = 5
 """The node itself comes first: three times the share of a core."""
 
-_SCRATCH_BYTES = 16 << 20
+STACK_BYTES = 64 << 20
+"""What recursion in C may take: the same depth ends a program on every machine."""
+
 _FILE_BYTES = 4 << 20
 _OPEN_FILES = 32
 
@@ -124,53 +129,21 @@ class Jail:
         if missing:
             raise NoJailError(f"no jail for untrusted code: {', '.join(missing)} not installed")
         self._tools = {name: str(path) for name, path in tools.items()}
-        self._interpreter = interpreter or own_interpreter()
-        self._walls = self._make_walls(sources or {}, libraries=libraries)
+        chosen = interpreter or own_interpreter()
+        directories = (chosen.prefix, chosen.base_prefix) if libraries else (chosen.base_prefix,)
+        python = str(chosen.executable if libraries else chosen.bare)
+        self._walls = make_walls(
+            self._tools, Shown(python, directories, sources or {}, libraries=libraries)
+        )
         options = "-PsB" if libraries else "-PsSB"
         self._keeper = [self._tools["nice"], "-n", str(_NICENESS)]
         self._keeper += [self._tools["setpriv"], "--pdeathsig=KILL", "--"]
-        self._keeper += [str(own_interpreter().bare), "-IS"]
-        self._keeper += ["-c", _KEEPER]
-        python = self._interpreter.executable if libraries else self._interpreter.bare
-        self._python = [str(python), options, "-c"]
-        self._prove()
-
-    def _make_walls(self, sources: Mapping[str, Path], *, libraries: bool) -> list[str]:
-        """Return the command that puts the one behind it into a jail."""
-        python = self._interpreter
-        shown = [python.prefix, python.base_prefix] if libraries else [python.base_prefix]
-        seen = {str(path): path for path in shown}
-        seen |= {f"/sources/{name}": path for name, path in sources.items()}
-        walls = []
-        if os.geteuid() == 0:
-            places = {inside: Path(_STAGE, str(n)) for n, inside in enumerate(seen)}
-            walls += [self._tools["unshare"], "--mount", "--", self._tools["sh"], "-ec", _STAGED]
-            walls += ["sh", *(str(path.resolve()) for path in seen.values()), "--"]
-            walls += [self._tools["setpriv"], f"--reuid={_NOBODY}", f"--regid={_NOBODY}"]
-            walls += ["--clear-groups", "--"]
-            seen = places
-        walls += [self._tools["bwrap"], "--unshare-all", "--unshare-user", "--disable-userns"]
-        # As process 1 the program itself is waited for, and with it what its tree has used.
-        walls += ["--as-pid-1", "--die-with-parent", "--new-session", "--clearenv"]
-        walls += ["--uid", _NOBODY, "--gid", _NOBODY, "--ro-bind", "/usr", "/usr"]
-        for name in ("bin", "lib", "lib64"):
-            root = Path("/", name)
-            if root.is_symlink():
-                walls += ["--symlink", str(root.readlink()), str(root)]
-            elif root.exists():
-                walls += ["--ro-bind", str(root), str(root)]
-        walls += ["--proc", "/proc", "--dev", "/dev"]
-        for scratch in ("/dev/shm", "/tmp"):  # noqa: S108 - the jail's own
-            walls += ["--size", str(_SCRATCH_BYTES), "--tmpfs", scratch]
-        # After the scratch: what is installed may itself lie somewhere in ``/tmp``.
-        for inside, path in seen.items():
-            if Path("/usr") not in Path(inside).parents:
-                walls += ["--ro-bind", str(path), inside]
-        walls += ["--chdir", "/tmp", "--remount-ro", "/dev", "--remount-ro", "/"]  # noqa: S108
-        # Where addresses and hashes are the same each time, so is what programs make of them.
-        for name, value in _VARIABLES.items():
-            walls += ["--setenv", name, value]
-        return [*walls, "--"]
+        self._keeper += [str(own_interpreter().bare), "-IS", "-c", _program("keeper")]
+        self._python = [python, options, "-c"]
+        self._filter = _filter()
+        _require_stack()
+        for limits in (_PROBE_TREE, _PROBE_THREADS):
+            self._prove(limits)
 
     def _command(
         self, limits: Limits, program: str, arguments: Sequence[str], *, lasting: bool = False
@@ -179,7 +152,8 @@ class Jail:
             "as": limits.address_space_bytes,
             # The kernel's own end of one process is beyond what is over already.
             "cpu": "unlimited" if lasting else limits.cpu_hard_seconds + 1,
-            "nproc": limits.processes_max,
+            "nproc": max(limits.processes_max, limits.threads_max),
+            "stack": STACK_BYTES,
             "fsize": _FILE_BYTES,
             "nofile": _OPEN_FILES,
             "core": 0,
@@ -189,7 +163,10 @@ class Jail:
         }
         prlimit = [self._tools["prlimit"], *(f"--{key}={value}" for key, value in ceilings.items())]
         inside = [*prlimit, "--", self._tools["setarch"], "-R", *self._python, program]
-        return [*self._walls, *inside, *arguments]
+        walls = self._walls
+        if limits.processes_max == 1:
+            walls = [*walls[:-1], "--seccomp", str(_FILTER_PLACE), "--"]
+        return [*walls, *inside, *arguments]
 
     async def start(
         self, program: str, arguments: Sequence[str], limits: Limits, *, lasting: bool = False
@@ -205,6 +182,8 @@ class Jail:
         input_end, entrance_end = os.pipe()
         output_end, exit_end = os.pipe()
         report_end, told_end = os.pipe()
+        filter_end = _readable(self._filter)
+        _let_open(input_end, exit_end)
         output = asyncio.StreamReader(limit=1 << 16)
         ours: list[asyncio.BaseTransport] = []
         unused = {entrance_end, output_end, report_end}
@@ -220,7 +199,9 @@ class Jail:
             )
             ours.append(entrance)
             # Nothing is awaited between this and what can end it: a cancelled start leaves nothing.
-            pid = _spawn([*self._keeper, *command], (input_end, exit_end, None, told_end))
+            pid = _spawn(
+                [*self._keeper, *command], (input_end, exit_end, None, told_end, filter_end)
+            )
         except BaseException as error:
             for transport in ours:
                 transport.close()
@@ -230,7 +211,7 @@ class Jail:
                 raise EngineError.of(error) from None
             raise
         finally:
-            for end in (input_end, exit_end, told_end):
+            for end in (input_end, exit_end, told_end, filter_end):
                 os.close(end)
         jailed = Jailed(pid, report_end, output, exit_, entrance)
         try:
@@ -272,23 +253,64 @@ class Jail:
         flooded = len(output) > limits.output_bytes_max
         return Ended(status, bytes(output), use, flooded=flooded, expired=expired)
 
-    def _prove(self) -> None:
+    def _prove(self, limits: Limits) -> None:
         """Look whether the walls hold; raises ``NoJailError``."""
         hidden = os.path.expanduser("~")  # noqa: PTH111 - text for the other side
-        limits = Limits(5, 10, 64 << 20, 128 << 20, PROBE_SECONDS, 4096)
+        tasks = [str(limits.processes_max), str(limits.threads_max)]
+        arguments = [hidden, *tasks, ",".join(VARIABLES)]
         deadline = [self._tools["timeout"], "-s", "KILL", str(PROBE_SECONDS)]
-        command = [*deadline, *self._command(limits, _PROBE, [hidden, str(limits.processes_max)])]
+        command = [*deadline, *self._command(limits, _program("probe"), arguments)]
         output_end, exit_end = os.pipe()
+        filter_end = _readable(self._filter)
         with open(os.devnull, "rb") as nothing, os.fdopen(output_end, "rb") as output:  # noqa: PTH123
             try:
-                pid = _spawn(command, (nothing.fileno(), exit_end, exit_end))
+                files = (nothing.fileno(), exit_end, exit_end, None, filter_end)
+                pid = _spawn(command, files)
             finally:
                 os.close(exit_end)
+                os.close(filter_end)
             said = output.read(4096).decode(errors="replace")
         os.waitpid(pid, 0)
         if said != "holds\n":
             reason = " ".join(said.split())[:200] or f"no answer within {PROBE_SECONDS} s"
             raise NoJailError(f"no jail for untrusted code: {reason}")
+
+
+def _filter() -> bytes:
+    try:
+        return one_process(os.uname().machine)
+    except ValueError as error:
+        raise NoJailError(f"no jail for untrusted code: {error}") from None
+
+
+def _require_stack() -> None:
+    """Raise ``NoJailError`` where a program's stack cannot be as large as everywhere."""
+    hard = resource.getrlimit(resource.RLIMIT_STACK)[1]
+    if hard != resource.RLIM_INFINITY and hard < STACK_BYTES:
+        raise NoJailError(
+            f"no jail for untrusted code: the hard limit of the stack is {hard >> 10} KiB and must "
+            f"be {STACK_BYTES >> 10} KiB or more: raise it (ulimit -Hs, LimitSTACK= of systemd)"
+        )
+
+
+def _program(name: str) -> str:
+    """Return the source of a program that runs beside or in a jail."""
+    return Path(__file__).with_name("jailed").joinpath(f"{name}.py").read_text()
+
+
+def _let_open(*ends: int) -> None:
+    """Let a program open its standard streams by name, as ``/dev/stdout``, whoever runs this."""
+    if os.geteuid() == 0:
+        for end in ends:
+            os.fchown(end, NOBODY, NOBODY)
+
+
+def _readable(data: bytes) -> int:
+    """Return the reading end of a pipe that holds ``data``, which must be less than a page."""
+    reading, writing = os.pipe()
+    os.write(writing, data)
+    os.close(writing)
+    return reading
 
 
 def _spawn(command: list[str], files: Sequence[int | None]) -> int:
@@ -312,77 +334,11 @@ def _spawn(command: list[str], files: Sequence[int | None]) -> int:
     )
 
 
-_STAGE = "/mnt"
+_PROBE_TREE = Limits(5, 10, 64 << 20, 128 << 20, PROBE_SECONDS, 4096)
+_PROBE_THREADS = replace(_PROBE_TREE, processes_max=1, threads_max=8)
 
-_STAGED = f"""
-mount -t tmpfs -o mode=755 stage {_STAGE}
-number=0
-while [ "$1" != -- ]; do
-    mkdir {_STAGE}/$number
-    mount --bind "$1" {_STAGE}/$number
-    number=$((number + 1))
-    shift
-done
-shift
-exec "$@"
-"""
-"""Shows directories to nobody, who may not enter the superuser's home, in a mount namespace."""
-
-_VARIABLES = {
-    "PYTHONHASHSEED": "0",
-    "PYTHONPATH": "/sources",
-    "OPENBLAS_NUM_THREADS": "1",  # its threads would each map memory
-}
+_FILTER_PLACE = 4
+"""File descriptor of the system call filter."""
 
 _NO_REPORT = b"137 0 0"
 """The keeper was killed, by us."""
-
-_KEEPER = """
-import os, sys
-os.set_inheritable(3, False)
-child = os.posix_spawn(sys.argv[1], sys.argv[1:], {})
-for file in (0, 1):
-    os.close(file)
-_, status, use = os.wait4(child, 0)
-code = os.waitstatus_to_exitcode(status)
-code = 128 - code if code < 0 else code
-os.write(3, f"{code} {use.ru_utime + use.ru_stime} {use.ru_maxrss}".encode())
-"""
-"""Outside of the walls: a process that is as small as what it reports on, since a process starts
-with the largest size of the one that started it."""
-
-_PROBE = """
-import os, resource, socket, sys
-holes = []
-def must_fail(what, attempt):
-    try:
-        attempt()
-    except (OSError, MemoryError):
-        return
-    holes.append(what)
-def flood():
-    children = []
-    try:
-        for _ in range(int(sys.argv[2])):
-            child = os.fork()
-            if child == 0:
-                os.read(0, 1) or os._exit(0)
-            children.append(child)
-    finally:
-        for child in children:
-            os.waitpid(child, 0)
-if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:
-    holes.append("memory without a limit")
-must_fail("memory without a limit", lambda: bytearray(resource.getrlimit(resource.RLIMIT_AS)[0]))
-must_fail("a writable system", lambda: open("/usr/hole", "w"))
-must_fail("a writable root", lambda: open("/hole", "w"))
-must_fail("writable devices", lambda: open("/dev/hole", "w"))
-must_fail("a home that is seen", lambda: os.listdir(sys.argv[1] + "/.ssh"))
-must_fail("a network", lambda: socket.create_connection(("192.0.2.1", 9), 1))
-must_fail("processes without a limit", flood)
-if any(name.isdigit() and int(name) > 64 for name in os.listdir("/proc")):
-    holes.append("processes of others that are seen")
-if len(os.environ) > 5:
-    holes.append("environment variables")
-print(", ".join(holes) or "holds")
-"""

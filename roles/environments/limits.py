@@ -25,6 +25,9 @@ class Limits:
     """A deadline that no answer should meet before its processor time."""
     output_bytes_max: int
     processes_max: int = 8
+    """With 1, a program cannot create processes: one process bounds its memory."""
+    threads_max: int = 1
+    """Threads of all processes together, if there may be more of them than processes."""
 
     @property
     def address_space_bytes(self) -> int:

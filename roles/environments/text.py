@@ -12,6 +12,7 @@ from typing_extensions import override
 
 from protocol.crypto import digest
 from roles.environments.blocking import in_background
+from roles.environments.fences import blocks
 from roles.environments.rows import chat_of
 from roles.ports.background import Background
 from roles.ports.engines import Answer, EngineError, Environment, Score
@@ -71,7 +72,7 @@ class TextTask(Environment, ABC):
         texts = await in_background(
             self._background, lambda: [self._tokenizer.decode(one.tokens) for one in answers]
         )
-        said = [text.rpartition(THOUGHT_END)[2] for text in texts]
+        said = [*map(answer_of, texts)]
         try:
             return await self.grade_all([answer.seed for answer in answers], said)
         except ExceptionGroup as errors:
@@ -133,6 +134,26 @@ def question_of(chat: Chat, length_target: int | None) -> str:
         return chat.question
     # As in INTELLECT-2 (arXiv 2505.07291).
     return f"{chat.question}\n\nThink for {length_target} tokens before giving a response."
+
+
+def answer_of(text: str) -> str:
+    """Return what follows a model's thoughts, or all of a text without thoughts.
+
+    They end at the last ``</think>``, except those in the middle of a line of fenced code: a
+    program may hold one in a string.
+    """
+    # A mark may stand beside a fence; where it ends a line instead, the fence is still found.
+    apart = text.replace(THOUGHT_END, " " * (len(THOUGHT_END) - 1) + "\n")
+    fenced = [(block.start, block.end) for block in blocks(apart)]
+    end = len(text)
+    while (end := text.rfind(THOUGHT_END, 0, end)) >= 0:
+        after = end + len(THOUGHT_END)
+        before_it = text[:end].rpartition("\n")[2].strip()
+        behind_it = text[after:].partition("\n")[0].strip()
+        inside = any(start <= end < stop for start, stop in fenced)
+        if not (inside and before_it and behind_it):
+            return text[after:]
+    return text
 
 
 def require(package: str, required: str, name: str) -> None:

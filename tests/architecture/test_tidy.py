@@ -52,6 +52,7 @@ DRIVERS = (
     "node/testnet/swarm.py",
     "roles/engines/calibration/honest.py",  # when its time is over
     "roles/engines/selftest.py",  # how fast a device is
+    "roles/environments/jailed/program.py",  # fixes what programs draw
     "simulations/cli/console.py",  # progress for a person who waits
     "simulations/study/sweep.py",  # how long each simulation took
 )

@@ -1,9 +1,18 @@
 import json
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
 
-from roles.environments.code import LIMITS, PROGRAM_BYTES_MAX, Code, last_block, read_tests
+from roles.environments.code import (
+    LIMITS,
+    PROGRAM_BYTES_MAX,
+    Code,
+    program_of,
+    read_tests,
+    read_tolerance,
+)
 from roles.environments.jail import Jail
 from roles.ports.engines import Answer, EngineError, Unscorable
 from simulations.ports.background import SimBackground
@@ -114,7 +123,7 @@ async def test_memory_between_the_limits_has_no_score(jail, tokenizer):
 
 async def test_what_programs_draw_is_the_same_each_time(jail, tokenizer):
     draw = (
-        "import os, random, secrets, uuid\n"
+        "import os, random, secrets, uuid\nrandom.seed()\n"
         "print(random.random(), random.Random().random(), os.urandom(4), secrets.token_hex(4))\n"
         "print(random.SystemRandom().random(), uuid.uuid4(), hash('x'), id(object()))"
     )
@@ -138,6 +147,45 @@ async def test_what_programs_draw_is_the_same_each_time(jail, tokenizer):
         del asked._jail.run
     assert len({ended.output for ended in outputs}) == 1
     assert b"0." in outputs[0].output
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "print(open('/dev/stdin').read())",
+        "print(open('/dev/stdin').read(), open(0).read())",
+        "import os; open('/dev/stdout', 'w').write(os.read(0, os.fstat(0).st_size).decode())",
+        "import sys; print(sys.stdin.read() and sys.stdin.seek(0) or sys.stdin.read())",
+    ],
+)
+async def test_standard_streams_can_be_opened_whoever_runs_this(jail, tokenizer, program):
+    asked = await task(jail, tokenizer, exchange("7", "7" if "open(0)" not in program else "7 7"))
+    assert await asked.grade(1, fenced(program)) == 1.0
+
+
+DEPTH = """
+def f(n):
+    global depth
+    depth = n
+    f(n + 1)
+try:
+    f(1)
+except RecursionError:
+    pass
+"""
+
+
+@pytest.fixture(scope="module")
+def plain_depth():
+    command = [sys.executable, "-c", f"{DEPTH}print(depth)"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize("behind", ["print(depth)", None])
+async def test_recursion_ends_where_python_ends_it(jail, tokenizer, plain_depth, behind):
+    test = exchange("", plain_depth) if behind else {"assert": f"assert depth == {plain_depth}"}
+    asked = await task(jail, tokenizer, test)
+    assert await asked.grade(1, fenced(DEPTH + (behind or ""))) == 1.0
 
 
 async def test_answers_are_scored_after_the_thoughts_and_in_order(jail, tokenizer):
@@ -190,16 +238,75 @@ def test_tests_within_tests_without_an_end_are_none():
 
 
 @pytest.mark.parametrize(
-    ("answer", "block"),
+    ("answer", "program"),
     [
         ("```python\na\n```", "a"),
         ("```py\na\n\nb\n```\n", "a\n\nb"),
-        ("```python\na", None),
-        ("```\na\n```", None),
-        ("```python\na\n```\n```python\nb", "a"),
-        ("```python\n```", ""),
+        ("```python\na", "a"),
+        ("```\na\n```", "a"),
+        ("```\na\n```\n```python\nb\n```\n```\nc\n```", "b"),
+        ("```python\na\n```\n```python\nb", "b"),
+        ("```python\na\n```\n```python\n\n>>> f()\n1\n```", "a"),
+        ("```python\na\n```\n```python\n \n```", "a"),
+        ("```\na\n```\n```text\nb\n```\n```python-repl\nc\n```\n```pycon\nd\n```", "a"),
+        ("```python\n```", None),
+        ("```c\na\n```", None),
+        ("a", None),
         ("`" * 100_000, None),
     ],
 )
-def test_blocks(answer, block):
-    assert last_block(answer) == block
+def test_the_program_is_the_last_block_of_python(answer, program):
+    assert program_of(answer) == program
+
+
+@pytest.mark.parametrize(
+    ("written", "expected", "score"),
+    [
+        ("0.30000000000000004", "0.3", 1.0),
+        ("0.3001", "0.3", 0.0),
+        ("x = 1e-9, 2", "x = 0, 2", 0.0),
+        ("x 1e-9", "x 0", 1.0),
+        ("5.0", "5", 1.0),
+        ("1000001", "1000000", 0.0),
+        ("1000000.4", "1000000.5", 1.0),
+        ("1000002.0", "1000000.0", 0.0),
+        ("nan", "0.1", 0.0),
+        ("1e999", "1e998", 0.0),
+        ("1_0", "10", 0.0),
+        ("0.1 0.2", "0.1\n0.2", 0.0),
+        ("0.1 0.2", "0.1", 0.0),
+        ("a b", "a  b", 1.0),
+        ("a", "b", 0.0),
+    ],
+)
+async def test_numbers_may_differ_by_the_tolerance(jail, tokenizer, written, expected, score):
+    rows = MemoryRows(program_row("", exchange("", expected)))
+    code = Code(
+        "code/close",
+        lambda: rows,
+        lambda: tokenizer,
+        SimBackground(),
+        jail,
+        SHORT,
+        options={"tolerance": 1e-6},
+    )
+    assert await (await opened(code)).grade(1, fenced(f"print({written!r})")) == score
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"tolerance": -1.0}, "must be a number from 0 to 0.1, not -1.0"),
+        ({"tolerance": 1}, "must be a number from 0 to 0.1, not 1"),
+        ({"tolerance": True}, "not True"),
+        ({"tolerance": "1e-6"}, "not '1e-6'"),
+        ({"tolerances": 1e-6}, "takes the option tolerance alone, not tolerances"),
+    ],
+)
+def test_options_that_are_none(options, reason):
+    with pytest.raises(ValueError, match=reason):
+        read_tolerance(options)
+
+
+def test_without_an_option_there_is_no_tolerance():
+    assert read_tolerance({}) == 0.0

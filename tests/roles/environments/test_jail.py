@@ -1,10 +1,13 @@
 import asyncio
+import fcntl
 import os
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,8 @@ import pytest
 from roles.environments import jail as jails
 from roles.environments.jail import Jail, NoJailError
 from roles.environments.limits import Limits, Use
+from roles.environments.seccomp import one_process
+from roles.environments.walls import VARIABLES
 from roles.ports.engines import EngineError, Unscorable
 from tests.worlds.text import needs_jail
 
@@ -232,16 +237,16 @@ def test_a_machine_without_the_tools_says_which(monkeypatch):
     ],
 )
 def test_walls_with_a_hole_are_noticed_at_the_start(monkeypatch, left_out, hole):
-    honest = Jail._make_walls
+    honest = jails.make_walls
 
-    def walls(self, sources, *, libraries):
-        made = honest(self, sources, libraries=libraries)
+    def walls(*arguments):
+        made = honest(*arguments)
         for at in range(len(made)):
             if tuple(made[at : at + len(left_out)]) == left_out:
                 return made[:at] + made[at + len(left_out) :]
         raise AssertionError(left_out)
 
-    monkeypatch.setattr(Jail, "_make_walls", walls)
+    monkeypatch.setattr(jails, "make_walls", walls)
     with pytest.raises(NoJailError, match=hole):
         Jail(libraries=False)
 
@@ -257,6 +262,123 @@ def test_processes_without_a_limit_are_noticed_at_the_start(monkeypatch):
         NoJailError, match=r"^no jail for untrusted code: processes without a limit$"
     ):
         Jail(libraries=False)
+
+
+def test_a_jail_whose_filter_lets_processes_start_is_noticed(monkeypatch):
+    allow = struct.pack("=HBBI", 0x06, 0, 0, 0x7FFF0000)
+    monkeypatch.setattr(jails, "one_process", lambda machine: allow)
+    with pytest.raises(NoJailError, match="processes of a program that may have one"):
+        Jail(libraries=False)
+
+
+def test_a_machine_that_grants_fewer_threads_is_noticed(monkeypatch):
+    honest = Jail._command
+
+    def command(self, limits, *arguments, **options):
+        fewer = replace(limits, threads_max=limits.threads_max - 1)
+        return honest(self, fewer, *arguments, **options)
+
+    monkeypatch.setattr(Jail, "_command", command)
+    with pytest.raises(NoJailError, match="fewer threads than anywhere else"):
+        Jail(libraries=False)
+
+
+def test_a_machine_with_a_smaller_stack_says_so():
+    script = "from roles.environments.jail import Jail; Jail(libraries=False)"
+    limited = ["prlimit", f"--stack={8 * MIB}:{32 * MIB}", sys.executable, "-c", script]
+    ended = subprocess.run(limited, capture_output=True, text=True, check=False)
+    assert ended.stderr.splitlines()[-1] == (
+        "roles.environments.jail.NoJailError: no jail for untrusted code: the hard limit of the "
+        "stack is 32768 KiB and must be 65536 KiB or more: raise it (ulimit -Hs, LimitSTACK= of "
+        "systemd)"
+    )
+
+
+def test_a_processor_without_a_filter_says_so():
+    with pytest.raises(ValueError, match=r"^no system call filter for riscv64, only for x86_64,"):
+        one_process("riscv64")
+
+
+ONE = replace(LIMITS, processes_max=1, threads_max=12)
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "os.fork()",
+        "os.posix_spawn(sys.executable, [sys.executable, '-c', ''], {})",
+        "import subprocess; subprocess.run([sys.executable, '-c', ''])",
+        "import subprocess; subprocess.run('true', shell=True, preexec_fn=lambda: None)",
+        "import multiprocessing; multiprocessing.Process(target=print).start()",
+        "import ctypes; raise PermissionError if ctypes.CDLL(None).vfork() == -1 else Exception",
+    ],
+)
+async def test_a_program_that_may_have_one_process_starts_no_other(jail, attempt):
+    program = f"try:\n    {attempt}\nexcept PermissionError:\n    print('refused')"
+    ended = await ran(jail, program, ONE)
+    assert (ended.status, ended.output) == (0, b"refused\n")
+
+
+async def test_what_this_process_was_left_is_not_for_a_program(jail):
+    reading, writing = os.pipe()
+    kept = fcntl.fcntl(reading, fcntl.F_DUPFD, 100)
+    os.set_inheritable(kept, True)
+    try:
+        program = "print([name for name in os.listdir('/proc/self/fd') if int(name) > 10])"
+        assert await said(jail, program) == "[]\n"
+    finally:
+        for end in (reading, writing, kept):
+            os.close(end)
+
+
+async def test_threads_are_limited_by_their_number(jail):
+    program = """
+        import _thread
+        _thread.stack_size(1 << 20)
+        lock = _thread.allocate_lock()
+        lock.acquire()
+        started = 1
+        try:
+            while started < 99:
+                _thread.start_new_thread(lock.acquire, ())
+                started += 1
+        except RuntimeError:
+            print(started, flush=True)
+        os._exit(0)
+    """
+    assert (await ran(jail, program, ONE)).output == b"12\n"
+
+
+async def test_what_a_program_sees_does_not_depend_on_the_machine(jail):
+    told = await said(
+        jail,
+        """
+        import locale, resource, socket, time, zoneinfo
+        print(resource.getrlimit(resource.RLIMIT_STACK), socket.gethostname())
+        print(*map(os.path.exists, ["/usr/share", "/bin/sh"]), os.listdir("/usr/lib/locale"))
+        print(sorted(os.environ))
+        print(time.tzname, time.localtime(0).tm_hour, zoneinfo.available_timezones())
+        print(sys.getdefaultencoding(), sys.stdout.encoding, sys.stdout.errors)
+        print(locale.setlocale(locale.LC_ALL, ""), sys.get_int_max_str_digits(), hash("x"))
+        try:
+            locale.setlocale(locale.LC_ALL, "en_US.UTF-8")
+        except locale.Error:
+            print("no locale")
+        for name in ("cpuinfo", "meminfo", "stat", "version", "uptime"):
+            try:
+                open("/proc/" + name)
+            except PermissionError:
+                print("refused")
+        """,
+    )
+    lines = told.splitlines()
+    assert lines[0] == f"({64 * MIB}, {64 * MIB}) jail"
+    assert lines[1] == "False False []"
+    assert lines[2] == str(sorted([*VARIABLES, "PWD"]))
+    assert lines[3] == "('UTC', 'UTC') 0 set()"
+    assert lines[4] == "utf-8 utf-8 strict"
+    assert lines[5].startswith("C 0 ")
+    assert lines[6:] == ["no locale", *["refused"] * 5]
 
 
 def test_between_the_limits_machines_may_differ():

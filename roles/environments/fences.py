@@ -1,0 +1,58 @@
+"""Fenced code blocks of an answer, as CommonMark has them and as people write them."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_OPENING = re.compile(r"([ \t]*)(`{3,}(?=[^`]*$)|~{3,})[ \t]*(.*)")
+_LANGUAGE = re.compile(r"^[{.\s]*([\w+#-]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One fenced block; it ends at its closing fence or with the text."""
+
+    language: str
+    """First word behind the opening fence, in lower case; empty without one."""
+    text: str
+    start: int
+    end: int
+    """Where its lines begin and end in the whole text."""
+
+
+def blocks(text: str) -> Iterator[Block]:
+    """Return the fenced blocks of a text, in order.
+
+    Lines end at line feeds alone: a program may hold other separators in its strings. A fence may
+    be indented by any width, which its lines lose as far as they have it.
+    """
+    opened: re.Match[str] | None = None
+    lines: list[str] = []
+    start = at = 0
+    for raw in text.split("\n"):
+        line = raw.removesuffix("\r")
+        after = at + len(raw) + 1
+        if opened is None:
+            opened = _OPENING.fullmatch(line)
+            lines, start = [], after
+        elif _closes(line, opened[2]):
+            yield _block(opened, lines, start, at)
+            opened = None
+        else:
+            lines.append(line)
+        at = after
+    if opened is not None:
+        yield _block(opened, lines, start, len(text))
+
+
+def _closes(line: str, fence: str) -> bool:
+    stripped = line.strip(" \t")
+    return len(stripped) >= len(fence) and not stripped.strip(fence[0])
+
+
+def _block(opened: re.Match[str], lines: list[str], start: int, end: int) -> Block:
+    indentation = re.compile(f"[ \\t]{{0,{len(opened[1])}}}")
+    language = "".join(_LANGUAGE.findall(opened[3])[:1]).lower()
+    return Block(
+        language, "\n".join(indentation.sub("", line, count=1) for line in lines), start, end
+    )
