@@ -44,8 +44,8 @@ class HuggingFaceTokenizer(Tokenizer):
         self._template = self._compiled(founded_at)
         if len(self._tokenizer) > vocabulary_max:
             raise ValueError(
-                f"the tokenizer has {len(self._tokenizer)} tokens, the model {vocabulary_max}; take "
-                "the tokenizer of this model"
+                f"the tokenizer has {len(self._tokenizer)} tokens, the model {vocabulary_max}; "
+                "take the tokenizer of this model"
             )
         kept = set(self._tokenizer.convert_tokens_to_ids(list(_KEPT)))
         self._left_out = set(self._tokenizer.all_special_ids) - kept
