@@ -45,7 +45,7 @@ _POSITIONS = "rope_freqs.weight"
 
 _DROPPED = "transformers drops it, and the model would be another; take the model's safetensors"
 
-_PRE_TOKENIZER = "tokenizer.ggml.pre"
+_PRE_TOKENIZER, _TOKENS = "tokenizer.ggml.pre", "tokenizer.ggml.tokens"
 
 
 def convert_gguf(path: Path, directory: Path, precision: Precision) -> tuple[str, ...]:
@@ -61,8 +61,8 @@ def convert_gguf(path: Path, directory: Path, precision: Precision) -> tuple[str
         alone.symlink_to(path.resolve())
         try:
             _convert(alone, directory, precision, values)
-        except (ArithmeticError, LookupError, NotImplementedError, OSError, RuntimeError) as error:
-            raise ValueError(f"{path}: transformers cannot read it: {_line(error)}") from error
+        except Exception as error:  # of tokenizers, which raises this class itself
+            raise ValueError(f"{path} cannot be converted: {_line(error)}") from error
     rebuilt = (
         f"the tokenizer is rebuilt from the file, which splits text as "
         f"{values.get(_PRE_TOKENIZER, 'default')!r}; compare it with the model's own if you have it"
@@ -87,6 +87,8 @@ def _checked(path: Path) -> dict[str, Any]:
             for key, field in reader.fields.items()
             if not key.startswith("tokenizer.") or key == _PRE_TOKENIZER
         }
+        if _TOKENS in reader.fields:
+            values[_TOKENS] = len(reader.fields[_TOKENS].data)
     except (LookupError, OSError, ValueError) as error:
         raise ValueError(
             f"{path} is not a readable GGUF file: {_line(error)}; download it again"
@@ -136,11 +138,22 @@ def _convert(alone: Path, directory: Path, precision: Precision, values: Mapping
     )
     directory.mkdir(parents=True, exist_ok=True)
     AutoTokenizer.from_pretrained(folder, gguf_file=gguf_file).save_pretrained(directory)
+    _leave_out_defaults(directory / "tokenizer.json", values.get(_TOKENS, 0))
     (directory / "config.json").write_text(json.dumps(_published(config, model, dtype), indent=2))
     tensors = {name: tensor.detach() for name, tensor in model.state_dict().items()}
     if config.tie_word_embeddings:
         tensors.pop("lm_head.weight", None)
     write_tensors(directory / "model.safetensors", tensors, dtype, {"format": "pt"})
+
+
+def _leave_out_defaults(path: Path, tokens: int) -> None:
+    """Drop the token that transformers adds for its default of an unknown one.
+
+    It is beyond the model's vocabulary, and a tokenizer of bytes never needs it.
+    """
+    values = json.loads(path.read_text())
+    values["added_tokens"] = [one for one in values["added_tokens"] if one["id"] < tokens]
+    path.write_text(json.dumps(values, ensure_ascii=False))
 
 
 def _published(config: Config, model: nn.Module, dtype: object) -> dict[str, Any]:

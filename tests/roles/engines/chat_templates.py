@@ -32,7 +32,9 @@ LLAMA3 = """
     {%- if loop.index0 == 0 %}{%- set content = bos_token + content %}{%- endif %}
     {{- content }}
 {%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
 """
 
 LLAMA31 = """{{- bos_token }}
@@ -61,7 +63,9 @@ LLAMA31 = """{{- bos_token }}
         {{- message['content'] | trim + '<|eot_id|>' }}
     {%- endif %}
 {%- endfor %}
-{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}
+{%- if add_generation_prompt %}
+    {{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}
+{%- endif %}
 """
 
 MISTRAL = """{%- if messages[0]["role"] == "system" %}
@@ -165,7 +169,9 @@ QWEN3 = """{%- set ns = namespace(multi_step_tool=true, last_query_index=message
 {%- endif %}
 """
 
-TOOLS = "{% if tools is not none %}{% for tool in tools %}{{ tool }}{% endfor %}{% endif %}" + CHATML
+TOOLS = (
+    "{% if tools is not none %}{% for tool in tools %}{{ tool }}{% endfor %}{% endif %}" + CHATML
+)
 DOCUMENTS = (
     "{% if documents is not none %}{{ documents | length }}{% else %}no documents\n{% endif %}"
     + CHATML
