@@ -208,7 +208,7 @@ def _faults(
 def _infinite(tensor: Tensor, dtype: torch.dtype) -> int:
     """Return how many numbers of a tensor are not finite once they are rounded to ``dtype``."""
     count = 0
-    for piece in tensor.reshape(-1).split(_PIECE_ELEMENTS):
+    for piece in torch.split(tensor.reshape(-1), _PIECE_ELEMENTS):
         rounded = piece.to(dtype)
         # A sum is finite only if each number is, and takes a tenth of the time of looking at each.
         if not torch.isfinite(rounded.sum(dtype=torch.float32)):

@@ -64,7 +64,8 @@ def examine(architecture: str, values: Mapping[str, Any]) -> tuple[Config, tuple
     Raises ``UnsupportedModelError`` as ``configuration``.
     """
     made = _architecture(architecture)
-    only_as = ONLY_AS | {"model_type": (architecture,), "architectures": _classes(made, values)}
+    own = {"model_type": (architecture,), "architectures": _classes(made, values)}
+    only_as: dict[str, tuple[object, ...]] = {**ONLY_AS, **own}
     given = {key: _lists(value) for key, value in values.items()}
     arguments, ignored, notes, refusals = {}, [], [], []
     for key, value in given.items():
