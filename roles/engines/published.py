@@ -52,7 +52,7 @@ _OTHER_TENSORS = (
 )
 _UNTIED = "set tie_word_embeddings to false if the model has an output layer of its own"
 _QUANTISED = "save the weights in float32, float16 or bf16"
-_DIVERGED = "the training diverged: take an earlier checkpoint, or float32 if float32 is finite"
+_DIVERGED = "take an earlier checkpoint, or dtype fp32 if only rounding makes them infinite"
 """Advice for each kind of fault of tensors."""
 
 
@@ -202,7 +202,8 @@ def _faults(
         elif tensors[name].dtype not in _DTYPES:
             yield _QUANTISED, f"{name} is of {tensors[name].dtype}"
         elif count := _infinite(tensors[name], dtype):
-            yield _DIVERGED, f"{name} has {count} that are NaN or infinite in {dtype}"
+            of = tensors[name].numel()
+            yield _DIVERGED, f"{name} is not finite in {count} of {of} values as {dtype}"
 
 
 def _infinite(tensor: Tensor, dtype: torch.dtype) -> int:

@@ -123,7 +123,7 @@ def _unknown(key: str, value: object, architecture: str) -> str:
         return _WINDOW_REFUSAL
     return (
         f"config.{key}: {value!r:.80} is no key of {architecture} and may change what is computed; "
-        "remove it if Hugging Face computes the same without it, else take another model"
+        "remove it only if Hugging Face computes the same without it"
     )
 
 

@@ -75,7 +75,7 @@ def test_weights_that_are_not_finite_are_named_and_counted(tmp_path, value):
     tensors[EMBEDDING][0, 0] = value
     save_file(tensors, path)
     assert refused(tmp_path).startswith(
-        f"weights: {EMBEDDING} has 1 that are NaN or infinite in torch.float32, {NORM} has 2 that"
+        f"weights: {EMBEDDING} is not finite in 1 of 2048 values as torch.float32, {NORM} is not"
     )
 
 
@@ -85,7 +85,7 @@ def test_weights_that_only_rounding_makes_infinite_are_refused(tmp_path):
     tensors[EMBEDDING][:, :] = largest  # their sum is infinite, and they are not
     save_file(tensors, path)
     imported(tmp_path)
-    with pytest.raises(ValueError, match=r"has \d+ that are NaN or infinite in torch.bfloat16"):
+    with pytest.raises(ValueError, match=r"not finite in \d+ of 2048 values as torch.bfloat16"):
         import_pretrained(tmp_path, tmp_path / "rounded", "bf16")
 
 
