@@ -105,7 +105,7 @@ def _refusals(name: str, values: Mapping[str, Any], tensors: Iterable[str]) -> I
     if name not in ARCHITECTURES:
         yield f"architecture {name!r} is not supported, only {', '.join(ARCHITECTURES)}"
         return
-    if values.get("split.count", 1) > 1:
+    if values.get("split.count", 1) != 1:
         yield "it is one of several parts; join them with llama-gguf-split --merge"
     if _POSITIONS in tensors:
         yield f"{_POSITIONS}: {_DROPPED}"
@@ -115,7 +115,7 @@ def _refusals(name: str, values: Mapping[str, Any], tensors: Iterable[str]) -> I
         if not key.startswith(shared) and key not in _READ and not unscaled:
             yield f"{name}.{key}: {value!r:.80}: {_DROPPED}"
     sizes = {key: values[key] for key in _HEAD_SIZES if key in values}
-    if len(set(sizes.values())) > 1:
+    if len({str(size) for size in sizes.values()}) > 1:
         yield f"heads of several sizes are not computed: {sizes}; take another model"
 
 
@@ -151,9 +151,9 @@ def _leave_out_defaults(path: Path, tokens: int) -> None:
 
     It is beyond the model's vocabulary, and a tokenizer of bytes never needs it.
     """
-    values = json.loads(path.read_text())
+    values = json.loads(path.read_bytes())
     values["added_tokens"] = [one for one in values["added_tokens"] if one["id"] < tokens]
-    path.write_text(json.dumps(values, ensure_ascii=False))
+    path.write_bytes(json.dumps(values, ensure_ascii=False).encode())
 
 
 def _published(config: Config, model: nn.Module, dtype: object) -> dict[str, Any]:
