@@ -5,6 +5,7 @@ writes: old spellings, tensors that need not be stored, and everything that a ru
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
@@ -64,6 +65,7 @@ TEMPLATE = "chat_template.jinja"
 WEIGHTS = "model.safetensors"
 INDEX = f"{WEIGHTS}.index.json"
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+NORM = "model.norm.weight"
 
 
 @dataclass(frozen=True)
@@ -335,12 +337,17 @@ REFUSED = (
     _cousin(
         "tensor-missing",
         "model.norm.weight is missing",
-        keeps(lambda own: {name: own[name] for name in own if name != "model.norm.weight"}),
+        keeps(lambda own: {name: own[name] for name in own if name != NORM}),
     ),
     _cousin(
         "tensor-quantised",
         "torch.float8_e4m3fn",
         keeps(lambda own: {**own, HEAD: own[HEAD].to(torch.float8_e4m3fn)}),
+    ),
+    _cousin(
+        "not-finite",
+        "not finite in 2 of 128",
+        keeps(lambda own: {**own, NORM: own[NORM].index_fill(0, torch.tensor([1, 5]), math.nan)}),
     ),
     _cousin("file-truncated", WEIGHTS, is_truncated),
     _cousin("file-missing", "model-0", lacks_a_file, of=SHARDED),

@@ -6,13 +6,19 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from node.founding.calibration import CalibrationPlan, Progress, calibrate_run
 from node.founding.found import create_member, found, give, manifest_toml
-from node.founding.model import import_model, needs_of_run
+from node.founding.model import (
+    import_model,
+    located,
+    needs_of_run,
+    notes_of_model,
+    prompt_tokens_max,
+)
 from node.founding.needs import Needs
-from node.founding.task import give_task, import_task
+from node.founding.task import RunTask, give_task, import_task
 from node.founding.trial import Trial, run_trial
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.local.errors import ExitCode, NodeError
@@ -81,7 +87,7 @@ class Creation:
     @classmethod
     def begin(
         cls,
-        model: Path,
+        model: str,
         rows: Rows,
         recipe: Recipe,
         directory: Path,
@@ -94,15 +100,16 @@ class Creation:
         trainers = _keys(directory, "trainer", members.trainers, members.trainer_keys)
         validators = _keys(directory, "validator", members.validators, members.validator_keys)
         try:
-            section, digest = import_model(model, recipe, policy)
-            rules = recipe.model_copy(update={"model": section})
-            found_task = import_task(
-                model, rows.path, rules, task, skip_bad_rows=rows.skip_bad, say=say
-            )
+            imported = import_run(model, rows, recipe, policy, task, say)
             creator = load_or_create_identity(creator_key or directory / "creator.key")
-            began_at = int(time.time())
             signed = found(
-                rules, digest.hex(), found_task.files, creator, trainers, validators, began_at
+                imported.recipe,
+                imported.policy,
+                imported.task.files,
+                creator,
+                trainers,
+                validators,
+                int(time.time()),
             )
         except ValueError as error:  # of the model, the task or the members
             raise NodeError(str(error), ExitCode.CONFIG) from None
@@ -111,7 +118,7 @@ class Creation:
             give(policy, DataDir(trainer).genesis)
         for member in (*directory.glob("trainer-*"), *directory.glob("validator-*")):
             give_task(task, DataDir(member).task)
-        return cls(directory, signed, creator, found_task.dataset)
+        return cls(directory, signed, creator, imported.task.dataset)
 
     @property
     def manifest(self) -> RunManifest:
@@ -161,6 +168,44 @@ class Creation:
         names = sorted(path.name for path in self._directory.iterdir() if path.name != MANIFEST)
         for name in (*names, MANIFEST):
             (self._directory / name).rename(out / name)
+
+
+class Imported(NamedTuple):
+    """A recipe with the model of a run, the digest of its first policy (hexadecimal), its task."""
+
+    recipe: Recipe
+    policy: str
+    task: RunTask
+
+
+def import_run(
+    model: str, rows: Rows, recipe: Recipe, policy: Path, task: Path, say: Callable[[str], None]
+) -> Imported:
+    """Write the first policy and the files of the task of a run; ``say`` gets notes.
+
+    ``model`` is a Hugging Face directory, a GGUF file or a hub id. Raises ``ValueError`` for what
+    is refused; ``say`` gets each refusal of a model with more than one.
+    """
+    from roles.engines.architectures.configuration import (  # noqa: PLC0415 - torch takes seconds
+        UnsupportedModelError,
+    )
+
+    try:
+        with located(model, recipe, policy.parent) as (directory, notes):
+            section, digest = import_model(directory, recipe, policy)
+            rules = recipe.model_copy(update={"model": section})
+            prompt_tokens_max(rules)
+            for note in (*notes, *notes_of_model(directory)):
+                say(f"note: {note}")
+            found_task = import_task(
+                directory, rows.path, rules, task, skip_bad_rows=rows.skip_bad, say=say
+            )
+    except UnsupportedModelError as error:
+        if len(error.refusals) > 1:
+            for refusal in error.refusals:
+                say(f"refused: {refusal}")
+        raise
+    return Imported(rules, digest.hex(), found_task)
 
 
 def _keys(directory: Path, role: str, count: int, known: Sequence[str]) -> list[PeerId]:

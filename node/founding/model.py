@@ -1,12 +1,55 @@
-"""The model of a run: from a Hugging Face directory to its section and its first policy."""
+"""The model of a run: from a directory, a GGUF file or a hub id to its section and first policy."""
 
+import re
+import shlex
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from node.founding.needs import Needs, needs_of
 from node.local.errors import ExitCode, NodeError
 from protocol.manifest import RunManifest
 from protocol.recipe import ModelSection, Recipe
 from protocol.types import Digest
+
+_GGUF = b"GGUF"
+"""The first bytes of a GGUF file."""
+
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+class LocatedModel(NamedTuple):
+    """A Hugging Face directory, and a line for each thing that people should know of it."""
+
+    directory: Path
+    notes: tuple[str, ...]
+
+
+@contextmanager
+def located(given: Path | str, recipe: Recipe, scratch: Path) -> Iterator[LocatedModel]:
+    """Yield the directory of a model that a person named; a converted one is deleted afterwards.
+
+    ``given`` is a Hugging Face directory, a GGUF file or a hub id. A GGUF file is converted in a
+    new directory below ``scratch``; a hub id is looked up in the hub's cache on this machine.
+    Nothing is downloaded. Raises ``ValueError`` for everything else, with what to do.
+    """
+    path = Path(given)
+    if path.is_dir():
+        require_model(path)
+        yield LocatedModel(path, ())
+    elif path.is_file():
+        with path.open("rb") as file:
+            if file.read(len(_GGUF)) != _GGUF:
+                raise ValueError(f"{path}: neither a Hugging Face directory nor a GGUF file")
+        with tempfile.TemporaryDirectory(prefix=".gguf-", dir=scratch) as folder:
+            directory = Path(folder) / path.stem
+            from roles.engines.gguf_file import convert_gguf  # noqa: PLC0415 - torch, seconds
+
+            yield LocatedModel(directory, convert_gguf(path, directory, recipe.model.dtype))
+    else:
+        yield LocatedModel(_cached(str(given)), ())
 
 
 def require_model(directory: Path) -> None:
@@ -18,16 +61,51 @@ def require_model(directory: Path) -> None:
 def import_model(directory: Path, recipe: Recipe, path: Path) -> tuple[ModelSection, Digest]:
     """Write the first policy to ``path``; return the model's section and the policy's digest.
 
-    Raises ``ValueError`` for a model that the engines do not compute.
+    Configuration, weights and, for a task in text, tokenizer and chat template are checked before
+    anything is written. Raises ``UnsupportedModelError``, a ``ValueError`` whose ``refusals`` has a
+    line for each thing that is refused.
     """
     require_model(directory)
-    from roles.engines.published import (  # noqa: PLC0415 - torch takes seconds
-        import_pretrained,
-        section_of,
-    )
+    from roles.engines.published import import_directory  # noqa: PLC0415 - torch takes seconds
 
-    section = section_of(directory, recipe.model)
-    return section, import_pretrained(directory, path, section.dtype)
+    return import_directory(directory, recipe.model, path, in_text=recipe.environment.in_text)
+
+
+def notes_of_model(directory: Path) -> tuple[str, ...]:
+    """Return a line for each way in which keys of a model's ``config.json`` are ignored.
+
+    Raises ``ValueError`` as ``import_model``.
+    """
+    from roles.engines.published import notes_of  # noqa: PLC0415 - torch takes seconds
+
+    return notes_of(directory)
+
+
+def prompt_tokens_max(recipe: Recipe) -> int:
+    """Return the longest prompt that leaves room for ``tokens_max`` in the model's positions.
+
+    vLLM refuses a longer sequence, while the built-in engine computes it: nodes would differ.
+    Raises ``ValueError`` when no prompt does.
+    """
+    positions = int(recipe.model.config["max_position_embeddings"])
+    tokens_max = recipe.sampling.tokens_max
+    if tokens_max >= positions:
+        raise ValueError(
+            f"sampling.tokens_max: {tokens_max} leaves no room for a prompt in the {positions} "
+            "positions of the model; lower it"
+        )
+    return positions - tokens_max
+
+
+def require_positions(recipe: Recipe, prompt_tokens: int) -> None:
+    """Raise ``ValueError`` unless a prompt and its answer fit into the model's positions."""
+    longest = prompt_tokens_max(recipe)
+    if prompt_tokens > longest:
+        raise ValueError(
+            f"a prompt of {prompt_tokens} tokens and an answer of {recipe.sampling.tokens_max} "
+            f"exceed the {longest + recipe.sampling.tokens_max} positions of the model; leave out "
+            f"prompts of more than {longest} tokens, or lower sampling.tokens_max"
+        )
 
 
 def needs_of_run(manifest: RunManifest) -> Needs:
@@ -38,3 +116,25 @@ def needs_of_run(manifest: RunManifest) -> Needs:
         return needs_of(manifest, weights_of(manifest.model))
     except ValueError as error:
         raise NodeError(f"this software cannot compute it: {error}", ExitCode.CONFIG) from None
+
+
+def _cached(given: str) -> Path:
+    """Return the directory of a hub id in the hub's cache, which is read and never filled."""
+    if not _HUB_ID.fullmatch(given):
+        raise ValueError(f"{given}: no such directory or GGUF file, and no hub id (OWNER/NAME)")
+    from huggingface_hub import snapshot_download  # noqa: PLC0415 - it reads the environment
+    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError  # noqa: PLC0415
+
+    try:
+        directory = Path(snapshot_download(given, local_files_only=True))
+    except (HFValidationError, LocalEntryNotFoundError):
+        found = "not here: no such directory, and not in the hub's cache"
+    else:
+        if (directory / "config.json").is_file() and any(directory.glob("*.safetensors")):
+            return directory
+        found = f"only in part in the hub's cache ({directory})"
+    name = given.rpartition("/")[2]
+    raise ValueError(
+        f"{given} is {found}; download it: hf download {shlex.quote(given)} --local-dir "
+        f"{shlex.quote(name)}, then give --model {shlex.quote(name)}"
+    )

@@ -16,6 +16,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from node.founding.model import require_positions
 from node.local.config import runtime_directories
 from node.local.memory import peak_rss_bytes
 from node.storage.encodings import encode
@@ -192,6 +193,7 @@ class _Trying:
         worker = PeerId(manifest.genesis.creator)
         assignments = assign(manifest, self._policy.digest, worker, slot)
         prompts = await self._task.prompts(assignments)
+        require_positions(manifest, max(map(len, prompts)))
         requests = [
             GenerationRequest(prompt, item.noise_seed, manifest.sampling.tokens_max)
             for item, prompt in zip(assignments, prompts, strict=True)

@@ -54,7 +54,8 @@ def test_directories_become_runs_that_compute_what_hugging_face_computes(results
 def test_the_line_that_a_person_sees_is_shown(results):
     (refused,) = results["refused"]
     assert refused["line"] == (
-        "prime-node: error: head-differs: lm_head.weight differs from the embedding"
+        "prime-node: error: weights: lm_head.weight differs from the embedding; set "
+        "tie_word_embeddings to false if the model has an output layer of its own"
     )
     assert refused["within_bar"]
 
@@ -92,9 +93,10 @@ def test_a_directory_is_refused_for_what_is_wrong_with_it_alone(script, tmp_path
         (tmp_path / name).mkdir()
         found.append(script.try_directory(made, tmp_path / name))
     assert [one.within_bar for one in found] == [True, False, False]
-    assert {one.line for one in found} == {
-        "prime-node: error: config.sliding_window: attention in windows is not supported"
-    }
+    line = (
+        "config.sliding_window: attention in windows is not computed; take a model without windows"
+    )
+    assert {one.line for one in found} == {f"prime-node: error: {line}"}
     taken = script.try_directory(replace(known["qwen2-plain"], refused="window"), tmp_path)
     assert (taken.line, taken.within_bar) == ("it was founded", False)
 

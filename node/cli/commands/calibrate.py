@@ -20,9 +20,9 @@ from node.founding.calibration import (
     CalibrationPlan,
     calibrate_run,
 )
+from node.founding.creation import Rows, import_run
 from node.founding.found import draft
-from node.founding.model import import_model
-from node.founding.task import import_task, pinned_recipe
+from node.founding.task import pinned_recipe
 from node.local.errors import ExitCode, NodeError
 from protocol.recipe import Recipe
 
@@ -47,8 +47,8 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …", autocompletio
 @app.command()
 def calibrate(
     model: Annotated[
-        Path,
-        typer.Argument(metavar="MODEL", help="Hugging Face directory, the first policy."),
+        str,
+        typer.Argument(metavar="MODEL", help="Hugging Face directory, GGUF file, or hub id."),
     ],
     recipe: RecipeName,
     *,
@@ -104,7 +104,7 @@ def calibrate(
 
 
 def _measure(
-    directory: Path,
+    model: str,
     dataset: Path | None,
     recipe: Recipe,
     folder: Path,
@@ -116,10 +116,8 @@ def _measure(
     from node.live.background import ThreadBackground  # noqa: PLC0415 - when something computes
 
     policy, task = folder / "genesis.safetensors", folder / "task"
-    section, digest = import_model(directory, recipe, policy)
-    rules = recipe.model_copy(update={"model": section})
-    files = import_task(directory, dataset, rules, task, say=_say).files
-    manifest = draft(rules, digest.hex(), files, int(time.time()))
+    made = import_run(model, Rows(dataset), recipe, policy, task, _say)
+    manifest = draft(made.recipe, made.policy, made.task.files, int(time.time()))
     background = ThreadBackground()
     try:
         with progress_of("calibrating", "tokens") as progress:

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
-Model = Annotated[Path, typer.Option(metavar="DIR", help="Hugging Face directory.")]
+Model = Annotated[
+    str, typer.Option(metavar="MODEL", help="Hugging Face directory, GGUF file, or hub id.")
+]
 RecipeName = Annotated[
     str,
     typer.Option(

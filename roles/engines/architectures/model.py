@@ -17,17 +17,12 @@ from roles.engines.tensors import Shapes
 def build_model(
     config: Config, dtype: torch.dtype, device: str, attention: str = "sdpa"
 ) -> CausalLM:
-    """Return a model with random weights; without dropout its two modes are one.
-
-    It is made in float32: Hugging Face makes it in another dtype by changing torch's default for
-    the whole process, and with it what other threads compute meanwhile.
-    """
+    """Return a model with random weights; without dropout its two modes are one."""
     with torch.device(device):
         model: CausalLM = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
-            config, dtype=torch.float32, attn_implementation=attention
+            config, dtype=dtype, attn_implementation=attention
         )
-    converted: CausalLM = model.to(dtype)  # type: ignore[arg-type]
-    return converted
+    return model
 
 
 def model_of(
@@ -42,7 +37,9 @@ def model_of(
     Nothing else is allocated. They are copies because a file's tensors are its pages, which may
     change, and begin at odd addresses.
     """
-    model = build_model(config, dtype, "meta", attention)
+    # In float32, until it has its weights: for another dtype Hugging Face changes torch's default
+    # of the whole process, and with it what other threads compute meanwhile.
+    model = build_model(config, torch.float32, "meta", attention)
     copies = {name: tensor.to(device, dtype, copy=True) for name, tensor in tensors.items()}
     # Strict would miss the tied alias of one of them.
     model.load_state_dict(copies, strict=False, assign=True)

@@ -106,7 +106,7 @@ def test_a_key_of_the_creator_signs(model, tmp_path):
         (["--trainers", "0"], 78, "trainers"),
         (["--validator", "nobody"], 78, "'nobody' is not an Ed25519 peer id"),
         (["--recipe", "/nowhere.toml"], 78, "/nowhere.toml: No such file"),
-        (["--model", "/nowhere"], 78, "it has no config.json"),
+        (["--model", "/nowhere"], 78, "/nowhere: no such directory or GGUF file"),
         (["--out", "{full}"], 2, "is not empty"),
     ],
 )

@@ -3,10 +3,16 @@
 import json
 
 import pytest
+from transformers import GenerationConfig
 
 from protocol.codec import encode
 from protocol.recipe import ModelSection
-from roles.engines.architectures.configuration import COMPUTED, WITHOUT_EFFECT, configuration
+from roles.engines.architectures.configuration import (
+    UnsupportedModelError,
+    configuration,
+    examine,
+)
+from roles.engines.architectures.keys import COMPUTED, WITHOUT_EFFECT
 from roles.engines.architectures.registry import ARCHITECTURES
 from roles.engines.published import section_of
 from tests.roles.engines import tiny
@@ -147,11 +153,16 @@ REFUSED = [
     ({"mlp_bias": True}, "config.mlp_bias"),
     ({"attention_bias": True}, "config.attention_bias"),
     ({"auto_map": {"AutoModel": "code.Model"}}, "config.auto_map"),
-    ({"nobody_knows_this": None}, "config.nobody_knows_this"),
+    ({"nobody_knows_this": 0}, "config.nobody_knows_this: 0 is no key of qwen2"),
     ({"rope_scaling": {"type": "dynamic", "factor": 2.0}}, "rope_type: ['dynamic']"),
     ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}, "rope_type: ['longrope']"),
     ({"rope_scaling": {"type": "linear", "rope_type": "yarn", "factor": 2.0}}, "rope_type"),
-    ({"rope_scaling": YARN, "rope_parameters": YARN}, "both given"),
+    ({"rope_scaling": YARN, "rope_parameters": YARN | {"factor": 2.0}}, "differ"),
+    # Hugging Face takes the first, and 10,000 where it has no theta.
+    (
+        {"rope_theta": None, "rope_scaling": YARN, "rope_parameters": YARN | {"rope_theta": 1e6}},
+        "differ",
+    ),
     ({"rope_parameters": YARN | {"rope_theta": 1e4}}, "config.rope_theta is given twice"),
     ({"rope_scaling": YARN | {"low_freq_factor": 1.0}}, "rope_parameters.low_freq_factor"),
     ({"rope_scaling": LLAMA3 | {"partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
@@ -188,8 +199,46 @@ def test_what_is_not_computed_is_refused_by_name(tmp_path, changes, message):
 
 
 def test_a_manifest_does_not_contradict_itself():
-    with pytest.raises(ValueError, match=r"config\.model_type: 'qwen3' is not supported"):
+    with pytest.raises(ValueError, match=r"config\.model_type: 'qwen3' is not computed"):
         configuration("qwen2", VALUES | {"model_type": "qwen3"})
+
+
+def test_all_refusals_are_told_together_each_with_what_to_do(tmp_path):
+    wrong = {
+        "hidden_act": "gelu",
+        "num_experts": 8,
+        "vocab_size": 0,
+        "rope_scaling": {"type": "su"},
+    }
+    with pytest.raises(UnsupportedModelError) as caught:
+        published(tmp_path, **wrong)
+    refusals = caught.value.refusals
+    for key in ("hidden_act", "num_experts", "vocab_size", "rope_parameters.rope_type"):
+        (line,) = [one for one in refusals if one.startswith(f"config.{key}")]
+        assert "; " in line and "\n" not in line
+    assert len(refusals) == 4
+    assert str(caught.value) == "; ".join(refusals)
+
+
+def test_keys_that_are_ignored_are_noted():
+    assert examine("qwen2", VALUES)[1] == ()
+    _, notes = examine("qwen2", VALUES | {"vision_config": None, "use_cache": True, "dtype": "x"})
+    assert notes == (
+        "config.vision_config: None is ignored, qwen2 has no such key",
+        "config: without effect on what is computed: dtype, use_cache",
+    )
+
+
+def test_a_second_equal_table_of_positions_is_noted():
+    twice = {"rope_scaling": YARN | {"rope_theta": 1e6}, "rope_parameters": YARN}
+    config, notes = examine("qwen2", VALUES | twice | {"rope_theta": 1e6})
+    assert config.rope_parameters == YARN | {"rope_theta": 1e6}
+    assert notes == ("config.rope_scaling repeats config.rope_parameters and is ignored",)
+
+
+def test_settings_of_sampling_are_without_effect():
+    """A key that a new version adds makes this fail, and then somebody decides about it."""
+    assert set(GenerationConfig._get_default_generation_params()) <= WITHOUT_EFFECT
 
 
 @pytest.mark.parametrize("text", ["", "[1]", "{", "[" * 100_000, '{"model_type": NaN}'])

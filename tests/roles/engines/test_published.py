@@ -68,6 +68,27 @@ def test_wrong_tensors_are_named(tmp_path):
         assert message in refused(tmp_path)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_weights_that_are_not_finite_are_named_and_counted(tmp_path, value):
+    path, tensors = made(tmp_path)
+    tensors[NORM][3:5] = value
+    tensors[EMBEDDING][0, 0] = value
+    save_file(tensors, path)
+    assert refused(tmp_path).startswith(
+        f"weights: {EMBEDDING} is not finite in 1 of 2048 values as torch.float32, {NORM} is not"
+    )
+
+
+def test_weights_that_only_rounding_makes_infinite_are_refused(tmp_path):
+    path, tensors = made(tmp_path)
+    largest = torch.finfo(torch.float32).max
+    tensors[EMBEDDING][:, :] = largest  # their sum is infinite, and they are not
+    save_file(tensors, path)
+    imported(tmp_path)
+    with pytest.raises(ValueError, match=r"not finite in \d+ of 2048 values as torch.bfloat16"):
+        import_pretrained(tmp_path, tmp_path / "rounded", "bf16")
+
+
 def test_angles_of_old_files_are_left_out(tmp_path):
     path, tensors = made(tmp_path)
     angles = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.zeros(8)}

@@ -84,7 +84,7 @@ def test_a_shift_is_what_it_says(found):
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["calibrate", "/nowhere", "--recipe", str(RECIPE)], 78, "it has no config.json"),
+        (["calibrate", "/nowhere", "--recipe", str(RECIPE)], 78, "no such directory"),
         (["calibrate", "{model}", "--recipe", "/nowhere.toml"], 78, "No such file"),
         (["calibrate", "{model}", "--recipe", "{wrong}"], 78, "unknown key 'nonsense'"),
     ],
