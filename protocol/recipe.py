@@ -313,9 +313,11 @@ class ShardcastSection(Section):
 
 
 class CreditSection(Section):
-    """Whether a worker's standing ends with a proven lie (``protocol.audit.LIES``)."""
+    """What ends a worker (``protocol.audit.LIES``), and how often honest scores differ."""
 
     slash: bool
+    reward_disagreement_rate: Share = 1e-3
+    """The share of honest rollouts in which a validator's rewards are not those of the worker."""
 
 
 class Recipe(Section):

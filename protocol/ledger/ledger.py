@@ -9,16 +9,17 @@ in has been checked (``replica``). Of two certificates that contradict each othe
 from collections.abc import Sequence
 
 from protocol.faults import Fault, FaultCode
+from protocol.fit import Decided, Fit, fit_of
 from protocol.ledger.branches import Branches
 from protocol.ledger.chain import Chain, CheckpointEntry, IsLive
-from protocol.ledger.commits import CommitRules, CommitState, Entry, agreed_reason
+from protocol.ledger.commits import CommitRules, CommitState, Entry, agreed_reason, decided
 from protocol.ledger.counts import Counts
 from protocol.ledger.demand import Demand
 from protocol.ledger.slots import Slots
 from protocol.ledger.workers import Workers
 from protocol.manifest import RunManifest
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed, Verdict
-from protocol.statistics import Sums, agreed
+from protocol.statistics import agreed
 from protocol.types import Digest, PeerId
 
 COMMITS_IN_FLIGHT_MAX = 16
@@ -46,6 +47,7 @@ class Ledger:
         self._slots = Slots()
         self._in_flight: dict[PeerId, dict[Digest, None]] = {}
         self.epoch = 0
+        self._fit, self._fit_of = Fit(), (-1, 0, 0, 0)
         self._tidied: tuple[int, int] | None = None
         """Epoch and number of versions when old commits and slots were last forgotten."""
         self.policy_lag_max = 0
@@ -181,17 +183,17 @@ class Ledger:
         """Tell whether a committee has judged ``worker`` for a version, or an older one."""
         return self._workers.was_judged(worker, version)
 
-    def history(self, worker: PeerId) -> list[Sums]:
-        """Return what was measured of the rollouts of ``worker``, the oldest first.
+    def decided(self) -> dict[PeerId, list[Decided]]:
+        """Return the rollouts of each worker that have a certificate, of those not forgotten."""
+        return decided(self.entries)
 
-        They are those that are not forgotten: of the last ``4 * expire_after_epochs``.
-        """
-        measured = [
-            (entry.epoch, digest, entry.measured)
-            for digest, entry in self.entries.items()
-            if entry.commit.signer == worker and entry.measured is not None
-        ]
-        return [sums for *_, sums in sorted(measured, key=lambda item: item[:2])]
+    def fit(self) -> Fit:
+        """Return how the run's thresholds fit its workers, found once for each set of outcomes."""
+        totals = self.totals
+        state = self.epoch, totals.certified, totals.rejected, len(self.entries)
+        if state != self._fit_of:
+            self._fit_of, self._fit = state, fit_of(self._manifest.toploc, self.decided())
+        return self._fit
 
     # Outcomes
 

@@ -55,7 +55,7 @@ MANIFEST: dict[str, Any] = {
         "roster_min": 3,
         "size": 2,
     },
-    "credit": {"slash": True},
+    "credit": {"reward_disagreement_rate": 0.001, "slash": True},
     "environment": {"name": "arithmetic", "options": {}, "pass_rates": []},
     "epochs": {"record_epochs": 5, "refresh_epochs": 1, "seconds": 10.0},
     "genesis": {"created_at": 1_700_000_000, "files": {}, "policy": "ab" * 32},
