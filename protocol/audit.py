@@ -19,7 +19,16 @@ from typing import Self
 
 from protocol.crypto import digest
 from protocol.faults import Fault
-from protocol.fit import HISTORY, REWARD, REWARD_HISTORY, STATISTICS, Decided, Fit, WorkerFit
+from protocol.fit import (
+    HISTORY,
+    REWARD,
+    REWARD_HISTORY,
+    REWARDS,
+    STATISTICS,
+    Decided,
+    Fit,
+    WorkerFit,
+)
 from protocol.manifest import RunManifest
 from protocol.messages import RolloutCommit, Verdict
 from protocol.rollout import RolloutSequence, decode_body
@@ -171,7 +180,7 @@ def check_rewards(
 
 
 def _is_disagreement(rollout: Decided) -> bool:
-    return not rollout.accepted and rollout.reason in {REWARD, REWARD_HISTORY}
+    return not rollout.accepted and rollout.reason in REWARDS
 
 
 def decide(

@@ -20,13 +20,15 @@ from protocol.types import PeerId
 REWARD, REWARD_HISTORY = "reward", "reward-history"
 """Reasons of rejections for a reward that differs, in one rollout and in too many."""
 
+REWARDS = frozenset({REWARD, REWARD_HISTORY})
+
 LIMITS = frozenset({"proofs", "logprobs", "sampling"})
 """Reasons for a single value beyond its limit, of claims that are plausible otherwise."""
 
 STATISTICS, HISTORY = "statistics", "history"
 """Reasons for means beyond their bounds, in one rollout and in many."""
 
-IMPROBABLE = LIMITS | {STATISTICS, HISTORY, REWARD, REWARD_HISTORY}
+IMPROBABLE = LIMITS | REWARDS | {STATISTICS, HISTORY}
 """Reasons that honest workers have, too: rarely under thresholds that fit, always under others."""
 
 ROLLOUTS_MIN = 2
@@ -126,9 +128,7 @@ def fit_of(rules: ToplocSection, decided: Mapping[PeerId, Sequence[Decided]]) ->
 
 def _worker_fit(rules: ToplocSection, worker: PeerId, rollouts: Sequence[Decided]) -> WorkerFit:
     reasons = Counter(
-        REWARD if one.reason == REWARD_HISTORY else one.reason
-        for one in rollouts
-        if not one.accepted
+        REWARD if one.reason in REWARDS else one.reason for one in rollouts if not one.accepted
     )
     often = {name for name in (*LIMITS, REWARD) if 2 * reasons[name] >= len(rollouts)}
     sums = added(one.measured for one in rollouts if one.measured is not None)

@@ -1,18 +1,16 @@
 """A commit with its outcome, and what a commit must look like to be taken."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 from protocol.faults import Fault, FaultCode
-from protocol.fit import Decided
 from protocol.manifest import RunManifest
 from protocol.membership import CLOCK_SKEW_SECONDS_MAX
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed, Verdict
 from protocol.rollout import body_bytes_max
 from protocol.statistics import Sums
-from protocol.types import Digest, PeerId
 
 EPOCHS_AHEAD_MAX = 2
 """A commit may claim an epoch this far ahead of ours: clock skew, not a choice."""
@@ -116,14 +114,3 @@ def agreed_reason(verdicts: Sequence[Verdict]) -> str:
     """Return what most verdicts give as reason; ties by the alphabet."""
     reasons = sorted(verdict.reason for verdict in verdicts)
     return max(reasons, key=reasons.count, default="")
-
-
-def decided(entries: Mapping[Digest, Entry]) -> dict[PeerId, list[Decided]]:
-    """Return the rollouts of each worker that have a certificate, the oldest first."""
-    outcomes = [(one.epoch, key, one) for key, one in entries.items() if one.certificate]
-    found: dict[PeerId, list[Decided]] = {}
-    for _, _, entry in sorted(outcomes, key=lambda item: item[:2]):
-        accepted = entry.state is CommitState.CERTIFIED
-        rollout = Decided(accepted, entry.reason, entry.measured)
-        found.setdefault(entry.commit.signer, []).append(rollout)
-    return found

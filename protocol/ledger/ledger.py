@@ -9,11 +9,11 @@ in has been checked (``replica``). Of two certificates that contradict each othe
 from collections.abc import Sequence
 
 from protocol.faults import Fault, FaultCode
-from protocol.fit import Decided, Fit, fit_of
 from protocol.ledger.branches import Branches
 from protocol.ledger.chain import Chain, CheckpointEntry, IsLive
-from protocol.ledger.commits import CommitRules, CommitState, Entry, agreed_reason, decided
+from protocol.ledger.commits import CommitRules, CommitState, Entry, agreed_reason
 from protocol.ledger.counts import Counts
+from protocol.ledger.decisions import Decisions
 from protocol.ledger.demand import Demand
 from protocol.ledger.slots import Slots
 from protocol.ledger.workers import Workers
@@ -47,7 +47,7 @@ class Ledger:
         self._slots = Slots()
         self._in_flight: dict[PeerId, dict[Digest, None]] = {}
         self.epoch = 0
-        self._fit, self._fit_of = Fit(), (-1, 0, 0, 0)
+        self._decisions, self._decided_in = Decisions(), (-1, 0, 0, 0)
         self._tidied: tuple[int, int] | None = None
         """Epoch and number of versions when old commits and slots were last forgotten."""
         self.policy_lag_max = 0
@@ -183,17 +183,14 @@ class Ledger:
         """Tell whether a committee has judged ``worker`` for a version, or an older one."""
         return self._workers.was_judged(worker, version)
 
-    def decided(self) -> dict[PeerId, list[Decided]]:
-        """Return the rollouts of each worker that have a certificate, of those not forgotten."""
-        return decided(self.entries)
-
-    def fit(self) -> Fit:
-        """Return how the run's thresholds fit its workers, found once for each set of outcomes."""
+    def decisions(self) -> Decisions:
+        """Return the rollouts with a certificate, sorted once for each change of outcomes."""
         totals = self.totals
         state = self.epoch, totals.certified, totals.rejected, len(self.entries)
-        if state != self._fit_of:
-            self._fit_of, self._fit = state, fit_of(self._manifest.toploc, self.decided())
-        return self._fit
+        if state != self._decided_in:
+            self._decided_in = state
+            self._decisions = Decisions.of(self._manifest.toploc, self.entries)
+        return self._decisions
 
     # Outcomes
 

@@ -77,8 +77,8 @@ class Examination:
         return await self._measure(commit, sequences, assignments, differing)
 
     def _past(self, commit: Signed[RolloutCommit]) -> Past:
-        ledger, worker = self._context.replica.ledger, commit.signer
-        return Past(worker, ledger.decided().get(worker, []), ledger.fit())
+        decisions, worker = self._context.replica.ledger.decisions(), commit.signer
+        return Past(worker, decisions.workers.get(worker, ()), decisions.fit)
 
     async def _load(self, commit: Signed[RolloutCommit]) -> bool:
         """Give the engine the policy of ``commit``; False when that is not possible."""

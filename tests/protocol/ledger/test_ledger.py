@@ -306,7 +306,7 @@ def test_the_decided_rollouts_of_a_worker_come_with_what_was_measured_by_epoch()
         signed = WORLD.sealed(message, WORLD.validators[0])
         assert result.offer_certificate(signed, verdicts) is True
     settle(result, unmeasured, accepted=False)
-    known = result.decided()
+    known = result.decisions().workers
     assert [one.reason for one in known[WORKER.peer_id] if not one.accepted] == ["computation"]
     measured = [one.measured for one in known[WORKER.peer_id] if one.measured is not None]
     assert [(sums.tokens, sums.chunks, sums.means[0]) for sums in measured] == [
