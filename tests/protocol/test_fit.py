@@ -5,9 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.audit import HISTORY_ROLLOUTS_MIN, LIES, Past, decide
+from protocol.audit import LIES, Past, decide
 from protocol.fit import IMPROBABLE, Decided, Fit, Misfit, WorkerFit, fit_of
-from protocol.rng import Rng
 from protocol.statistics import (
     STATISTICS,
     Extremes,
@@ -15,11 +14,9 @@ from protocol.statistics import (
     Recomputed,
     Sums,
     disagreements_max,
-    measured,
 )
-from simulations.ports.rounding import CHUNK_TOKENS, Rounding, recorded
-from simulations.scenario.scenario import load_scenario
 from tests.worlds.messages import run_manifest
+from tests.worlds.rounded import OTHER_MODEL, OTHER_PRECISION, ROUNDING, Judged, under
 
 MANIFEST = run_manifest()
 RULES = MANIFEST.toploc
@@ -140,57 +137,21 @@ def test_the_disagreements_allowed_are_those_of_the_binomial_distribution(share,
 # Recorded engines under the thresholds of another model
 
 
-def judged(manifest, workers: int, rounds: int, distort=lambda _worker, own: own):
-    """Judge recorded honest engines; return the reasons of each worker, as a ledger has them."""
-    rng = Rng(bytes(32)).child("fit")
-    rounding = Rounding(recorded("rounding-bf16"), rng)
-    decided = {f"worker {n}": [] for n in range(workers)}
-    claimed = [-0.5] * (8 * CHUNK_TOKENS)
-    for _ in range(rounds):
-        for worker, known in decided.items():
-            past = Past(worker, list(known), fit_of(manifest.toploc, decided))
-            own = [distort(worker, rounding.recomputed(claimed)) for _ in range(4)]
-            sequences = [measured(manifest.toploc, claimed, one) for one in own]
-            found = decide(manifest, sequences, range(4), past)
-            known.append(Decided(found.accept, found.reason, found.sums))
-    return decided
-
-
-def under(thresholds):
-    return run_manifest(toploc=thresholds)
-
-
-ROUNDING = load_scenario("rounding").recipe().toploc.model_dump()
-OTHER_MODEL = ROUNDING | {
-    "honest": {
-        name: value | {"mean": value["mean"] / 20, "variance": value["variance"] / 400}
-        for name, value in ROUNDING["honest"].items()
-    }
-}
-"""As of a model whose engines are twenty times nearer to each other."""
-OTHER_PRECISION = RULES.model_dump()
-"""Of fp32, for engines of bf16: every extreme is beyond its limit, too."""
-
-
 def test_engines_under_their_own_thresholds_fit():
-    decided = judged(under(ROUNDING), workers=3, rounds=6)
-    assert {one.reason for known in decided.values() for one in known} == {"accepted"}
-    assert [one.directions for one in fit_of(under(ROUNDING).toploc, decided).workers] == [
-        frozenset()
-    ] * 3
+    found = Judged(under(ROUNDING), workers=3).judge(6)
+    assert found.reasons == {"accepted"}
+    fit = fit_of(found.manifest.toploc, found.decided)
+    assert [one.directions for one in fit.workers] == [frozenset()] * 3
 
 
-@pytest.mark.parametrize("thresholds", [OTHER_MODEL, OTHER_PRECISION | {"top_k": 128}])
+@pytest.mark.parametrize("thresholds", [OTHER_MODEL, OTHER_PRECISION])
 @pytest.mark.parametrize("workers", [1, 2, 5])
 def test_thresholds_of_another_model_reject_everybody_end_nobody_and_are_told(thresholds, workers):
-    manifest = under(thresholds)
-    decided = judged(manifest, workers, rounds=8)
-    assert LIES.isdisjoint(one.reason for known in decided.values() for one in known)
-    late = [one for known in decided.values() for one in known[HISTORY_ROLLOUTS_MIN - 1 :]]
-    assert not any(one.accepted for one in late)
-    misfits = fit_of(manifest.toploc, decided).misfits
-    assert bool(misfits) == (workers > 1)
-    assert all((one.workers, one.of) == (workers, workers) for one in misfits)
+    found = Judged(under(thresholds), workers).judge(8)
+    assert found.reasons.isdisjoint(LIES | {"accepted"})
+    misfits = fit_of(found.manifest.toploc, found.decided).misfits
+    most = [(one.workers, one.of) for one in misfits[:1]]
+    assert most == ([(workers, workers)] if workers > 1 else [])
 
 
 def test_the_one_worker_that_is_off_beside_others_is_ended():
@@ -199,16 +160,15 @@ def test_the_one_worker_that_is_off_beside_others_is_ended():
             return own
         return Recomputed(own.chunks, [one + 0.3 for one in own.logprobs], own.gaps)
 
-    decided = judged(under(ROUNDING), workers=4, rounds=6, distort=distort)
-    liar = [one.reason for one in decided.pop("worker 2")]
-    assert liar[:3] == ["statistics"] * 3
-    assert liar[3:] == ["history"] * 3
-    assert {one.reason for known in decided.values() for one in known} == {"accepted"}
+    found = Judged(under(ROUNDING), 4, distort).judge(6)
+    liar = [one.reason for one in found.findings.pop("worker 2")]
+    assert liar == ["statistics"] * 3 + ["history"] * 3
+    assert found.reasons == {"accepted"}
 
 
-def test_a_measurement_of_unrelated_states_is_a_lie_under_any_thresholds():
-    for thresholds in (ROUNDING, OTHER_MODEL, OTHER_PRECISION):
-        manifest = under(thresholds)
-        wrong = Extremes(manifest.toploc.top_k, math.inf, math.inf, 0.0, 0.0)
-        found = decide(manifest, [Measurement(None, sums(), wrong)], [0], Past("worker"))
-        assert found.reason == "computation"
+@pytest.mark.parametrize("thresholds", [ROUNDING, OTHER_MODEL, OTHER_PRECISION])
+def test_states_of_something_else_are_a_lie_under_any_thresholds(thresholds):
+    manifest = under(thresholds)
+    wrong = Extremes(manifest.toploc.top_k, math.inf, math.inf, 0.0, 0.0)
+    found = decide(manifest, [Measurement(None, sums(), wrong)], [0], Past("worker"))
+    assert found.reason == "computation"

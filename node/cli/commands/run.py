@@ -11,6 +11,7 @@ import typer
 
 from node import completion
 from node.cli.commands.context import print_json, print_rich
+from node.cli.commands.recalibrate import recalibrate
 from node.cli.options import Json
 from node.founding.found import create_member, found, give, manifest_toml
 from node.founding.model import import_model, needs_of_run
@@ -111,6 +112,9 @@ def show(
         print_json(_values(signed.manifest, needs))
     else:
         _show(signed.manifest, needs)
+
+
+app.command()(recalibrate)
 
 
 @contextmanager
