@@ -3,6 +3,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from structlog.testing import capture_logs
 
 from protocol.assignment import assign
 from protocol.crypto import digest
@@ -191,6 +192,29 @@ def test_rewards_that_differ_again_and_again_end_a_worker_that_is_alone_with_it(
         settle(world, fifth, verdict.reason)
         assert world.replica.ledger.slashed(liar.peer_id) is ends
         assert not world.replica.ledger.slashed(other.peer_id)
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_rule_in_doubt_is_logged_once_and_when_it_is_over(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        with capture_logs() as logs:
+            world.run(world.flow)
+            for signer in world.world.workers[:2]:
+                for _ in range(2):
+                    settle(world, world.commit(signer=signer, **following(world, signer)), "reward")
+            await world.rest(3 * EPOCH_SECONDS)
+            for signer in world.world.workers[:2]:
+                for _ in range(3):
+                    settle(world, world.commit(signer=signer, **following(world, signer)))
+            await world.rest(2 * EPOCH_SECONDS)
+        told = [one for one in logs if one["event"].startswith("rule ")]
+        assert [(one["event"], one["direction"]) for one in told] == [
+            ("rule in doubt", "reward"),
+            ("rule no longer in doubt", "reward"),
+        ]
         await world.stop()
 
     run_virtual(scenario())
