@@ -1,21 +1,34 @@
 """What a validator decides about a rollout body, cheapest checks first.
 
-The order is fixed: format and limits, assignment (by construction: prompts and seeds are
-recomputed, never read), rewards, termination, then what one prefill shows: proofs, the loose limits
-of single values, the statistics of this rollout, and those of its worker's last ones. The first
-failure is the verdict's reason.
+The order is fixed: format, limits and termination, assignment (by construction: prompts and seeds
+are recomputed, never read), rewards, then what one prefill shows: proofs, the loose limits of
+single values, the statistics of this rollout, and those of its worker's last ones. The first
+failure is the verdict's reason, but for rewards that differ: honest machines may disagree about a
+score, so the rest is checked first, and only a rollout that is exact otherwise is rejected for it.
 
-A lie that cannot be an accident ends a worker's standing. What is only improbable, a rollout that
-is too far from ours, is rejected; when many of them add up to what an honest worker does not come
-to once in ``1 / slash_rate`` tries, that is a lie, too.
+A lie that cannot be an accident ends a worker. What is only improbable, a rollout that is too far
+from ours or has another score here, is rejected. When more of them come together than an honest
+worker has once in ``1 / slash_rate`` tries, that is a lie, too, while the run's thresholds are
+known to fit others (``protocol.fit``).
 """
 
 import math
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Self
 
 from protocol.crypto import digest
 from protocol.faults import Fault
+from protocol.fit import (
+    HISTORY,
+    REWARD,
+    REWARD_HISTORY,
+    REWARDS,
+    STATISTICS,
+    Decided,
+    Fit,
+    WorkerFit,
+)
 from protocol.manifest import RunManifest
 from protocol.messages import RolloutCommit, Verdict
 from protocol.rollout import RolloutSequence, decode_body
@@ -26,21 +39,43 @@ from protocol.statistics import (
     added,
     beyond,
     compared_extremes,
+    directions,
+    disagreements_max,
     of_rollout,
     stated,
 )
-from protocol.types import Digest
+from protocol.types import Digest, PeerId
 
 ACCEPTED = "accepted"
 
-LIES = frozenset({"format", "reward", "termination", "computation", "history"})
-"""Reasons of a rejection that end a worker's standing; the others cost it the rollout."""
+LIES = frozenset({"format", "termination", "computation", HISTORY, REWARD_HISTORY})
+"""Reasons of a rejection that end a worker; the others cost it the rollout."""
 
-_REASONS = ("computation", "computation", "computation", "logprobs", "sampling")
+_REASONS = ("proofs", "proofs", "proofs", "logprobs", "sampling")
 """What a value beyond its limit shows, in the order of ``Extremes``."""
+
+UNRELATED_SHARE = 0.75
+"""Of the values of a chunk: so many exponents differ where states are unrelated to ours. 127 of 128
+were measured for another model; of honest engines one chunk in some thousands exceeds 38."""
 
 HISTORY_ROLLOUTS_MIN = 4
 """Fewer rollouts are no history: one of a broken machine may be as far off as it likes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What the ledger says when a rollout is judged: its worker's last ones, and all workers'."""
+
+    worker: PeerId
+    rollouts: Sequence[Decided] = ()
+    """Those with a certificate, the oldest first."""
+    fit: Fit = field(default_factory=Fit)
+
+    @classmethod
+    def of(cls, history: Iterable[Sums]) -> Self:
+        """Return the past of a worker whose rollouts were accepted, beside one that fits."""
+        accepted = [Decided(accepted=True, reason=ACCEPTED, measured=sums) for sums in history]
+        return cls(PeerId("worker"), accepted, Fit((WorkerFit(PeerId("another worker")),)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +136,8 @@ def check_claims(
     manifest: RunManifest,
     commit: RolloutCommit,
     sequences: Sequence[RolloutSequence],
-    rewards: Sequence[int],
 ) -> Finding | None:
-    """Check what needs no model; ``rewards`` are our own, in millionths."""
+    """Check what needs neither a model nor the task."""
     if sum(len(item.tokens) for item in sequences) != commit.tokens:
         return Finding("format", "token count differs from the commit")
     end_tokens, vocabulary_size = manifest.model.end_tokens, manifest.model.vocabulary_size
@@ -112,10 +146,6 @@ def check_claims(
             return Finding("format", f"sequence {index}: a token is not in the vocabulary")
         if any(token in end_tokens for token in item.tokens[:-1]):
             return Finding("format", f"sequence {index}: tokens after an end token")
-    for index, (item, own) in enumerate(zip(sequences, rewards, strict=True)):
-        if item.reward != own:
-            detail = f"sequence {index}: claimed {item.reward / 1e6:g}, recomputed {own / 1e6:g}"
-            return Finding("reward", detail)
     limit = manifest.sampling.tokens_max
     for index, item in enumerate(sequences):
         if item.tokens[-1] not in end_tokens and len(item.tokens) < limit:
@@ -123,13 +153,44 @@ def check_claims(
     return None
 
 
+def check_rewards(
+    manifest: RunManifest, sequences: Sequence[RolloutSequence], rewards: Sequence[int], past: Past
+) -> Finding | None:
+    """Compare claimed rewards with our own ``rewards``, in millionths.
+
+    However many sequences differ it is one disagreement: answers to one problem share their cause,
+    and a machine on which one score differs may score others differently.
+    """
+    pairs = enumerate(zip(sequences, rewards, strict=True))
+    differing = [(index, item.reward, own) for index, (item, own) in pairs if item.reward != own]
+    if not differing:
+        return None
+    index, claimed, own = differing[0]
+    detail = f"sequence {index}: claimed {claimed / 1e6:g}, recomputed {own / 1e6:g}"
+    if len(differing) > 1:
+        detail += f"; {len(differing)} of {len(rewards)} differ"
+    rules = manifest.toploc
+    last = past.rollouts[-(rules.history_rollouts - 1) :]
+    found, count = 1 + sum(map(_is_disagreement, last)), 1 + len(last)
+    share = manifest.credit.reward_disagreement_rate
+    many = found > disagreements_max(share, count, rules.slash_rate)
+    if many and past.fit.ends(past.worker, {REWARD}):
+        return Finding(REWARD_HISTORY, f"in {found} of {count} rollouts; {detail}")
+    return Finding(REWARD, detail)
+
+
+def _is_disagreement(rollout: Decided) -> bool:
+    return not rollout.accepted and rollout.reason in REWARDS
+
+
 def decide(
     manifest: RunManifest,
     measurements: Sequence[Measurement],
     claims: Sequence[Hashable],
-    history: Sequence[Sums],
+    past: Past,
+    rewards: Finding | None = None,
 ) -> Finding:
-    """Decide about measured sequences; ``history`` are the worker's last rollouts.
+    """Decide about measured sequences, of whose ``rewards`` something may have been found.
 
     ``claims`` are prompt and tokens of each: what its states follow from.
     """
@@ -143,16 +204,31 @@ def decide(
     def finding(reason: str, detail: str = "") -> Finding:
         return Finding(reason, detail, sums, extremes)
 
+    unrelated = _unrelated(manifest, measurements)
+    if 2 * unrelated > len(measurements):
+        return finding("computation", f"{unrelated} of {len(measurements)} sequences: other states")
     limits = zip(_REASONS, compared_extremes(rules, extremes), strict=True)
     outside = {reason: str(one) for reason, one in limits if one.outside}
-    if "computation" in outside:
-        return finding("computation", outside["computation"])
-    rollouts = [*history[-(rules.history_rollouts - 1) :], sums]
-    if len(rollouts) >= HISTORY_ROLLOUTS_MIN:
-        excess = beyond(rules, added(rollouts), rules.slash_rate)
-        if excess is not None:
-            return finding("history", f"{excess} on average over {len(rollouts)} rollouts")
+    last = [one.measured for one in past.rollouts if one.measured is not None]
+    rollouts = [*last[-(rules.history_rollouts - 1) :], sums]
+    every = added(rollouts) if len(rollouts) >= HISTORY_ROLLOUTS_MIN else Sums(0, 0)
+    lasting = beyond(rules, every, rules.slash_rate)
+    many = f"{lasting} on average over {len(rollouts)} rollouts"
+    if lasting is not None:
+        off = directions(rules, every, rules.slash_rate)
+        if past.fit.ends(past.worker, off):
+            return finding(HISTORY, many)
     if outside:
         return finding(*next(iter(outside.items())))
     excess = beyond(rules, sums, rules.false_reject_rate)
-    return finding(ACCEPTED) if excess is None else finding("statistics", f"{excess} on average")
+    if excess is not None:
+        return finding(STATISTICS, f"{excess} on average")
+    if lasting is not None:
+        return finding(STATISTICS, many)
+    return finding(ACCEPTED) if rewards is None else replace(rewards, sums=sums, extremes=extremes)
+
+
+def _unrelated(manifest: RunManifest, measurements: Sequence[Measurement]) -> int:
+    """Return how many sequences have a chunk whose proof is of states unrelated to ours."""
+    least = UNRELATED_SHARE * manifest.toploc.top_k
+    return sum(item.extremes.exponent_mismatches_max > least for item in measurements)

@@ -336,10 +336,18 @@ class ShardcastSection(Section):
         return self
 
 
+REWARD_DISAGREEMENT_RATE = 1e-3
+"""Left out of a manifest, as protocol version 1 began without this key."""
+
+
 class CreditSection(Section):
-    """Whether a worker's standing ends with a proven lie (``protocol.audit.LIES``)."""
+    """What ends a worker (``protocol.audit.LIES``), and how often honest scores differ."""
 
     slash: bool
+    reward_disagreement_rate: Annotated[
+        Share, Field(exclude_if=lambda rate: rate == REWARD_DISAGREEMENT_RATE)
+    ] = REWARD_DISAGREEMENT_RATE
+    """The share of honest rollouts in which a validator's rewards are not those of the worker."""
 
 
 class Recipe(Section):

@@ -7,7 +7,7 @@ waits in bounded tables and is tried again in ``advance``, versions also when a 
 another version is accepted.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -265,6 +265,11 @@ class Replica:
         made_at = 0.0 if checkpoint is None else checkpoint.message.created_at / 1000
         made, judged = self.manifest.epoch_at(made_at), self.ledger.was_judged(worker, version)
         return self.roster.admitted.counts(worker, made, epoch, judged=judged)
+
+    @property
+    def tallies(self) -> Mapping[Digest, Tally]:
+        """The verdicts on each commit of which some are here."""
+        return self._tallies
 
     def tally(self, commit: Digest) -> Tally:
         """Return the verdicts on a commit."""

@@ -11,6 +11,8 @@ import math
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
+from functools import lru_cache
 from typing import NamedTuple
 
 from protocol.messages import Verdict
@@ -177,6 +179,25 @@ def bound(honest: HonestValue, count: int, rate: float) -> float:
     return count * honest.mean + high * scale * honest.clip
 
 
+@lru_cache(maxsize=4096)
+def disagreements_max(share: float, count: int, rate: float) -> int:
+    """Return the most of ``count`` rollouts in which the rewards of an honest worker may differ.
+
+    With ``share`` of all rollouts they differ between honest machines; one more than this many
+    has a probability of at most ``rate``. Reckoned exactly, so every machine has the same number.
+    """
+    if share == 1:
+        return count
+    chance, tail = Fraction(share), Fraction(1)
+    term = (1 - chance) ** count
+    for known in range(count + 1):
+        tail -= term
+        if tail <= Fraction(rate):
+            return known
+        term *= chance * (count - known) / ((1 - chance) * (known + 1))
+    return count
+
+
 class Compared(NamedTuple):
     """A measured value, and up to which one is allowed."""
 
@@ -216,6 +237,15 @@ def beyond(rules: ToplocSection, sums: Sums, rate: float) -> Compared | None:
     """Return the statistic that is furthest beyond what honest ones exceed at ``rate``, if any."""
     outside = [one for one in compared(rules, sums, rate) if one.outside]
     return max(outside, key=lambda one: one.value / one.allowed, default=None)
+
+
+def directions(rules: ToplocSection, sums: Sums, rate: float) -> frozenset[str]:
+    """Return every statistic beyond its bound at ``rate``, a shift below zero with a minus sign."""
+    means = zip(STATISTICS, sums.means, strict=True)
+    if all(abs(mean) <= getattr(rules.honest, name).mean for name, mean in means):
+        return frozenset()  # as most are; every bound is above the mean, and costs far more
+    found = zip(compared(rules, sums, rate), sums.means, strict=True)
+    return frozenset(f"-{one.name}" if mean < 0 else one.name for one, mean in found if one.outside)
 
 
 def stated(numbers: Iterable[float]) -> tuple[int, ...]:

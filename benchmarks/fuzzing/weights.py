@@ -270,7 +270,7 @@ def _body() -> Decoder:
         read = read_body(manifest, claimed, data)
         if not isinstance(read, list):
             return False
-        check_claims(manifest, claimed, read, [one.reward for one in read])
+        check_claims(manifest, claimed, read)
         for one in read:
             proof_fault(one.proofs, len(one.tokens), hidden=128, variant=Variant.FP32, top_k=64)
         return True

@@ -14,7 +14,7 @@ from typing_extensions import override
 from node.live.background import ThreadBackground
 from node.local.run_pin import load_run
 from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import Finding, check_claims, decide, read_body
+from protocol.audit import Finding, Past, check_claims, check_rewards, decide, read_body
 from protocol.crypto import Identity, digest
 from protocol.messages import RolloutCommit
 from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
@@ -212,9 +212,11 @@ class Trial:
             return sequences
         answers = [one.tokens for one in sequences]
         rewards = await self._rewards(rollout.assignments, answers)
-        finding = check_claims(manifest, rollout.commit, sequences, rewards)
+        finding = check_claims(manifest, rollout.commit, sequences)
         if finding is not None:
             return finding
+        past = Past.of(history)
+        differing = check_rewards(manifest, sequences, rewards, past)
         claims = [
             VerificationRequest(
                 asked.prompt, asked.seed, one.tokens, one.logprobs, tuple(one.proofs)
@@ -222,7 +224,7 @@ class Trial:
             for asked, one in zip(rollout.requests, sequences, strict=True)
         ]
         measured = await self._validator.measure(Version(0), claims, self._temperature)
-        return decide(manifest, measured, [one.claim for one in claims], history)
+        return decide(manifest, measured, [one.claim for one in claims], past, differing)
 
     def _training_sequences(self, rollout: Rollout) -> list[TrainingSequence]:
         return [

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from protocol.assignment import assign
-from protocol.audit import decide
+from protocol.audit import Past, decide
 from protocol.crypto import Identity, digest
 from protocol.manifest import Genesis, RunManifest
 from protocol.recipe import Recipe, ToplocSection, load_recipe
@@ -120,7 +120,7 @@ async def work(
         made = await worker.generate(requests, manifest.sampling.temperature)
         claimed = claims_of(requests, made)
         measured = await verification.measure(Version(0), claimed, manifest.sampling.temperature)
-        finding = decide(manifest, measured, [one.claim for one in claimed], history)
+        finding = decide(manifest, measured, [one.claim for one in claimed], Past.of(history))
         scores = await task.score_batch(
             [
                 Answer(one.problem_seed, item.tokens)

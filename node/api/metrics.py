@@ -124,6 +124,8 @@ def _state(status: NodeStatus) -> Metric:
 
 def _gauges(status: NodeStatus) -> Iterator[Metric]:
     newest = status.checkpoints[-1] if status.checkpoints else None
+    judging = status.judging
+    overruled = judging.overruled.get(status.peer_id, 0)
     values: tuple[tuple[str, str, float], ...] = (
         ("started_seconds", "Unix time of the start.", status.started_at),
         ("epoch", "Epoch of the run.", status.epoch),
@@ -133,6 +135,9 @@ def _gauges(status: NodeStatus) -> Iterator[Metric]:
         ("policy_version", "Policy version held.", status.policy_version),
         ("policy_version_newest", "Newest policy version known.", status.policy_version_newest),
         ("policy_lag_max", "Largest lag of a trained rollout, versions.", status.policy_lag_max),
+        ("workers_judged", "Workers with two or more decided rollouts.", judging.workers),
+        ("workers_off", "The most that are off in one rule in doubt; else 0.", judging.workers_off),
+        ("scores_overruled", "Rewards that a committee decided otherwise than we.", overruled),
     )
     for name, text, value in values:
         yield GaugeMetricFamily(f"{PREFIX}_{name}", text, value)

@@ -12,6 +12,7 @@ from node.api.arrivals_observer import (
     receiver_statuses,
 )
 from node.api.forks import forks_told
+from node.api.judging import judging_status
 from node.api.rollout_counts import counted
 from node.api.status import (
     CHECKPOINTS_MAX,
@@ -113,6 +114,7 @@ class Observer:
             members_by_role=self._roles_of_members(now),
             rollouts=counted(ledger.totals),
             own_rollouts=counted(ledger.workers.get(peer_id, Counts())),
+            judging=judging_status(replica),
             workers=self._workers(),
             checkpoints=self._checkpoints(),
             traffic=self.traffic(),
@@ -340,6 +342,7 @@ class Observer:
             failed,
             self._trained_on_rejected(),
             forks_told(self.context.replica),
+            judging_status(self.context.replica).doubts,
         )
 
     def _explain(self, entry: Entry) -> FailedRollout:

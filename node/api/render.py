@@ -11,6 +11,7 @@ from node.api.render_arrivals import arrivals_view, sending_text
 from node.api.status import (
     CheckpointStatus,
     GossipPeerStatus,
+    JudgingStatus,
     MemberStatus,
     NodeStatus,
     RolloutCounts,
@@ -64,6 +65,7 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
     ):
         facts.add_row(name, Text(value))
     hints = [Text(plain(fork), BAD) for fork in status.forks]
+    hints += _judging(status.judging)
     if status.own_rollouts.rejected or status.own_rollouts.expired:
         hints += [Text("prime-node why tells what became of this node's rollouts.", style=DIM)]
     return Group(
@@ -73,6 +75,16 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         Padding(_rollouts(status), (0, 0, 1, 2)),
         *hints,
     )
+
+
+def _judging(judging: JudgingStatus) -> list[Text]:
+    """Return the rules in doubt, and the validators whose scores are others than an outcome's."""
+    lines = [Text(plain(doubt), WARN) for doubt in judging.doubts]
+    for peer, count in judging.overruled.items():
+        rollouts = "1 rollout" if count == 1 else f"{count} rollouts"
+        line = f"{short_peer(peer)} scored {rollouts} otherwise than its committee decided"
+        lines.append(Text(line, WARN))
+    return lines
 
 
 def peers_view(status: NodeStatus) -> RenderableType:
@@ -131,6 +143,7 @@ def why_view(why: Why, which: str | None = None) -> RenderableType:
     elif hidden:
         parts.append(Text(f"{hidden} older ones are not shown; name one, or use --json.", DIM))
     parts += [Text(plain(fork), BAD) for fork in why.forks]
+    parts += [Text(plain(doubt), WARN) for doubt in why.doubts]
     for rollout in why.rollouts[hidden:]:
         parts.extend((Text(""), _failed_rollout(rollout)))
     for found in why.trained_on_rejected:

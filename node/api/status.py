@@ -50,6 +50,26 @@ class RolloutCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class JudgingStatus:
+    """How the run's rules fit: thresholds in doubt, and validators whose scores differ.
+
+    Workers and validators that are named have rollouts among those that are not forgotten.
+    """
+
+    doubts: tuple[str, ...] = ()
+    """What workers are off in together, a line each; nobody is slashed for it meanwhile."""
+    workers: int = 0
+    """Workers with rollouts enough to tell."""
+    workers_off: int = 0
+    """The most of them that are off in one direction in doubt."""
+    rewards_differed: dict[str, int] = field(default_factory=dict)
+    """Rollouts of each worker that were rejected for a reward that differs."""
+    overruled: dict[str, int] = field(default_factory=dict)
+    """Rollouts about whose rewards each validator signed another verdict than the outcome, as far
+    as its verdicts are here."""
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointStatus:
     """One published version: a point of the reward curve."""
 
@@ -242,6 +262,7 @@ class NodeStatus:
     members_by_role: dict[str, int] = field(default_factory=dict)
     rollouts: RolloutCounts = RolloutCounts()
     own_rollouts: RolloutCounts = RolloutCounts()
+    judging: JudgingStatus = JudgingStatus()
     workers: dict[str, RolloutCounts] = field(default_factory=dict)
     """Up to ``LISTED_MAX``: those that committed most, and this node."""
     checkpoints: tuple[CheckpointStatus, ...] = ()

@@ -79,6 +79,8 @@ class Why:
     trained_on_rejected: tuple[TrainedOnRejected, ...]
     forks: tuple[str, ...] = ()
     """As in ``NodeStatus``."""
+    doubts: tuple[str, ...] = ()
+    """As in ``JudgingStatus``."""
 
     def about(self, which: str) -> "Why":
         """Return only what ``which`` names: a commit, a reason, a state or a trainer."""

@@ -21,7 +21,7 @@ from node.local.config import runtime_directories
 from node.local.memory import peak_rss_bytes
 from node.storage.encodings import encode
 from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import Finding, check_claims, decide, read_body
+from protocol.audit import Finding, Past, check_claims, check_rewards, decide, read_body
 from protocol.crypto import digest
 from protocol.manifest import RunManifest
 from protocol.messages import RolloutCommit
@@ -247,13 +247,15 @@ class _Trying:
         sequences = read_body(manifest, commit, body)
         if isinstance(sequences, Finding):
             return sequences
+        finding = check_claims(manifest, commit, sequences)
+        if finding is not None:
+            return finding
         tokens = [one.tokens for one in sequences]
         rewards = await self._task.rewards(rollout.assignments, tokens)
         if isinstance(rewards, Unscorable):
             return Finding("unscorable", rewards.reason)
-        finding = check_claims(manifest, commit, sequences, rewards)
-        if finding is not None:
-            return finding
+        past = Past(PeerId(manifest.genesis.creator))
+        differing = check_rewards(manifest, sequences, rewards, past)
         requests = [
             VerificationRequest(prompt, item.noise_seed, one.tokens, one.logprobs, one.proofs)
             for item, prompt, one in zip(
@@ -262,7 +264,7 @@ class _Trying:
         ]
         temperature = manifest.sampling.temperature
         measurements = await engine.measure(Version(0), requests, temperature)
-        return decide(manifest, measurements, [one.claim for one in requests], ())
+        return decide(manifest, measurements, [one.claim for one in requests], past, differing)
 
     async def _train(self, rollouts: Sequence[_Rollout]) -> tuple[Cost, int]:
         """Take steps as large as those of the run; return their cost and a version's bytes.

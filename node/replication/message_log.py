@@ -7,9 +7,11 @@ replica no longer needs is deleted (``compact``), so the log is as long as the r
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 
 import structlog
 
+from node.storage.state import read_table
 from protocol.messages import ENVELOPE_BYTES_MAX
 from protocol.replica import Replica
 from roles.ports.storage import Delete, Put, StorageFullError, Store
@@ -17,6 +19,14 @@ from roles.ports.storage import Delete, Put, StorageFullError, Store
 log = structlog.get_logger()
 
 _TABLE = "messages"
+
+
+def stored_messages(path: Path) -> list[bytes]:
+    """Return the envelopes in the store at ``path``, also of a node that runs; writes nothing.
+
+    Raises ``ValueError`` for a file that is none.
+    """
+    return [value for _, value in read_table(path, _TABLE) if len(value) <= ENVELOPE_BYTES_MAX]
 
 
 class MessageLog:

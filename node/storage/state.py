@@ -11,6 +11,7 @@ import queue
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -128,6 +129,19 @@ class SqliteStore(Store):
             return
         for commit in batch:
             commit.resolve(error)
+
+
+def read_table(path: Path, table: str) -> list[tuple[bytes, bytes]]:
+    """Return a table of the database at ``path``, which another process may have open.
+
+    Raises ``ValueError`` when it cannot be read.
+    """
+    query = "SELECT key, value FROM entries WHERE name = ? ORDER BY key"
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            return database.execute(query, (table,)).fetchall()
+    except sqlite3.Error as error:
+        raise ValueError(str(error)) from None
 
 
 def _connect(path: Path) -> sqlite3.Connection:

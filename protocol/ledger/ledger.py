@@ -13,12 +13,13 @@ from protocol.ledger.branches import Branches
 from protocol.ledger.chain import Chain, CheckpointEntry, IsLive
 from protocol.ledger.commits import CommitRules, CommitState, Entry, agreed_reason
 from protocol.ledger.counts import Counts
+from protocol.ledger.decisions import Decisions
 from protocol.ledger.demand import Demand
 from protocol.ledger.slots import Slots
 from protocol.ledger.workers import Workers
 from protocol.manifest import RunManifest
 from protocol.messages import Certificate, CheckpointManifest, RolloutCommit, Signed, Verdict
-from protocol.statistics import Sums, agreed
+from protocol.statistics import agreed
 from protocol.types import Digest, PeerId
 
 COMMITS_IN_FLIGHT_MAX = 16
@@ -46,6 +47,7 @@ class Ledger:
         self._slots = Slots()
         self._in_flight: dict[PeerId, dict[Digest, None]] = {}
         self.epoch = 0
+        self._decisions, self._decided_in = Decisions(), (-1, 0, 0, 0)
         self._tidied: tuple[int, int] | None = None
         """Epoch and number of versions when old commits and slots were last forgotten."""
         self.policy_lag_max = 0
@@ -181,17 +183,14 @@ class Ledger:
         """Tell whether a committee has judged ``worker`` for a version, or an older one."""
         return self._workers.was_judged(worker, version)
 
-    def history(self, worker: PeerId) -> list[Sums]:
-        """Return what was measured of the rollouts of ``worker``, the oldest first.
-
-        They are those that are not forgotten: of the last ``4 * expire_after_epochs``.
-        """
-        measured = [
-            (entry.epoch, digest, entry.measured)
-            for digest, entry in self.entries.items()
-            if entry.commit.signer == worker and entry.measured is not None
-        ]
-        return [sums for *_, sums in sorted(measured, key=lambda item: item[:2])]
+    def decisions(self) -> Decisions:
+        """Return the rollouts with a certificate, sorted once for each change of outcomes."""
+        totals = self.totals
+        state = self.epoch, totals.certified, totals.rejected, len(self.entries)
+        if state != self._decided_in:
+            self._decided_in = state
+            self._decisions = Decisions.of(self._manifest.toploc, self.entries)
+        return self._decisions
 
     # Outcomes
 

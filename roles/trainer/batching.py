@@ -189,8 +189,7 @@ class Batching:
         if isinstance(sequences, Finding):
             return None
         assignments = assign(context.manifest, checkpoint.digest, entry.commit.signer, message.slot)
-        own = [item.reward for item in sequences]
-        if check_claims(context.manifest, message, sequences, own) is not None:
+        if check_claims(context.manifest, message, sequences) is not None:
             return None  # a committee may have certified what the model cannot compute
         prompts = await self._task.prompts(assignments)
         rewards = await self._task.rewards(assignments, [item.tokens for item in sequences])

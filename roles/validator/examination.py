@@ -3,7 +3,16 @@
 import structlog
 
 from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import Finding, audited, check_claims, decide, read_body
+from protocol.audit import (
+    LIES,
+    Finding,
+    Past,
+    audited,
+    check_claims,
+    check_rewards,
+    decide,
+    read_body,
+)
 from protocol.messages import RolloutCommit, Signed
 from protocol.rollout import RolloutSequence
 from protocol.types import Digest, Version
@@ -51,18 +60,25 @@ class Examination:
         sequences = read_body(manifest, commit.message, body)
         if isinstance(sequences, Finding):
             return sequences
+        finding = check_claims(manifest, commit.message, sequences)
+        if finding is not None:
+            return finding
         assignments = assign(
             manifest, Digest(commit.message.checkpoint), commit.signer, commit.message.slot
         )
         rewards = await self._task.rewards(assignments, [item.tokens for item in sequences])
         if isinstance(rewards, Unscorable):
             return rewards
-        finding = check_claims(manifest, commit.message, sequences, rewards)
-        if finding is not None:
-            return finding
+        differing = check_rewards(manifest, sequences, rewards, self._past(commit))
+        if differing is not None and differing.reason in LIES:
+            return differing
         if not await self._load(commit):
             return None
-        return await self._measure(commit, sequences, assignments)
+        return await self._measure(commit, sequences, assignments, differing)
+
+    def _past(self, commit: Signed[RolloutCommit]) -> Past:
+        decisions, worker = self._context.replica.ledger.decisions(), commit.signer
+        return Past(worker, decisions.workers.get(worker, ()), decisions.fit)
 
     async def _load(self, commit: Signed[RolloutCommit]) -> bool:
         """Give the engine the policy of ``commit``; False when that is not possible."""
@@ -89,6 +105,7 @@ class Examination:
         commit: Signed[RolloutCommit],
         sequences: list[RolloutSequence],
         assignments: list[SequenceAssignment],
+        differing: Finding | None,
     ) -> Finding | None:
         manifest = self._context.manifest
         beacon = self._context.replica.electorate.beacon(commit.message.epoch + 1)
@@ -110,5 +127,5 @@ class Examination:
         except LookupError:  # the engine keeps fewer policies than we thought
             self._loaded.clear()
             return None
-        history = self._context.replica.ledger.history(commit.signer)
-        return decide(manifest, measurements, [one.claim for one in requests], history)
+        claims = [one.claim for one in requests]
+        return decide(manifest, measurements, claims, self._past(commit), differing)

@@ -56,6 +56,9 @@ class ValidatorFlow:
         self._unscorable: dict[Digest, None] = {}
         """Commits of rollouts that we give no verdict on."""
         self._failures = Failures(context, "validator")
+        self._doubts: tuple[str, ...] = ()
+        """Directions of the run's rules that were in doubt in the epoch that follows."""
+        self._doubts_told_in = -1
         self._delivered: dict[Digest, dict[PeerId, None]] = {}
         self._sending: dict[tuple[Digest, PeerId], asyncio.Task[None]] = {}
         self._decided_at: dict[Digest, float] = {}
@@ -70,6 +73,7 @@ class ValidatorFlow:
             while True:
                 seen = context.changes.count
                 self._forget()
+                self._tell_doubts()
                 for entry in self._due():
                     await self._attend(entry)
                 await context.tick(seen)
@@ -78,6 +82,21 @@ class ValidatorFlow:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _tell_doubts(self) -> None:
+        """Log when thresholds begin or cease to be in doubt, looking once an epoch."""
+        context, epoch = self._context, self._context.epoch()
+        if epoch == self._doubts_told_in:
+            return
+        self._doubts_told_in = epoch
+        doubts = {one.direction: one for one in context.replica.ledger.decisions().fit.misfits}
+        for direction, doubt in doubts.items():
+            if direction not in self._doubts:
+                log.warning("rule in doubt", direction=direction, detail=str(doubt))
+        for direction in self._doubts:
+            if direction not in doubts:
+                log.info("rule no longer in doubt", direction=direction)
+        self._doubts = tuple(doubts)
 
     def _due(self) -> list[Entry]:
         """Return the commits in which we may have a part now.

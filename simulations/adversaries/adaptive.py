@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from typing_extensions import override
 
-from protocol.audit import decide
+from protocol.audit import Past, decide
 from protocol.manifest import RunManifest
 from protocol.rng import Rng
 from protocol.statistics import Measurement, Sums, of_rollout
@@ -105,11 +105,12 @@ class AdaptiveGeneration(PassingGeneration):
             return made
         found = await self._measured(requests, made, temperature)
         claims = [one.claim for one in claims_of(requests, made)]
+        past = Past.of(self._history)
         for choice in await self._choices(requests, made, temperature):
             tried, told = [*found], [*claims]
             tried[choice.place] = choice.measurement
             told[choice.place] = requests[choice.place].prompt, choice.generation.tokens
-            if decide(self._manifest, tried, told, [*self._history]).accept:
+            if decide(self._manifest, tried, told, past).accept:
                 found, claims, made[choice.place] = tried, told, choice.generation
         self._history.append(of_rollout(found, claims))
         return made

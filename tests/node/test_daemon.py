@@ -184,7 +184,7 @@ def test_a_dishonest_worker_is_found_out_slashed_and_never_learned_from(reason):
     assert counts.certified == 0
     assert counts.trained == 0
     # The commits that were in flight with the first rejected one may be rejected or expire.
-    assert set(counts.rejected_reasons) <= {reason, "format", "reward", "history"}
+    assert set(counts.rejected_reasons) <= {reason, "format", "reward", "history", "reward-history"}
     assert counts.rejected_reasons[reason] > 0
     assert status.rollouts.rejected == counts.rejected
     assert why.slashed

@@ -5,8 +5,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from protocol.audit import ACCEPTED, HISTORY_ROLLOUTS_MIN, LIES, audited, check_claims, decide
+from protocol.audit import (
+    ACCEPTED,
+    HISTORY_ROLLOUTS_MIN,
+    LIES,
+    Past,
+    audited,
+    check_claims,
+    check_rewards,
+    decide,
+)
 from protocol.crypto import digest
+from protocol.fit import Decided, Fit, WorkerFit
 from protocol.rollout import RolloutSequence
 from protocol.statistics import (
     STATISTICS,
@@ -48,8 +58,10 @@ def shifted(name, mean, tokens=1000, chunks=32) -> Measurement:
     return replace(FLAWLESS, sums=replace(sums, values=tuple(values)))
 
 
-def decided(*measurements, claims=None, history=()):
-    return decide(MANIFEST, measurements, claims or range(len(measurements)), history)
+def decided(*measurements, claims=None, history=(), past=None, rewards=None):
+    past = Past.of(history) if past is None else past
+    claims = claims or range(len(measurements))
+    return decide(MANIFEST, measurements, claims, past, rewards)
 
 
 # Which sequences are measured
@@ -82,20 +94,18 @@ def test_every_sequence_is_audited_equally_often():
 
 
 @pytest.mark.parametrize(
-    ("sequences", "rewards", "reason"),
+    ("sequences", "reason"),
     [
-        ([ENDED, FULL], [100, 200], None),
-        ([ENDED, ENDED], [100, 100], "format"),  # six tokens where eleven were promised
-        ([RolloutSequence((32, 6, 1), (), 100, ()), FULL], [100, 200], "format"),
-        ([RolloutSequence((-1, 6, 1), (), 100, ()), FULL], [100, 200], "format"),
-        ([RolloutSequence((1, 6, 1), (), 100, ()), FULL], [100, 200], "format"),
-        ([ENDED, FULL], [100, 201], "reward"),
-        ([ENDED, FULL], [0, 200], "reward"),
-        ([RolloutSequence((5, 6, 7), (), 100, ()), FULL], [100, 200], "termination"),
+        ([ENDED, FULL], None),
+        ([ENDED, ENDED], "format"),  # six tokens where eleven were promised
+        ([RolloutSequence((32, 6, 1), (), 100, ()), FULL], "format"),
+        ([RolloutSequence((-1, 6, 1), (), 100, ()), FULL], "format"),
+        ([RolloutSequence((1, 6, 1), (), 100, ()), FULL], "format"),
+        ([RolloutSequence((5, 6, 7), (), 100, ()), FULL], "termination"),
     ],
 )
-def test_claims(sequences, rewards, reason):
-    finding = check_claims(MANIFEST, COMMIT.message, sequences, rewards)
+def test_claims(sequences, reason):
+    finding = check_claims(MANIFEST, COMMIT.message, sequences)
     assert reason == (finding and finding.reason)
 
 
@@ -108,13 +118,13 @@ def test_any_of_several_end_tokens_ends_a_sequence_and_all_end_it(tokens, reason
     model = MANIFEST.model.model_copy(update={"config": config})
     manifest = MANIFEST.model_copy(update={"model": model})
     sequences = [RolloutSequence(tokens, (), 100, ()), FULL]
-    finding = check_claims(manifest, COMMIT.message, sequences, [100, 200])
+    finding = check_claims(manifest, COMMIT.message, sequences)
     assert reason == (finding and finding.reason)
 
 
 def test_a_full_sequence_may_end_on_its_last_token():
     ended = RolloutSequence((*FULL.tokens[:-1], 1), FULL.logprobs, 200, ())
-    assert check_claims(MANIFEST, COMMIT.message, [ENDED, ended], [100, 200]) is None
+    assert check_claims(MANIFEST, COMMIT.message, [ENDED, ended]) is None
 
 
 # Single values
@@ -124,12 +134,13 @@ def test_a_full_sequence_may_end_on_its_last_token():
     ("bad", "reason"),
     [
         (unmeasured("count of chunk 0"), "format"),
-        (of(ChunkResult(5, 1.0, 1.0)), "computation"),
-        (of(ChunkResult(0, 33.0, 1.0)), "computation"),
-        (of(ChunkResult(0, 1.0, 33.0)), "computation"),
-        (of(ChunkResult(0, NAN, 1.0)), "computation"),
-        (of(ChunkResult(0, 1.0, NAN)), "computation"),
-        (of(ChunkResult(0, INFINITE, INFINITE)), "computation"),
+        (of(ChunkResult(5, 1.0, 1.0)), "proofs"),
+        (of(ChunkResult(0, 33.0, 1.0)), "proofs"),
+        (of(ChunkResult(0, 1.0, 33.0)), "proofs"),
+        (of(ChunkResult(0, NAN, 1.0)), "proofs"),
+        (of(ChunkResult(0, 1.0, NAN)), "proofs"),
+        (of(ChunkResult(0, INFINITE, INFINITE)), "proofs"),
+        (of(ChunkResult(RULES.top_k, INFINITE, INFINITE)), "proofs"),
         (of(error=2e-3), "logprobs"),
         (of(error=-2e-3), "logprobs"),
         (of(error=INFINITE), "logprobs"),
@@ -149,8 +160,106 @@ def test_one_bad_sequence_is_found_wherever_it_stands(bad, reason, place):
 
 
 def test_only_what_cannot_be_an_accident_is_a_lie():
-    assert {"format", "reward", "termination", "computation", "history"} == LIES
+    assert {"format", "termination", "computation", "history", "reward-history"} == LIES
     assert decided(of()).reason == ACCEPTED
+
+
+LEAST = int(0.75 * RULES.top_k) + 1
+"""Exponents of a chunk that differ where states have nothing to do with each other."""
+
+
+@pytest.mark.parametrize(
+    ("mismatches", "bad", "reason"),
+    [
+        (RULES.exponent_mismatches_max, 3, ACCEPTED),
+        (RULES.exponent_mismatches_max + 1, 3, "proofs"),
+        (LEAST - 1, 3, "proofs"),  # another kernel, a quantised cache, the step before
+        (LEAST, 1, "proofs"),  # a bit that fell over in one sequence
+        (LEAST, 2, "computation"),
+        (RULES.top_k, 3, "computation"),
+    ],
+)
+def test_only_states_of_something_else_in_most_sequences_are_a_lie_at_once(mismatches, bad, reason):
+    wrong, right = replace(FLAWLESS, extremes=Extremes(mismatches, 0, 0, 0, 0)), FLAWLESS
+    assert decided(*[wrong] * bad, *[right] * (3 - bad)).reason == reason
+
+
+# Rewards
+
+
+def rewarded(*claimed) -> list[RolloutSequence]:
+    return [replace(ENDED, reward=reward) for reward in claimed]
+
+
+def outcomes(*reasons) -> list[Decided]:
+    return [Decided(reason == ACCEPTED, reason, FLAWLESS.sums) for reason in reasons]
+
+
+OFF = frozenset({"reward"})
+
+
+def compared(claimed, own, *reasons, others=1, alike=0, **credit):
+    """Compare rewards beside ``others`` that fit and workers that are off ``alike``."""
+    manifest = run_manifest(credit=credit) if credit else MANIFEST
+    workers = [WorkerFit(f"fits {n}") for n in range(others)]
+    workers += [WorkerFit(f"off {n}", OFF) for n in range(alike)]
+    past = Past("worker", outcomes(*reasons), Fit((WorkerFit("worker", OFF), *workers)))
+    return check_rewards(manifest, rewarded(*claimed), own, past)
+
+
+def test_equal_rewards_are_no_finding():
+    assert compared([0, 100, 0], [0, 100, 0]) is None
+
+
+@pytest.mark.parametrize("own", [[0, 100, 1], [1, 99, 1]])
+def test_rewards_that_differ_reject_a_rollout_that_is_exact_otherwise(own):
+    found = compared([0, 100, 0], own)
+    assert (found.reason, found.accept) == ("reward", False)
+    assert ("3 of 3 differ" in found.detail) == (own[0] == 1)
+    finding = decided(FLAWLESS, rewards=found)
+    assert (finding.reason, finding.detail) == ("reward", found.detail)
+    assert finding.sums == FLAWLESS.sums, "what was measured is stated as ever"
+
+
+@pytest.mark.parametrize(
+    ("measurement", "reason"),
+    [
+        (unmeasured("count of chunk 0"), "format"),
+        (replace(FLAWLESS, extremes=Extremes(RULES.top_k, 0, 0, 0, 0)), "computation"),
+        (of(gap=1.0), "sampling"),
+    ],
+)
+def test_what_else_is_wrong_is_said_instead_of_rewards(measurement, reason):
+    assert decided(measurement, rewards=compared([0], [1])).reason == reason
+
+
+def test_more_disagreements_than_honest_machines_have_are_a_lie():
+    """One rollout in a thousand: five in a row, or seven of the last 64."""
+    reasons = [compared([0], [1], *["reward"] * count).reason for count in range(6)]
+    assert reasons == ["reward"] * 4 + ["reward-history"] * 2
+    for before, reason in ((5, "reward"), (6, "reward-history")):
+        good = [ACCEPTED] * (RULES.history_rollouts - 1 - before)
+        for last in ([*good, *["reward"] * before], [*["reward"] * before, *good]):
+            assert compared([0], [1], *last).reason == reason
+            assert compared([0], [1], "reward", *last).reason == reason, "one too old to count"
+
+
+def test_the_manifest_says_how_often_honest_rewards_differ():
+    often = {"reward_disagreement_rate": 0.1}
+    assert compared([0], [1], *["reward-history"] * 6, **often).reason == "reward"
+    assert compared([0], [1], reward_disagreement_rate=0.0).reason == "reward-history"
+
+
+def test_a_worker_is_not_ended_where_others_disagree_as_well_or_nobody_else_is_there():
+    many = ["reward"] * 20
+    for others, alike, reason in (
+        (0, 0, "reward"),
+        (0, 3, "reward"),
+        (2, 1, "reward"),  # two of four
+        (3, 1, "reward-history"),
+        (1, 0, "reward-history"),
+    ):
+        assert compared([0], [1], *many, others=others, alike=alike).reason == reason
 
 
 # Statistics of one rollout and of many
@@ -178,7 +287,7 @@ def test_one_tie_that_all_equal_answers_have_is_one_deviation():
 def test_no_equal_answer_hides_a_bad_one():
     good, bad = of(), of(ChunkResult(MANIFEST.toploc.exponent_mismatches_max + 1, 1.0, 1.0))
     for group in ([bad, good, good], [good, good, bad]):
-        assert decided(*group, claims=["equal"] * 3).reason == "computation"
+        assert decided(*group, claims=["equal"] * 3).reason == "proofs"
     drawn = [of(gap=9e-4)] * 16  # which no limit of a single one forbids, and nobody has 16 times
     assert decided(*drawn, claims=["equal"] * 16).reason == "statistics"
 
@@ -203,6 +312,25 @@ def test_few_rollouts_are_no_history_however_bad():
     few = [off.sums] * (HISTORY_ROLLOUTS_MIN - 2)
     assert decided(off, history=few).reason == "statistics"
     assert decided(off, history=[*few, off.sums]).reason == "history"
+
+
+def test_a_history_ends_nobody_while_the_thresholds_are_in_doubt():
+    off = shifted("sampling_gap", 3e-7)
+    rollouts = [Decided(accepted=True, reason=ACCEPTED, measured=off.sums)] * 30
+    alike = WorkerFit("other", frozenset({"sampling_gap"}))
+    elsewhere = WorkerFit("other", frozenset({"mantissa_error"}))
+    me, fits = WorkerFit("worker", frozenset({"sampling_gap"})), WorkerFit("third")
+    for others, reason in (
+        ((), "statistics"),
+        ((alike,), "statistics"),
+        ((alike, fits), "statistics"),
+        ((elsewhere, fits), "history"),
+        ((fits,), "history"),
+    ):
+        past = Past("worker", rollouts, Fit((me, *others)))
+        finding = decided(off, past=past)
+        assert (finding.reason, finding.accept) == (reason, False)
+        assert "over 31 rollouts" in finding.detail
 
 
 def test_only_the_last_rollouts_are_judged_together():

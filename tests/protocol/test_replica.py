@@ -131,7 +131,7 @@ def test_only_what_is_wrong_for_everyone_is_blamed_on_its_carrier():
 def test_the_outcome_of_a_commit_that_comes_after_its_worker_is_slashed_is_taken():
     rejection = WORLD.certificate(COMMIT, accepted=False, escalated=True)
     target = replica(COMMIT, rejection)
-    assert target.ledger.entries[COMMIT.digest].reason == "reward"
+    assert target.ledger.entries[COMMIT.digest].reason == "computation"
     successor = WORLD.commit(WORKER, 1, COMMIT.digest)
     take(target, successor)
     take(target, WORLD.certificate(successor, accepted=False, escalated=True))

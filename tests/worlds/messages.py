@@ -175,7 +175,7 @@ class World:
         return self.complete[epoch].committee(commit)
 
     def verdict(self, signer, commit, *, accept=True, **changes) -> Signed[Verdict]:
-        reason = "accepted" if accept else "reward"
+        reason = "accepted" if accept else "computation"
         fields = {"commit": commit.digest, "accept": accept, "reason": reason}
         return self.sealed(Verdict(**fields | changes), signer)
 

@@ -11,6 +11,7 @@ import typer
 from node import completion
 from node.cli.commands.context import print_json, print_rich
 from node.cli.commands.progress import progress_of
+from node.cli.commands.recalibrate import recalibrate
 from node.cli.options import Json
 from node.founding.calibration import MARGIN, MINUTES, CalibrationPlan
 from node.founding.creation import CALIBRATION, MANIFEST, Creation, Members, Rows, staging
@@ -159,6 +160,9 @@ def show(
         print_json(_values(signed.manifest, needs))
     else:
         _show(signed.manifest, needs)
+
+
+app.command()(recalibrate)
 
 
 @contextmanager

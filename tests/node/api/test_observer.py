@@ -168,7 +168,7 @@ def test_a_slashed_worker_says_so():
     assert why.slashed
     (rollout,) = why.rollouts
     assert rollout.commit == commit.digest.hex()
-    assert rollout.reason == "reward"
+    assert rollout.reason == "computation"
     assert len(rollout.verdicts) == WORLD.committee(commit).quorum
     assert rollout.certificate is not None
 

@@ -32,7 +32,7 @@ def offer(result, version, *live):
     return result.offer_checkpoint(version, 0.0, peers.__contains__)
 
 
-def settle(result, commit, *, accepted=True, reason="reward") -> None:
+def settle(result, commit, *, accepted=True, reason="computation") -> None:
     """Settle a commit; what a certificate must hold to be believed is the replica's matter."""
     message = Certificate(
         commit=commit.digest, escalated=not accepted, accepted=accepted, verdicts=(b"",)
@@ -197,7 +197,7 @@ def test_certified_rejected_and_expired_are_counted_for_worker_and_run():
     counts = result.workers[WORKER.peer_id]
     assert (counts.committed, counts.certified, counts.rejected, counts.expired) == (3, 1, 1, 1)
     assert counts.tokens_certified == 10
-    assert counts.reasons == {"reward": 1}
+    assert counts.reasons == {"computation": 1}
     assert (result.totals.committed, result.totals.expired) == (4, 2)
     assert result.in_flight(WORKER.peer_id) == 0
     result.advance(EXPIRE + 1)
@@ -235,15 +235,17 @@ def test_of_contradicting_outcomes_one_wins_whichever_came_first(order):
     certificates = outcomes(chain[0])
     highest = -1
     for place in order:
-        assert result.offer_certificate(certificates[place], found("reward")) is (place > highest)
+        assert result.offer_certificate(certificates[place], found("computation")) is (
+            place > highest
+        )
         highest = max(highest, place)
-        assert result.offer_certificate(certificates[place], found("reward")) is False
+        assert result.offer_certificate(certificates[place], found("computation")) is False
     entry = result.entries[chain[0].digest]
     assert (entry.state, entry.certificate) == (CommitState.REJECTED, certificates[2])
     counts = result.workers[WORKER.peer_id]
     assert (counts.certified, counts.rejected, counts.tokens_certified) == (1, 1, 10)
     assert counts == result.totals
-    assert counts.reasons == {"reward": 1}
+    assert counts.reasons == {"computation": 1}
     assert result.slashed(WORKER.peer_id)
     assert [item.commit for item in result.usable()] == [chain[1]]
     assert result.in_flight(WORKER.peer_id) == 0
@@ -256,7 +258,7 @@ def test_a_version_stays_when_what_it_learned_from_is_rejected_after_all():
     assert result.offer_certificate(accepted, found()) is True
     assert trained(result, commit) is True
     assert result.trained_on_rejected == []
-    assert result.offer_certificate(rejected, found("reward")) is True
+    assert result.offer_certificate(rejected, found("computation")) is True
     assert result.version == 1
     assert [entry.commit for entry in result.trained_on_rejected] == [commit]
     assert (result.totals.trained, result.totals.rejected) == (1, 1)
@@ -291,7 +293,7 @@ def test_a_rollout_that_is_only_improbable_costs_no_more_than_itself():
     assert result.slashed(WORKER.peer_id)
 
 
-def test_the_history_of_a_worker_is_what_was_measured_of_it_by_epoch():
+def test_the_decided_rollouts_of_a_worker_come_with_what_was_measured_by_epoch():
     late, early = WORLD.commit(WORKER, epoch=2), WORLD.commit(WORKER, epoch=1, tokens=20)
     unmeasured, other = (
         WORLD.commit(WORKER, epoch=1, slot=1, previous=late.digest),
@@ -304,11 +306,14 @@ def test_the_history_of_a_worker_is_what_was_measured_of_it_by_epoch():
         signed = WORLD.sealed(message, WORLD.validators[0])
         assert result.offer_certificate(signed, verdicts) is True
     settle(result, unmeasured, accepted=False)
-    history = result.history(WORKER.peer_id)
-    assert [(sums.tokens, sums.chunks, sums.means[0]) for sums in history] == [
+    known = result.decisions().workers
+    assert [one.reason for one in known[WORKER.peer_id] if not one.accepted] == ["computation"]
+    measured = [one.measured for one in known[WORKER.peer_id] if one.measured is not None]
+    assert [(sums.tokens, sums.chunks, sums.means[0]) for sums in measured] == [
         (20, 4, 2.0),
         (10, 4, 3.0),
     ]
+    assert len(known[OTHER.peer_id]) == 1
 
 
 def test_what_a_slashed_worker_commits_to_is_heard_and_counts_for_nothing():

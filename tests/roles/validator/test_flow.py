@@ -3,6 +3,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import pytest
+from structlog.testing import capture_logs
 
 from protocol.assignment import assign
 from protocol.crypto import digest
@@ -110,7 +111,6 @@ def bodies(count):
         "format": b"no body",
         "format ": encode_body([GOOD] * (count - 1)),
         "format  ": encode_body([RolloutSequence(out, (-0.5, -0.5), 0, ())] * count),
-        "reward": encode_body([RolloutSequence((7, END), (-0.5, -0.5), 1_000_000, ())] * count),
         "termination": encode_body(
             [RolloutSequence((ANSWER, 7), (-0.5, -0.5), 1_000_000, ())] * count
         ),
@@ -129,6 +129,100 @@ def test_what_needs_no_model_is_found_without_one(tmp_path, reason):
         await world.stop()
 
     run_virtual(scenario())
+
+
+WRONG = replace(GOOD, tokens=(7, END))
+"""Earns nothing, whatever it claims."""
+
+
+def test_a_reward_that_differs_is_rejected_after_the_rest_was_found_exact(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.run(world.flow)
+        commit = world.commit(encode_body([GOOD, GOOD, WRONG, GOOD]))
+        await world.rest(EPOCH_SECONDS + 2)
+        (verdict,) = world.verdicts
+        assert (verdict.accept, verdict.reason) == (False, "reward")
+        assert "sequence 2: claimed 1, recomputed 0" in verdict.detail
+        assert len(verdict.means) == 8, "and what was measured is stated"
+        settle(world, commit, "reward")
+        assert not world.replica.ledger.slashed(commit.signer)
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_reward_that_differs_is_no_excuse_for_other_weights(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        world.engine.honest = False
+        world.run(world.flow)
+        world.commit(encode_body([WRONG] * 4))
+        await world.rest(EPOCH_SECONDS + 2)
+        assert [item.reason for item in world.verdicts] == ["computation"]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def settle(world, commit, reason="accepted"):
+    """Give a commit its outcome, as a committee would."""
+    accepted = reason == "accepted"
+    certificate = world.world.certificate(commit, accepted=accepted, escalated=not accepted)
+    measured = {"chunks": 1, "means": (0,) * 8}
+    assert world.replica.ledger.offer_certificate(certificate, found(reason, **measured))
+
+
+@pytest.mark.parametrize("others", ["exact", "alike"])
+def test_rewards_that_differ_again_and_again_end_a_worker_that_is_alone_with_it(tmp_path, others):
+    async def scenario():
+        world = World(tmp_path)
+        liar, other, _ = world.world.workers
+        ends = others == "exact"
+        for signer, reason in ((liar, "reward"), (other, "accepted" if ends else "reward")):
+            for _ in range(4):
+                settle(world, world.commit(signer=signer, **following(world, signer)), reason)
+        assert not world.replica.ledger.slashed(liar.peer_id)
+        world.run(world.flow)
+        fifth = world.commit(encode_body([WRONG] * 4), liar, **following(world, liar))
+        await world.rest(EPOCH_SECONDS + 2)
+        (verdict,) = world.verdicts
+        assert verdict.reason == ("reward-history" if ends else "reward")
+        assert bool(world.engine.measured) is not ends, "a lie needs no model"
+        settle(world, fifth, verdict.reason)
+        assert world.replica.ledger.slashed(liar.peer_id) is ends
+        assert not world.replica.ledger.slashed(other.peer_id)
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def test_a_rule_in_doubt_is_logged_once_and_when_it_is_over(tmp_path):
+    async def scenario():
+        world = World(tmp_path)
+        with capture_logs() as logs:
+            world.run(world.flow)
+            for signer in world.world.workers[:2]:
+                for _ in range(2):
+                    settle(world, world.commit(signer=signer, **following(world, signer)), "reward")
+            await world.rest(3 * EPOCH_SECONDS)
+            for signer in world.world.workers[:2]:
+                for _ in range(3):
+                    settle(world, world.commit(signer=signer, **following(world, signer)))
+            await world.rest(2 * EPOCH_SECONDS)
+        told = [one for one in logs if one["event"].startswith("rule ")]
+        assert [(one["event"], one["direction"]) for one in told] == [
+            ("rule in doubt", "reward"),
+            ("rule no longer in doubt", "reward"),
+        ]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
+def following(world, worker):
+    number, previous = world.replica.ledger.next_slot(worker.peer_id, 0)
+    return {"slot": number, "previous": previous}
 
 
 def test_a_wrong_computation_is_rejected_by_the_larger_committee(tmp_path):
@@ -175,9 +269,7 @@ def test_a_reject_brings_the_larger_committee_in_at_once(tmp_path):
 
 
 def slot(world, n):
-    worker = world.world.workers[n % 3]
-    number, previous = world.replica.ledger.next_slot(worker.peer_id, 0)
-    return {"slot": number, "previous": previous}
+    return following(world, world.world.workers[n % 3])
 
 
 def test_a_stored_verdict_is_never_given_again(tmp_path):
@@ -792,8 +884,14 @@ def test_a_reward_below_zero_is_recomputed_and_prompts_say_the_length(tmp_path):
         verdicts = {item.commit: item.reason for item in world.verdicts}
         assert sorted(verdicts.values()) == ["accepted", "reward"]
         assert verdicts[honest.digest] == "accepted"
-        items = assign(world.manifest, honest.message.checkpoint, honest.signer, 0)
-        assert world.engine.prompts == [Task().prompt(item.problem_seed, 60) for item in items]
+        asked = [
+            [Task().prompt(item.problem_seed, 60) for item in items]
+            for items in (
+                assign(world.manifest, honest.message.checkpoint, one.peer_id, 0)
+                for one in world.world.workers[:2]
+            )
+        ]
+        assert world.engine.prompts in asked
         await world.stop()
 
     run_virtual(scenario())

@@ -146,7 +146,7 @@ async def test_rollouts_come_page_by_page_the_newest_first(node):
     node.hear(*commits, rejected, WORLD.certificate(rejected, accepted=False, escalated=True))
     first = await node.source.rollouts(RolloutQuery(limit=4))
     assert [row.slot for row in first.rows] == [0, 4, 3, 2]
-    assert (first.total, first.older, first.reasons) == (6, first.rows[-1].commit, ("reward",))
+    assert (first.total, first.older, first.reasons) == (6, first.rows[-1].commit, ("computation",))
     rest = await node.source.rollouts(RolloutQuery(limit=4, after=first.older))
     assert ([row.slot for row in rest.rows], rest.older) == ([1, 0], "")
     bad = await node.source.rollouts(RolloutQuery(state="rejected"))

@@ -1,0 +1,48 @@
+"""How the run's rules fit its workers and validators, as a status has it."""
+
+from collections import Counter
+
+from node.api.status import LISTED_MAX, JudgingStatus
+from protocol.fit import REWARDS
+from protocol.ledger.commits import CommitState, Entry
+from protocol.messages import Verdict
+from protocol.replica import Replica
+
+
+def judging_status(replica: Replica) -> JudgingStatus:
+    """Return what the decided rollouts say of thresholds and of scores."""
+    fit = replica.ledger.decisions().fit
+    misfits = fit.misfits
+    return JudgingStatus(
+        doubts=tuple(map(str, misfits)),
+        workers=len(fit.workers),
+        workers_off=misfits[0].workers if misfits else 0,
+        rewards_differed=dict(_differed(replica).most_common(LISTED_MAX)),
+        overruled=dict(sorted(_overruled(replica).items())),
+    )
+
+
+def _differed(replica: Replica) -> Counter[str]:
+    return Counter(
+        entry.commit.signer
+        for entry in replica.ledger.entries.values()
+        if entry.state is CommitState.REJECTED and entry.reason in REWARDS
+    )
+
+
+def _overruled(replica: Replica) -> Counter[str]:
+    """Count the verdicts that the outcome contradicts because of a score, by their signers."""
+    entries = replica.ledger.entries
+    return Counter(
+        str(signer)
+        for commit, tally in replica.tallies.items()
+        if (entry := entries.get(commit)) is not None and entry.certificate is not None
+        for signer, verdict in tally.verdicts.items()
+        if _contradicts(verdict.message, entry)
+    )
+
+
+def _contradicts(verdict: Verdict, entry: Entry) -> bool:
+    accepted = entry.state is CommitState.CERTIFIED
+    scored = entry.reason if verdict.accept else verdict.reason
+    return verdict.accept is not accepted and scored in REWARDS

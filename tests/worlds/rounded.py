@@ -1,0 +1,75 @@
+"""Recorded honest engines, judged as a ledger of one run would have it."""
+
+from dataclasses import dataclass, field
+
+from protocol.audit import Finding, Past, decide
+from protocol.fit import Decided, fit_of
+from protocol.rng import Rng
+from protocol.statistics import measured
+from simulations.ports.rounding import CHUNK_TOKENS, Rounding, recorded
+from simulations.scenario.scenario import load_scenario
+from tests.worlds.messages import run_manifest
+
+ROUNDING = load_scenario("rounding").recipe().toploc.model_dump()
+"""Thresholds that fit the recorded engines, of bf16."""
+
+OTHER_MODEL = ROUNDING | {
+    "honest": {
+        name: value | {"mean": value["mean"] / 20, "variance": value["variance"] / 400}
+        for name, value in ROUNDING["honest"].items()
+    }
+}
+"""As of a model whose engines are twenty times nearer to each other."""
+
+OTHER_PRECISION = run_manifest().toploc.model_dump() | {"top_k": 128}
+"""Of fp32: every single value is beyond its limit, too."""
+
+SEQUENCES = 4
+TOKENS = SEQUENCES * 8 * CHUNK_TOKENS
+"""Of a rollout."""
+
+
+def under(thresholds):
+    return run_manifest(toploc=thresholds)
+
+
+@dataclass
+class Judged:
+    """Workers whose rollouts were judged in turn, and the findings of each."""
+
+    manifest: object
+    workers: int
+    distort: object = lambda _worker, own: own
+    seed: str = "rounded"
+    findings: dict[str, list[Finding]] = field(default_factory=dict)
+
+    def __post_init__(self):
+        rng = Rng(bytes(32)).child(self.seed)
+        self._rounding = Rounding(recorded("rounding-bf16"), rng)
+        self.findings = {f"worker {n}": [] for n in range(self.workers)}
+
+    def examined(self, worker) -> Finding:
+        """Return what one validator finds of one more rollout."""
+        claimed = [-0.5] * (8 * CHUNK_TOKENS)
+        own = [self.distort(worker, self._rounding.recomputed(claimed)) for _ in range(SEQUENCES)]
+        rules = self.manifest.toploc
+        sequences = [measured(rules, claimed, one) for one in own]
+        past = Past(worker, self.decided[worker], fit_of(rules, self.decided))
+        return decide(self.manifest, sequences, range(SEQUENCES), past)
+
+    def judge(self, rounds) -> "Judged":
+        for _ in range(rounds):
+            for worker, found in self.findings.items():
+                found.append(self.examined(worker))
+        return self
+
+    @property
+    def decided(self) -> dict[str, list[Decided]]:
+        return {
+            worker: [Decided(one.accept, one.reason, one.sums) for one in found]
+            for worker, found in self.findings.items()
+        }
+
+    @property
+    def reasons(self) -> set[str]:
+        return {one.reason for found in self.findings.values() for one in found}
