@@ -207,7 +207,8 @@ class Replica:
             **self.ledger.sizes(),
             **self.roster.sizes(),
             "stranger_commits": len(self.stranger_commits),
-            "waiting": max(map(len, (self._early_certificates, self._early_verdicts, self._late))),
+            "waiting": max(len(one) for one in (self._early_certificates, self._early_verdicts)),
+            "old_commits": len(self._late),
         }
 
     @property

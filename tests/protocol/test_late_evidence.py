@@ -3,7 +3,6 @@
 import pytest
 
 from protocol import late_evidence
-from protocol import replica as replica_module
 from protocol.crypto import digest
 from protocol.replica import Replica
 from protocol.types import ValidationResult
@@ -126,6 +125,7 @@ def test_an_invented_rejection_proves_nothing(name, joined_epoch):
     changes = {"accepted": False, "escalated": True} | rejections()[name]
     certificate = WORLD.certificate(LIE, **changes)
     assert not learns(target, LIE, certificate)
+    assert target.ledger.totals.committed == 0, "nor counts each time that it is handed over"
     assert not target.behind, "it is not waited for"
     assert learns(target, LIE, REJECTION), "and displaces nothing"
 
@@ -172,7 +172,7 @@ def test_a_run_that_does_not_slash_keeps_no_evidence():
     world = World(run_manifest(credit={"slash": False}))
     target = world.replica(roster_at=None)
     synchronise(target, *(world.commit(WORKER, tokens=tokens) for tokens in (10, 11)))
-    assert target.sizes()["waiting"] == 0
+    assert target.sizes()["old_commits"] == 0
     assert target.ledger.proofs() == []
 
 
@@ -186,7 +186,6 @@ def forks(count):
 
 
 def test_old_commits_that_wait_are_bounded_and_forgotten(monkeypatch):
-    assert late_evidence.OLD_COMMITS_MAX <= replica_module.WAITING_MAX, "as the status says"
     monkeypatch.setattr(late_evidence, "OLD_COMMITS_MAX", 16)
     target = late()
     synchronise(target, LIE)
@@ -195,13 +194,13 @@ def test_old_commits_that_wait_are_bounded_and_forgotten(monkeypatch):
             target,
             WORLD.commit(OTHER, body=digest(b"%d" % number), slot=number + 1, previous=bytes(32)),
         )
-    assert target.sizes()["waiting"] == 16
+    assert target.sizes()["old_commits"] == 16
     assert target.is_waiting(LIE.digest), "a flood displaces itself"
     for number in range(40):  # of forty keys
         synchronise(target, WORLD.commit(identity(f"stranger {number}")))
-    assert target.sizes()["waiting"] == 16
+    assert target.sizes()["old_commits"] == 16
     target.advance(NOW + (EXPIRE + 1) * WORLD.manifest.epochs.seconds)
-    assert target.sizes()["waiting"] == 0
+    assert target.sizes()["old_commits"] == 0
 
 
 def test_invented_forks_of_free_keys_are_bounded(monkeypatch):
