@@ -105,3 +105,10 @@ class NodeContext:
     """How soon new versions are in use here."""
     durations: RolloutDurations = field(default_factory=RolloutDurations)
     """How long generation and checks of rollouts take here."""
+
+    def http_port(self, peer: PeerId) -> int:
+        """Return the port of a peer's HTTP face; 0 without one, and before we know its host."""
+        http, member = self.ports.http, self.replica.roster.get(peer)
+        if http is None or member is None or not http.reaches(peer):
+            return 0
+        return member.record.message.http_port

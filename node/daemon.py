@@ -1,8 +1,7 @@
 """The daemon: one node of one run, wired from ports.
 
 Nothing here knows hivemind, SQLite, sockets or threads; ``node.live.node`` gives the live ports, a
-simulation gives its own. Every service is a task of one group: if one fails, the node stops with
-its error, because half a node is worse than none.
+simulation gives its own. Every service is a task of one group: half a node is worse than none.
 """
 
 import asyncio
@@ -29,6 +28,7 @@ from node.membership.peers import PeerTable
 from node.membership.reachability import Reachability
 from node.membership.witness import Witness
 from node.replication.anti_entropy import AntiEntropy
+from node.replication.clock_watch import ClockWatch
 from node.replication.inbox import Inbox, Source
 from node.replication.manifest_exchange import serve_manifest
 from node.replication.message_log import MessageLog
@@ -47,12 +47,13 @@ from protocol.manifest import SignedManifest
 from protocol.messages import Opened
 from protocol.replica import Replica
 from protocol.standing import has_standing
-from protocol.types import PeerId, Role, Topic
+from protocol.types import Role, Topic
 from roles.flow import ChangeSignal, Conditions, RoleContext
 from roles.inference.flow import InferenceFlow
-from roles.ports.engines import EngineError, Engines, Environment
+from roles.ports.engines import Engine, EngineError, Engines, Environment
 from roles.ports.storage import StorageFullError
 from roles.ports.transport import TransportError
+from roles.starting import fill
 from roles.trainer.flow import TrainerFlow
 from roles.validator.flow import ValidatorFlow
 
@@ -68,9 +69,8 @@ LEAVING_SECONDS = 0.2
 class Daemon:
     """One node; ``run`` ends after ``stop``, or with the error of whatever failed.
 
-    ``initial_peers`` are the addresses to join through; ``machine`` tells one place of the data
-    directory from another. ``refusal`` says why it stopped by itself, if it did. Raises
-    ``ValueError`` when this machine cannot run the task that its roles ask.
+    ``machine`` tells one place of the data directory from another. ``refusal`` says why the node
+    stopped by itself, if it did. Raises ``ValueError`` when this machine cannot run the task.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Daemon:
         self._manifest = manifest.manifest
         self._about = about
         self._engines = engines
-        computes = set(about.roles) - {Role.RELAY}
+        computes = [role for role in about.roles if role is not Role.RELAY]
         self._environment = engines.environment(self._manifest) if computes else None
         self._task: Environment | None = None
         self._stop = asyncio.Event()
@@ -136,15 +136,10 @@ class Daemon:
         )
         self._announcer = self._make_announcer()
         self._observer = self._make_observer(p2pd_pid)
+        for role in computes:
+            context.conditions.prepare(role, "opening the run's task")
         for owner in (replica, self._peers, self._gossip, self._exchange):
             context.tables.watch(owner.sizes)
-
-    def _http_port(self, peer: PeerId) -> int:
-        """Return the port of a peer's HTTP face; 0 without one, and before we know its host."""
-        http, member = self._context.ports.http, self._context.replica.roster.get(peer)
-        if http is None or member is None or not http.reaches(peer):
-            return 0
-        return member.record.message.http_port
 
     def _make_exchange(self, upload_bytes_per_second: int | None) -> BlobExchange:
         context = self._context
@@ -157,7 +152,7 @@ class Daemon:
             on_fault=self._peers.blame,
             on_worth=self._peers.inbound.openings.worth,
             http=context.ports.http,
-            http_port=self._http_port,
+            http_port=context.http_port,
         )
 
     def _make_gossip(self, verifier: Verifier, decoding: Decoding | None) -> Gossip:
@@ -208,6 +203,7 @@ class Daemon:
             monotonic=loop_time,
         )
         self._inbox.listen(observer.note)
+        self._inbox.listen(ClockWatch(self._context).note)
         return observer
 
     @property
@@ -331,11 +327,11 @@ class Daemon:
         resigned = [role for role in self._about.roles if conditions.has_resigned(role)]
         for role in resigned:
             conditions.take_up(role)
-        if resigned:
-            try:
+        try:
+            if resigned:
                 await self._announcer.announce()
-            except TransportError as error:  # our next record says it
-                log.warning("record not announced", error=str(error))
+        except TransportError as error:  # our next record says it
+            log.warning("record not announced", error=str(error))
 
     async def _opened(self, environment: Environment) -> bool:
         """Tell whether the run's files hold a task; if not, this node is as good as a relay."""
@@ -349,19 +345,22 @@ class Daemon:
         self._task = environment
         return True
 
-    def _flows(self, environment: Environment) -> dict[str, Coroutine[Any, Any, None]]:
+    def _flows(self, environment: Environment) -> dict[Role, Coroutine[Any, Any, None]]:
         context, engines, manifest = self._role_context(), self._engines, self._manifest
-        flows = {}
+        flows: dict[Role, tuple[Engine, Coroutine[Any, Any, None]]] = {}
         if Role.INFERENCE in self._about.roles:
             generation = engines.generation(manifest)
-            flows["inference"] = InferenceFlow(context, generation, environment).run()
+            flows[Role.INFERENCE] = (
+                generation,
+                InferenceFlow(context, generation, environment).run(),
+            )
         if Role.VALIDATOR in self._about.roles:
-            verification = engines.verification(manifest)
-            flows["validator"] = ValidatorFlow(context, verification, environment).run()
+            checking = engines.verification(manifest)
+            flows[Role.VALIDATOR] = checking, ValidatorFlow(context, checking, environment).run()
         if Role.TRAINER in self._about.roles:
             training = engines.training(manifest)
-            flows["trainer"] = TrainerFlow(context, training, environment).run()
-        return flows
+            flows[Role.TRAINER] = training, TrainerFlow(context, training, environment).run()
+        return {role: fill(context, role, *made) for role, made in flows.items()}
 
     def _role_context(self) -> RoleContext:
         context, ports = self._context, self._context.ports

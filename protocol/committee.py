@@ -63,11 +63,17 @@ class Committee:
 
 
 def draw(
-    manifest: RunManifest, electorate: ViewElectorate, commit: Signed[RolloutCommit]
+    manifest: RunManifest,
+    electorate: ViewElectorate,
+    commit: Signed[RolloutCommit],
+    candidates: tuple[PeerId, ...] | None = None,
 ) -> Committee | None:
-    """Return the committee of a commit, or None while too few validators are live."""
+    """Return the committee of a commit, or None while too few validators are live.
+
+    ``candidates`` replaces the validators of the commit's time, of whom no records are left.
+    """
     epoch = commit.message.epoch + 1
-    validators = electorate.validators(epoch)
+    validators = electorate.validators(epoch) if candidates is None else candidates
     if commit.signer in validators:
         validators = tuple(peer for peer in validators if peer != commit.signer)
     rules = manifest.committee

@@ -17,6 +17,7 @@ from protocol.crypto import Verifier
 from protocol.electorate.equivocators import Equivocators
 from protocol.electorate.view import ViewElectorate
 from protocol.faults import Blame, Fault, FaultCode
+from protocol.late_evidence import LateEvidence
 from protocol.ledger.ledger import Ledger
 from protocol.manifest import RunManifest
 from protocol.membership import Roster
@@ -89,12 +90,15 @@ class Replica:
         self.electorate = ViewElectorate(manifest, self.roster, self._equivocators)
         self.ledger = Ledger(manifest)
         self.stranger_commits = StrangerCommits(manifest, self.ledger)
+        # What is waited for comes, or expires, by then.
+        self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)
         self._tallies: dict[Digest, Tally] = {}
         self._evidence_due: dict[PeerId, Evidence] = {}
         self._early_certificates = Waiting(WAITING_MAX)
         self._early_verdicts = Waiting(WAITING_MAX)
+        self._late = LateEvidence(manifest, self.ledger, self.roster, self.electorate)
         kinds: tuple[tuple[type[Message], _Take, _Restore], ...] = (
             (NodeRecord, self._record, None),
             (RolloutCommit, self._commit, self.ledger.restore_commit),
@@ -118,8 +122,7 @@ class Replica:
         if isinstance(signed, Fault):
             return Received(ValidationResult.REJECT, fault=signed)
         if anti_entropy and kind is RolloutCommit:
-            commit: Signed[Any] = signed
-            return self._commit(commit, now, anti_entropy=True)
+            take = partial(self._commit, anti_entropy=True)
         received = take(signed, now)
         if received.result is ValidationResult.ACCEPT and name in _OPENS_VERSIONS:
             return replace(received, settled=tuple(self._settle_versions(now)))
@@ -155,18 +158,20 @@ class Replica:
         self.ledger.advance(self.manifest.epoch_at(now))
         for commit in [key for key in self._tallies if key not in self.ledger.entries]:
             del self._tallies[commit]
-        # What was waited for would have come, or expired, by then.
-        waits_seconds = self.manifest.committee.expire_after_epochs * self.manifest.epochs.seconds
-        early = (self._early_verdicts, Verdict), (self._early_certificates, Certificate)
-        for waiting, kind in early:
-            _, take, _ = self._kinds[kind.kind]
-            waiting.expire(now - waits_seconds)
+        oldest = now - self._waits_seconds
+        early: tuple[tuple[Waiting, _Take], ...] = (
+            (self._early_verdicts, self._verdict),
+            (self._early_certificates, self._certificate),
+        )
+        for waiting, take in early:
+            waiting.expire(oldest)
             for signed, arrived_at in waiting.take():
                 received = take(signed, arrived_at)
                 if received.result is ValidationResult.ACCEPT:
                     settled.append(signed)
                 settled += received.settled
-        self.ledger.branches.expire(now - waits_seconds)
+        self.ledger.branches.expire(oldest)
+        self._late.expire(oldest)
         return [*settled, *self._settle_versions(now), *self._follow_validators(now)]
 
     def _settle_versions(self, now: float) -> list[Signed[CheckpointManifest]]:
@@ -175,8 +180,7 @@ class Replica:
         waiting = self.ledger.branches.candidates()
         while waiting:
             manifest = waiting.pop(0)
-            received = self._checkpoint(manifest, now)
-            if received.result is ValidationResult.ACCEPT:
+            if self._checkpoint(manifest, now).result is ValidationResult.ACCEPT:
                 settled.append(manifest)
                 waiting = self.ledger.branches.candidates()
         return settled
@@ -189,9 +193,8 @@ class Replica:
         excluded = self._equivocators.excluded(self.manifest.epoch_at(now))
         live = self.roster.live(now, Role.VALIDATOR)
         records = [member.record for member in live if member.peer not in excluded]
-        rules = self.manifest.committee
-        patience_seconds = rules.expire_after_epochs * self.manifest.epochs.seconds / 2
-        branch = branches.vouched(records, rules.roster_min, now - patience_seconds)
+        roster_min = self.manifest.committee.roster_min
+        branch = branches.vouched(records, roster_min, now - self._waits_seconds / 2)
         for manifest in branch:
             branches.remove(manifest.digest)
         if not branch or ledger.adopt(branch, now) is not None:
@@ -204,7 +207,8 @@ class Replica:
             **self.ledger.sizes(),
             **self.roster.sizes(),
             "stranger_commits": len(self.stranger_commits),
-            "waiting": max(len(self._early_certificates), len(self._early_verdicts)),
+            "waiting": max(len(one) for one in (self._early_certificates, self._early_verdicts)),
+            "old_commits": len(self._late),
         }
 
     @property
@@ -215,7 +219,7 @@ class Replica:
     def is_waiting(self, digest: Digest) -> bool:
         """Tell whether a message is here that cannot be decided yet: it need not come again."""
         early = digest in self._early_certificates or self.roster.is_unchecked(digest)
-        return early or digest in self.ledger.branches
+        return early or digest in self.ledger.branches or digest in self._late
 
     @property
     def forked(self) -> bool:
@@ -226,15 +230,12 @@ class Replica:
         """Return what a restart needs, in an order in which it can be taken back."""
         entries = (*self.ledger.kept.values(), *self.ledger.entries.values())
         commits = [entry for entry in entries if entry.timely or entry.certificate is not None]
+        verdicts = [one for tally in self._tallies.values() for one in tally.verdicts.values()]
         return [
             *(evidence.envelope for evidence in self.evidence),
             *(entry.commit.envelope for entry in commits),
             *(entry.manifest.envelope for entry in self.ledger.checkpoints),
-            *(
-                verdict.envelope
-                for tally in self._tallies.values()
-                for verdict in tally.verdicts.values()
-            ),
+            *(verdict.envelope for verdict in verdicts),
             *(entry.certificate.envelope for entry in commits if entry.certificate is not None),
         ]
 
@@ -295,17 +296,16 @@ class Replica:
     def _commit(
         self, commit: Signed[RolloutCommit], now: float, *, anti_entropy: bool = False
     ) -> Received:
-        worker, admitted = commit.signer, self.roster.admitted
+        worker, admitted, epoch = commit.signer, self.roster.admitted, self.manifest.epoch_at(now)
+        if anti_entropy and self._late.is_old(commit, epoch):
+            others = self._late.offer_commit(commit, now)
+            return replace(_received(commit, bool(others)), settled=others)
         if not admitted.knows(worker) and not (anti_entropy and self._has_room_for_unknown(worker)):
             return _received(commit, Fault(FaultCode.UNKNOWN_KEY))
         if not (self.stranger_commits.has_room_for(worker) or self._is_certified(commit)):
             return _received(commit, False)
-        result = self.ledger.offer_commit(
-            commit,
-            self.manifest.epoch_at(now),
-            anti_entropy=anti_entropy,
-            counts=self.counts(worker, commit.message.version, commit.message.epoch),
-        )
+        counts = self.counts(worker, commit.message.version, commit.message.epoch)
+        result = self.ledger.offer_commit(commit, epoch, anti_entropy=anti_entropy, counts=counts)
         entry = self.ledger.entries.get(commit.digest)
         return replace(_received(commit, result), lasting=entry is None or entry.timely)
 
@@ -349,15 +349,19 @@ class Replica:
     def _certificate(self, certificate: Signed[Certificate], now: float) -> Received:
         if not self.manifest.is_validator(certificate.signer):
             return _received(certificate, Fault(FaultCode.NOT_A_VALIDATOR))
-        entry = self.ledger.entries.get(Digest(certificate.message.commit))
-        if entry is None:
+        commit = Digest(certificate.message.commit)
+        entry = self.ledger.entries.get(commit)
+        if entry is None and commit not in self._late:
             self._early_certificates.add(certificate, now)
             return _received(certificate, False)
-        if not entry.is_outranked_by(certificate.message):
+        outranks = entry is not None and entry.is_outranked_by(certificate.message)
+        if not (outranks or self._late.wants(certificate)):
             return _received(certificate, False)
         verdicts = self._open_verdicts(certificate)
         if verdicts is None:
             return _received(certificate, Fault(FaultCode.BAD_CERTIFICATE, "a bad verdict"))
+        if entry is None:
+            return _received(certificate, self._late.offer_certificate(certificate, verdicts))
         fault = check_certificate(certificate.message, verdicts, self.committee(entry.commit))
         if fault is not None and fault.code is not FaultCode.OTHER_COMMITTEE:
             return _received(certificate, fault)

@@ -66,6 +66,7 @@ class Conditions:
         self._reasons: dict[str, str] = {}
         self._awaited: dict[str, Awaited] = {}
         self._resigned: dict[Role, None] = {}
+        self._preparing: dict[Role, str] = {}
 
     def set(self, name: str, reason: str) -> None:
         """State that ``name`` holds work up, and what is wrong."""
@@ -81,6 +82,19 @@ class Conditions:
         """State that ``name`` no longer holds work up."""
         self._reasons.pop(name, None)
         self._awaited.pop(name, None)
+
+    def prepare(self, role: Role, what: str) -> None:
+        """State that ``role`` cannot do its work before ``what`` has ended."""
+        self._preparing[role] = what
+
+    def prepared(self, role: Role) -> None:
+        """State that ``role`` can do its work from now on."""
+        self._preparing.pop(role, None)
+
+    @property
+    def preparing(self) -> str:
+        """What a role has to wait for before it can work; empty when all can."""
+        return next(iter(self._preparing.values()), "")
 
     def resign(self, role: Role) -> None:
         """State that others should not count on us in ``role``: our record leaves it out."""

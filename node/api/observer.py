@@ -132,6 +132,7 @@ class Observer:
             circuits=self._circuits(),
             gossip_peers=self._gossip_peers(),
             forks=forks_told(replica),
+            clock=self.context.conditions["clock"],
         )
 
     def snapshot(self) -> Snapshot:
@@ -187,6 +188,8 @@ class Observer:
             return Stage("syncing", awaited.reason, awaited.share)
         if self.policies.newest() is None:
             return self._fetching()
+        if preparing := self.context.conditions.preparing:
+            return Stage("syncing", preparing)
         return Stage("ready", self._other_versions())
 
     def _synchronising(self) -> Stage:
@@ -202,9 +205,9 @@ class Observer:
         coming = (one for one in self.arrivals.under_way if one.label.version >= 0)
         arrival = max(coming, key=lambda one: one.label.version, default=None)
         if arrival is None or not arrival.total_bytes:
-            known = self.context.replica.ledger.version >= 0
-            waits = "asking for them" if known else "none is published yet"
-            return Stage("syncing", f"fetching weights: {waits}")
+            if self.context.replica.ledger.version < 0:
+                return Stage("syncing", "waiting for version 0: no trainer has published it yet")
+            return Stage("syncing", "fetching weights: asking for them")
         share = 1 - arrival.bytes_missing / arrival.total_bytes
         to_go = arrival.seconds_to_go(self.monotonic())
         left = "nothing comes now" if to_go is None else f"{duration_text(to_go)} left"

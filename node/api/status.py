@@ -293,6 +293,8 @@ class NodeStatus:
     """Keys that signed two things of which one may be said, and what follows, a line each."""
     share: float | None = None
     """How much of what the state waits for is done, from 0 to 1; None where nobody can know."""
+    clock: str = ""
+    """What is wrong with this machine's clock, by those of several peers; empty if nothing is."""
     restored: bool = False
     """Whether what the disk holds of the run is in the counts."""
 

@@ -16,9 +16,11 @@ from node.streams.protocols import BLOBS, DIAL_BACK, HOP, MANIFEST, MESSAGE, SYN
 from node.streams.rates import BUCKETS_MAX
 from node.streams.turns import WASTED_MAX
 from node.weights_http.doorkeeper import ADDRESSES_MAX, ConnectionLimits
+from protocol.clock_offsets import PEERS_MAX as CLOCKS_MAX
 from protocol.gossip.newcomers import LANE_WAITING_BYTES_MAX
 from protocol.gossip.params import Params
 from protocol.gossip.score_params import ScoreParams
+from protocol.late_evidence import OLD_COMMITS_MAX
 from protocol.ledger.branches import VERSIONS_WAITING_MAX
 from protocol.ledger.ledger import COMMITS_IN_FLIGHT_MAX
 from protocol.ledger.workers import UNCERTIFIED_MAX
@@ -33,6 +35,7 @@ LIMITS: Mapping[str, int] = {
     "backoffs": _GOSSIP.backoffs_max,
     "bans": PEERS_MAX,
     "cache_bytes": _GOSSIP.cache_bytes_max,
+    "clocks": CLOCKS_MAX,
     "connected": _GOSSIP.peers_max,
     "directory_callers": ACCOUNTS_MAX,
     "directory_records": OWNERS_PER_KEY_MAX,
@@ -45,6 +48,7 @@ LIMITS: Mapping[str, int] = {
     "in_flight": COMMITS_IN_FLIGHT_MAX,
     "judged": _SCORES.judged_max,
     "newcomers_bytes": LANE_WAITING_BYTES_MAX,
+    "old_commits": OLD_COMMITS_MAX,
     "openers": OPENERS_MAX,
     "outbox_bytes": _LINKS.outbox_bytes_max,
     "outbox_frames": _LINKS.outbox_frames_max,

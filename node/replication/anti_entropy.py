@@ -273,8 +273,9 @@ def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:
 
     The keys of the genesis first, since certificates are checked against the roster; then versions
     from ``from_version`` on, and the newest in any case, because it may be of another chain;
-    commits before the certificates that settle them. Everybody else's records come last: anyone may
-    make thousands of them, and nothing waits for them.
+    commits before the certificates that settle them. Everybody else's records come late: anyone may
+    make thousands of them, and nothing waits for them. Last come old commits that prove a fault of
+    somebody whose record is here, each with its certificate.
     """
     ledger, manifest = replica.ledger, replica.manifest
     records = replica.roster.records()
@@ -287,3 +288,8 @@ def _current(replica: Replica, from_version: int) -> Iterator[Signed[Any]]:
     yield from (entry.commit for entry in entries)
     yield from (entry.certificate for entry in entries if entry.certificate is not None)
     yield from (record for record in records if record.signer not in named)
+    for entry in ledger.proofs():
+        if entry.commit.signer in replica.roster:
+            yield entry.commit
+            if entry.certificate is not None:
+                yield entry.certificate

@@ -211,7 +211,9 @@ class Inbox:
             self.other_versions[signed.signer] = signed.message.protocol_version
             if len(self.other_versions) > OTHER_VERSIONS_MAX:
                 del self.other_versions[next(iter(self.other_versions))]
-        log.info(
+        # A clock is named by who compares several of them.
+        tell = log.debug if fault.code is FaultCode.CLOCK_SKEW else log.info
+        tell(
             "message refused",
             fault=str(fault),
             kind=signed.message.kind if signed else "",

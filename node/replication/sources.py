@@ -10,7 +10,7 @@ from collections.abc import Hashable
 from itertools import islice
 
 from node.context import NodeContext
-from node.local.addresses import is_circuit, place_of, prefix_of
+from node.membership.networks import network_of
 from node.streams.deadline import loop_time
 from protocol.rng import Rng
 from protocol.types import PeerId
@@ -23,9 +23,6 @@ PATIENCE_EPOCHS = 4.0
 
 LOOKED_AT_MAX = 64
 """Members looked at for one that could be asked."""
-
-_BEHIND_RELAYS = "behind relays"
-"""One network for all of whom nobody can tell where they are."""
 
 
 class Sources:
@@ -45,7 +42,7 @@ class Sources:
 
     def told(self, peer: PeerId) -> None:
         """Note that a peer has told all that it has."""
-        self._told[peer] = self._network(peer)
+        self._told[peer] = network_of(self._context, peer)
         if self._first_told_at is None:
             self._first_told_at = loop_time()
 
@@ -59,7 +56,7 @@ class Sources:
         if not told or self._wants_genesis():
             return False
         several = len(told) >= NETWORKS_TARGET
-        return several or all(self._network(peer) in told for peer in self._askable())
+        return several or all(network_of(self._context, peer) in told for peer in self._askable())
 
     def next(self, rng: Rng) -> PeerId | None:
         """Return whom to ask next; None when all that could be asked have been."""
@@ -73,7 +70,7 @@ class Sources:
             rng.sample(peers, len(peers)),
             key=lambda peer: (
                 wants_genesis and bool(told) and not manifest.is_of_genesis(peer),
-                self._network(peer) in told,
+                network_of(self._context, peer) in told,
             ),
         )
         self._asked[peer] = None
@@ -114,15 +111,3 @@ class Sources:
     def _wants_genesis(self) -> bool:
         here = self._genesis()
         return bool(here) and not any(map(self._context.replica.manifest.is_of_genesis, self._told))
-
-    def _network(self, peer: PeerId) -> Hashable:
-        """Return what a peer shares with who is probably the same; itself in a local swarm."""
-        places = self._context.peers.places.get(peer)
-        if places:
-            return prefix_of(places[0])
-        member = self._context.replica.roster.get(peer)
-        addresses = () if member is None else member.record.message.addresses
-        found = [place for place in map(place_of, addresses) if place is not None]
-        if found and peer not in self._context.peers.connected:
-            return prefix_of(found[0])
-        return _BEHIND_RELAYS if any(map(is_circuit, addresses)) else peer

@@ -6,7 +6,9 @@ checked by the engine that loads it, and what an engine refuses is fetched once 
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -74,6 +76,7 @@ class PolicyLibrary(Policies):
         self._conditions = conditions
         self._retention = WeightsRetention(replica, ports.blobs)
         self._held: dict[int, Policy] = {}
+        self._in_use: Counter[int] = Counter()
         self._arriving: dict[int, _Arriving] = {}
         self._routes = Routes(replica.ledger, replica.manifest.shardcast, self.get)
         self._bases: set[int] = set()
@@ -96,10 +99,18 @@ class PolicyLibrary(Policies):
     def newest(self) -> Policy | None:
         return next(filter(None, map(self.get, sorted(self._held, reverse=True))), None)
 
+    @override
+    @contextmanager
+    def hold(self, policy: Policy) -> Iterator[None]:
+        self._in_use[policy.version] += 1
+        try:
+            yield
+        finally:
+            self._in_use -= Counter([policy.version])  # a count of 0 leaves the table
+
     def newest_version(self) -> int:
         """Return the newest version that is here, -1 before the first."""
-        policy = self.newest()
-        return -1 if policy is None else policy.version
+        return -1 if (policy := self.newest()) is None else policy.version
 
     async def restore(self) -> None:
         """Find the policies that were here before a restart.
@@ -360,6 +371,7 @@ class PolicyLibrary(Policies):
         old = [version for version in self._held if version <= kept_from]
         legs = [arriving.leg for arriving in self._arriving.values()]
         read = self._bases | {leg.base.version for leg in legs if leg.base is not None}
+        read |= self._in_use.keys()
         for version in [version for version in old if version not in read]:
             await self._ports.files.delete(self._held.pop(version).path)
             await self._ports.files.delete(self._ports.files.encoding(version))
@@ -370,8 +382,8 @@ class PolicyLibrary(Policies):
         self._states_from = max(self._states_from, states_from)
         kept = self._replica.manifest.shardcast.forms_kept(newest)
         await self._retention.sweep({*self._held, *self._wanted(), *kept})
-        names = [key for key, _ in self._ports.store.scan(_TABLE)]
-        old = [version for version in map(_version, names) if version <= kept_from]
+        old = [_version(key) for key, _ in self._ports.store.scan(_TABLE)]
+        old = [version for version in old if version <= kept_from]
         gone = [Delete(_TABLE, _key(version)) for version in old if version not in self._held]
         try:
             if gone:

@@ -151,9 +151,8 @@ class Ledger:
 
     def open_entries(self, worker: PeerId | None = None) -> list[Entry]:
         """Return the commits without an outcome, of ``worker`` or of all."""
-        if worker is None:
-            return [self.entries[key] for waiting in self._in_flight.values() for key in waiting]
-        return [self.entries[key] for key in self._in_flight.get(worker, {})]
+        workers = self._in_flight if worker is None else (worker,)
+        return [self.entries[key] for one in workers for key in self._in_flight.get(one, {})]
 
     def in_flight(self, worker: PeerId) -> int:
         """Return how many commits of ``worker`` wait for an outcome."""
@@ -178,6 +177,11 @@ class Ledger:
         Nobody checks what it commits to then, but all take it: some may have heard it before.
         """
         return self._manifest.credit.slash and self._workers.is_guilty(worker)
+
+    def proofs(self) -> list[Entry]:
+        """Return the old commits that prove a fault of their worker."""
+        is_proof = self._workers.is_proof
+        return [one for key, one in self.kept.items() if is_proof(one.commit.signer, key)]
 
     def was_judged(self, worker: PeerId, version: int) -> bool:
         """Tell whether a committee has judged ``worker`` for a version, or an older one."""
@@ -385,11 +389,8 @@ class Ledger:
     def share(self, worker: PeerId) -> float:
         """Return which part of what the last versions learned from is of ``worker``."""
         versions = self.checkpoints[-SHARE_VERSIONS:]
-        known = [
-            self._known(Digest(commit))
-            for entry in versions
-            for commit in entry.manifest.message.batch
-        ]
+        commits = [commit for entry in versions for commit in entry.manifest.message.batch]
+        known = map(self._known, map(Digest, commits))
         signers = [entry.commit.signer for entry in known if entry is not None]
         return signers.count(worker) / max(1, len(signers))
 

@@ -228,6 +228,11 @@ class InferenceFlow:
     async def _begin_more(self) -> None:
         """Begin as many slots as may be; with a new policy when those of the old one have ended."""
         if (newest := self._context.policies.newest()) is not None:
+            first = self._loaded is None and not self._context.replica.ledger.slashed(
+                self._context.peer_id
+            )
+            if first and not await self._load(newest):  # before a rollout is wanted
+                return
             self._staging.begin(newest)
         while self._making.generating < self._making.concurrency.limit:
             policy = self._policy_to_use()
@@ -245,16 +250,21 @@ class InferenceFlow:
     async def _load(self, policy: Policy) -> bool:
         """Swap the engine to ``policy``; False when its weights are not what they should be."""
         began_at, replaces = _now(), self._loaded is not None
+        if not replaces:
+            what = f"loading version {policy.version} into the engine"
+            self._context.conditions.prepare(Role.INFERENCE, what)
         self._observe_uptake()
-        await self._staging.finish(policy)
-        staged_at = _now()
         try:
-            await self._engine.load(policy)
+            with self._context.policies.hold(policy):
+                await self._staging.finish(policy)
+                staged_at = _now()
+                await self._engine.load(policy)
         except ValueError as error:
             log.warning("policy refused", version=policy.version, error=str(error))
             await self._context.policies.discard(policy)
             return False
         self._loaded = policy.digest
+        self._context.conditions.prepared(Role.INFERENCE)
         self._staging.loaded(policy)
         if replaces:
             self._note_swap(policy.version)

@@ -7,6 +7,7 @@ policy's file is loaded then.
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 import structlog
 
@@ -56,6 +57,12 @@ class Staging:
             await asyncio.gather(self._work, return_exceptions=True)
 
     async def _stage(self, way: Sequence[Policy]) -> None:
+        with ExitStack() as held:
+            for policy in way:
+                held.enter_context(self._policies.hold(policy))
+            await self._stage_held(way)
+
+    async def _stage_held(self, way: Sequence[Policy]) -> None:
         now = asyncio.get_running_loop().time
         try:
             for policy in way:

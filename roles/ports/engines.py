@@ -94,7 +94,15 @@ class FirstToken:
     seconds: float
 
 
-class GenerationEngine(Protocol):
+class Engine(Protocol):
+    """Computes for a role."""
+
+    async def start(self) -> None:
+        """Return when the engine answers calls: at once, unless it is in another process."""
+        return  # mypy takes a method without a body for abstract
+
+
+class GenerationEngine(Engine, Protocol):
     """Samples sequences and proves the computation (``protocol.toploc``).
 
     Calls of ``generate`` may run at the same time: as many of their sequences are computed together
@@ -164,7 +172,7 @@ def claims_of(
     ]
 
 
-class VerificationEngine(Protocol):
+class VerificationEngine(Engine, Protocol):
     """Recomputes claimed sequences by prefill."""
 
     async def load(self, policy: Policy) -> None:
@@ -208,7 +216,7 @@ class StepMetrics:
     sequences_used: int = 0
 
 
-class TrainingEngine(Protocol):
+class TrainingEngine(Engine, Protocol):
     """Model and optimiser: learns from verified sequences."""
 
     async def state_bytes_max(self) -> int:

@@ -1,6 +1,7 @@
 """What a role can say to the swarm and ask of it, and the policies that it can use."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -67,6 +68,12 @@ class Policies(Protocol):
 
     def newest(self) -> Policy | None:
         """Return the newest version that is here."""
+
+    def hold(self, policy: Policy) -> AbstractContextManager[None]:
+        """Keep the files of a policy, even if it is old by then, until the context ends.
+
+        An engine opens them some time after a role has chosen the policy.
+        """
 
     async def release(self, policy: Policy) -> Release:
         """Cut a finished version into blobs; raises ``StorageFullError``."""

@@ -125,7 +125,8 @@ class Batching:
                 return False
             claimed = [item for commit in commits for item in rollouts[commit]]
             try:
-                with self._context.durations.steps.part(self._context.clock.now()):
+                computing = self._context.durations.steps.part(self._context.clock.now())
+                with computing, policies.hold(policy):
                     own = iter(await self._engine.recompute(policy, claimed))
             except ValueError as error:
                 log.warning("policy refused", version=version, error=str(error))

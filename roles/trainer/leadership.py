@@ -5,6 +5,7 @@ when nobody has the newest version any more, it goes back to one that it holds.
 """
 
 import asyncio
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -195,7 +196,8 @@ class Leadership:
         self, path: Path, checkpoint: Signed[CheckpointManifest], newer: Policy | None = None
     ) -> bool:
         try:
-            await self._engine.load_state(path, Digest(checkpoint.message.policy), newer)
+            with nullcontext() if newer is None else self._context.policies.hold(newer):
+                await self._engine.load_state(path, Digest(checkpoint.message.policy), newer)
         except ValueError as error:
             log.warning("state refused", version=checkpoint.message.version, error=str(error))
             return False
@@ -203,7 +205,8 @@ class Leadership:
 
     async def _load_policy(self, policy: Policy) -> bool:
         try:
-            await self._engine.load_policy(policy)
+            with self._context.policies.hold(policy):
+                await self._engine.load_policy(policy)
         except ValueError as error:
             log.warning("policy refused", version=policy.version, error=str(error))
             await self._context.policies.discard(policy)

@@ -89,7 +89,8 @@ class Examination:
             return True
         self._loaded.pop(policy.version, None)
         try:
-            await self._engine.load(policy)
+            with self._context.policies.hold(policy):
+                await self._engine.load(policy)
         except ValueError as error:
             log.warning("policy refused", version=policy.version, error=str(error))
             await self._context.policies.discard(policy)

@@ -136,6 +136,10 @@ class PassingGeneration(GenerationEngine):
         return self._honest.first_token
 
     @override
+    async def start(self) -> None:
+        await self._honest.start()
+
+    @override
     async def stage(self, policy: Policy) -> bool:
         """Stage nothing: what a dishonest worker loads is another policy."""
         return False

@@ -191,6 +191,37 @@ def test_a_dishonest_worker_is_found_out_slashed_and_never_learned_from(reason):
     assert why.rollouts[0].verdicts[0].reason == reason
 
 
+def test_who_joins_after_everything_was_forgotten_sees_a_slashed_worker_as_slashed():
+    """A node that joins long after the lie learns of it, also over a restart of its own."""
+
+    async def scenario():
+        world = Swarm(**SMALL, inference=3, relay=2, committee__expire_after_epochs=8)
+        world.machines["worker-2"].behaviour = "forged-proofs"
+        liar = world.machines["worker-2"].signer.peer_id
+        world.start_all(but=["relay-1"])
+        ledger = world.ledger()
+        await eventually(lambda: ledger.slashed(liar), 60)
+        await eventually(
+            lambda: not any(e.commit.signer == liar for e in ledger.entries.values()), 300
+        )
+        world.start("relay-1")
+        await eventually(lambda: world.ledger("relay-1").slashed(liar), 60)
+        standings = {one.peer_id: one.standing for one in world.daemon("relay-1").status().members}
+        assert standings.pop(liar) == "slashed"
+        assert set(standings.values()) == {"good"}
+        await asyncio.sleep(3)
+        world.crash("relay-1")
+        for name in world.running:
+            if name != "relay-0":
+                await world.leave(name)
+        world.crash("relay-0")  # nobody is there to ask
+        world.start("relay-1")
+        await eventually(lambda: world.daemon("relay-1").status().restored)
+        assert world.ledger("relay-1").slashed(liar)
+
+    run_virtual(scenario())
+
+
 # One daemon
 
 

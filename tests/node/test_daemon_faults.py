@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from structlog.testing import capture_logs
 
 from protocol.crypto import digest
 from protocol.messages import RolloutCommit
@@ -340,6 +341,38 @@ def test_a_clock_that_is_set_costs_one_node_a_pause(seconds):
         await world.finish()
 
     run_virtual(scenario())
+
+
+@pytest.mark.parametrize(("seconds", "side"), [(-596.0, "behind"), (596.0, "ahead of")])
+def test_a_wrong_clock_is_named_by_its_own_node_alone(seconds, side):
+    async def scenario():
+        world = Swarm(unseen=STORAGE_EVENTS, validator=3)
+        world.start_all(but=["worker-0"])
+        await world.reach(0)
+        world.network.set_skew("worker-0", seconds)
+        world.start("worker-0")
+        daemon = world.daemon("worker-0")
+        await eventually(lambda: daemon.status().clock, 60)
+        status = daemon.status()
+        assert status.clock.startswith("your clock seems 59")
+        assert f" s {side} " in status.clock
+        assert (status.state, daemon.why().reason) == ("paused", status.clock)
+        await asyncio.sleep(30)
+        others = [world.daemon(name) for name in world.running if name != "worker-0"]
+        assert [one.status().clock for one in others] == [""] * 5, "one clock is that peer's"
+        world.network.set_skew("worker-0", 0.0)
+        await eventually(lambda: daemon.status().state == "ready", 120)
+        assert daemon.status().clock == ""
+        await world.finish()
+
+    with capture_logs() as logs:
+        run_virtual(scenario())
+    told = [one["log_level"] for one in logs if one["event"] == "clock_wrong"]
+    assert told == ["warning"], "once"
+    refused = [one for one in logs if "clock-skew" in str(one.get("fault"))]
+    assert {one["log_level"] for one in refused} <= {"debug"}
+    others = {one["peer"] for one in logs if one["event"] == "peer_clock_wrong"}
+    assert len(others) <= 1
 
 
 def test_one_slow_validator_does_not_set_the_pace():

@@ -43,6 +43,37 @@ def reason(world, name):
     return world.daemon(name).why().reason
 
 
+def test_no_node_is_ready_before_its_engine(monkeypatch):
+    """A load balancer, a testnet and a person take "ready" for "can work"."""
+
+    async def scenario():
+        world = Swarm()
+        begin = asyncio.Event()
+
+        async def start(_engine):
+            await begin.wait()
+
+        for engine in (engines.SimGeneration, engines.SimVerification, engines.SimTraining):
+            monkeypatch.setattr(engine, "start", start)
+        world.start_all()
+        await world.reach(3, "relay-0")
+        await asyncio.sleep(5)
+        for name, state in (
+            ("trainer-0", "syncing"),
+            ("validator-0", "syncing"),
+            ("relay-0", "ready"),
+        ):
+            assert world.daemon(name).status().state == state, name
+        assert reason(world, "validator-0") == "starting the engine"
+        begin.set()
+        await asyncio.sleep(1)
+        for name in world.running:
+            assert world.daemon(name).status().state == "ready", name
+        await world.finish()
+
+    run_virtual(scenario())
+
+
 def test_training_goes_on_while_a_worker_and_a_validator_are_broken(monkeypatch):
     async def scenario():
         world = Swarm(validator=4, inference=2, committee__escalated_size=3, grpo__steps=300)

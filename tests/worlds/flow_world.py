@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -152,6 +153,7 @@ class Trainer:
         self.learned = 0
         self.writing = 0
         self.write_seconds = 0.0
+        self.on_read = lambda: None
 
     async def load_policy(self, policy: Policy) -> None:
         self._load(policy.path)
@@ -175,12 +177,14 @@ class Trainer:
 
     def _load(self, path: Path) -> None:
         self._break("load")
+        self.on_read()
         if path.name in self.damaged:
             raise ValueError(f"{path.name} is damaged")
         self.loaded.append(path.name)
 
     async def recompute(self, policy, sequences):
         self._break("recompute")
+        self.on_read()
         if policy.path.name in self.damaged:
             raise ValueError(f"{policy.path.name} is damaged")
         self.recomputed.append(policy.version)
@@ -290,6 +294,7 @@ class Policies:
         self.world = flow_world
         self.held: dict[int, Policy] = {}
         self.discarded: list[int] = []
+        self.in_use: list[int] = []
         self.errors: list[Exception] = []
         self.state: Path | None = None
         """What others have of a published state."""
@@ -300,6 +305,14 @@ class Policies:
 
     def newest(self):
         return self.held[max(self.held)] if self.held else None
+
+    @contextmanager
+    def hold(self, policy):
+        self.in_use.append(policy.version)
+        try:
+            yield
+        finally:
+            self.in_use.remove(policy.version)
 
     async def release(self, policy):
         await asyncio.sleep(0.05)

@@ -105,6 +105,7 @@ def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
     looked = [
         *found,
         check_clock(),
+        *_look_at_daemon(DataDir(node.data_dir)),
         check_disk(node.data_dir, node.roles, needs),
         *check_devices(node.device, node.roles, needs),
         check_jail(manifest),
@@ -112,6 +113,17 @@ def _look(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:
         *asyncio.run(network()),
     ]
     return looked, manifest
+
+
+def _look_at_daemon(datadir: DataDir) -> list[Finding]:
+    """Return what peers say of this machine's clock, if a daemon of this data directory runs."""
+    from node.api.client import fetch_status  # noqa: PLC0415 - pydantic; help does without
+
+    try:
+        clock = fetch_status(datadir).clock
+    except NodeError:
+        return []
+    return [Finding("clock", Level.FAILURE, clock)] if clock else []
 
 
 def _look_at_run(node: "NodeConfig") -> tuple[list[Finding], RunManifest | None]:

@@ -57,6 +57,10 @@ class ChildGeneration(GenerationEngine):
         return self.supervisor.first_token
 
     @override
+    async def start(self) -> None:
+        await self.supervisor.start()
+
+    @override
     async def stage(self, policy: Policy) -> bool:
         (staged,) = await self.supervisor.call("stage", policy, items=1)
         return bool(staged)
@@ -101,6 +105,10 @@ class ChildVerification(VerificationEngine):
         self.supervisor = Supervisor(processes, make, patience, self._restore)
 
     @override
+    async def start(self) -> None:
+        await self.supervisor.start()
+
+    @override
     async def load(self, policy: Policy) -> None:
         self._policies.pop(policy.version, None)
         await self.supervisor.call("load", policy)
@@ -131,6 +139,10 @@ class ChildTraining(TrainingEngine):
         self._step_tokens = 0
         """What the step that has begun is to learn from."""
         self.supervisor = Supervisor(processes, make, patience, self._restore)
+
+    @override
+    async def start(self) -> None:
+        await self.supervisor.start()
 
     @override
     async def state_bytes_max(self) -> int:

@@ -51,6 +51,10 @@ class Supervisor:
         """Calls in a row that broke, in whichever process."""
         self._first = asyncio.create_task(self._begin())
 
+    async def start(self) -> None:
+        """Return when a process lives and has what it should have; raises ``EngineError``."""
+        await self._alive()
+
     async def call(self, name: str, *arguments: Any, items: int = 0, tokens: int = 0) -> list[Any]:
         """Call a method as ``Conversation.call`` does, in a process that lives."""
         conversation = await self._alive()

@@ -106,6 +106,12 @@ def full(reason):
     return conditions
 
 
+def preparing(what):
+    conditions = Conditions()
+    conditions.prepare(Role.INFERENCE, what)
+    return conditions
+
+
 def awaited(*waiting):
     conditions = Conditions()
     conditions.set("task", "the run's bundle is not stored")
@@ -128,6 +134,11 @@ STATES = {
     "syncing      ": (
         nothing_held() | {"conditions": awaited("fetching the run's bundle, 43 % of 2.0 MB", 0.43)},
         "fetching the run's bundle, 43 % of 2.0 MB",
+    ),
+    "syncing         ": ({"conditions": preparing("starting the engine")}, "starting the engine"),
+    "syncing          ": (
+        nothing_held() | {"conditions": preparing("starting the engine")},
+        "fetching weights: asking for them",
     ),
     "syncing       ": ({"conditions": awaited("listening")}, "listening"),
     "paused ": (

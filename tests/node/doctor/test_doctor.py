@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 import pytest
 
+from node.api import client
+from node.api.status import NodeStatus
+from node.cli.commands.doctor import _look_at_daemon
 from node.cli.main import main
 from node.doctor import engine, machine
 from node.doctor.engine import check_engine
@@ -15,7 +18,7 @@ from node.doctor.network import check_p2pd, check_peers, check_reachable
 from node.founding.found import found as found_run
 from node.founding.found import manifest_toml
 from node.founding.needs import needs_of
-from node.local.datadir import load_or_create_identity, open_data_dir
+from node.local.datadir import DataDir, load_or_create_identity, open_data_dir
 from node.local.hardware import Gpu
 from protocol.crypto import Identity
 from protocol.recipe import load_recipe
@@ -99,6 +102,16 @@ def test_the_kernels_word_about_its_clock_is_read(monkeypatch, status, level):
 
     monkeypatch.setattr(machine.ctypes, "CDLL", Libc)
     assert check_clock().level is level
+
+
+@pytest.mark.parametrize("clock", ["", "your clock seems 596 s behind 3 peers (median)"])
+def test_what_peers_say_of_the_clock_is_passed_on(monkeypatch, tmp_path, clock):
+    """A daemon that runs has compared it; where none does, nobody has."""
+    datadir = DataDir(tmp_path)
+    assert _look_at_daemon(datadir) == []
+    status = NodeStatus("peer", "run", "name", (), "paused", clock, 0.0, clock=clock)
+    monkeypatch.setattr(client, "fetch", lambda *_: status.to_json())
+    assert [one.found for one in _look_at_daemon(datadir)] == ([clock] if clock else [])
 
 
 async def test_peers_are_dialled_and_one_is_enough():

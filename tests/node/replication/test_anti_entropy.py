@@ -58,7 +58,7 @@ class Node:
         self.anti_entropy = AntiEntropy(self.context, inbox, UploadCap(None))
 
     def note(self, received, source):
-        assert source is Source.ANTI_ENTROPY
+        assert source in (Source.ANTI_ENTROPY, Source.WAITED)
         if received.result is ValidationResult.ACCEPT:
             self.accepted.append(received.signed.envelope)
 
@@ -161,6 +161,39 @@ def test_strangers_records_come_last(monkeypatch):
         assert len(listed) == len(set(listed))
         assert await pair.pull()
         assert fingerprint(pair.ours.replica) == fingerprint(pair.theirs.replica)
+
+    run_virtual(scenario())
+
+
+def test_old_evidence_against_members_comes_last(monkeypatch):
+    """After all that concerns them was forgotten; a worker that left concerns nobody."""
+    lie = WORLD.commit(WORKER)
+    rejection = WORLD.certificate(lie, accepted=False, escalated=True)
+    fork, gone = (
+        [WORLD.commit(one, tokens=tokens) for tokens in (9, 10)] for one in WORLD.workers[1:]
+    )
+    late_epoch = 10 * WORLD.manifest.committee.expire_after_epochs
+    late = {"sequence": round(WORLD.at(late_epoch) * 1000)}
+
+    async def scenario():
+        pair = Pair()
+        pair.theirs.take(GENESIS, *validators(), lie, rejection, *fork, *gone)
+        monkeypatch.setitem(globals(), "NOW", WORLD.at(late_epoch))
+        present = [WORLD.record(one, ("validator",), **late) for one in WORLD.validators]
+        present += [WORLD.record(one, ("inference",), **late) for one in WORLD.workers[:2]]
+        pair.theirs.take(*present)
+        pair.theirs.replica.advance(NOW)
+        assert pair.theirs.replica.ledger.entries == {}
+        listed = [signed.digest for signed in synchronise._current(pair.theirs.replica, 0)]
+        assert listed[-4:] == [one.digest for one in (lie, rejection, *fork)]
+        assert await pair.pull()
+        slashed = pair.ours.replica.ledger.slashed
+        assert [slashed(one.peer_id) for one in WORLD.workers] == [True, True, False]
+        count = len(pair.ours.accepted)
+        pair.ours.replica.advance(NOW)
+        assert await pair.pull()
+        assert pair.ours.anti_entropy.progress == (0, 0), "and is not asked for again"
+        assert len(pair.ours.accepted) == count
 
     run_virtual(scenario())
 

@@ -286,6 +286,33 @@ def test_only_as_many_versions_are_kept_as_the_run_says(tmp_path):
     run_virtual(scenario())
 
 
+def test_a_version_that_an_engine_reads_is_not_deleted_under_it(tmp_path):
+    """A role chooses a policy, and the engine opens its file when it has the time."""
+
+    async def scenario():
+        swarm = await begun(tmp_path, 1)
+        library = swarm.followers[0].library
+        policy = library.newest()
+        with library.hold(policy):
+            with library.hold(policy):
+                await publish_many(swarm, 5)
+                assert policy.path.read_bytes() == weights(0)
+            await publish_many(swarm, 2)
+            assert policy.path.read_bytes() == weights(0), "another engine reads it"
+        await publish_many(swarm, 1)
+        assert not policy.path.exists()
+        assert sorted(library._held) == [5, 6, 7, 8]
+        await swarm.stop()
+
+    async def publish_many(swarm, count):
+        for _ in range(count):
+            swarm.tell(await swarm.publish())
+            await asyncio.sleep(12)
+            swarm.introduce()
+
+    run_virtual(scenario())
+
+
 def test_shards_that_two_versions_share_outlive_the_older_one(tmp_path):
     async def scenario():
         swarm = await begun(tmp_path)

@@ -179,6 +179,18 @@ def test_where_nothing_rounds_claims_are_taken_as_the_audit_left_them(tmp_path):
     run_virtual(scenario())
 
 
+def test_weights_are_held_while_the_engine_reads_them(tmp_path):
+    async def scenario():
+        world, in_use = World(tmp_path, model=ROUNDING), []
+        world.batch()
+        world.engine.on_read = lambda: in_use.append(list(world.policies.in_use))
+        batching = Batching(world.context, world.engine, world.asked(Task()))
+        assert await batching.next(0, b"policy") is not None
+        assert (in_use, world.policies.in_use) == ([[0]], [])
+
+    run_virtual(scenario())
+
+
 def test_weights_that_the_engine_refuses_are_fetched_again(tmp_path):
     async def scenario():
         world = World(tmp_path, model=ROUNDING)

@@ -192,8 +192,11 @@ def test_weights_that_are_refused_are_handed_back(tmp_path):
         assert "waiting for the weights" in str(world.conditions)
         world.engine.damaged.clear()
         world.policies.held[0] = policy
+        world.engine.on_read = lambda: in_use.append(list(world.policies.in_use))
+        in_use = []
         await world.rest(15)
         assert world.engine.loaded == ["v0.safetensors"]
+        assert (in_use, world.policies.in_use) == ([[0]], [])
         await world.stop()
 
     run_virtual(scenario())

@@ -416,6 +416,19 @@ def test_a_policy_that_the_engine_refuses_is_handed_back_and_nobody_is_judged(tm
     run_virtual(scenario())
 
 
+def test_a_policy_is_held_while_the_engine_reads_it(tmp_path):
+    async def scenario():
+        world, in_use = World(tmp_path), []
+        world.engine.on_load = lambda: in_use.append(list(world.policies.in_use))
+        world.run(world.flow)
+        world.commit()
+        await world.rest(2 * EPOCH_SECONDS)
+        assert (in_use, world.policies.in_use) == ([[0]], [])
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 def test_an_engine_that_has_dropped_a_policy_gets_it_again(tmp_path):
     async def scenario():
         world = World(tmp_path)

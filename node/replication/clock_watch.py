@@ -1,0 +1,113 @@
+"""Comparison of this machine's clock with those of others, by the dates of gossiped records.
+
+A node whose clock is wrong refuses honest records, or has its own refused, and sees no other cause.
+One peer with a wrong clock is that peer's fault: only a majority says something about ours. Keys
+are free, so the keys of the genesis count, which a node hears of also when it knows no addresses,
+and each network that a connected peer is in. Nobody can date a record of theirs ahead; who carries
+all that a node hears can delay it, and such a node is cut off in any case.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable
+
+import structlog
+
+from node.context import NodeContext
+from node.membership.networks import network_of
+from node.replication.inbox import Source
+from node.streams.deadline import loop_time
+from protocol.clock_offsets import PEERS_MAX, ClockOffsets
+from protocol.membership import CLOCK_SKEW_SECONDS_MAX
+from protocol.messages import NodeRecord
+from protocol.replica import Received
+from protocol.types import PeerId
+
+log = structlog.get_logger()
+
+_CONDITION = "clock"
+
+LOOK_EPOCHS = 0.5
+"""Between two comparisons: each looks at all connected peers."""
+
+
+class ClockWatch:
+    """Says what is wrong with our clock in ``conditions``, once in the log, and in ``wrong``."""
+
+    def __init__(self, context: NodeContext) -> None:
+        epochs = context.replica.manifest.epochs
+        self._context = context
+        self._epoch_seconds = epochs.seconds
+        # Gossip may hold a record back for an epoch, which makes its author's clock seem late.
+        self._late_seconds = CLOCK_SKEW_SECONDS_MAX + epochs.seconds
+        kept_seconds = epochs.record_epochs * epochs.seconds
+        self._offsets = ClockOffsets(self._late_seconds, kept_seconds)
+        self._looked_at = -math.inf
+        self._told: dict[PeerId, None] = {}
+        """Peers with a wrong clock that the log has named."""
+        self.wrong = ""
+        """What is wrong with our clock, empty when nothing is known to be."""
+        context.tables.watch(lambda: {"clocks": len(self._offsets)})
+
+    def note(self, received: Received, source: Source) -> None:
+        """Take the date of a gossiped record that counts, whatever became of the record."""
+        signed = received.signed
+        if source is not Source.GOSSIP or signed is None:
+            return
+        if isinstance(signed.message, NodeRecord) and self._counts(signed.signer):
+            self._offsets.note(signed.signer, signed.message.issued_at, loop_time())
+            if loop_time() >= self._looked_at + LOOK_EPOCHS * self._epoch_seconds:
+                self._look()
+
+    def _counts(self, peer: PeerId) -> bool:
+        named = self._context.replica.manifest.is_of_genesis(peer)
+        return named or peer in self._context.peers.connected
+
+    def _networks(self) -> dict[Hashable, list[PeerId]]:
+        """Return the peers that count, by what counts as one: a key of the genesis, a network."""
+        genesis = self._context.replica.manifest.genesis
+        named = dict.fromkeys(map(PeerId, (*genesis.trainers, *genesis.validators)))
+        networks: dict[Hashable, list[PeerId]] = defaultdict(list)
+        for peer in dict.fromkeys((*named, *self._context.peers.connected)):
+            networks[peer if peer in named else network_of(self._context, peer)].append(peer)
+        return networks
+
+    def _look(self) -> None:
+        now, monotonic = self._context.ports.clock.now(), loop_time()
+        self._looked_at = monotonic
+        networks = self._networks()
+        estimate = self._offsets.estimate(networks, now, monotonic)
+        ahead_seconds = 0.0 if estimate is None else estimate.ahead_seconds
+        own_is_right = -self._late_seconds <= ahead_seconds <= CLOCK_SKEW_SECONDS_MAX
+        if estimate is None or own_is_right:
+            self._clear()
+            peers = [] if estimate is None else [one for each in networks.values() for one in each]
+            for peer in peers:
+                self._tell(peer, self._offsets.ahead_seconds(peer, now, monotonic))
+            return
+        side = "behind" if ahead_seconds > 0 else "ahead of"
+        text = (
+            f"your clock seems {abs(ahead_seconds):.0f} s {side} {estimate.peers} peers (median); "
+            "correct it (e.g. timedatectl set-ntp true)"
+        )
+        if not self.wrong:
+            log.warning("clock_wrong", reason=text)
+        self.wrong = text
+        self._context.conditions.set(_CONDITION, text)
+
+    def _clear(self) -> None:
+        if self.wrong:
+            log.info("clock_right")
+            self._context.conditions.clear(_CONDITION)
+        self.wrong = ""
+
+    def _tell(self, peer: PeerId, ahead_seconds: float | None) -> None:
+        """Name a peer whose clock differs from ours and from most others, once."""
+        late_seconds = self._late_seconds
+        if ahead_seconds is None or -late_seconds <= ahead_seconds <= CLOCK_SKEW_SECONDS_MAX:
+            self._told.pop(peer, None)
+        elif peer not in self._told:
+            self._told[peer] = None
+            if len(self._told) > PEERS_MAX:
+                del self._told[next(iter(self._told))]
+            log.info("peer_clock_wrong", peer=peer[-8:], ahead_seconds=round(ahead_seconds))
