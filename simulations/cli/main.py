@@ -70,13 +70,13 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
     nodes: Nodes = None,
     minutes: Minutes = None,
-    strangers: Annotated[
+    strangers_per_node: Annotated[
         float | None,
         typer.Option(
             "--strangers-per-node", min=0, max=100, help="Adversaries beside each of the nodes."
         ),
     ] = None,
-    strangers_after: Annotated[
+    strangers_after_minutes: Annotated[
         float | None,
         typer.Option(
             "--strangers-after",
@@ -97,7 +97,15 @@ def run(
     """Run a scenario once."""
     from simulations.study.study import Plan  # noqa: PLC0415 - when it is called
 
-    plan = Plan(scenario, seed, nodes, minutes, strangers, strangers_after, worker_speed)
+    plan = Plan(
+        scenario,
+        seed,
+        nodes,
+        minutes,
+        strangers_per_node,
+        strangers_after_minutes,
+        worker_speed,
+    )
     if report is None:
         outcome = _run(plan)
     else:
@@ -135,7 +143,7 @@ def sweep(
     plans = [Plan(scenario, seed, nodes, minutes) for seed in range(first_seed, first_seed + seeds)]
     _check(plans[0])
     swept = show_sweep(plans, processes)
-    results = [outcome.result.to_json() for outcome in swept.outcomes]
+    results = [outcome.to_json() for outcome in swept.outcomes]
     if as_json:
         _print_json({"scenario": scenario, "summary": summarise(results), "runs": results})
     elif results:
@@ -242,10 +250,10 @@ def _show(outcome: "RunOutcome", *, as_json: bool, report: Path | None) -> None:
     if report is not None and outcome.series is not None:
         from simulations.report.page import write_report  # noqa: PLC0415 - matplotlib, a second
 
-        page = write_report(report, outcome.result, outcome.series, outcome.plan.command)
+        page = write_report(report, outcome, outcome.series)
         stderr().print(f"report: {page}", soft_wrap=True)
     if as_json:
-        _print_json(outcome.result.to_json())
+        _print_json(outcome.to_json())
     else:
         stdout().print(result_table(outcome))
 

@@ -115,6 +115,20 @@ def test_the_main_form_runs_a_node(started, home, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_group_without_a_command_shows_its_help_and_says_what_is_missing(capsys):
+    assert cli.main(["run"]) == 2
+    out, err = capsys.readouterr()
+    assert "Usage: prime-node run" in out
+    assert err == (
+        "prime-node: error: run needs a command: create, show; see prime-node run --help\n"
+    )
+
+
+def test_a_wrong_option_names_the_help_of_its_command(capsys):
+    code, told = failure(capsys, "run", "show", "--nonsense")
+    assert (code, told.endswith("; see prime-node run show --help")) == (2, True)
+
+
 def test_the_exit_code_is_the_node_s(monkeypatch):
     monkeypatch.setitem(
         sys.modules, "node.live.node", SimpleNamespace(run_node=lambda _: ExitCode.RETRY)

@@ -11,10 +11,11 @@ import pytest
 from simulations.metrics.numbers import Meter
 from simulations.report.page import CAPTIONS, _percent, write_report
 from simulations.report.plots import CALM, FAULT, PICTURES, draw_all
+from simulations.study.study import Plan, RunOutcome
 from tests.simulations.trace_examples import small_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
-COMMAND = "prime-node simulate run 'a b' --seed 3"
+PLAN = Plan("a b", 3)
 
 
 def story(*, broken=False):
@@ -64,10 +65,11 @@ class Page(HTMLParser):
 
 def test_a_report_has_numbers_pictures_and_one_page(tmp_path):
     result, series = story()
-    page = write_report(tmp_path / "new" / "report", result, series, COMMAND)
+    outcome = RunOutcome(PLAN, result, series)
+    page = write_report(tmp_path / "new" / "report", outcome, series)
     folder = page.parent
     assert json.loads((folder / "result.json").read_text()) == json.loads(
-        json.dumps(result.to_json())
+        json.dumps(outcome.to_json())
     )
     assert len(json.loads((folder / "series.json").read_text())["versions"]) == 11
     for name in PICTURES:
@@ -78,7 +80,7 @@ def test_a_report_has_numbers_pictures_and_one_page(tmp_path):
     assert all(link.startswith("data:image/png;base64,") for link in parsed.links)
     text = " ".join(parsed.text)
     assert "Every check held" in text
-    assert COMMAND in text
+    assert "prime-node simulate run 'a b' --seed 3" in text
     assert "a <scenario>, seed 3" in text
     assert "partition <1|2>" in text
 
@@ -87,7 +89,7 @@ def test_a_violation_stands_on_the_page_with_its_causes():
     from simulations.report.page import render_page  # noqa: PLC0415 - beside what it is about
 
     result, series = story(broken=True)
-    text = render_page(result, series, {}, COMMAND)
+    text = render_page(result, series, {}, PLAN.command)
     assert "no-false-rollout-certified" in text
     assert "stored certificate" in text
     assert "Every check held" not in text
@@ -111,7 +113,7 @@ def test_the_page_asks_nobody_for_anything():
     from simulations.report.page import render_page  # noqa: PLC0415 - beside what it is about
 
     result, series = story()
-    page = render_page(result, series, draw_all(series), COMMAND)
+    page = render_page(result, series, draw_all(series), PLAN.command)
     text = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     assert [word for word in ("http:", "https:", "@import", "url(") if word in text] == []
 
@@ -151,7 +153,8 @@ def test_the_page_fits_a_phone(tmp_path):
     if chromium is None:
         pytest.skip("needs Debian's package chromium")
     result, series = story(broken=True)
-    page_file = write_report(tmp_path, result, series, COMMAND + " --nodes 1000" * 8)
+    plan = Plan("a scenario" * 20, 3)
+    page_file = write_report(tmp_path, RunOutcome(plan, result, series), series)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for width in (320, 390, 768, 1280):
