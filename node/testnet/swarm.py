@@ -19,7 +19,13 @@ from node.local.datadir import DataDir
 from node.testnet import launcher
 from node.testnet.evaluation import greedy_accuracy
 from node.testnet.fleet import Fleet, join_command, status_command, tail
-from node.testnet.genesis import create_members, found_run, make_first_policy, recipe_for
+from node.testnet.genesis import (
+    create_members,
+    found_run,
+    make_first_policy,
+    recipe_for,
+    require_task,
+)
 from node.testnet.memory import peak_rss_bytes
 from node.testnet.picture import draw_reward
 from node.testnet.plan import Layout, NodePlan, Options
@@ -72,8 +78,12 @@ class SwarmRun:
 
     @classmethod
     def create(cls, options: Options) -> "SwarmRun":
-        """Make the testnet; raises ``OSError`` or ``NodeError`` when its directory is unusable."""
+        """Make the testnet.
+
+        Raises ``OSError`` or ``NodeError`` when its directory, recipe or task cannot be used here.
+        """
         recipe = recipe_for(options)
+        require_task(recipe)
         layout = Layout(options.directory)
         record = SwarmRecord(psutil.Process().create_time())
         screen = Screen(

@@ -143,7 +143,7 @@ def sweep(
     plans = [Plan(scenario, seed, nodes, minutes) for seed in range(first_seed, first_seed + seeds)]
     _check(plans[0])
     swept = show_sweep(plans, processes)
-    results = [outcome.to_json() for outcome in swept.outcomes]
+    results = [outcome.result.to_json() for outcome in swept.outcomes]
     if as_json:
         _print_json({"scenario": scenario, "summary": summarise(results), "runs": results})
     elif results:
@@ -250,10 +250,10 @@ def _show(outcome: "RunOutcome", *, as_json: bool, report: Path | None) -> None:
     if report is not None and outcome.series is not None:
         from simulations.report.page import write_report  # noqa: PLC0415 - matplotlib, a second
 
-        page = write_report(report, outcome, outcome.series)
+        page = write_report(report, outcome.result, outcome.series, outcome.plan.command)
         stderr().print(f"report: {page}", soft_wrap=True)
     if as_json:
-        _print_json(outcome.to_json())
+        _print_json(outcome.result.to_json())
     else:
         stdout().print(result_table(outcome))
 

@@ -10,7 +10,6 @@ from simulations.checkers import Violation
 from simulations.metrics.numbers import Result
 from simulations.metrics.series import Series
 from simulations.report.plots import draw_all
-from simulations.study.study import RunOutcome
 
 CAPTIONS = {
     "progress": "Rollouts committed and certified, and the mean reward of each version's batch. "
@@ -61,16 +60,16 @@ td:first-child { color: var(--soft); width: 50%; }
 """
 
 
-def write_report(directory: Path, outcome: RunOutcome, series: Series) -> Path:
-    """Write the report of a run; return the page's path."""
+def write_report(directory: Path, result: Result, series: Series, command: str) -> Path:
+    """Write the report of a run, which ``command`` repeats; return the page's path."""
     directory.mkdir(parents=True, exist_ok=True)
     pictures = draw_all(series)
     for name, png in pictures.items():
         (directory / f"{name}.png").write_bytes(png)
-    (directory / "result.json").write_text(json.dumps(outcome.to_json(), indent=2) + "\n")
+    (directory / "result.json").write_text(json.dumps(result.to_json(), indent=2) + "\n")
     (directory / "series.json").write_text(json.dumps(series.to_json()) + "\n")
     page = directory / "index.html"
-    page.write_text(render_page(outcome.result, series, pictures, outcome.plan.command))
+    page.write_text(render_page(result, series, pictures, command))
     return page
 
 

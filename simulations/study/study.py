@@ -121,10 +121,6 @@ class RunOutcome:
         """The rule that did not hold, if any."""
         return next(iter(self.result.violations), None)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the numbers and the plan as plain JSON values."""
-        return {**self.result.to_json(), "plan": asdict(self.plan)}
-
 
 class ViolationError(Exception):
     """Ends a simulation in which a rule did not hold."""
@@ -161,8 +157,7 @@ def run_plan(
     except NodeFailedError as error:
         watch.note_failure(str(error))
     result = meter.result(
-        plan.scenario,
-        plan.seed,
+        asdict(plan),
         nodes=scenario.nodes.total,
         wall_s=clock() - began,
         events=trace.events,

@@ -45,7 +45,12 @@ def measured_run(**options):
 def result(run):
     run.watch.finish(run.now)
     return run.meter.result(
-        "small", 7, nodes=7, wall_s=1.0, events=10, trace_digest="d", peak_rss_mb=100
+        {"scenario": "small", "seed": 7},
+        nodes=7,
+        wall_s=1.0,
+        events=10,
+        trace_digest="d",
+        peak_rss_mb=100,
     )
 
 

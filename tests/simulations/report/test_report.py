@@ -11,11 +11,10 @@ import pytest
 from simulations.metrics.numbers import Meter
 from simulations.report.page import CAPTIONS, _percent, write_report
 from simulations.report.plots import CALM, FAULT, PICTURES, draw_all
-from simulations.study.study import Plan, RunOutcome
 from tests.simulations.trace_examples import small_run
 
 PNG = b"\x89PNG\r\n\x1a\n"
-PLAN = Plan("a b", 3)
+COMMAND = "prime-node simulate run 'a b' --seed 3"
 
 
 def story(*, broken=False):
@@ -44,7 +43,12 @@ def story(*, broken=False):
         run.certified("liar")
     run.watch.finish(run.now)
     result = meter.result(
-        "a <scenario>", 3, nodes=7, wall_s=1.5, events=99, trace_digest="d1", peak_rss_mb=80
+        {"scenario": "a <scenario>", "seed": 3},
+        nodes=7,
+        wall_s=1.5,
+        events=99,
+        trace_digest="d1",
+        peak_rss_mb=80,
     )
     return result, meter.series
 
@@ -65,11 +69,10 @@ class Page(HTMLParser):
 
 def test_a_report_has_numbers_pictures_and_one_page(tmp_path):
     result, series = story()
-    outcome = RunOutcome(PLAN, result, series)
-    page = write_report(tmp_path / "new" / "report", outcome, series)
+    page = write_report(tmp_path / "new" / "report", result, series, COMMAND)
     folder = page.parent
     assert json.loads((folder / "result.json").read_text()) == json.loads(
-        json.dumps(outcome.to_json())
+        json.dumps(result.to_json())
     )
     assert len(json.loads((folder / "series.json").read_text())["versions"]) == 11
     for name in PICTURES:
@@ -80,7 +83,7 @@ def test_a_report_has_numbers_pictures_and_one_page(tmp_path):
     assert all(link.startswith("data:image/png;base64,") for link in parsed.links)
     text = " ".join(parsed.text)
     assert "Every check held" in text
-    assert "prime-node simulate run 'a b' --seed 3" in text
+    assert COMMAND in text
     assert "a <scenario>, seed 3" in text
     assert "partition <1|2>" in text
 
@@ -89,7 +92,7 @@ def test_a_violation_stands_on_the_page_with_its_causes():
     from simulations.report.page import render_page  # noqa: PLC0415 - beside what it is about
 
     result, series = story(broken=True)
-    text = render_page(result, series, {}, PLAN.command)
+    text = render_page(result, series, {}, COMMAND)
     assert "no-false-rollout-certified" in text
     assert "stored certificate" in text
     assert "Every check held" not in text
@@ -113,7 +116,7 @@ def test_the_page_asks_nobody_for_anything():
     from simulations.report.page import render_page  # noqa: PLC0415 - beside what it is about
 
     result, series = story()
-    page = render_page(result, series, draw_all(series), PLAN.command)
+    page = render_page(result, series, draw_all(series), COMMAND)
     text = re.sub(r"data:image/png;base64,[^\"]*", "", page)
     assert [word for word in ("http:", "https:", "@import", "url(") if word in text] == []
 
@@ -153,8 +156,7 @@ def test_the_page_fits_a_phone(tmp_path):
     if chromium is None:
         pytest.skip("needs Debian's package chromium")
     result, series = story(broken=True)
-    plan = Plan("a scenario" * 20, 3)
-    page_file = write_report(tmp_path, RunOutcome(plan, result, series), series)
+    page_file = write_report(tmp_path, result, series, COMMAND + " --nodes 1000" * 8)
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         for width in (320, 390, 768, 1280):
