@@ -15,6 +15,7 @@ from simulations.metrics.spread import CLOSE_SECONDS, Histogram
 from tests.simulations.trace_examples import small_run
 
 KEYS = {
+    "plan",
     "scenario",
     "seed",
     "nodes",
