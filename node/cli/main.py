@@ -14,6 +14,7 @@ import typer
 from node.cli import options
 from node.cli.loading import CommandGroup
 from node.local.errors import ExitCode, NodeError
+from node.local.plain_text import tolerate_encoding
 
 NAME = "prime-node"
 
@@ -124,6 +125,7 @@ def start(flags: dict[str, Any]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``prime-node`` with ``arguments`` (those of the process) and return its exit code."""
+    tolerate_encoding(sys.stdout)  # standard error replaces what it lacks by itself
     try:
         result = app(args=arguments, prog_name=NAME, standalone_mode=False)
     except NodeError as error:

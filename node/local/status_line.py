@@ -8,6 +8,9 @@ from typing_extensions import override
 
 _CLEAR_LINE = "\r\x1b[K"
 _BAR_CELLS = 24
+_CELLS = "█░"
+"""Full and empty."""
+_ASCII_CELLS = "#-"
 _COLUMNS_DEFAULT = 80
 
 
@@ -16,6 +19,7 @@ class StatusLine(io.TextIOBase):
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal
+        self._cells = _CELLS if _shows(terminal, _CELLS) else _ASCII_CELLS
         self._shown = ""
 
     @override
@@ -35,7 +39,7 @@ class StatusLine(io.TextIOBase):
 
     def show(self, text: str, share: float | None) -> None:
         """Draw the line: a bar where the ``share`` that is done is known; no text clears it."""
-        line = "" if not text else f"{_bar(share)}{text}"
+        line = "" if not text else f"{_bar(share, self._cells)}{text}"
         cut = line[: self._columns() - 1]  # a line that wraps could not be cleared
         if cut != self._shown:
             self._shown = cut
@@ -49,8 +53,17 @@ class StatusLine(io.TextIOBase):
             return _COLUMNS_DEFAULT
 
 
-def _bar(share: float | None) -> str:
+def _bar(share: float | None, cells: str) -> str:
     if share is None:
         return ""
     full = round(_BAR_CELLS * min(1.0, max(0.0, share)))
-    return f"{'█' * full}{'░' * (_BAR_CELLS - full)} "
+    return f"{cells[0] * full}{cells[1] * (_BAR_CELLS - full)} "
+
+
+def _shows(terminal: TextIO, text: str) -> bool:
+    """Tell whether the encoding of a terminal has the characters of ``text``."""
+    try:
+        text.encode(terminal.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

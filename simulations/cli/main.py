@@ -227,7 +227,7 @@ def _check(plan: "Plan") -> None:
 
     try:
         plan.load()
-    except (ScenarioError, OSError) as error:
+    except (ScenarioError, OSError, UnicodeDecodeError) as error:
         raise NodeError(f"{plan.scenario}: {error}", ExitCode.CONFIG) from None
 
 

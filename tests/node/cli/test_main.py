@@ -129,6 +129,18 @@ def test_a_wrong_option_names_the_help_of_its_command(capsys):
     assert (code, told.endswith("; see prime-node run show --help")) == (2, True)
 
 
+def test_an_ascii_standard_output_is_written():
+    """A process of its own: encodings are decided when the interpreter starts."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "node.cli.main", "--help"],
+        env={**os.environ, **plain, "PYTHONIOENCODING": "ascii"},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "PRIME_NODE_ROLES ..." in done.stdout
+
+
 def test_the_exit_code_is_the_node_s(monkeypatch):
     monkeypatch.setitem(
         sys.modules, "node.live.node", SimpleNamespace(run_node=lambda _: ExitCode.RETRY)
