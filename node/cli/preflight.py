@@ -5,6 +5,7 @@ Engines take seconds to import; a mistake should be told before that.
 
 from importlib.util import find_spec
 
+from node.live.room import require_room
 from node.local.addresses import load_cached_peers
 from node.local.config import NodeConfig, flag
 from node.local.datadir import API_HOST, load_or_create_identity, locked, open_data_dir
@@ -32,6 +33,8 @@ def preflight(config: NodeConfig) -> None:
         _check_ports(config)
         load_or_create_identity(config.identity_path or datadir.identity)
         run = local_run(datadir, config.run, config.run_id)
+    if run is not None:
+        require_room(run.manifest, config, datadir)
     if config.new_swarm and run is None:
         raise NodeError(
             "--new-swarm needs a run to begin: give its signed manifest with --run RUN.toml",

@@ -223,11 +223,13 @@ class LiveNode:
         from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
         from node.live.http_face import HttpFace  # noqa: PLC0415
         from node.live.opening import about_us, open_store  # noqa: PLC0415
+        from node.live.room import require_room  # noqa: PLC0415
         from node.membership.buckets import Buckets  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
         from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
 
         run, run_id = manifest.manifest, manifest.manifest.run_id
+        await asyncio.to_thread(require_room, run, self._config, self._datadir)
         self._before, self._joining = Stage("starting", "reading what is stored"), None
         # All of them read or sync files.
         store = await asyncio.to_thread(
