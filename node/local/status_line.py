@@ -2,6 +2,8 @@
 
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 from typing_extensions import override
@@ -21,6 +23,7 @@ class StatusLine(io.TextIOBase):
         self._terminal = terminal
         self._cells = _CELLS if _shows(terminal, _CELLS) else _ASCII_CELLS
         self._shown = ""
+        self._asking = False
 
     @override
     def write(self, text: str) -> int:
@@ -37,8 +40,26 @@ class StatusLine(io.TextIOBase):
     def isatty(self) -> bool:
         return self._terminal.isatty()
 
+    @contextmanager
+    def asking(self, question: str) -> Iterator[None]:
+        """Hold a question as the line until it is answered: ``show`` changes nothing meanwhile.
+
+        Who answers ends the line, so nothing of it is cleared afterwards.
+        """
+        self.show(question, None)
+        self._asking = True
+        try:
+            yield
+        except BaseException:
+            self._terminal.write("\n")
+            raise
+        finally:
+            self._asking, self._shown = False, ""
+
     def show(self, text: str, share: float | None) -> None:
         """Draw the line: a bar where the ``share`` that is done is known; no text clears it."""
+        if self._asking:
+            return
         line = "" if not text else f"{_bar(share, self._cells)}{text}"
         cut = line[: self._columns() - 1]  # a line that wraps could not be cleared
         if cut != self._shown:
