@@ -266,20 +266,28 @@ class SwarmRun:
 
     @contextlib.contextmanager
     def _signals(self, fleet: Fleet) -> Iterator[None]:
-        """Let the first interrupt drain and the second one kill."""
+        """Let the first interrupt drain and the second one kill.
+
+        A terminal that closes sends SIGHUP, perhaps several times: it drains, and never kills.
+        Where it is ignored (nohup), it stays so.
+        """
         loop = asyncio.get_running_loop()
         kills: list[asyncio.Task[None]] = []
 
-        def interrupt() -> None:
+        def interrupt(number: signal.Signals) -> None:
+            if number is signal.SIGHUP and self._interrupts:
+                return
             self._interrupts += 1
             if self._interrupts == 1 and self._working is not None:
                 self._working.cancel()
             else:
                 kills.append(asyncio.create_task(fleet.kill()))
 
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
         for number in numbers:
-            loop.add_signal_handler(number, interrupt)
+            loop.add_signal_handler(number, interrupt, number)
         try:
             yield
         finally:
