@@ -22,10 +22,10 @@ ADVANTAGE_EPSILON = 1e-6
 def group_advantages(rewards: Tensor, groups: Tensor) -> Tensor:
     """Return ``(R - mean) / (deviation + 1e-6)`` of each reward within its group, all ``[n]``.
 
-    The deviation is the sample's, with ``n - 1``: that of ``compute_advantages_grpo`` in prime-rl at
-    4bb0ff01f, with which INTELLECT-2 was trained, and of TRL. The population's would be smaller, and
-    advantages larger, by ``sqrt(n / (n - 1))``: 1.15 times for 4 answers, 1.03 times for 16. A group
-    whose rewards are all equal gets exactly zero, and so does a single answer, where theirs is NaN.
+    The deviation is the sample's, with ``n - 1``, as in ``compute_advantages_grpo`` of prime-rl at
+    4bb0ff01f, which trained INTELLECT-2, and in TRL. With the population's advantages would be
+    ``sqrt(n / (n - 1))`` times larger: 1.15 times for 4 answers, 1.03 times for 16. A group whose
+    rewards are all equal gets exactly zero, and so does a single answer, where theirs is NaN.
     """
     _, member_of = torch.unique(groups, return_inverse=True)
     counts = torch.bincount(member_of).to(rewards.dtype)
