@@ -13,6 +13,7 @@ from node.local.devices import why_no_device
 from node.local.errors import ExitCode, NodeError
 from node.local.ports import listen
 from node.local.run_pin import local_run
+from protocol.types import Role
 
 
 def preflight(config: NodeConfig) -> None:
@@ -26,7 +27,10 @@ def preflight(config: NodeConfig) -> None:
             "that has it with --engine-python",
             ExitCode.CONFIG,
         )
-    if reason := why_no_device(config.device, own_torch=config.engine_python is None):
+    computes = set(config.roles) != {Role.RELAY}
+    if computes and (
+        reason := why_no_device(config.device, own_torch=config.engine_python is None)
+    ):
         raise NodeError(reason, ExitCode.CONFIG)
     datadir = open_data_dir(config.data_dir)
     with locked(datadir):

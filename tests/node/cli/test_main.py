@@ -160,6 +160,13 @@ def test_an_engine_that_is_not_installed_is_told_before_a_node_starts(started, m
     assert [(one.engine, one.engine_gpus) for one in started] == [("vllm", 1), ("vllm", 4)]
 
 
+def test_a_relay_needs_no_device(started, capsys):
+    worker = ["--role", "inference", "--initial-peers", PEER, "--device", "cuda:99"]
+    assert failure(capsys, *worker)[0] == 78
+    assert cli.main([*JOIN, "--device", "cuda:99"]) == 0
+    assert [config.device for config in started] == ["cuda:99"]
+
+
 def test_a_new_swarm_begins_with_a_run(started, run_file, data, capsys):
     arguments = ["--role", "trainer", "--new-swarm"]
     assert failure(capsys, *arguments) == (
