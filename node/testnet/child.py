@@ -5,7 +5,6 @@ import signal
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from multiprocessing import parent_process
@@ -92,7 +91,7 @@ def _leave_with_parent() -> None:
     def wait() -> None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
-        time.sleep(DRAIN_SECONDS)
+        threading.Event().wait(DRAIN_SECONDS)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="testnet-watch", daemon=True).start()
