@@ -9,8 +9,9 @@ export PYTHONDONTWRITEBYTECODE :=
 .PHONY: testnet test pytest pytest-system pytest-protocol browser mutants lint vllm-cpu shardcast clean
 .DEFAULT_GOAL := testnet
 
-# Run a whole swarm on this machine and watch it learn.
-testnet: .venv/runtime
+# Run a whole swarm on this machine and watch it learn. A recipe may ask a task in text, which needs
+# the extra envs: 300 MB more, and a C compiler for one package that has no wheel.
+testnet: $(if $(findstring --recipe,$(ARGS)),.venv/envs,.venv/runtime)
 	$(BIN)/prime-node testnet $(ARGS)
 
 # Everything that must hold before a change lands; what waits leaves room for what computes.
@@ -50,6 +51,10 @@ lint: .venv/dev
 .venv/runtime: pyproject.toml
 	$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/envs: .venv/runtime
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[envs]'
 	touch $@
 
 .venv/dev: .venv/runtime

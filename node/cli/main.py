@@ -14,6 +14,7 @@ import typer
 from node.cli import options
 from node.cli.loading import CommandGroup
 from node.local.errors import ExitCode, NodeError
+from node.local.plain_text import tolerate_encoding
 
 NAME = "prime-node"
 
@@ -124,15 +125,27 @@ def start(flags: dict[str, Any]) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run ``prime-node`` with ``arguments`` (those of the process) and return its exit code."""
+    tolerate_encoding(sys.stdout)  # standard error replaces what it lacks by itself
     try:
         result = app(args=arguments, prog_name=NAME, standalone_mode=False)
     except NodeError as error:
         return _fail(error.message, error.exit_code)
     except typer.TyperException as error:  # what typer finds on the command line
-        return _fail(f"{error.format_message()}; see {NAME} --help", ExitCode.USAGE)
+        return _fail(_usage(error), ExitCode.USAGE)
     except typer.Abort:
         return ExitCode.INTERRUPTED
     return int(result or ExitCode.OK)
+
+
+def _usage(error: typer.TyperException) -> str:
+    """Return what is wrong on the command line, and where its help is."""
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if context is None:
+        return f"{message}; see {NAME} --help"
+    if type(error).__name__ == "NoArgsIsHelpError":  # typer has printed the help
+        names = ", ".join(context.command.list_commands(context))
+        message = f"{context.info_name} needs a command: {names}"
+    return f"{message}; see {context.command_path} --help"
 
 
 def _fail(message: str, exit_code: ExitCode) -> int:

@@ -5,6 +5,7 @@ Engines take seconds to import; a mistake should be told before that.
 
 from importlib.util import find_spec
 
+from node.live.room import require_room
 from node.local.addresses import load_cached_peers
 from node.local.config import NodeConfig, flag
 from node.local.datadir import API_HOST, load_or_create_identity, locked, open_data_dir
@@ -13,6 +14,7 @@ from node.local.errors import ExitCode, NodeError
 from node.local.ports import listen
 from node.local.run_pin import local_run
 from node.local.scoring import scoring_digest
+from protocol.types import Role
 
 
 def preflight(config: NodeConfig) -> None:
@@ -26,7 +28,10 @@ def preflight(config: NodeConfig) -> None:
             "that has it with --engine-python",
             ExitCode.CONFIG,
         )
-    if reason := why_no_device(config.device, own_torch=config.engine_python is None):
+    computes = set(config.roles) != {Role.RELAY}
+    if computes and (
+        reason := why_no_device(config.device, own_torch=config.engine_python is None)
+    ):
         raise NodeError(reason, ExitCode.CONFIG)
     datadir = open_data_dir(config.data_dir)
     with locked(datadir):
@@ -35,6 +40,7 @@ def preflight(config: NodeConfig) -> None:
         run = local_run(datadir, config.run, config.run_id)
     if run is not None:
         scoring_digest(run.manifest, config)  # raises where the run's runtime is not here
+        require_room(run.manifest, config, datadir)
     if config.new_swarm and run is None:
         raise NodeError(
             "--new-swarm needs a run to begin: give its signed manifest with --run RUN.toml",

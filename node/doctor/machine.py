@@ -54,7 +54,7 @@ def check_disk(root: Path, roles: tuple[Role, ...], needs: Needs | None) -> Find
         return Finding("disk", Level.FAILURE, f"{root} cannot be written", "choose --data-dir")
     if needs is None:
         return Finding("disk", Level.OK, found)
-    needed = needs.trainer_disk_bytes if Role.TRAINER in roles else needs.disk_bytes
+    needed = needs.disk_of(roles)
     level = Level.OK if free >= needed else Level.FAILURE
     advice = "" if free >= needed else "free some, or choose --data-dir on another disk"
     return Finding("disk", level, f"{found}, the run needs about {bytes_text(needed)}", advice)

@@ -12,7 +12,7 @@ def read_recipe(recipe: str) -> Recipe:
     """Return a recipe by its name, or from its file; raises ``NodeError`` naming what is wrong."""
     path = recipe_path(recipe)
     try:
-        return load_recipe(path.read_text())
+        return load_recipe(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         if path.parent == _directory():
             raise NodeError(

@@ -9,6 +9,7 @@ from node.api.status import Stage
 from node.live.consent import agreed
 from node.local.config import NodeConfig
 from node.local.errors import ExitCode, NodeError
+from node.local.status_line import StatusLine
 from node.membership.peers import PeerTable
 from node.replication.manifest_exchange import fetch_manifest
 from protocol.crypto import verify
@@ -23,9 +24,15 @@ PAUSE_SECONDS = 1.0
 
 
 async def find_run(
-    transport: Transport, peers: PeerTable, config: NodeConfig, tell: Callable[[Stage], None]
+    transport: Transport,
+    peers: PeerTable,
+    config: NodeConfig,
+    tell: Callable[[Stage], None],
+    line: StatusLine | None = None,
 ) -> SignedManifest | None:
     """Ask peers which run they are in until one says; ``tell`` is told what is waited for.
+
+    ``line`` is the status line of the terminal on which a person is asked.
 
     None when the person does not want to join it. Raises ``NodeError`` when it is another one than
     was asked for.
@@ -45,7 +52,7 @@ async def find_run(
                 )
             if config.run_id is None and not config.yes:
                 tell(Stage("joining", "asking on the terminal whether to join"))
-                if not await agreed(manifest.manifest):
+                if not await agreed(manifest.manifest, config.roles, line):
                     log.info("not joined", run_id=offered)
                     return None
             return manifest

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ from node.api.status import NodeStatus, Stage
 from node.api.why import Why
 from node.live.loop_watch import LoopWatch
 from node.live.machine import Machine
+from node.live.signals import watch_signals
 from node.live.start_log import StartLog
 from node.live.supervisor import Supervisor
 from node.local.addresses import load_cached_peers, store_cached_peers
@@ -89,7 +89,8 @@ def run_node(
 ) -> int:
     """Run a node until it drains; returns the exit code. Raises ``NodeError`` for what to mend.
 
-    The first SIGTERM or SIGINT drains, the second ends the process at once.
+    The first SIGTERM, SIGINT or SIGHUP drains, a second SIGTERM or SIGINT ends the process at once.
+    SIGHUP is what a terminal sends that closes; where it is ignored (nohup), it stays so.
     """
     import uvloop  # noqa: PLC0415 - only a live node needs it
 
@@ -121,6 +122,7 @@ class LiveNode:
         self._identity = identity
         self._make_engines = make_engines
         self._make_ports = make_ports
+        self._line = line
         self._daemon: Any = None
         self._joining: Any = None
         self._started_at = 0.0
@@ -141,7 +143,7 @@ class LiveNode:
 
         clock = SystemClock()
         self._started_at = clock.now()
-        self._watch_signals()
+        watch_signals(self._stopping, self._stop)
         self._loop_watch.start()
         self._log_tail.install()
         self._source = self._make_source(clock)
@@ -224,11 +226,13 @@ class LiveNode:
         from node.live.hivemind_dht import HivemindDirectory  # noqa: PLC0415
         from node.live.http_face import HttpFace  # noqa: PLC0415
         from node.live.opening import about_us, open_store  # noqa: PLC0415
+        from node.live.room import require_room  # noqa: PLC0415
         from node.membership.buckets import Buckets  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
         from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
 
         run, run_id = manifest.manifest, manifest.manifest.run_id
+        await asyncio.to_thread(require_room, run, self._config, self._datadir)
         self._before, self._joining = Stage("starting", "reading what is stored"), None
         # All of them read or sync files.
         store = await asyncio.to_thread(
@@ -305,7 +309,7 @@ class LiveNode:
         """Return the run of our peers, pinned; None when the person does not want to join it."""
         from node.live.joining import find_run  # noqa: PLC0415
 
-        manifest = await find_run(transport, self._joining, self._config, self._tell)
+        manifest = await find_run(transport, self._joining, self._config, self._tell, self._line)
         if manifest is not None:
             await asyncio.to_thread(pin_run, self._datadir, manifest)
         return manifest
@@ -334,17 +338,7 @@ class LiveNode:
             if addresses:
                 await asyncio.to_thread(store_cached_peers, self._datadir, addresses)
 
-    def _watch_signals(self) -> None:
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._signalled)
-        loop.add_signal_handler(signal.SIGUSR1, _dump_tasks)
-
-    def _signalled(self) -> None:
-        if self._stopping.is_set():
-            os._exit(ExitCode.OK)
-        log.info("draining; a second signal ends at once")
-        self._stopping.set()
+    def _stop(self) -> None:
         if self._daemon is not None:
             self._daemon.stop()
 
@@ -392,9 +386,3 @@ def status_line(log_format: str) -> StatusLine | None:
 def _import_all() -> None:
     for module in MODULES:
         import_module(module)
-
-
-def _dump_tasks() -> None:
-    """Write where every task stands: what to send with a report of a node that hangs."""
-    for task in asyncio.all_tasks():
-        task.print_stack(limit=4, file=sys.stderr)

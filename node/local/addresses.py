@@ -8,7 +8,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
-from ipaddress import ip_address, ip_network
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 
 from node.local.datadir import DataDir, write_atomically
 from protocol.crypto import public_key_from_peer_id
@@ -30,7 +30,36 @@ CIRCUIT = "/p2p-circuit"
 """In an address: through the relay before it, to the peer after it."""
 
 EXAMPLE = "/ip4/203.0.113.7/tcp/31337/p2p/12D3KooW…"
+PORT_MAX = 65_535
+
+_WITH_VALUE = ("ip4", "ip6", "ip6zone", "dns", "dns4", "dns6", "dnsaddr", "tcp", "udp", "p2p")
+"""Names in a multiaddress that a value follows; ``p2p-circuit``, ``ws`` and others have none."""
+
 _CACHE_BYTES_MAX = 64 * 1024
+
+
+def check_multiaddress(text: str) -> str:
+    """Return a multiaddress; raises ``ValueError`` naming an IP address or a port that is none."""
+    if not text.startswith("/"):
+        raise ValueError(f"{text[:80]!r} is not a multiaddress")
+    parts = iter(text[1:].split("/"))
+    for name in parts:
+        if name in _WITH_VALUE:
+            _check_value(name, next(parts, ""))
+    return text
+
+
+def _check_value(name: str, value: str) -> None:
+    try:
+        if name == "ip4":
+            IPv4Address(value)
+        elif name == "ip6":
+            IPv6Address(value)
+    except ValueError:
+        raise ValueError(f"/{name}/{value[:80]}: not an IPv{name[2:]} address") from None
+    is_port = value.isascii() and value.isdecimal() and 1 <= int(value[:6]) <= PORT_MAX
+    if name in ("tcp", "udp") and not is_port:
+        raise ValueError(f"/{name}/{value[:80]}: not a port, which is from 1 to {PORT_MAX}")
 
 
 def check_peer_address(text: str) -> str:
@@ -39,6 +68,7 @@ def check_peer_address(text: str) -> str:
     _, separator, peer_id = address.rpartition("/p2p/")
     if not (address.startswith("/") and separator and len(address) <= ADDRESS_CHARACTERS_MAX):
         raise ValueError(f"{address[:80]!r} is not a peer address; write it as {EXAMPLE}")
+    check_multiaddress(address)
     if public_key_from_peer_id(peer_id) is None:
         raise ValueError(f"{peer_id[:80]!r} is not the peer id of an Ed25519 key (12D3KooW…)")
     return address

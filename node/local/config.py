@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from node.local.addresses import check_peer_address
+from node.local.addresses import PORT_MAX, check_multiaddress, check_peer_address
 from node.local.errors import ExitCode, NodeError
 from node.local.invite_token import read_invite
 from node.local.units import parse_bytes, parse_rate
@@ -62,6 +62,10 @@ def _peers(value: object) -> tuple[str, ...]:
     return tuple(check_peer_address(address) for address in _items(value))
 
 
+def _multiaddresses(value: object) -> tuple[str, ...]:
+    return tuple(check_multiaddress(address) for address in _items(value))
+
+
 def _device(value: object) -> object:
     if not (isinstance(value, str) and _DEVICE.fullmatch(value)):
         raise ValueError(f"{value!r} is not a device; use auto, cpu, cuda or cuda:N")
@@ -86,7 +90,15 @@ def _invite(value: object) -> object:
 
 
 def _path(value: object) -> object:
-    return Path(value).expanduser().absolute() if isinstance(value, str | Path) else value
+    return _expanded(Path(value)).absolute() if isinstance(value, str | Path) else value
+
+
+def _expanded(path: Path) -> Path:
+    """Return a path without ``~``; raises ``ValueError`` where that names no directory."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ValueError(f"{str(path)!r} begins with a home directory that is not known") from None
 
 
 def _number(parse: Callable[[str], object]) -> BeforeValidator:
@@ -98,7 +110,7 @@ def _number(parse: Callable[[str], object]) -> BeforeValidator:
     return BeforeValidator(read)
 
 
-Port = Annotated[int, Field(ge=0, le=65_535), _number(str)]
+Port = Annotated[int, Field(ge=0, le=PORT_MAX), _number(str)]
 Ipv4 = Annotated[str, BeforeValidator(_ipv4)]
 LocalPath = Annotated[Path, BeforeValidator(_path)]
 
@@ -135,7 +147,7 @@ class NodeConfig(LocalPaths):
     """IPv4 address that peers' connections are accepted on."""
     port: Port = 0
     """TCP port for peers; 0 takes a free one."""
-    announce_maddrs: Annotated[tuple[str, ...], BeforeValidator(_items)] = ()
+    announce_maddrs: Annotated[tuple[str, ...], BeforeValidator(_multiaddresses)] = ()
     """Multiaddresses told to peers instead of those the node sees on its interfaces."""
     public_ip: Ipv4 | None = None
     """Short for one announced address, with ``port``."""
@@ -175,9 +187,6 @@ class NodeConfig(LocalPaths):
             raise ValueError(f"--http-port: peers connect to no port below {SYSTEM_PORTS}")
         if self.engine_gpus > 1 and self.engine != "vllm":
             raise ValueError("--engine-gpus is for --engine vllm")
-        for address in self.announce_maddrs:
-            if not address.startswith("/"):
-                raise ValueError(f"--announce-maddrs: {address!r} is not a multiaddress")
         return self
 
     @property
@@ -218,11 +227,20 @@ def flag(key: str) -> str:
 
 
 def default_data_dir(environment: Mapping[str, str]) -> Path:
-    """Return ``/var/lib/prime-node`` for root, else the XDG data directory's ``prime-node``."""
+    """Return ``/var/lib/prime-node`` for root, else the XDG data directory's ``prime-node``.
+
+    Raises ``NodeError`` for a user without a home directory.
+    """
     if os.geteuid() == 0:
         return Path("/var/lib/prime-node")
-    base = environment.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
-    return Path(base) / "prime-node"
+    base = _xdg(environment, "XDG_DATA_HOME", ".local/share")
+    if base is None:
+        raise NodeError(
+            "this user has no home directory; choose one for the node's files with --data-dir "
+            f"or {ENVIRONMENT_PREFIX}DATA_DIR",
+            ExitCode.CONFIG,
+        )
+    return base / "prime-node"
 
 
 def runtime_directories(environment: Mapping[str, str]) -> tuple[Path, ...]:
@@ -230,16 +248,26 @@ def runtime_directories(environment: Mapping[str, str]) -> tuple[Path, ...]:
 
     They belong to no data directory: nodes of a machine share them. What root makes is for all.
     """
-    machine, base = Path("/var/lib/prime-node-scoring"), environment.get("XDG_DATA_HOME")
-    if not base and os.geteuid() == 0:
+    machine = Path("/var/lib/prime-node-scoring")
+    if not environment.get("XDG_DATA_HOME") and os.geteuid() == 0:
         return (machine,)
-    return Path(base or Path.home() / ".local" / "share") / "prime-node-scoring", machine
+    base = _xdg(environment, "XDG_DATA_HOME", ".local/share")
+    return (machine,) if base is None else (base / "prime-node-scoring", machine)
 
 
-def default_config_file(environment: Mapping[str, str]) -> Path:
-    """Return the XDG place of the configuration file."""
-    base = environment.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return Path(base) / "prime-node" / "config.toml"
+def default_config_file(environment: Mapping[str, str]) -> Path | None:
+    """Return the XDG place of the configuration file; None for a user without a home directory."""
+    base = _xdg(environment, "XDG_CONFIG_HOME", ".config")
+    return None if base is None else base / "prime-node" / "config.toml"
+
+
+def _xdg(environment: Mapping[str, str], variable: str, below_home: str) -> Path | None:
+    if environment.get(variable):
+        return Path(environment[variable])
+    try:
+        return Path.home() / below_home
+    except RuntimeError:  # no HOME, and the user database does not know the user
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,7 +292,7 @@ class _Layers:
 def _layers(
     flags: Mapping[str, object], environment: Mapping[str, str], file: Path | None
 ) -> _Layers:
-    layers = _Layers({"data_dir": default_data_dir(environment)})
+    layers = _Layers()
     variables = {
         name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for name, value in environment.items()
@@ -276,6 +304,8 @@ def _layers(
     layers.add(variables, lambda key: f"{ENVIRONMENT_PREFIX}{key.upper()}", ExitCode.CONFIG)
     given = {key: value for key, value in flags.items() if value is not None}
     layers.add(given, flag, ExitCode.USAGE)
+    if "data_dir" not in layers.values:
+        layers.values["data_dir"] = default_data_dir(environment)
     return layers
 
 
@@ -285,14 +315,14 @@ def _config_file(environment: Mapping[str, str], file: Path | None) -> Path | No
     if environment.get(CONFIG_VARIABLE):
         return Path(environment[CONFIG_VARIABLE])
     usual = default_config_file(environment)
-    return usual if usual.exists() else None
+    return usual if usual is not None and usual.exists() else None
 
 
 def _read_file(path: Path) -> dict[str, Any]:
     """Return the file's keys, its relative paths taken from where the file is."""
     try:
         with path.open("rb") as file:
-            values = tomllib.loads(file.read(_CONFIG_BYTES_MAX).decode())
+            values = tomllib.loads(file.read(_CONFIG_BYTES_MAX).decode("utf-8-sig"))
     except OSError as error:
         raise NodeError(
             f"cannot read config file {path}: {error.strerror}", ExitCode.CONFIG
@@ -300,8 +330,8 @@ def _read_file(path: Path) -> dict[str, Any]:
     except ValueError as error:  # not UTF-8, or not TOML
         raise NodeError(f"{path}: not TOML: {error}", ExitCode.CONFIG) from None
     for key in _PATH_KEYS:
-        if isinstance(values.get(key), str):
-            values[key] = path.parent / Path(values[key]).expanduser()
+        if isinstance(values.get(key), str) and not values[key].startswith("~"):
+            values[key] = path.parent / values[key]
     return values
 
 

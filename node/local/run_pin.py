@@ -87,7 +87,7 @@ def load_run(path: Path) -> SignedManifest:
     """Read a manifest file (TOML, signed); raises ``NodeError`` naming the key that is wrong."""
     try:
         with path.open("rb") as file:
-            text = file.read(MANIFEST_BYTES_MAX).decode()
+            text = file.read(MANIFEST_BYTES_MAX).decode("utf-8-sig")
         return load_signed_manifest(text, verify)
     except OSError as error:
         raise NodeError(f"cannot read {path}: {error.strerror}", ExitCode.CONFIG) from None

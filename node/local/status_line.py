@@ -2,12 +2,17 @@
 
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TextIO
 
 from typing_extensions import override
 
 _CLEAR_LINE = "\r\x1b[K"
 _BAR_CELLS = 24
+_CELLS = "█░"
+"""Full and empty."""
+_ASCII_CELLS = "#-"
 _COLUMNS_DEFAULT = 80
 
 
@@ -16,7 +21,9 @@ class StatusLine(io.TextIOBase):
 
     def __init__(self, terminal: TextIO) -> None:
         self._terminal = terminal
+        self._cells = _CELLS if _shows(terminal, _CELLS) else _ASCII_CELLS
         self._shown = ""
+        self._asking = False
 
     @override
     def write(self, text: str) -> int:
@@ -33,9 +40,27 @@ class StatusLine(io.TextIOBase):
     def isatty(self) -> bool:
         return self._terminal.isatty()
 
+    @contextmanager
+    def asking(self, question: str) -> Iterator[None]:
+        """Hold a question as the line until it is answered: ``show`` changes nothing meanwhile.
+
+        Who answers ends the line, so nothing of it is cleared afterwards.
+        """
+        self.show(question, None)
+        self._asking = True
+        try:
+            yield
+        except BaseException:
+            self._terminal.write("\n")
+            raise
+        finally:
+            self._asking, self._shown = False, ""
+
     def show(self, text: str, share: float | None) -> None:
         """Draw the line: a bar where the ``share`` that is done is known; no text clears it."""
-        line = "" if not text else f"{_bar(share)}{text}"
+        if self._asking:
+            return
+        line = "" if not text else f"{_bar(share, self._cells)}{text}"
         cut = line[: self._columns() - 1]  # a line that wraps could not be cleared
         if cut != self._shown:
             self._shown = cut
@@ -49,8 +74,17 @@ class StatusLine(io.TextIOBase):
             return _COLUMNS_DEFAULT
 
 
-def _bar(share: float | None) -> str:
+def _bar(share: float | None, cells: str) -> str:
     if share is None:
         return ""
     full = round(_BAR_CELLS * min(1.0, max(0.0, share)))
-    return f"{'█' * full}{'░' * (_BAR_CELLS - full)} "
+    return f"{cells[0] * full}{cells[1] * (_BAR_CELLS - full)} "
+
+
+def _shows(terminal: TextIO, text: str) -> bool:
+    """Tell whether the encoding of a terminal has the characters of ``text``."""
+    try:
+        text.encode(terminal.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -20,6 +20,9 @@ from roles.ports.engines import Engines
 
 BEHAVIOUR_GROUP = "prime_node.behaviours"
 
+DRAIN_SECONDS = 20.0
+"""A node finishes the rollout it works on and says good-bye; then it is stopped."""
+
 
 def node_main(settings: dict[str, Any], behaviour: str, log: Path) -> None:
     """Be a node until it ends, and exit with its code; ``settings`` are keys of ``NodeConfig``."""
@@ -76,7 +79,11 @@ def _detach(log: Path) -> None:
 
 
 def _leave_with_parent() -> None:
-    """Drain when the testnet is gone, even if it was killed: nobody else would stop us."""
+    """Drain when the testnet is gone, also when it was killed, and end in time as with it.
+
+    Our own children end with us: p2pd by its control connection, engines by their leash, jails by
+    a signal of the kernel.
+    """
     parent = parent_process()
     if parent is None:
         return
@@ -84,5 +91,7 @@ def _leave_with_parent() -> None:
     def wait() -> None:
         parent.join()
         os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait(DRAIN_SECONDS)
+        os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="testnet-watch", daemon=True).start()

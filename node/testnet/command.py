@@ -139,7 +139,10 @@ def _clean_up(layout: Layout, *, temporary: bool) -> None:
 def _directory(data_dir: Path | None) -> Path:
     if data_dir is None:
         return Path(tempfile.mkdtemp(prefix="prime-node-testnet-"))
-    directory = data_dir.expanduser().absolute()
+    try:
+        directory = data_dir.expanduser().absolute()
+    except RuntimeError:
+        raise typer.BadParameter(f"{data_dir}: no such home", param_hint="--data-dir") from None
     if directory.exists() and any(directory.iterdir()):
         raise typer.BadParameter(f"{directory} is not empty; a testnet needs a new directory")
     return directory

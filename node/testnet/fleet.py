@@ -16,16 +16,13 @@ import psutil
 from node.live.sockets import SocketDirectory
 from node.local.memory import is_running
 from node.testnet import launcher
-from node.testnet.child import node_main
+from node.testnet.child import DRAIN_SECONDS, node_main
 from node.testnet.plan import Layout, NodePlan, Options
 from node.testnet.poll import sample
 from node.testnet.record import SwarmRecord
 from protocol.types import Role
 from roles.engines.child.process import start_fork_server
 from roles.engines.factory import EngineName
-
-DRAIN_SECONDS = 20.0
-"""A node finishes the rollout it works on and says good-bye; then it is stopped."""
 
 EXIT_POLL_SECONDS = 0.1
 

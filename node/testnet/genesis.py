@@ -1,8 +1,10 @@
 """How a testnet's run begins: keys, a first policy by a short cold start, a signed manifest."""
 
 import math
+import os
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import tomlkit
 
@@ -10,7 +12,10 @@ from node.founding.found import create_member, found, give, manifest_toml
 from node.founding.model import import_model
 from node.founding.recipes import read_recipe
 from node.founding.task import give_task, import_task, pin_task
+from node.live.background import ThreadBackground
+from node.local.config import runtime_directories
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
+from node.local.errors import ExitCode, NodeError
 from node.testnet.plan import STEPS, Layout, NodePlan, Options
 from protocol.manifest import RunFile, RunFileName, SignedManifest
 from protocol.recipe import VERSIONS_MAX, EnvironmentSection, ModelSection, Recipe
@@ -33,6 +38,40 @@ def recipe_for(options: Options) -> Recipe:
     if options.environment:
         changes["environment"] = recipe.environment.model_copy(update={"name": options.environment})
     return recipe.model_copy(update=changes)
+
+
+def require_task(recipe: Recipe) -> None:
+    """Raise ``NodeError`` unless nodes of this machine can run the recipe's task.
+
+    Takes half a second for a task in text; without the check every node would end at its start.
+    """
+    if not recipe.environment.in_text:
+        return
+    from roles.environments.families import text_task  # noqa: PLC0415 - for a task in text alone
+    from roles.environments.jail import NoJailError  # noqa: PLC0415 - as above
+    from roles.environments.usable_rows import PromptRoom  # noqa: PLC0415 - as above
+
+    background = ThreadBackground()
+    try:
+        section, room = pin_task(recipe).environment, PromptRoom.of(recipe)
+        runtimes = runtime_directories(os.environ)
+        text_task(section, Path(), _no_tokenizer, background, room, runtimes)
+    except NoJailError as error:
+        raise NodeError(
+            f"{error}; install bubblewrap (apt-get install bubblewrap) and allow user namespaces",
+            ExitCode.CONFIG,
+        ) from None
+    except ValueError as error:
+        raise NodeError(
+            f"{error}; install the extra envs: pip install '.[envs]' in a checkout",
+            ExitCode.CONFIG,
+        ) from None
+    finally:
+        background.close()
+
+
+def _no_tokenizer() -> NoReturn:
+    raise AssertionError("a task reads its tokenizer when it is opened")
 
 
 def create_members(options: Options, layout: Layout) -> list[NodePlan]:

@@ -20,7 +20,13 @@ from node.local.memory import peak_rss_bytes
 from node.testnet import launcher
 from node.testnet.evaluation import greedy_accuracy
 from node.testnet.fleet import Fleet, join_command, status_command, tail
-from node.testnet.genesis import create_members, found_run, make_first_policy, recipe_for
+from node.testnet.genesis import (
+    create_members,
+    found_run,
+    make_first_policy,
+    recipe_for,
+    require_task,
+)
 from node.testnet.picture import draw_reward
 from node.testnet.plan import Layout, NodePlan, Options
 from node.testnet.record import SwarmRecord
@@ -72,8 +78,12 @@ class SwarmRun:
 
     @classmethod
     def create(cls, options: Options) -> "SwarmRun":
-        """Make the testnet; raises ``OSError`` or ``NodeError`` when its directory is unusable."""
+        """Make the testnet.
+
+        Raises ``OSError`` or ``NodeError`` when its directory, recipe or task cannot be used here.
+        """
         recipe = recipe_for(options)
+        require_task(recipe)
         layout = Layout(options.directory)
         record = SwarmRecord(psutil.Process().create_time())
         screen = Screen(
@@ -256,20 +266,28 @@ class SwarmRun:
 
     @contextlib.contextmanager
     def _signals(self, fleet: Fleet) -> Iterator[None]:
-        """Let the first interrupt drain and the second one kill."""
+        """Let the first interrupt drain and the second one kill.
+
+        A terminal that closes sends SIGHUP, perhaps several times: it drains, and never kills.
+        Where it is ignored (nohup), it stays so.
+        """
         loop = asyncio.get_running_loop()
         kills: list[asyncio.Task[None]] = []
 
-        def interrupt() -> None:
+        def interrupt(number: signal.Signals) -> None:
+            if number is signal.SIGHUP and self._interrupts:
+                return
             self._interrupts += 1
             if self._interrupts == 1 and self._working is not None:
                 self._working.cancel()
             else:
                 kills.append(asyncio.create_task(fleet.kill()))
 
-        numbers = (signal.SIGINT, signal.SIGTERM)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            numbers.append(signal.SIGHUP)
         for number in numbers:
-            loop.add_signal_handler(number, interrupt)
+            loop.add_signal_handler(number, interrupt, number)
         try:
             yield
         finally:

@@ -1,6 +1,5 @@
 """Results beside each other: what a sweep came to, and what a change changed."""
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -8,7 +7,7 @@ from typing import Any
 
 from simulations.study.study import Plan
 
-NOT_COMPARED = ("seed", "violations", "causes")
+NOT_COMPARED = ("seed", "violations", "causes", "plan")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +71,8 @@ def _comparable(values: Mapping[str, Any]) -> dict[str, float | str | None]:
 
 
 def plan_of(result: Mapping[str, Any]) -> Plan:
-    """Return what would give a result again; raises ``ValueError`` when it does not say.
-
-    A run that a violation ended is repeated at its scenario's length: it ends at the same place.
-    """
+    """Return the plan that a result keeps; raises ``ValueError`` when it has none."""
     try:
-        scenario, seed = result["scenario"], result["seed"]
-        nodes, virtual_s = result["nodes"], result["virtual_s"]
-        failed = bool(result["violations"])
-    except KeyError as error:
-        raise ValueError(f"not the result of a run: it lacks {error}") from None
-    plan = Plan(scenario, seed)
-    plain = plan.load()
-    minutes = None if failed or math.isclose(virtual_s, plain.seconds) else virtual_s / 60
-    return Plan(scenario, seed, None if nodes == plain.nodes.total else nodes, minutes)
+        return Plan.of_values(result["plan"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"not the result of one run: it lacks {error}") from None

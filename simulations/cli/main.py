@@ -70,13 +70,13 @@ def run(
     seed: Annotated[int, typer.Option(min=0, help="Of all randomness.")] = 0,
     nodes: Nodes = None,
     minutes: Minutes = None,
-    strangers: Annotated[
+    strangers_per_node: Annotated[
         float | None,
         typer.Option(
             "--strangers-per-node", min=0, max=100, help="Adversaries beside each of the nodes."
         ),
     ] = None,
-    strangers_after: Annotated[
+    strangers_after_minutes: Annotated[
         float | None,
         typer.Option(
             "--strangers-after",
@@ -97,7 +97,15 @@ def run(
     """Run a scenario once."""
     from simulations.study.study import Plan  # noqa: PLC0415 - when it is called
 
-    plan = Plan(scenario, seed, nodes, minutes, strangers, strangers_after, worker_speed)
+    plan = Plan(
+        scenario,
+        seed,
+        nodes,
+        minutes,
+        strangers_per_node,
+        strangers_after_minutes,
+        worker_speed,
+    )
     if report is None:
         outcome = _run(plan)
     else:
@@ -219,7 +227,7 @@ def _check(plan: "Plan") -> None:
 
     try:
         plan.load()
-    except (ScenarioError, OSError) as error:
+    except (ScenarioError, OSError, UnicodeDecodeError) as error:
         raise NodeError(f"{plan.scenario}: {error}", ExitCode.CONFIG) from None
 
 

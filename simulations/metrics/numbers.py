@@ -2,6 +2,7 @@
 
 import math
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,6 +55,8 @@ class WeightsNumbers:
 class Result:
     """One run; ``to_json`` is the output of ``simulate run --json``."""
 
+    plan: Mapping[str, Any]
+    """Scenario, seed and all other options by name: what repeats the run."""
     scenario: str
     seed: int
     nodes: int
@@ -145,8 +148,7 @@ class Meter:
 
     def result(
         self,
-        scenario: str,
-        seed: int,
+        plan: Mapping[str, Any],
         *,
         nodes: int,
         wall_s: float,
@@ -154,12 +156,13 @@ class Meter:
         trace_digest: str,
         peak_rss_mb: int,
     ) -> Result:
-        """Return the numbers of the run that ends now."""
+        """Return the numbers of the run that ends now; ``plan`` has scenario and seed at least."""
         watch = self._watch
         violation = watch.violation
         return Result(
-            scenario=scenario,
-            seed=seed,
+            plan=plan,
+            scenario=plan["scenario"],
+            seed=plan["seed"],
             nodes=nodes,
             virtual_s=round(watch.now - watch.started_at, 3),
             wall_s=round(wall_s, 3),

@@ -293,7 +293,7 @@ def _read(name: str, folder: Path) -> tuple[str, Path]:
     """Return the text of a scenario and the folder that its file names are relative to."""
     if name.endswith(".toml"):
         path = folder / name
-        return path.read_text(), path.parent
+        return path.read_text(encoding="utf-8-sig"), path.parent
     if name not in scenario_names():
         known = ", ".join(scenario_names())
         raise ScenarioError(f"unknown scenario {name!r}; there are {known}")

@@ -35,20 +35,7 @@ def load_regressions(path: Path) -> list[Regression]:
     try:
         entries = tomllib.loads(path.read_text()).get("regression", [])
         return [
-            Regression(
-                Plan(
-                    entry["scenario"],
-                    entry["seed"],
-                    entry.get("nodes"),
-                    entry.get("minutes"),
-                    entry.get("strangers_per_node"),
-                    entry.get("strangers_after_minutes"),
-                    entry.get("worker_speed"),
-                ),
-                entry["rule"],
-                entry["what"],
-            )
-            for entry in entries
+            Regression(Plan.of_values(entry), entry["rule"], entry["what"]) for entry in entries
         ]
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path}: not TOML: {error}") from None

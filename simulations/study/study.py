@@ -4,9 +4,10 @@ import gc
 import logging
 import resource
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any
 
 import structlog
 
@@ -37,34 +38,45 @@ Progress = Callable[[float, float], None]
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What to run: a scenario by name or path, and what differs from its file."""
+    """A scenario by name or path, and everything that differs from its file.
+
+    Each field but ``scenario`` is an option of ``simulate run``. Results and regressions keep all
+    fields by name.
+    """
 
     scenario: str
-    seed: int = 0
-    nodes: int | None = None
-    minutes: float | None = None
-    strangers_per_node: float | None = None
+    seed: int = field(default=0, metadata={"option": "--seed"})
+    nodes: int | None = field(default=None, metadata={"option": "--nodes"})
+    minutes: float | None = field(default=None, metadata={"option": "--minutes"})
+    strangers_per_node: float | None = field(
+        default=None, metadata={"option": "--strangers-per-node"}
+    )
     """How many adversaries come beside the nodes, for each of these."""
-    strangers_after_minutes: float | None = None
+    strangers_after_minutes: float | None = field(
+        default=None, metadata={"option": "--strangers-after"}
+    )
     """They come, and do what they do, so much later, and the run lasts as much longer."""
-    worker_speed: float | None = None
+    worker_speed: float | None = field(default=None, metadata={"option": "--worker-speed"})
     """Workers generate so many times as fast as in the file."""
 
     @property
     def command(self) -> str:
         """The one command that runs this again."""
-        words = ["prime-node", "simulate", "run", self.scenario, "--seed", str(self.seed)]
-        if self.nodes is not None:
-            words += ["--nodes", str(self.nodes)]
-        if self.minutes is not None:
-            words += ["--minutes", f"{self.minutes:g}"]
-        if self.strangers_per_node is not None:
-            words += ["--strangers-per-node", f"{self.strangers_per_node:g}"]
-        if self.strangers_after_minutes is not None:
-            words += ["--strangers-after", f"{self.strangers_after_minutes:g}"]
-        if self.worker_speed is not None:
-            words += ["--worker-speed", f"{self.worker_speed:g}"]
+        words = ["prime-node", "simulate", "run", self.scenario]
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if each.name != "scenario" and value is not None:
+                words += [each.metadata["option"], _number_text(value)]
         return shlex.join(words)
+
+    @classmethod
+    def of_values(cls, values: Mapping[str, Any]) -> "Plan":
+        """Return the plan whose fields are in ``values``, beside others.
+
+        Raises ``KeyError`` when scenario or seed are missing.
+        """
+        given = {each.name: values[each.name] for each in fields(cls) if each.name in values}
+        return cls(**{"scenario": values["scenario"], "seed": values["seed"]} | given)
 
     def load(self) -> Scenario:
         """Return the scenario; raises ``ScenarioError``."""
@@ -145,8 +157,7 @@ def run_plan(
     except NodeFailedError as error:
         watch.note_failure(str(error))
     result = meter.result(
-        plan.scenario,
-        plan.seed,
+        asdict(plan),
         nodes=scenario.nodes.total,
         wall_s=clock() - began,
         events=trace.events,
@@ -184,6 +195,12 @@ async def _live(scenario: Scenario, seed: int, trace: Trace, actors: Sequence[Ac
 
 def _end_simulation(violation: Violation) -> None:
     raise ViolationError(str(violation))
+
+
+def _number_text(value: float) -> str:
+    """Return the shortest text that reads as exactly this number."""
+    short = f"{value:g}"
+    return short if float(short) == value else repr(value)
 
 
 def resized(nodes: Nodes, total: int) -> Nodes:

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.browser.test_pages import PAGES, expect, go
+from tests.worlds.leashed import leashed
 
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -28,7 +29,7 @@ def testnet(tmp_path_factory):
     output = directory.with_suffix(".out")
     with output.open("wb") as out:
         process = subprocess.Popen(
-            [PRIME_NODE, *WORDS.split(), "--keep", "--data-dir", str(directory)],
+            leashed(PRIME_NODE, *WORDS.split(), "--keep", "--data-dir", directory),
             stdout=out,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -87,7 +88,7 @@ def test_a_page_that_is_open_finds_its_node_after_a_kill(testnet, open_page):
     expect(line).to_contain_text("no answer", timeout=patience)
     command = (directory / "nodes" / "validator-1" / "command.txt").read_text()
     node = subprocess.Popen(
-        [PRIME_NODE, *shlex.split(command)[1:]],
+        leashed(PRIME_NODE, *shlex.split(command)[1:]),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )

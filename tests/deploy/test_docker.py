@@ -10,6 +10,9 @@ import pytest
 import yaml
 
 from node.cli.main import main
+from node.founding.found import found
+from node.founding.recipes import read_recipe, recipe_names
+from protocol.crypto import Identity
 from tests.deploy.packages import needs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -66,12 +69,58 @@ def test_prometheus_scrapes_each_node_of_the_file():
         for name, each in services().items()
         if "--role" in each.get("command", ())
     }
-    assert {name: command[1] for name, command in nodes.items()} == {name: name for name in scraped}
+    assert set(nodes) == set(scraped)
     for name, command in nodes.items():
         assert scraped[name] == [f"127.0.0.1:{command[command.index('--api-port') + 1]}"]
 
 
-@pytest.mark.parametrize("name", ["trainer", "relay", "validator", "inference"])
+def members(role):
+    """Return the services of a role, with what each keeps as /data and the ports it listens on."""
+    return {
+        name: each
+        for name, each in services().items()
+        if each.get("command", ["", ""])[:2] == ["--role", role]
+    }
+
+
+def test_every_recipe_but_the_largest_can_be_run_with_these_validators(tmp_path):
+    """By the rule of ``found``; intellect2 is for a swarm of many machines."""
+    keys = [Identity(bytes([number]) * 32) for number in range(len(members("validator")) + 1)]
+    creator, *validators = keys
+    refused = []
+    for name in recipe_names():
+        try:
+            peers = [one.peer_id for one in validators]
+            found(read_recipe(name), "00" * 32, {}, creator, [creator.peer_id], peers)
+        except ValueError:
+            refused.append(name)
+    assert refused == ["intellect2"]
+
+
+def test_each_member_has_a_directory_and_ports_of_its_own():
+    """Named as ``run create`` names them, which makes three validators by default."""
+    volumes = [volume for each in services().values() for volume in each.get("volumes", ())]
+    directories = [
+        match[1] for volume in volumes if (match := re.search(r"run}/(.*):/data", volume))
+    ]
+    assert sorted(directories) == ["trainer-1", "validator-1", "validator-2", "validator-3"]
+    nodes = [each["command"] for each in services().values() if "--role" in each.get("command", ())]
+    ports = [part for command in nodes for part in command if part.isdecimal()]
+    assert len(ports) == len(set(ports)) == 2 * len(nodes)
+
+
+def test_who_gets_no_gpu_asks_for_none():
+    """The image of cuda computes on one, and a node whose device is not there ends with 78."""
+    with_gpu = yaml.safe_load((FOLDER / "compose.gpu.yaml").read_text())["services"]
+    for name, each in services().items():
+        if "--role" in each.get("command", ()) and name not in with_gpu:
+            assert each["environment"]["PRIME_NODE_DEVICE"] == "cpu", name
+    assert "PRIME_NODE_DEVICE=cuda" in (FOLDER / "Dockerfile").read_text()
+
+
+@pytest.mark.parametrize(
+    "name", ["trainer", "relay", "validator-1", "validator-2", "validator-3", "inference"]
+)
 def test_the_program_takes_the_arguments_of_a_service(name, tmp_path, capsys):
     """They are checked one by one before the data directory is looked at, which here is a file."""
     (tmp_path / "file").write_text("")

@@ -15,6 +15,7 @@ from node.cli.main import main
 from node.local.datadir import DataDir
 from protocol.recipe import load_recipe
 from tests.roles.engines.huggingface import write_directory
+from tests.worlds.leashed import leashed
 from tests.worlds.messages import RECIPE
 from tests.worlds.text import byte_tokenizer, needs_jail, write_rows
 
@@ -36,7 +37,7 @@ class Node:
         options = ["--data-dir", str(directory), "--host", host, "--yes"]
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
-                [*before, PRIME_NODE, *arguments, *options], stdout=log, stderr=log
+                leashed(*before, PRIME_NODE, *arguments, *options), stdout=log, stderr=log
             )
 
     def status(self):

@@ -21,6 +21,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.worlds.leashed import leashed
+
 pytestmark = [pytest.mark.live, pytest.mark.slow, pytest.mark.timeout(900)]
 
 PRIME_NODE = str(Path(sys.executable).with_name("prime-node"))
@@ -47,7 +49,7 @@ class Testnet:
         ]
         with self.output.open("wb") as output:
             self.process = subprocess.Popen(
-                [PRIME_NODE, *arguments, str(directory)],
+                leashed(PRIME_NODE, *arguments, directory),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
@@ -152,7 +154,7 @@ def told(testnet, what):
 def pasted(command, directory, **options):
     """Run a command in a shell that knows nothing of this project, anywhere on the machine."""
     return subprocess.Popen(
-        ["bash", "--noprofile", "--norc", "-c", command],
+        leashed("bash", "--noprofile", "--norc", "-c", command),
         cwd=directory, env={"HOME": str(directory)}, text=True, **options,
     )  # fmt: skip
 
@@ -209,7 +211,7 @@ def joining(testnet, role, data_dir):
     options |= {"--role": role, "--data-dir": str(data_dir), "--log-format": "json"}
     arguments = [word for option in options.items() for word in option]
     with data_dir.with_suffix(".log").open("wb") as log:
-        return subprocess.Popen([PRIME_NODE, *arguments], stdout=log, stderr=log)
+        return subprocess.Popen(leashed(PRIME_NODE, *arguments), stdout=log, stderr=log)
 
 
 def test_a_copy_of_a_node_refuses_to_work_beside_it(testnet, tmp_path):
@@ -261,7 +263,7 @@ def test_a_restarted_trainer_goes_on_from_the_last_version(testnet):
     before = testnet.status("validator-2")["checkpoints"]
     command = (testnet.data_dir("trainer-1") / "command.txt").read_text()
     trainer = subprocess.Popen(
-        [PRIME_NODE, *shlex.split(command)[1:]],
+        leashed(PRIME_NODE, *shlex.split(command)[1:]),
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -295,3 +297,24 @@ def test_an_interrupt_drains_and_reports(testnet):
     assert report["trained_without_certificate"] == 0
     assert report["rollouts"]["rejected"] == 0
     assert max(report["peak_rss_mb"].values()) < 600
+
+
+def descendants(pid):
+    """Return the processes below one, and their names: all generations."""
+    return {each: each.name() for each in psutil.Process(pid).children(recursive=True)}
+
+
+def test_nothing_of_a_killed_testnet_stays(tmp_path):
+    """Nodes, their p2pd, the fork servers and the engines: all end with the one process."""
+    swarm = Testnet(tmp_path / "swarm")
+    try:
+        name = "inference-1"
+        wait_for(lambda: swarm.status(name)["state"] == "ready", "node")
+        below = descendants(swarm.process.pid)
+        wait_for(lambda: "p2pd" in below.values(), "p2pd")
+        assert len(below) > 2 * 7  # a node and its p2pd, seven times
+    finally:
+        swarm.process.kill()
+        swarm.process.wait()
+    _, left = psutil.wait_procs(list(below), timeout=PATIENCE_SECONDS)
+    assert left == []

@@ -82,8 +82,8 @@ class MachineReader:
             for card in gpus()
         )
         return (
-            Usage("blobs", _bytes_under(datadir.blobs), self.blob_quota_bytes),
-            Usage("weights", _bytes_under(datadir.weights)),
+            Usage("blobs", bytes_under(datadir.blobs), self.blob_quota_bytes),
+            Usage("weights", bytes_under(datadir.weights)),
             Usage("state", _bytes_of(datadir.state)),
             Usage("file system", disk.used, disk.total),
         ), cards
@@ -96,7 +96,7 @@ def _bytes_of(path: Path) -> int:
         return 0
 
 
-def _bytes_under(directory: Path) -> int:
+def bytes_under(directory: Path) -> int:
     """Return the bytes that a directory's files take on the disk; linked ones count once."""
     seen: dict[int, int] = {}
     folders = [str(directory)]

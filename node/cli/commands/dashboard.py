@@ -105,7 +105,11 @@ def _tell(port: int, *, open_: bool | None, as_json: bool) -> None:
 
 def tunnel_command(port: int) -> str:
     """Return what makes the pages reachable on another machine, at the same address."""
-    return f"ssh -N -L {port}:{API_HOST}:{port} {getpass.getuser()}@{socket.gethostname()}"
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # no variable, and the user database does not know the user
+        user = "USER"
+    return f"ssh -N -L {port}:{API_HOST}:{port} {user}@{socket.gethostname()}"
 
 
 def _has_screen() -> bool:

@@ -115,6 +115,32 @@ def test_the_main_form_runs_a_node(started, home, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_a_group_without_a_command_shows_its_help_and_says_what_is_missing(capsys):
+    assert cli.main(["run"]) == 2
+    out, err = capsys.readouterr()
+    assert "Usage: prime-node run" in out
+    assert err == (
+        "prime-node: error: run needs a command: create, show; see prime-node run --help\n"
+    )
+
+
+def test_a_wrong_option_names_the_help_of_its_command(capsys):
+    code, told = failure(capsys, "run", "show", "--nonsense")
+    assert (code, told.endswith("; see prime-node run show --help")) == (2, True)
+
+
+def test_an_ascii_standard_output_is_written():
+    """A process of its own: encodings are decided when the interpreter starts."""
+    plain = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run(
+        [sys.executable, "-m", "node.cli.main", "--help"],
+        env={**os.environ, **plain, "PYTHONIOENCODING": "ascii"},
+        capture_output=True, text=True, check=False, timeout=60,
+    )  # fmt: skip
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "PRIME_NODE_ROLES ..." in done.stdout
+
+
 def test_the_exit_code_is_the_node_s(monkeypatch):
     monkeypatch.setitem(
         sys.modules, "node.live.node", SimpleNamespace(run_node=lambda _: ExitCode.RETRY)
@@ -132,6 +158,13 @@ def test_an_engine_that_is_not_installed_is_told_before_a_node_starts(started, m
     monkeypatch.setattr("node.cli.preflight.find_spec", lambda name: name)
     assert cli.main([*JOIN, "--engine", "vllm", "--engine-gpus", "4"]) == 0
     assert [(one.engine, one.engine_gpus) for one in started] == [("vllm", 1), ("vllm", 4)]
+
+
+def test_a_relay_needs_no_device(started, capsys):
+    worker = ["--role", "inference", "--initial-peers", PEER, "--device", "cuda:99"]
+    assert failure(capsys, *worker)[0] == 78
+    assert cli.main([*JOIN, "--device", "cuda:99"]) == 0
+    assert [config.device for config in started] == ["cuda:99"]
 
 
 def test_a_new_swarm_begins_with_a_run(started, run_file, data, capsys):

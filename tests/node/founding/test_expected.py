@@ -3,7 +3,7 @@ import tomllib
 import pytest
 
 from node.founding.expected import Point, expected_curve, outcome
-from node.founding.recipes import expected_file, read_recipe, recipe_names
+from node.founding.recipes import expected_file, read_recipe, recipe_names, recipe_path
 
 CURVE = (Point(10, 0.4), Point(20, 0.6))
 
@@ -42,3 +42,9 @@ def test_the_last_point_that_was_reached_is_compared(rewards, told):
     found = outcome(CURVE, rewards)
     seen = found and (found.point.version, pytest.approx(found.reward), found.met)
     assert seen == told
+
+
+def test_a_byte_order_mark_is_no_part_of_a_recipe(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_bytes(b"\xef\xbb\xbf" + recipe_path("testnet").read_bytes())
+    assert read_recipe(str(path)) == read_recipe("testnet")

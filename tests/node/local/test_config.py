@@ -69,6 +69,15 @@ def test_peers_are_checked_and_kept_in_order(environment):
         ({"initial_peers": ["127.0.0.1:31337"]}, "'127.0.0.1:31337' is not a peer address; write"),
         ({"initial_peers": ["/ip4/1.2.3.4/tcp/1/p2p/Qm"]}, "'Qm' is not the peer id"),
         ({"port": "http"}, "--port: 'http': input should be a valid integer"),
+        (
+            {"initial_peers": [PEER.replace("127.0.0.1", "999.1.1.1")]},
+            "/ip4/999.1.1.1: not an IPv4",
+        ),
+        ({"initial_peers": [PEER.replace("31337", "99999")]}, "/tcp/99999: not a port"),
+        ({"announce_maddrs": ["/ip4/1.2.3.4/tcp/99999"]}, "--announce-maddrs: /tcp/99999: not a"),
+        ({"public_ip": "999.1.1.1", "port": "1"}, "--public-ip: '999.1.1.1' is not an IPv4 add"),
+        ({"host_maddr": "/ip4/999.0.0.1/tcp/1"}, "--host-maddr: '999.0.0.1' is not an IPv4 addr"),
+        ({"data_dir": "~no-such-user/x"}, "--data-dir: '~no-such-user/x' begins with a home dir"),
         ({"port": "70000"}, "--port: '70000': input should be less than or equal to 65535"),
         ({"host": "example.org"}, "--host: 'example.org' is not an IPv4 address"),
         ({"host_maddr": "1.2.3.4:5"}, "--host-maddr: '1.2.3.4:5' is not of the form /ip4/0.0.0.0"),
@@ -160,6 +169,29 @@ def test_a_file_that_is_not_toml(tmp_path, environment, text):
     exit_code, message = failure({}, environment, file)
     assert exit_code is ExitCode.CONFIG
     assert message.startswith(f"{file}: not TOML: ")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path, environment):
+    file = tmp_path / "node.toml"
+    file.write_bytes(b"\xef\xbb\xbf" + b'roles = "relay"\r\nport = 7\r\n')
+    assert load_config({}, environment, file).port == 7
+
+
+@pytest.fixture
+def homeless(monkeypatch):
+    """A user without HOME whom the user database does not know."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr("os.geteuid", lambda: 54321)
+    monkeypatch.setattr("os.getuid", lambda: 54321)
+
+
+@pytest.mark.usefixtures("homeless")
+def test_a_user_without_a_home_names_a_data_directory(tmp_path):
+    exit_code, message = failure({"roles": "relay"}, {})
+    assert (exit_code, "--data-dir or PRIME_NODE_DATA_DIR" in message) == (ExitCode.CONFIG, True)
+    assert default_config_file({}) is None
+    assert load_config({"roles": "relay", "data_dir": tmp_path}, {}).data_dir == tmp_path
+    assert load_paths({}, {"XDG_DATA_HOME": str(tmp_path)}).data_dir == tmp_path / "prime-node"
 
 
 def test_a_file_that_is_missing(tmp_path, environment):

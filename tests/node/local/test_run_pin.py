@@ -68,6 +68,11 @@ def test_a_file_is_pinned(datadir, file):
     assert local_run(datadir, None, None) == RUN
 
 
+def test_a_byte_order_mark_is_no_part_of_a_manifest(datadir, file):
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    assert load_run(file) == RUN
+
+
 def test_a_file_of_another_run_is_refused(datadir, file):
     pin_run(datadir, OTHER)
     assert error_of(local_run, datadir, file, None) == (

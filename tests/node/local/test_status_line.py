@@ -79,6 +79,13 @@ def test_the_same_line_is_drawn_once(terminal):
     assert terminal.getvalue() == before
 
 
+def test_a_terminal_without_blocks_gets_a_bar_in_ascii():
+    stream = io.TextIOWrapper(io.BytesIO(), "ascii")
+    StatusLine(stream).show("fetching", 0.5)
+    stream.flush()
+    assert stream.buffer.getvalue() == b"\r\x1b[K" + b"#" * 12 + b"-" * 12 + b" fetching"
+
+
 def test_it_writes_where_the_width_is_not_known():
     stream = io.StringIO()
     StatusLine(stream).show("y" * 100, 1.0)

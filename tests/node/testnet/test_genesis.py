@@ -1,8 +1,14 @@
+import shutil
+import subprocess
 from dataclasses import replace
+from pathlib import Path
+
+import pytest
 
 from node.local.datadir import DataDir, load_identity
+from node.local.errors import NodeError
 from node.testnet.child import dishonest
-from node.testnet.genesis import FirstPolicy, create_members, found_run, recipe_for
+from node.testnet.genesis import FirstPolicy, create_members, found_run, recipe_for, require_task
 from node.testnet.picture import draw_reward
 from node.testnet.plan import CHEATER_KINDS, Layout, Options
 from protocol.crypto import verify
@@ -41,6 +47,35 @@ def test_the_default_recipe_is_the_checked_in_one_but_for_its_steps(tmp_path):
 
 def replace_steps(recipe, steps):
     return recipe.grpo.model_copy(update={"steps": steps})
+
+
+def test_a_task_that_cannot_run_here_is_refused_before_the_swarm_starts(tmp_path, monkeypatch):
+    recipe = recipe_for(Options(tmp_path, recipe="tiny-qwen3-bpe"))
+    require_task(recipe)
+    bare = tmp_path / "bin"
+    bare.mkdir()
+    for tool in ("nice", "prlimit", "setarch", "setpriv", "sh", "timeout", "unshare"):
+        (bare / tool).symlink_to(shutil.which(tool))
+    with monkeypatch.context() as without:
+        without.setenv("PATH", str(bare))
+        with pytest.raises(NodeError, match=r"bwrap not installed; .*apt-get install bubblewrap"):
+            require_task(recipe)
+        require_task(recipe_for(Options(tmp_path)))
+    monkeypatch.setattr("roles.environments.reasoning_gym.VERSION", "0.0.0")
+    with pytest.raises(NodeError, match=r"needs reasoning-gym 0\.0\.0, .*pip install '\.\[envs\]'"):
+        require_task(recipe)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "installed"), [("", ".venv/runtime"), ("--recipe tiny-qwen3-bpe", ".venv/envs")]
+)
+def test_make_installs_what_a_recipe_needs(arguments, installed):
+    done = subprocess.run(
+        ["make", "--dry-run", "--always-make", "testnet", f"ARGS={arguments}"],
+        cwd=Path(__file__).parents[3], capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    *_, mark, last = done.stdout.splitlines()
+    assert (mark, last) == (f"touch {installed}", f".venv/bin/prime-node testnet {arguments}")
 
 
 def test_every_kind_of_cheater_is_registered():

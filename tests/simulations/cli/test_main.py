@@ -1,6 +1,9 @@
 """The commands, on a scenario that is over in a moment or on results from a file."""
 
+import dataclasses
+import inspect
 import json
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +25,7 @@ from simulations.study.sweep import Sweep
 
 def result(**changes) -> Result:
     values = {
+        "plan": {"scenario": "quiet-20", "seed": 1},
         "scenario": "quiet-20",
         "seed": 1,
         "nodes": 20,
@@ -44,6 +48,11 @@ def result(**changes) -> Result:
 
 
 VIOLATION = Violation("one-chain", 12.5, "relay-0", "version 1 exists [twice]", ("0.0 a cause",))
+
+
+def kept(plan):
+    """Return what ``run --json`` keeps of a plan."""
+    return json.loads(json.dumps(result(plan=dataclasses.asdict(plan)).to_json()))
 
 
 @pytest.fixture
@@ -153,6 +162,7 @@ def test_a_violation_of_a_scenario_of_ones_own_is_not_kept_for_others(
         (["compare", "a.json", "b.json"], 2, "a.json"),
         (["repeat", "a.json"], 2, "a.json"),
         (["repeat", "a.toml"], 2, "a.toml"),
+        ([], 2, "list, run, sweep, compare, repeat"),
     ],
 )
 def test_mistakes_end_with_the_right_code(prime_node, arguments, code, word):
@@ -235,12 +245,12 @@ def test_two_results_are_compared(prime_node, tmp_path):
 
 def test_a_result_is_repeated_and_compared_by_its_trace(prime_node, outcomes, tmp_path):
     file = tmp_path / "result.json"
-    file.write_text(json.dumps(result(seed=9).to_json()))
+    file.write_text(json.dumps(kept(Plan("quiet-20", 9))))
     code, _, errors = prime_node("repeat", file)
     assert code == 0
     assert "the trace is the same" in errors
     assert outcomes.plans == [Plan("quiet-20", 9)]
-    file.write_text(json.dumps(result(trace_digest="bb").to_json()))
+    file.write_text(json.dumps({**kept(Plan("quiet-20", 9)), "trace_digest": "bb"}))
     code, _, errors = prime_node("repeat", file)
     assert code == 1
     assert "another" in errors
@@ -289,13 +299,41 @@ def test_another_size_keeps_the_proportions(total):
     assert (loaded.nodes, loaded.minutes) == (nodes, 3)
 
 
-def test_the_plan_of_a_result_is_what_gives_it_again():
-    values = result(nodes=30, virtual_s=120.0).to_json()
-    assert plan_of(values) == Plan("quiet-20", 1, 30, 2.0)
-    broken = result(virtual_s=17.3, violations=(VIOLATION,)).to_json()
-    assert plan_of(broken) == Plan("quiet-20", 1)
-    with pytest.raises(ValueError, match="scenario"):
-        plan_of({})
+@pytest.mark.parametrize("values", [{}, {"plan": {"seed": 1}}, {"plan": 3}])
+def test_a_result_without_a_plan_says_what_it_lacks(values):
+    with pytest.raises(ValueError, match="it lacks"):
+        plan_of(values)
+
+
+def full_plan():
+    """Return a plan in which every field differs from its default; also of fields to come."""
+    values = {int: 7, int | None: 23, float | None: 0.12345678, str: "sybil-newcomers"}
+    return Plan(**{each.name: values[each.type] for each in dataclasses.fields(Plan)})
+
+
+def test_every_option_that_changes_a_run_is_kept_and_repeated(prime_node, outcomes, tmp_path):
+    """By the printed command, by a result, and by an entry among the regressions."""
+    plan = full_plan()
+    parameters = set(inspect.signature(cli.run).parameters) - {"as_json", "report"}
+    assert parameters == {each.name for each in dataclasses.fields(Plan)}
+    assert prime_node(*shlex.split(plan.command)[2:])[0] == 0
+    (tmp_path / "result.json").write_text(json.dumps(kept(plan)))
+    assert prime_node("repeat", "result.json")[0] == 0
+    entry = regressions.Regression(plan, "r", "w").to_toml()
+    (tmp_path / "regressions.toml").write_text(entry)
+    assert prime_node("repeat", "regressions.toml")[0] == 0
+    assert outcomes.plans == [plan] * 3
+
+
+def test_a_repeated_run_has_the_same_trace(prime_node):
+    options = ("--nodes", 8, "--minutes", 0.5, "--worker-speed", 3.7)
+    code, output, _ = prime_node("run", "quiet-20", *options, "--json")
+    assert code == 0
+    Path("result.json").write_text(output)
+    code, _, errors = prime_node("repeat", "result.json")
+    assert (code, "the trace is the same" in errors) == (0, True)
+    plain = prime_node("run", "quiet-20", *options[:4], "--json")[1]
+    assert json.loads(plain)["trace_digest"] != json.loads(output)["trace_digest"]
 
 
 def test_numbers_are_flattened_summarised_and_compared():

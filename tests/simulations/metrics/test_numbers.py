@@ -15,6 +15,7 @@ from simulations.metrics.spread import CLOSE_SECONDS, Histogram
 from tests.simulations.trace_examples import small_run
 
 KEYS = {
+    "plan",
     "scenario",
     "seed",
     "nodes",
@@ -45,7 +46,12 @@ def measured_run(**options):
 def result(run):
     run.watch.finish(run.now)
     return run.meter.result(
-        "small", 7, nodes=7, wall_s=1.0, events=10, trace_digest="d", peak_rss_mb=100
+        {"scenario": "small", "seed": 7},
+        nodes=7,
+        wall_s=1.0,
+        events=10,
+        trace_digest="d",
+        peak_rss_mb=100,
     )
 
 

@@ -43,7 +43,12 @@ def story(*, broken=False):
         run.certified("liar")
     run.watch.finish(run.now)
     result = meter.result(
-        "a <scenario>", 3, nodes=7, wall_s=1.5, events=99, trace_digest="d1", peak_rss_mb=80
+        {"scenario": "a <scenario>", "seed": 3},
+        nodes=7,
+        wall_s=1.5,
+        events=99,
+        trace_digest="d1",
+        peak_rss_mb=80,
     )
     return result, meter.series
 

@@ -62,10 +62,20 @@ def test_no_ratio_makes_nan(log_ratio, advantage):
 def test_advantages_are_those_of_each_group():
     rewards = torch.tensor([1.0, 5.0, 0.0, 5.0, 0.0, 3.0], dtype=torch.float64)
     groups = torch.tensor([7, 3, 7, 3, 7, 9])
-    mean, deviation = 1 / 3, math.sqrt(2) / 3
-    high, low = (1 - mean) / (deviation + 1e-4), -mean / (deviation + 1e-4)
+    mean, deviation = 1 / 3, 1 / math.sqrt(3)
+    high, low = (1 - mean) / (deviation + 1e-6), -mean / (deviation + 1e-6)
     expected = torch.tensor([high, 0.0, low, 0.0, low, 0.0], dtype=torch.float64)
     torch.testing.assert_close(group_advantages(rewards, groups), expected)
+
+
+@given(st.lists(st.floats(-4, 4), min_size=2, max_size=40))
+def test_advantages_are_divided_by_the_deviation_of_the_sample(rewards):
+    """As INTELLECT-2's code does, with ``torch.std`` as it is by default."""
+    given_rewards = torch.tensor(rewards, dtype=torch.float64)
+    deviation = torch.std(given_rewards)
+    expected = (given_rewards - given_rewards.mean()) / (deviation + 1e-6)
+    advantages = group_advantages(given_rewards, torch.zeros(len(rewards), dtype=torch.int64))
+    torch.testing.assert_close(advantages, expected, rtol=1e-6, atol=1e-6)
 
 
 @given(st.floats(0, 1), st.integers(1, 40))

@@ -1,0 +1,44 @@
+"""Number of weights of a model, from its section of a manifest and without torch.
+
+A daemon needs it before it joins a run, and imports no engine.
+"""
+
+from protocol.recipe import ModelSection
+
+
+def weights_in(model: ModelSection) -> int:
+    """Return how many weights the engines make of a section.
+
+    Raises ``ValueError`` for a configuration that lacks a size; engines refuse it by name.
+    """
+    hidden, inner = number_of(model, "hidden_size"), number_of(model, "intermediate_size")
+    layers, heads = number_of(model, "num_hidden_layers"), number_of(model, "num_attention_heads")
+    head_size = number_of(model, "head_dim", _head_size(model, hidden, heads))
+    queries = heads * head_size
+    keys = number_of(model, "num_key_value_heads", heads) * head_size
+    attention = 2 * hidden * (queries + keys)
+    if model.architecture == "qwen2":
+        attention += queries + 2 * keys
+    elif model.config.get("attention_bias"):
+        attention += queries + 2 * keys + hidden
+    if model.architecture == "qwen3":
+        attention += 2 * head_size  # the norms of queries and of keys
+    mlp = 3 * hidden * inner
+    if model.config.get("mlp_bias"):
+        mlp += 2 * inner + hidden
+    embeddings = model.vocabulary_size * hidden
+    embeddings *= 1 if model.config.get("tie_word_embeddings") else 2
+    return embeddings + layers * (attention + mlp + 2 * hidden) + hidden
+
+
+def number_of(model: ModelSection, key: str, default: int | None = None) -> int:
+    """Return an integer of a configuration; raises ``ValueError`` for what is none."""
+    value = model.config.get(key) or default
+    if not isinstance(value, int):
+        raise ValueError(f"model.config.{key} must be an integer")  # noqa: TRY004 (a value, ours)
+    return value
+
+
+def _head_size(model: ModelSection, hidden: int, heads: int) -> int:
+    """Return Hugging Face's default."""
+    return 128 if model.architecture == "qwen3" else hidden // heads
