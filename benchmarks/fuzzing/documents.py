@@ -7,7 +7,7 @@ import tomlkit
 
 from benchmarks.fuzzing.mutation import Values, mutated_bytes
 from benchmarks.fuzzing.target import Decoder, Target
-from node.live.consent import question
+from node.live.consent import offer
 from protocol import codec
 from protocol.bundle import decode_bundle, encode_bundle
 from protocol.crypto import signing_bytes, verify
@@ -33,6 +33,7 @@ from protocol.gossip.rpc import (
 )
 from protocol.manifest import decode_signed_manifest, load_signed_manifest
 from protocol.recipe import ManifestError, load_recipe
+from protocol.types import Role
 from tests.vectors import core_reference, made
 from tests.worlds.messages import RECIPE, identity
 
@@ -71,7 +72,7 @@ def _manifest() -> Decoder:
 
     def read(data: bytes) -> bool:
         signed = decode_signed_manifest(data, verify)
-        return not isinstance(signed, Fault) and bool(question(signed.manifest))
+        return not isinstance(signed, Fault) and bool(offer(signed.manifest, [Role.INFERENCE]))
 
     return Decoder([made.SIGNED_MANIFEST.encoded()], read, remake=[remade])
 

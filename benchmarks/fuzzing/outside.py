@@ -39,7 +39,7 @@ from protocol.crypto import Identity
 from protocol.messages import Invite
 from protocol.types import RunId
 from roles.engines.child import wire
-from roles.environments.code import last_block, read_tests
+from roles.environments.code import program_of, read_tests
 from roles.ports.transport import TransportError
 
 RUN = RunId(b"r" * 32)
@@ -329,7 +329,7 @@ def _completions() -> Decoder:
     seeds = [b"Here:\n```python\nprint(1)\n```\nand\n```py\nx\n```", b"```\n" * 100, b"\x1c```py\r"]
 
     def read(data: bytes) -> bool:
-        return last_block(data.decode(errors="replace")) is not None
+        return program_of(data.decode(errors="replace")) is not None
 
     return Decoder(
         seeds, read, remake=[lambda rng: mutated_bytes(rng.choice(seeds), rng, seeds, 4096)]

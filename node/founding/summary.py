@@ -63,7 +63,7 @@ def trial_words(manifest: RunManifest, needs: Needs, trial: Trial) -> Iterator[s
     yield (
         f"A version takes {_time(version_seconds(manifest, trial, 1))} with one worker and the "
         "run's validators, if all have a machine like this one; "
-        f"{workers_to_wait_for(manifest, trial)} workers keep the trainer busy."
+        f"workers that keep the trainer busy: {workers_to_wait_for(manifest, trial)}."
     )
     share = trial.patch_bytes / needs.version_bytes
     yield (

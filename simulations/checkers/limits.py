@@ -6,6 +6,8 @@ from simulations.checkers.wire import ENVELOPE_BYTES_MAX, VERDICT_BYTES_MAX, Ope
 from simulations.runtime.trace import Event
 
 LIMITS = {
+    "clocks": 256,
+    "old_commits": 1024,
     "backoffs": 1 << 14,
     "bans": 4096,
     "cache_bytes": 64 << 20,

@@ -12,6 +12,7 @@ import yaml
 from node.cli.main import main
 from node.founding.found import found
 from node.founding.recipes import read_recipe, recipe_names
+from node.founding.task import pin_task
 from protocol.crypto import Identity
 from tests.deploy.packages import needs
 
@@ -91,7 +92,7 @@ def test_every_recipe_but_the_largest_can_be_run_with_these_validators(tmp_path)
     for name in recipe_names():
         try:
             peers = [one.peer_id for one in validators]
-            found(read_recipe(name), "00" * 32, {}, creator, [creator.peer_id], peers)
+            found(pin_task(read_recipe(name)), "00" * 32, {}, creator, [creator.peer_id], peers)
         except ValueError:
             refused.append(name)
     assert refused == ["intellect2"]

@@ -137,6 +137,9 @@ class Bounded:
         self._engine = engine
         self._left = rollouts
 
+    async def start(self):
+        await self._engine.start()
+
     @property
     def tokens_sampled(self):
         return self._engine.tokens_sampled

@@ -138,6 +138,7 @@ WHY = {
     "reason": "2 batches wait for the trainer",
     "slashed": False,
     "forks": [],
+    "doubts": [],
     "rollouts": [
         {
             "commit": "ab12" * 16,

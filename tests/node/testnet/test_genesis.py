@@ -15,6 +15,7 @@ from protocol.crypto import verify
 from protocol.manifest import load_signed_manifest
 from protocol.recipe import load_recipe
 from protocol.types import Role
+from roles.environments import families
 
 
 def test_a_run_is_founded_on_the_keys_of_its_nodes(tmp_path):
@@ -61,8 +62,8 @@ def test_a_task_that_cannot_run_here_is_refused_before_the_swarm_starts(tmp_path
         with pytest.raises(NodeError, match=r"bwrap not installed; .*apt-get install bubblewrap"):
             require_task(recipe)
         require_task(recipe_for(Options(tmp_path)))
-    monkeypatch.setattr("roles.environments.reasoning_gym.VERSION", "0.0.0")
-    with pytest.raises(NodeError, match=r"needs reasoning-gym 0\.0\.0, .*pip install '\.\[envs\]'"):
+    monkeypatch.setitem(families._UNDERSTOOD, "reasoning-gym", "0.0.0")
+    with pytest.raises(NodeError, match=r"scores with 0\.0\.0; .*pip install '\.\[envs\]'"):
         require_task(recipe)
 
 

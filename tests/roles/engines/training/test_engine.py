@@ -40,7 +40,7 @@ def reference_backward(model, batch, temperature=1.0, entropy_coefficient=0.0):
     total, count = 0.0, 0
     for one in batch:
         rewards = torch.tensor([float(s.reward) for s in batch if s.group == one.group])
-        advantage = (one.reward - rewards.mean()) / (rewards.std(correction=0) + 1e-4)
+        advantage = (one.reward - rewards.mean()) / (rewards.std() + 1e-6)
         logits = model(input_ids=torch.tensor([one.prompt + one.tokens])).logits[0] / temperature
         for place, (token, behaviour) in enumerate(zip(one.tokens, one.logprobs, strict=True)):
             distribution = logits[len(one.prompt) - 1 + place].log_softmax(-1)
