@@ -64,7 +64,7 @@ HISTORY_ROLLOUTS_MIN = 4
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """What the ledger says when a rollout is judged: its worker's last ones, and all workers'."""
+    """Ledger when a rollout is judged: its worker's last rollouts, and those of all workers."""
 
     worker: PeerId
     rollouts: Sequence[Decided] = ()

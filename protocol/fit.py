@@ -1,4 +1,4 @@
-"""Whether the thresholds of a run fit its workers: when repeated rejections may end one.
+"""Fit of a run's thresholds to its workers, and with it when repeated rejections end a worker.
 
 Thresholds of another model or machine, or another scoring runtime, reject honest workers exactly
 as they reject quantised weights. The other workers tell the two apart: a worker that lies differs
@@ -57,7 +57,7 @@ class WorkerFit:
     worker: PeerId
     directions: AbstractSet[str] = frozenset()
     earned: bool = False
-    """Whether more of these rollouts were certified than rejected: keys are free, work is not."""
+    """True when more of these rollouts were certified than rejected: keys are free, work is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Misfit:
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """What the last rollouts of all workers say of a run's thresholds."""
+    """Evidence for and against a run's thresholds in the last rollouts of all workers."""
 
     workers: tuple[WorkerFit, ...] = ()
 

@@ -341,7 +341,7 @@ REWARD_DISAGREEMENT_RATE = 1e-3
 
 
 class CreditSection(Section):
-    """What ends a worker (``protocol.audit.LIES``), and how often honest scores differ."""
+    """Rule that ends a worker (``protocol.audit.LIES``), and the rate of honest disagreements."""
 
     slash: bool
     reward_disagreement_rate: Annotated[

@@ -90,7 +90,7 @@ class Replica:
         self.electorate = ViewElectorate(manifest, self.roster, self._equivocators)
         self.ledger = Ledger(manifest)
         self.stranger_commits = StrangerCommits(manifest, self.ledger)
-        # What is waited for comes, or expires, by then.
+        # The awaited rollouts arrive, or expire, by then.
         self._waits_seconds = manifest.committee.expire_after_epochs * manifest.epochs.seconds
         self._verify = verify
         self._opened = opened if opened is not None else Opened(OPENED_MAX)

@@ -23,7 +23,7 @@ PackageVersion = Annotated[str, Field(max_length=32, pattern=r"^[0-9][0-9a-z.+!]
 
 
 class RuntimeSection(Section):
-    """What a run asks for."""
+    """Requirement of a run."""
 
     python: Annotated[str, Field(max_length=8, pattern=r"^3\.[1-9][0-9]?$")]
     """Minor version of CPython."""

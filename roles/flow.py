@@ -93,7 +93,7 @@ class Conditions:
 
     @property
     def preparing(self) -> str:
-        """What a role has to wait for before it can work; empty when all can."""
+        """Reason why a role cannot work yet; empty when all roles can."""
         return next(iter(self._preparing.values()), "")
 
     def resign(self, role: Role) -> None:

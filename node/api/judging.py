@@ -1,4 +1,4 @@
-"""How the run's rules fit its workers and validators, as a status has it."""
+"""Fit of the run's rules to its workers and validators, for the node's status."""
 
 from collections import Counter
 

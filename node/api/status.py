@@ -51,13 +51,13 @@ class RolloutCounts:
 
 @dataclass(frozen=True, slots=True)
 class JudgingStatus:
-    """How the run's rules fit: thresholds in doubt, and validators whose scores differ.
+    """Fit of the run's rules: thresholds in doubt, and validators whose scores differ.
 
     Workers and validators that are named have rollouts among those that are not forgotten.
     """
 
     doubts: tuple[str, ...] = ()
-    """What workers are off in together, a line each; nobody is slashed for it meanwhile."""
+    """Deviations that workers share, a line each; meanwhile they slash nobody."""
     workers: int = 0
     """Workers with rollouts enough to tell."""
     workers_off: int = 0
@@ -294,7 +294,7 @@ class NodeStatus:
     share: float | None = None
     """How much of what the state waits for is done, from 0 to 1; None where nobody can know."""
     clock: str = ""
-    """What is wrong with this machine's clock, by those of several peers; empty if nothing is."""
+    """Error of this machine's clock, by the clocks of several peers; empty if there is none."""
     restored: bool = False
     """Whether what the disk holds of the run is in the counts."""
 

@@ -35,7 +35,7 @@ Progress = Callable[[int, int, float], None]
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPlan:
-    """How a calibration is made; ``path`` is its file, which an interrupted one goes on with."""
+    """Options of a calibration; an interrupted one resumes from its file ``path``."""
 
     path: Path
     device: str = "cpu"

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 MANIFEST = "run.toml"
 
 CALIBRATION = "calibration.jsonl"
-"""What the thresholds rest on, in the directory of a run."""
+"""File of the measurement behind the thresholds, in the directory of a run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Creation:
 
     @property
     def needs(self) -> Needs:
-        """What the run asks of a machine, as its manifest tells."""
+        """Estimate of the memory, disk and work that the run needs."""
         return needs_of_run(self.manifest)
 
     def calibrate(self, plan: CalibrationPlan, background: Background, progress: Progress) -> None:

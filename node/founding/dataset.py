@@ -42,7 +42,7 @@ class BadRow:
 
 @dataclass(slots=True)
 class DatasetReport:
-    """What was found in a data set."""
+    """Report on the rows of a data set."""
 
     path: str
     format: Format

@@ -48,7 +48,7 @@ class AnswerCheck:
 
     @property
     def count(self) -> int:
-        """How many different answers were scored."""
+        """Number of different answers that were scored."""
         return len(self._faults)
 
     async def faults(self, answers: Sequence[str]) -> list[str | None]:

@@ -16,7 +16,7 @@ _BATCH_ROWS = 64
 _HEAD_BYTES = 64 << 10
 _BOM = b"\xef\xbb\xbf"
 _COMPRESSED = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PK\x03\x04", b"BZh", b"\xfd7zXZ")
-"""How files of gzip, zstd, zip, bzip2 and xz begin."""
+"""First bytes of files of gzip, zstd, zip, bzip2 and xz."""
 
 _FORMS = "a data set is a parquet file, JSON lines, or csv with a header"
 
@@ -28,7 +28,7 @@ Row = Mapping[str, Any] | str
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a row stands in its file."""
+    """Position of a row in its file."""
 
     unit: Literal["row", "line"]
     """Rows of parquet count from 0; lines of text, as editors do, from 1."""

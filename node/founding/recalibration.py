@@ -37,13 +37,13 @@ CUT_SHARE = 0.5
 """Of its clip, a mean that is too near to it: what is cut off is not measured."""
 
 EXTREME_MARGIN = 2.0
-"""By which the worst single values are raised, as in a calibration: the statistics decide."""
+"""Factor on the worst single values, as in a calibration: the statistics decide."""
 
 STANDARD_ERRORS = 3.0
 
 
 class Sample(NamedTuple):
-    """What one validator measured of one rollout; means and extremes by name."""
+    """Measurement of one rollout by one validator; means and extremes by name."""
 
     commit: Digest
     worker: PeerId

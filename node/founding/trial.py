@@ -54,7 +54,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What one unit of work took here: a rollout, or a version."""
+    """Cost of one unit of work on this machine: a rollout, or a version."""
 
     seconds: float
     memory_bytes: int
@@ -63,7 +63,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """What a run begins with, as measured on this machine."""
+    """Measurements of version 0 of a run on this machine."""
 
     samples: int
     reward_mean: float

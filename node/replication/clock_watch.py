@@ -46,7 +46,7 @@ class ClockWatch:
         self._told: dict[PeerId, None] = {}
         """Peers with a wrong clock that the log has named."""
         self.wrong = ""
-        """What is wrong with our clock, empty when nothing is known to be."""
+        """Error of our clock in words, empty when none is known."""
         context.tables.watch(lambda: {"clocks": len(self._offsets)})
 
     def note(self, received: Received, source: Source) -> None:

@@ -17,7 +17,7 @@ class Block:
     text: str
     start: int
     end: int
-    """Where its lines begin and end in the whole text."""
+    """First and last character of its lines in the whole text."""
 
 
 def blocks(text: str) -> Iterator[Block]:

@@ -36,7 +36,7 @@ _NICENESS = 5
 """The node itself comes first: three times the share of a core."""
 
 STACK_BYTES = 64 << 20
-"""What recursion in C may take: the same depth ends a program on every machine."""
+"""Limit of recursion in C: the same depth ends a program on every machine."""
 
 _FILE_BYTES = 4 << 20
 _OPEN_FILES = 32

@@ -26,7 +26,7 @@ PACKAGES: Mapping[str, Sequence[str]] = {
     "reasoning-gym": ("reasoning-gym", "bfi", "sympy", "mpmath"),
     "verifiers": (),
 }
-"""What decides the scores of each family of tasks, beside Python. Of the dependencies of
+"""Packages that decide the scores of each family of tasks. Of the dependencies of
 reasoning-gym these are the ones that the admitted data sets use. A package for verifiers is pinned
 by ``environment.options``."""
 

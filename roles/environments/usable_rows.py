@@ -19,7 +19,7 @@ from roles.environments.text import question_of
 from roles.ports.text import Chat, Rows, Tokenizer
 
 ROWS_TRIED_MAX = 64
-"""Where half of all rows are unusable, 64 of them in a row are a chance of 5e-20."""
+"""If half of all rows are unusable, 64 unusable draws in a row have a probability of 5e-20."""
 
 _FOUND_MAX = 1 << 16
 """Indexes whose usable row is remembered."""
@@ -43,7 +43,7 @@ class PromptRoom:
 
 @dataclass(frozen=True, slots=True)
 class RowRule:
-    """Whether a run can use a row: a function of the row and the manifest alone."""
+    """Usability of a row: a function of the row and the manifest alone."""
 
     family: str
     room: PromptRoom

@@ -99,7 +99,7 @@ class Shown:
     sources: Mapping[str, Path]
     """Packages by their names."""
     libraries: bool
-    """Whether installed packages can be imported."""
+    """True when installed packages can be imported."""
 
 
 def make_walls(tools: Mapping[str, str], shown: Shown) -> list[str]:

@@ -1,4 +1,4 @@
-"""Whose clock is wrong: ours by the word of a majority, a single peer's by nobody else's."""
+"""Wrong clocks: ours when a majority says so, a single peer's when no other peer agrees with it."""
 
 import pytest
 

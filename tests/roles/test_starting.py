@@ -33,7 +33,7 @@ async def forever():
 
 
 class Filled:
-    """What runs is ``fill``, as a flow does."""
+    """A flow that runs ``fill``."""
 
     def __init__(self, world, role, engine, flow):
         self.run = lambda: fill(world.context, role, engine, flow)

@@ -132,7 +132,7 @@ def _is_empty(value: Any) -> bool:
 
 
 def _is_idle_window(key: str, given: Mapping[str, Any]) -> bool:
-    """Whether a key of windows, of an architecture that has none, leaves all attention full."""
+    """Tell whether a window key of an architecture without windows leaves all attention full."""
     if key == "layer_types":
         return isinstance(given[key], list) and all(kind == _FULL for kind in given[key])
     if key == "sliding_window":

@@ -25,7 +25,7 @@ COMPUTED = frozenset(
 
 WITHOUT_EFFECT = frozenset(
     {
-        # Who wrote the file, and how.
+        # Origin of the file.
         "transformers_version",
         "transformers_weights",
         "torch_dtype",
@@ -43,7 +43,7 @@ WITHOUT_EFFECT = frozenset(
         "transformers.js_config",
         "trust_remote_code",
         "license",
-        # How Hugging Face's module is called; the engines call it in their own way.
+        # Call options of Hugging Face's module; the engines call it in their own way.
         "use_cache",
         "output_attentions",
         "output_hidden_states",
@@ -167,7 +167,7 @@ ADVICE: Mapping[str, str] = {
     "compression_config": _DEQUANTISE,
     "quantization_config": _DEQUANTISE,
 }
-"""What to do about a refused key; other keys are answered with the values that are computed."""
+"""Advice for a refused key; for other keys the refusal names the supported values."""
 
 WINDOWS = frozenset({"use_sliding_window", "sliding_window", "max_window_layers", "layer_types"})
 """Keys that Hugging Face derives each layer's kind of attention from."""

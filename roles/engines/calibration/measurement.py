@@ -77,12 +77,12 @@ class MeasurementFile:
 
     @property
     def parts(self) -> int:
-        """How many parts are complete."""
+        """Number of complete parts."""
         return len(self._parts)
 
     @property
     def tokens(self) -> int:
-        """How many honest tokens there are, each as often as it was recomputed."""
+        """Number of honest tokens, each counted as often as it was recomputed."""
         return sum(recording.tokens for part in self._parts for recording in part)
 
     @property

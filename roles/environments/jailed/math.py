@@ -1,4 +1,4 @@
-"""Whether an answer in mathematics is the expected one.
+"""Comparison of an answer in mathematics with the expected one.
 
 The form of an answer decides how it is compared: words, choices, times, ratios, bases, residues,
 sets of numbers, lists, matrices, relations, and formulas with units. A formula that cannot be read,

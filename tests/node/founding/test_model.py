@@ -1,4 +1,4 @@
-"""What a person may give as a model, and sequences that fit into its positions."""
+"""Forms of a model on the command line, and sequences that fit into its positions."""
 
 import shutil
 

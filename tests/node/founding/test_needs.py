@@ -1,4 +1,4 @@
-"""What a run needs of a machine, as a node works it out before it joins."""
+"""Estimate of the needs of a run, made by a node before it joins."""
 
 import math
 

@@ -264,4 +264,4 @@ FILES = {
     "named-without-default": {"chat_template": NAMED[1:]},
     "syntax-error": {"chat_template.jinja": "{% for message in messages %}"},
 }
-"""What of it is where: ``chat_template`` is the key of ``tokenizer_config.json``."""
+"""Places of a template: ``chat_template`` is the key of ``tokenizer_config.json``."""
