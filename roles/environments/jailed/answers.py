@@ -268,10 +268,10 @@ def _relation(gold: str, answer: str, depth: int) -> bool | None:
         return None
     gold_name, gold_value = _assigned(gold)
     name, value = _assigned(answer)
+    if signs and not gold_signs and name is None:
+        return _equation(gold, answers, signs, depth)
     if not gold_signs or not signs:
-        if (signs and name is None) or (gold_signs and gold_name is None):
-            return False
-        return same(gold_value, value, depth + 1)
+        return (not gold_signs or gold_name is not None) and same(gold_value, value, depth + 1)
     if gold_name and gold_name == name:
         return same(gold_value, value, depth + 1)
     for sides, mirrored in ((answers, signs), (answers[::-1], [_MIRRORED[s] for s in signs[::-1]])):
@@ -289,6 +289,21 @@ def _relation(gold: str, answer: str, depth: int) -> bool | None:
     if gold_signs == signs and signs[0] in ("=", "\\ne"):
         return sign != 0
     return sign == (1 if gold_signs == signs else -1 if _MIRRORED[signs[0]] == gold_signs[0] else 2)
+
+
+def _equation(gold: str, sides: list[str], signs: list[str], depth: int) -> bool:
+    """Tell whether an equation that holds has the gold, carried out, at one of its ends.
+
+    All sides must have one value: else a list of guesses between equality signs would score.
+    """
+    if _NAME.fullmatch(sides[0].strip()):
+        sides = sides[1:]
+    if set(signs) != {"="} or len(sides) > _PARTS_MAX:
+        return False
+    nodes = [read(side) for side in sides]
+    if not all(values_equal(*pair) for pair in pairwise(nodes)):
+        return False
+    return any(_same_or_unreadable(gold, side, depth + 1) for side in (sides[-1], sides[0]))
 
 
 _MIRRORED = {"=": "=", "\\ne": "\\ne", "<": ">", ">": "<", "\\le": "\\ge", "\\ge": "\\le",
