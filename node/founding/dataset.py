@@ -181,7 +181,7 @@ def _usable(
     pass_rates: Sequence[float],
     report: DatasetReport,
 ) -> Iterator[tuple[Place, dict[str, Any]]]:
-    """Yield the rows that can be used, as far as that is told without scoring anything."""
+    """Yield the rows that pass every check that scores no answer."""
     for place, raw in rows:
         report.rows += 1
         try:

@@ -9,13 +9,14 @@ import math
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import cycle, groupby, islice
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from node.founding.calibration import Say
 from node.founding.model import require_positions
 from node.local.config import runtime_directories
 from node.local.memory import peak_rss_bytes
@@ -48,8 +49,6 @@ SAMPLES = 64
 ROLLOUTS_MIN = 2
 STEPS = 2
 """The first one allocates the optimiser's moments, so the second one is timed."""
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -299,7 +299,7 @@ def _program(name: str) -> str:
 
 
 def _let_open(*ends: int) -> None:
-    """Let a program open its standard streams by name, as ``/dev/stdout``, whoever runs this."""
+    """Let a program open its standard streams by name, as ``/dev/stdout``, under every user."""
     if os.geteuid() == 0:
         for end in ends:
             os.fchown(end, NOBODY, NOBODY)

@@ -2,16 +2,15 @@
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import typer
 
+from node.founding.calibration import Progress
+
 LINE_SECONDS = 15.0
 """Between two lines where no terminal shows a bar."""
-
-Progress = Callable[[int, int, float], None]
-"""Is given what is done, what is enough, and the seconds so far."""
 
 
 @contextmanager
