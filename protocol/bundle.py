@@ -1,7 +1,7 @@
 """The bundle of a run: the small files of its model that every node reads the same way.
 
 Canonical msgpack, a map of file name to bytes: ``config.json`` as its author wrote it, how it
-generates, its tokenizer and chat template. Weights are no part of it.
+generates, its tokenizer, chat template, model card and licence. Weights are no part of it.
 """
 
 from collections.abc import Mapping
@@ -10,6 +10,10 @@ from protocol.codec import decode, encode
 from protocol.faults import Fault, FaultCode
 
 BUNDLE_FILES = (
+    "LICENSE",
+    "LICENSE.txt",
+    "NOTICE",
+    "README.md",
     "added_tokens.json",
     "chat_template.jinja",
     "config.json",

@@ -145,3 +145,6 @@ CommandDataDir = Annotated[
 CommandIdentityPath = Annotated[
     Path | None, typer.Option("--identity-path", metavar="FILE", help="The node's key.")
 ]
+ModelVersion = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Version; default the newest one held.")
+]

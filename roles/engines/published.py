@@ -117,6 +117,20 @@ def import_directory(
     return section, write_policy(tensors, path, DTYPES[model.dtype])
 
 
+def config_of_directory(directory: Path) -> Config:
+    """Return the configuration of a directory; raises ``ValueError`` as ``section_of``."""
+    return _examined(directory)[0]
+
+
+def read_directory(directory: Path, precision: Precision) -> tuple[Config, dict[str, Tensor]]:
+    """Return the configuration and the tensors of a Hugging Face directory, as they are stored.
+
+    They were checked as ``precision`` rounds them. Raises ``ValueError`` as ``import_pretrained``.
+    """
+    config, _ = _examined(directory)
+    return config, _weights(directory, config, DTYPES[precision])
+
+
 @contextmanager
 def _collecting(refusals: list[str]) -> Iterator[None]:
     """Add what a check refuses to ``refusals``."""

@@ -1,0 +1,1 @@
+"""Trained models: the versions that a node holds, exported, chatted with and evaluated, offline."""

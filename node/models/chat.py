@@ -1,0 +1,173 @@
+"""A conversation with a model, on a terminal or for a script."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from node.local.errors import ExitCode, NodeError
+from node.models.dialogue import dialogue_of, pieces_of
+from node.models.subject import Subject
+from roles.ports.engines import GenerationRequest
+from roles.ports.text import Message
+
+if TYPE_CHECKING:
+    from roles.engines.local_model import LocalModel
+
+TOKENS_MAX = 512
+"""Of an answer, where the run's own limit is lower and its task in text."""
+
+HELP = "/reset forgets the conversation; /exit or Ctrl-D ends; Ctrl-C stops an answer"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """How answers are drawn; a ``temperature`` of 0 is greedy.
+
+    ``tokens_max`` is the most tokens of an answer, None for a usual number. ``system`` replaces the
+    messages that the run puts before a question, unless it is None.
+    """
+
+    tokens_max: int | None = None
+    temperature: float = 0.0
+    seed: int = 0
+    system: str | None = None
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """An answer as far as it was computed; one that is ``cut`` has no end token."""
+
+    text: str
+    tokens: int
+    prompt_tokens: int
+    cut: bool
+
+
+class Chat:
+    """A conversation: each question is asked after all those before it."""
+
+    def __init__(self, subject: Subject, options: ChatOptions) -> None:
+        """Load the model; raises ``NodeError``."""
+        self._dialogue = dialogue_of(subject, options.system)
+        self._model: LocalModel = subject.loaded(options.device)
+        self._options = options
+        self._tokens_max = options.tokens_max or _tokens_max(subject)
+        self._history: list[Message] = []
+        self._seed = options.seed
+        self.reply = Reply("", 0, 0, cut=False)
+        """The last answer."""
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self._history.clear()
+
+    def ask(self, question: str) -> Iterator[str]:
+        """Return the answer piece by piece, as it is computed.
+
+        Raises ``ValueError`` for a question that the model cannot be asked.
+        """
+        prompt = self._dialogue.prompt(question, self._history)
+        room = self._model.positions - len(prompt)
+        if room < 1:
+            raise ValueError(
+                f"the conversation takes {len(prompt):,} of the model's "
+                f"{self._model.positions:,} positions; /reset forgets it"
+            )
+        request = GenerationRequest(prompt, self._seed, min(self._tokens_max, room))
+        self._seed += 1
+        return self._answered(question, request)
+
+    def _answered(self, question: str, request: GenerationRequest) -> Iterator[str]:
+        tokens: list[int] = []
+
+        def computed() -> Iterator[int]:
+            for token in self._model.stream(request, self._options.temperature):
+                tokens.append(token)
+                yield token
+
+        try:
+            yield from pieces_of(self._dialogue, computed())
+        finally:  # also of an answer that was stopped
+            cut = not self._model.has_ended(tokens)
+            text = self._dialogue.text(tokens)
+            self.reply = Reply(text, len(tokens), len(request.prompt), cut)
+            self._history += [Message("user", question), Message("assistant", text)]
+
+
+def converse(chat: Chat) -> None:
+    """Answer what is typed until it ends; where no terminal types, each line is a question."""
+    typed = sys.stdin.isatty()
+    if typed:
+        with suppress(ImportError):
+            import readline  # noqa: F401, PLC0415 - gives ``input`` its line editing
+        _note(HELP)
+    while True:
+        try:
+            question = input("> " if typed else "").strip()
+        except EOFError:
+            break
+        except KeyboardInterrupt:
+            _note(f"\n{HELP}")
+            continue
+        if question == "/exit":
+            return
+        if question == "/reset":
+            chat.reset()
+        elif question.startswith("/"):
+            _note(HELP)
+        elif question:
+            _answer(chat, question)
+    if typed:
+        sys.stdout.write("\n")
+
+
+def _answer(chat: Chat, question: str) -> None:
+    try:
+        for piece in chat.ask(question):
+            _write(piece)
+    except ValueError as error:
+        _note(str(error))
+        return
+    except KeyboardInterrupt:
+        _write("\n")
+        _note("stopped")
+        return
+    _write("\n")
+    if chat.reply.cut:
+        _note(f"cut after {chat.reply.tokens} tokens; --tokens raises the limit")
+
+
+def answer_once(chat: Chat, question: str, *, shown: bool) -> Reply:
+    """Answer one question, piece by piece on standard output if ``shown``; raises ``NodeError``."""
+    try:
+        pieces = chat.ask(question)
+    except ValueError as error:
+        raise NodeError(str(error), ExitCode.USAGE) from None
+    for piece in pieces:
+        if shown:
+            _write(piece)
+    if shown:
+        _write("\n")
+    return chat.reply
+
+
+def _tokens_max(subject: Subject) -> int:
+    run = subject.run
+    if run is None:
+        return TOKENS_MAX
+    own = run.sampling.tokens_max
+    return max(own, TOKENS_MAX) if run.environment.in_text else own
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _note(line: str) -> None:
+    """Tell the person something that is no answer."""
+    sys.stdout.flush()
+    sys.stderr.write(f"{line}\n")

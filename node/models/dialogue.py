@@ -1,0 +1,105 @@
+"""A dialogue with a model: what is typed becomes a prompt, and tokens become text as they come."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
+
+from typing_extensions import override
+
+from node.local.errors import ExitCode, NodeError
+from node.models.subject import Subject
+from roles.ports.text import Message, Tokenizer
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+"""What a tokenizer writes for the first bytes of a character whose last ones are to come."""
+
+
+class Dialogue(Protocol):
+    """The texts of a model."""
+
+    def prompt(self, question: str, before: Sequence[Message]) -> tuple[int, ...]:
+        """Return the tokens of a question after other messages; raises ``ValueError``."""
+
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer."""
+
+
+class TextDialogue(Dialogue):
+    """A chat in the model's template, after the messages ``opening``."""
+
+    def __init__(self, tokenizer: Tokenizer, opening: Sequence[Message]) -> None:
+        self._tokenizer = tokenizer
+        self._opening = tuple(opening)
+
+    @override
+    def prompt(self, question: str, before: Sequence[Message]) -> tuple[int, ...]:
+        return self._tokenizer.encode_chat(question, (*self._opening, *before))
+
+    @override
+    def text(self, tokens: Sequence[int]) -> str:
+        return self._tokenizer.decode(tuple(tokens))
+
+
+class CharacterDialogue(Dialogue):
+    """Questions in the characters of a task, each by itself."""
+
+    def __init__(self, name: str) -> None:
+        from roles.environments.base import (  # noqa: PLC0415 - for a task over characters alone
+            END,
+            CharacterTask,
+            environment,
+        )
+
+        task = environment(name)
+        assert isinstance(task, CharacterTask)
+        self._task, self._end = task, END
+
+    @override
+    def prompt(self, question: str, before: Sequence[Message]) -> tuple[int, ...]:
+        unknown = sorted(set(question) - set(self._task.characters))
+        if unknown or not question:
+            raise ValueError(
+                f"the task {self._task.name} is over the characters {self._task.characters} alone; "
+                f"ask for example {self._task.question(0)}"
+            )
+        return self._task.encode(question)
+
+    @override
+    def text(self, tokens: Sequence[int]) -> str:
+        return self._task.text([token for token in tokens if token != self._end])
+
+
+def dialogue_of(subject: Subject, system: str | None) -> Dialogue:
+    """Return the dialogue of a model.
+
+    It opens with the messages that the run puts before each problem, or with ``system`` alone,
+    which may be empty. Raises ``NodeError``.
+    """
+    run = subject.run
+    if run is not None and not run.environment.in_text:
+        if system is not None:
+            raise NodeError("--system is for runs in text; leave it out", ExitCode.USAGE)
+        return CharacterDialogue(run.environment.name)
+    from roles.environments.preamble import preamble  # noqa: PLC0415 - for text alone
+
+    opening = () if run is None else preamble(run.environment)
+    if system is not None:
+        opening = (Message("system", system),) if system else ()
+    try:
+        return TextDialogue(subject.read_tokenizer(), opening)
+    except ValueError as error:
+        raise NodeError(f"{subject.name} cannot chat: {error}", ExitCode.CONFIG) from None
+
+
+def pieces_of(dialogue: Dialogue, tokens: Iterable[int]) -> Iterator[str]:
+    """Yield the text of tokens as they come, each piece as soon as no token can change it."""
+    seen: list[int] = []
+    shown = ""
+    for token in tokens:
+        seen.append(token)
+        text = dialogue.text(seen).rstrip(_INCOMPLETE)
+        if len(text) > len(shown) and text.startswith(shown):
+            yield text[len(shown) :]
+            shown = text
+    whole = dialogue.text(seen)
+    if whole.startswith(shown) and whole != shown:
+        yield whole[len(shown) :]

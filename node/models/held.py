@@ -1,0 +1,193 @@
+"""The run of a data directory and the versions held there, read only, also while its node runs."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from node.local.datadir import DataDir
+from node.local.errors import ExitCode, NodeError
+from node.local.run_pin import load_run, pinned_run
+from node.replication.message_log import stored_messages
+from node.storage.sharded_files import index_of
+from protocol.bundle import decode_bundle
+from protocol.crypto import digest, verify
+from protocol.faults import Fault
+from protocol.ledger.ledger import Ledger
+from protocol.manifest import RunFileName, RunManifest, SignedManifest
+from protocol.replica import Replica
+from protocol.shardcast.index import encode
+from protocol.types import Digest, PeerId, Version
+from roles.ports.storage import weights_name
+
+MANIFEST = "run.toml"
+"""Signed manifest in a directory that ``run create`` made, and in an exported one."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldVersion:
+    """A version whose file is here: ``digest`` is the signed one, of the policy in ``path``."""
+
+    version: Version
+    digest: Digest
+    path: Path
+    created_at: float
+    """In unix seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """The certified rollouts of one key, as far as this node knows them."""
+
+    peer: PeerId
+    rollouts: int
+    tokens: int
+
+
+class HeldRun:
+    """A run and what is held of it in the directory ``root``."""
+
+    def __init__(self, root: Path, signed: SignedManifest, ledger: Ledger) -> None:
+        self.root = root
+        self.signed = signed
+        self._datadir = DataDir(root)
+        self._ledger = ledger
+        self._versions = self._held()
+
+    @property
+    def manifest(self) -> RunManifest:
+        """The manifest of the run."""
+        return self.signed.manifest
+
+    @property
+    def versions(self) -> Mapping[int, HeldVersion]:
+        """The versions here by number, ascending."""
+        return self._versions
+
+    def version(self, number: int | None = None) -> HeldVersion:
+        """Return a version, the newest one without a ``number``; raises ``NodeError``."""
+        if not self._versions:
+            raise NodeError(
+                f"{self.root} holds no version yet; start its node and wait until prime-node "
+                "status shows one, or give the --data-dir of another node",
+                ExitCode.CONFIG,
+            )
+        held = self._versions.get(max(self._versions) if number is None else number)
+        if held is None:
+            raise NodeError(
+                f"version {number} is not held in {self.root}, only {ranges(self._versions)}; "
+                "take one of these, or give the --data-dir of a node that holds it",
+                ExitCode.CONFIG,
+            )
+        return held
+
+    def rewards(self, until: int) -> list[tuple[int, float]]:
+        """Return the mean reward of the batch of each version up to ``until``."""
+        messages = [entry.manifest.message for entry in self._ledger.checkpoints]
+        return [
+            (message.version, message.reward_mean / 1e6)
+            for message in messages
+            if 0 < message.version <= until and message.batch
+        ]
+
+    def contributions(self) -> list[Contribution]:
+        """Return what each key contributed, most certified rollouts first."""
+        found = [
+            Contribution(peer, counts.certified, counts.tokens_certified)
+            for peer, counts in self._ledger.workers.items()
+            if counts.certified
+        ]
+        return sorted(found, key=lambda one: (-one.rollouts, one.peer))
+
+    def small_files(self) -> dict[str, bytes]:
+        """Return the files of the run's bundle by name, none for a task over characters.
+
+        Raises ``NodeError``.
+        """
+        if "bundle" not in self.manifest.genesis.files:
+            return {}
+        path = self.run_file("bundle")
+        files = decode_bundle(path.read_bytes())
+        if isinstance(files, Fault):
+            raise NodeError(f"{path}: {files}; use another software version", ExitCode.CONFIG)
+        return files
+
+    def run_file(self, name: RunFileName) -> Path:
+        """Return a file of the run, compared with what the creator signed; raises ``NodeError``."""
+        path, rules = self._datadir.task / name, self.manifest.shardcast
+        try:
+            found = digest(encode(index_of(path, rules.shard_bytes, rules.chunk_bytes)))
+        except (OSError, ValueError):
+            raise NodeError(
+                f"the run's {name} is not in {path.parent}; start the node, which fetches it",
+                ExitCode.CONFIG,
+            ) from None
+        if found.hex() != self.manifest.genesis.files[name].index:
+            raise NodeError(
+                f"{path} is not the {name} that the run's creator signed; delete it and start the "
+                "node, which fetches it again",
+                ExitCode.CONFIG,
+            )
+        return path
+
+    def _held(self) -> dict[int, HeldVersion]:
+        genesis = self.manifest.genesis
+        start = HeldVersion(
+            Version(0), self.manifest.genesis_policy, self._datadir.genesis, genesis.created_at
+        )
+        found = {0: start} if start.path.is_file() else {}
+        for entry in self._ledger.checkpoints:
+            message = entry.manifest.message
+            path = self._datadir.weights / weights_name(message.version)
+            if path.is_file():
+                found[message.version] = HeldVersion(
+                    Version(message.version),
+                    Digest(message.policy),
+                    path,
+                    message.created_at / 1000,
+                )
+        return found
+
+
+def open_held_run(root: Path) -> HeldRun:
+    """Return the run of a data directory, or of one that ``run create`` made.
+
+    Raises ``NodeError`` where there is none.
+    """
+    datadir = DataDir(root)
+    try:
+        signed = pinned_run(datadir)
+    except NotADirectoryError:
+        signed = None
+    if signed is None and (root / MANIFEST).is_file():
+        signed = load_run(root / MANIFEST)
+    if signed is None:
+        raise NodeError(
+            f"{root} belongs to no run; give the --data-dir of a node, or a directory that "
+            "prime-node run create made",
+            ExitCode.CONFIG,
+        )
+    replica = Replica(signed.manifest, verify)
+    if datadir.state.is_file():
+        try:
+            for envelope in stored_messages(datadir.state):
+                replica.restore(envelope)
+        except ValueError as error:
+            raise NodeError(
+                f"cannot read {datadir.state}: {error}; give the --data-dir of another node",
+                ExitCode.CONFIG,
+            ) from None
+    return HeldRun(root, signed, replica.ledger)
+
+
+def ranges(numbers: Mapping[int, object]) -> str:
+    """Return numbers in words, such as ``0, 12 to 16``."""
+    ordered = [-math.inf, *sorted(numbers), math.inf]
+    starts = [high for low, high in pairwise(ordered) if high != low + 1][:-1]
+    ends = [low for low, high in pairwise(ordered) if high != low + 1][1:]
+    parts = (
+        f"{start}" if start == end else f"{start} to {end}"
+        for start, end in zip(starts, ends, strict=True)
+    )
+    return ", ".join(parts)

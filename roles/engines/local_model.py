@@ -1,0 +1,140 @@
+"""A model loaded to answer outside of any swarm: for a chat on a terminal, and for an evaluation.
+
+It computes in this process, with the decoder of the built-in engine. Nothing is proved.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from protocol.recipe import ModelSection
+from protocol.types import Digest
+from roles.engines.architectures.architecture import Config
+from roles.engines.architectures.configuration import configuration
+from roles.engines.architectures.model import shapes_of
+from roles.engines.builtin.batching import Batch, Continuation, Lengths, Noise
+from roles.engines.builtin.decoder import Decoder
+from roles.engines.builtin.engine import prepare_thread
+from roles.engines.builtin.generation import STEPS_PER_LOOK, STEPS_PER_LOOK_ELSEWHERE
+from roles.engines.builtin.memory import cache_bytes
+from roles.engines.builtin.policy import DTYPES, Precision, read_policy
+from roles.engines.factory import device_of
+from roles.engines.noise import NoiseSource
+from roles.engines.published import read_directory
+from roles.engines.tensors import THREADS
+from roles.ports.engines import GenerationRequest
+
+ROWS_MAX = 256
+
+STEPS_PER_DROP = 256
+"""Tokens of a row after which the states behind them are dropped: only proofs need them."""
+
+
+class LocalModel:
+    """A model on one device; a temperature of 0 is greedy decoding.
+
+    On a CPU it computes with half of the cores, or fewer if torch was told so: a node may run
+    beside it.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        threads = min(torch.get_num_threads(), THREADS)
+        prepare_thread()
+        torch.set_num_threads(threads)
+        self._decoder = decoder
+        self._noise = NoiseSource(decoder.config.vocab_size, decoder.device)
+
+    @classmethod
+    def of_policy(
+        cls, model: ModelSection, precision: Precision, path: Path, digest: Digest, device: str
+    ) -> "LocalModel":
+        """Load a policy's file; raises ``ValueError`` unless it holds the policy ``digest``."""
+        config = configuration(model.architecture, model.config)
+        tensors = read_policy(path, digest, shapes_of(config))
+        made = Decoder(config, tensors, DTYPES[precision], device_of(device), model.head)
+        return cls(made)
+
+    @classmethod
+    def of_directory(
+        cls,
+        directory: Path,
+        precision: Precision | None,
+        head: Literal["fp32", "model"],
+        device: str,
+    ) -> "LocalModel":
+        """Load a Hugging Face directory, in the precision that it was saved in unless one is given.
+
+        Raises ``ValueError`` for what the engines do not compute.
+        """
+        precision = precision or _saved_precision(directory)
+        config, tensors = read_directory(directory, precision)
+        return cls(Decoder(config, tensors, DTYPES[precision], device_of(device), head))
+
+    @property
+    def config(self) -> Config:
+        """The configuration of the model."""
+        return self._decoder.config
+
+    @property
+    def positions(self) -> int:
+        """The most tokens of a prompt and its answer."""
+        return int(self.config.max_position_embeddings)
+
+    def has_ended(self, tokens: Sequence[int]) -> bool:
+        """Tell whether an answer has an end token, rather than reached its limit."""
+        return bool(tokens) and tokens[-1] in self._decoder.end_tokens
+
+    def stream(self, request: GenerationRequest, temperature: float) -> Iterator[int]:
+        """Yield the tokens of one answer as they are computed, the end token included."""
+        one = Continuation(request.prompt, request.seed, request.tokens_max)
+        for _ in self._computed([one], temperature, steps=1):
+            yield one.tokens[-1]
+
+    def answers(
+        self, requests: Sequence[GenerationRequest], temperature: float
+    ) -> Iterator[tuple[int, tuple[int, ...]]]:
+        """Yield the place and the tokens of each answer when it has ended."""
+        waiting = {
+            place: Continuation(one.prompt, one.seed, one.tokens_max)
+            for place, one in enumerate(requests)
+        }
+        steps = STEPS_PER_LOOK.get(self._decoder.device, STEPS_PER_LOOK_ELSEWHERE)
+        for _ in self._computed([*waiting.values()], temperature, steps):
+            for place in [place for place, one in waiting.items() if one.ended]:
+                yield place, tuple(waiting.pop(place).tokens)
+
+    def _computed(
+        self, sequences: Sequence[Continuation], temperature: float, steps: int
+    ) -> Iterator[None]:
+        """Compute until all have ended, and stop after each look at the tokens."""
+        noise: Noise = self._noise.at if temperature else _no_noise
+        batch = Batch(
+            self._decoder,
+            noise,
+            Lengths(),
+            cache_bytes_max=cache_bytes(self._decoder.device),
+            rows_max=ROWS_MAX,
+            steps=steps,
+        )
+        batch.add(sequences)
+        while len(batch):
+            batch.advance(temperature or 1.0)
+            if batch.uncollected_steps >= STEPS_PER_DROP:
+                batch.collect()
+                for one in sequences:
+                    one.parts.clear()
+            yield
+
+
+def _no_noise(_seeds: object, _positions: object) -> None:
+    return None
+
+
+def _saved_precision(directory: Path) -> Precision:
+    """Return the precision in which a directory should be computed, from its ``config.json``."""
+    values = json.loads((directory / "config.json").read_bytes())
+    saved = values.get("dtype") or values.get("torch_dtype")
+    return "bf16" if saved == "bfloat16" else "fp32"
