@@ -14,7 +14,7 @@ from node.storage.sharded_files import index_of
 from protocol.bundle import BUNDLE_FILES, encode_bundle
 from protocol.crypto import digest
 from protocol.manifest import RunFile, RunFileName
-from protocol.recipe import Recipe, ShardcastSection
+from protocol.recipe import EnvironmentSection, Recipe, ShardcastSection
 from protocol.shardcast.index import encode
 
 if TYPE_CHECKING:
@@ -36,10 +36,14 @@ def pin_task(recipe: Recipe) -> Recipe:
     """
     if not recipe.environment.in_text:
         return recipe
+    return recipe.model_copy(update={"environment": pin_section(recipe.environment)})
+
+
+def pin_section(section: EnvironmentSection) -> EnvironmentSection:
+    """Return a task in text with its package and scoring runtime; raises as ``pin_task``."""
     from roles.environments.families import pinned_task  # noqa: PLC0415 - tasks may be heavy
 
-    pinned = pinned_task(recipe.environment, runtime_directories(os.environ))
-    return recipe.model_copy(update={"environment": pinned})
+    return pinned_task(section, runtime_directories(os.environ))
 
 
 def pinned_recipe(recipe: str) -> Recipe:

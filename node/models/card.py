@@ -7,6 +7,21 @@ from datetime import UTC, datetime
 
 from node.models.held import HeldRun, HeldVersion
 
+_USE = """\
+```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("DIR", dtype="auto")
+tokenizer = AutoTokenizer.from_pretrained("DIR")
+```
+
+`vllm serve DIR` serves it, and `prime-node chat --model DIR` answers on a terminal."""
+
+_ABOUT = (
+    "A version of a model that the nodes of several people train by reinforcement learning with "
+    "prime-node, without an orchestrator. `run.toml` is the signed manifest of the run."
+)
+
 REWARDS_MAX = 40
 """Rows of the table of rewards; of more versions, evenly many are left out."""
 
@@ -35,9 +50,7 @@ def card_of(held: HeldRun, version: HeldVersion, files: Mapping[str, bytes]) -> 
     parts = [
         _front_matter(held, files),
         title,
-        f"Version {version.version} of a reinforcement-learning run of prime-node, in which the "
-        "nodes of several people train one model without an orchestrator. The signed manifest of "
-        "the run is `run.toml`.",
+        _ABOUT,
         _table(("", ""), facts.items()),
         "## Use",
         _use(held, files),
@@ -81,18 +94,7 @@ def _use(held: HeldRun, files: Mapping[str, bytes]) -> str:
             f"the end, and the others stand for the characters of `{held.manifest.environment.name}"
             "`. `prime-node chat --model DIR` reads and writes them."
         )
-    return "\n".join(
-        (
-            "```python",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer",
-            "",
-            'model = AutoModelForCausalLM.from_pretrained("DIR", dtype="auto")',
-            'tokenizer = AutoTokenizer.from_pretrained("DIR")',
-            "```",
-            "",
-            "`vllm serve DIR` serves it, and `prime-node chat --model DIR` answers on a terminal.",
-        )
-    )
+    return _USE
 
 
 def _rewards(rewards: Sequence[tuple[int, float]]) -> str:

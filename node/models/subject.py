@@ -44,9 +44,7 @@ def held_subject(held: HeldRun, version: HeldVersion) -> Subject:
         from roles.engines.local_model import LocalModel  # noqa: PLC0415 - torch takes seconds
 
         precision = manifest.toploc.precision
-        return LocalModel.of_policy(
-            manifest.model, precision, version.path, version.digest, device
-        )
+        return LocalModel.of_policy(manifest.model, precision, version.path, version.digest, device)
 
     def read_tokenizer() -> "HuggingFaceTokenizer":
         from roles.engines.tokenizer import of_bundle  # noqa: PLC0415 - takes seconds

@@ -1,0 +1,79 @@
+"""The models and tasks of an evaluation, from what a person typed."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from node.local.errors import ExitCode, NodeError
+from node.models.held import HeldRun
+from node.models.subject import Subject, directory_subject, held_subject
+from node.models.tasks import GENERATORS, OWN, EvaluationTask, generated_task, own_task
+
+ROWS = ("math", "code")
+"""Families of tasks over rows."""
+
+
+def subjects_of(
+    held: HeldRun | None, versions: str | None, models: Sequence[Path]
+) -> list[Subject]:
+    """Return the versions, those before the directories; the newest one where none is named.
+
+    A directory without a manifest of its own is asked by the rules of the run that is ``held``.
+    Raises ``NodeError``.
+    """
+    numbers: list[int | None] = [] if models else [None]
+    if versions is not None:
+        try:
+            numbers = [int(one) for one in versions.split(",")]
+        except ValueError:
+            raise NodeError(
+                f"--versions {versions}: give numbers, such as 0,12", ExitCode.USAGE
+            ) from None
+    found = []
+    if held is not None:
+        found = [held_subject(held, held.version(number)) for number in numbers]
+    run = None if held is None else held.manifest
+    return [*found, *(directory_subject(model, run) for model in models)]
+
+
+def tasks_of(
+    names: str,
+    dataset: Path | None,
+    held: HeldRun | None,
+    subject: Subject,
+    scratch: Path,
+    say: Callable[[str], None],
+) -> list[EvaluationTask]:
+    """Return the tasks of ``names``; a converted ``dataset`` goes to ``scratch``.
+
+    The run is that of the first ``subject``. Raises ``NodeError``.
+    """
+    run = subject.run
+    found = []
+    for name in dict.fromkeys(names.split(",")):
+        family, _, generator = name.replace(":", "/", 1).partition("/")
+        if family == GENERATORS and generator:
+            found.append(generated_task(generator, run))
+            continue
+        if name != OWN and name not in ROWS:
+            raise NodeError(
+                f"no task {name!r}: use {OWN}, {GENERATORS}:NAME, or with --dataset "
+                f"{' or '.join(ROWS)}",
+                ExitCode.USAGE,
+            )
+        if run is None:
+            raise NodeError(
+                f"{subject.name} belongs to no run: add the --data-dir of a node, or --tasks "
+                f"{GENERATORS}:NAME",
+                ExitCode.USAGE,
+            )
+        if dataset is not None:
+            from node.models.rows import row_task  # noqa: PLC0415 - tasks may be heavy
+
+            rows = None if name == OWN else name
+            tokenizer = subject.read_tokenizer()
+            found.append(row_task(rows, dataset, run, held, tokenizer, scratch, say))
+        elif name == OWN:
+            found.append(own_task(run, held))
+        else:
+            raise NodeError(f"--tasks {name} needs rows: add --dataset FILE", ExitCode.USAGE)
+    return found

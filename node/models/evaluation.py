@@ -1,0 +1,244 @@
+"""Evaluation of models on the same problems: pass@1 by greedy decoding, by sampling, or both."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+from itertools import cycle, islice
+from statistics import fmean
+from typing import TYPE_CHECKING, NamedTuple
+
+from node.local.errors import ExitCode, NodeError
+from node.models.intervals import Estimate, difference, share
+from node.models.subject import Subject
+from node.models.tasks import EvaluationTask, problem_seeds
+from protocol.rng import Rng
+from roles.ports.background import Background
+from roles.ports.engines import (
+    Answer,
+    EngineError,
+    Environment,
+    GenerationRequest,
+    Score,
+    Unscorable,
+)
+
+if TYPE_CHECKING:
+    from roles.engines.local_model import LocalModel
+
+DRAWS_PER_PROBLEM = 16
+"""Seeds that are tried for a problem that is not there yet: a task may have few."""
+
+SCORED_TOGETHER = 64
+"""Answers, about as many as a rollout has."""
+
+Progress = Callable[[int, int, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Decoding:
+    """How answers are drawn: ``samples`` for each problem, greedy at a temperature of 0."""
+
+    temperature: float
+    samples: int = 1
+
+    @property
+    def name(self) -> str:
+        """The name in tables."""
+        if not self.temperature:
+            return "greedy"
+        return f"{self.samples} sampled at {self.temperature:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationPlan:
+    """How much is asked, and how; ``tokens_max`` is the longest answer."""
+
+    decodings: Sequence[Decoding]
+    problems: int
+    tokens_max: int
+    seed: int = 0
+    device: str = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One model on one task in one decoding."""
+
+    task: EvaluationTask
+    decoding: Decoding
+    subject: Subject
+    passes: tuple[float, ...]
+    """The share of the answers to each problem that score 1."""
+    pass_at_1: Estimate
+    score_mean: float
+    tokens_mean: float
+    cut_share: float
+    """Of the answers, how many have no end token."""
+    unscored: int
+    """Answers on which honest machines may differ; they do not pass."""
+    versus: Estimate | None = None
+    """The difference to the first model, if this is another one."""
+
+
+class Problem(NamedTuple):
+    """A problem of a task: its seed, and the length that it asks for, if any."""
+
+    seed: int
+    length_target: int | None
+
+
+class Evaluation:
+    """The models and tasks of one evaluation."""
+
+    def __init__(
+        self,
+        subjects: Sequence[Subject],
+        tasks: Sequence[EvaluationTask],
+        plan: EvaluationPlan,
+        background: Background,
+        progress: Progress,
+    ) -> None:
+        self._subjects = subjects
+        self._tasks = tasks
+        self._plan = plan
+        self._background = background
+        self._progress = progress
+        self._began_at = 0.0
+        self._done = self._total = 0
+
+    def run(self) -> list[Result]:
+        """Return a result for each task, decoding and model; raises ``NodeError``."""
+        try:
+            return asyncio.run(self._run())
+        except (EngineError, ValueError) as error:
+            raise NodeError(f"the evaluation broke: {error}", ExitCode.CONFIG) from None
+
+    async def _run(self) -> list[Result]:
+        self._began_at = _now()
+        problems = [await self._problems(task) for task in self._tasks]
+        answers = sum(one.samples for one in self._plan.decodings) * len(self._subjects)
+        self._total = answers * sum(map(len, problems))
+        self._note(0)
+        found: dict[tuple[int, int], list[Result]] = {}
+        for subject in self._subjects:  # one model at a time is in memory
+            model = subject.loaded(self._plan.device)
+            for place, task in enumerate(self._tasks):
+                async with self._opened(task, subject) as environment:
+                    for order, decoding in enumerate(self._plan.decodings):
+                        asked = _Asking(environment, model, self._plan, decoding, self._note)
+                        result = await asked.result(task, subject, problems[place])
+                        results = found.setdefault((place, order), [])
+                        results.append(_compared(result, results))
+        return [one for key in sorted(found) for one in found[key]]
+
+    @asynccontextmanager
+    async def _opened(self, task: EvaluationTask, subject: Subject) -> AsyncIterator[Environment]:
+        """Yield a task with a model's tokenizer, ready to be asked."""
+        environment = task.environment(subject.read_tokenizer, self._background)
+        await environment.open()
+        yield environment
+
+    async def _problems(self, task: EvaluationTask) -> list[Problem]:
+        """Draw different problems, fewer than the plan has where there are fewer."""
+        wanted, targets = self._plan.problems, cycle(task.length_targets)
+        found: dict[tuple[int, ...], Problem] = {}
+        async with self._opened(task, self._subjects[0]) as environment:
+            for seed in islice(problem_seeds(self._plan.seed), DRAWS_PER_PROBLEM * wanted):
+                if len(found) == wanted:
+                    break
+                problem = Problem(seed, next(targets))
+                found.setdefault(await environment.prompt(*problem), problem)
+        return [*found.values()]
+
+    def _note(self, answers: int) -> None:
+        self._done += answers
+        self._progress(self._done, self._total, _now() - self._began_at)
+
+
+class _Asking:
+    """One model and one task in one decoding."""
+
+    def __init__(
+        self,
+        environment: Environment,
+        model: "LocalModel",
+        plan: EvaluationPlan,
+        decoding: Decoding,
+        note: Callable[[int], None],
+    ) -> None:
+        self._environment = environment
+        self._model = model
+        self._plan = plan
+        self._decoding = decoding
+        self._note = note
+
+    async def result(
+        self, task: EvaluationTask, subject: Subject, problems: Sequence[Problem]
+    ) -> Result:
+        """Ask all problems and score the answers."""
+        samples = self._decoding.samples
+        asked = [one for one in problems for _ in range(samples)]
+        answers = self._answers(await self._requests(problems))
+        scores = await self._scores(asked, answers)
+        known = [0.0 if isinstance(one, Unscorable) else min(1.0, max(0.0, one)) for one in scores]
+        passed = [float(one == 1.0) for one in known]
+        passes = tuple(fmean(passed[at : at + samples]) for at in range(0, len(passed), samples))
+        return Result(
+            task,
+            self._decoding,
+            subject,
+            passes,
+            pass_at_1=share(passes, samples),
+            score_mean=fmean(known),
+            tokens_mean=fmean(map(len, answers)),
+            cut_share=fmean(not self._model.has_ended(one) for one in answers),
+            unscored=sum(isinstance(one, Unscorable) for one in scores),
+        )
+
+    async def _requests(self, problems: Sequence[Problem]) -> list[GenerationRequest]:
+        """Return what to generate; the same noise for all models, so that they are comparable."""
+        requests = []
+        for place, problem in enumerate(problems):
+            prompt = await self._environment.prompt(*problem)
+            room = self._model.positions - len(prompt)
+            if room < 1:
+                raise ValueError(
+                    f"a prompt of {self._environment.name} takes {len(prompt):,} of the model's "
+                    f"{self._model.positions:,} positions"
+                )
+            draws = Rng(self._plan.seed.to_bytes(8, "big")).child(f"noise of problem {place}")
+            tokens_max = min(self._plan.tokens_max, room)
+            requests += [
+                GenerationRequest(prompt, draws.bits64(), tokens_max)
+                for _ in range(self._decoding.samples)
+            ]
+        return requests
+
+    def _answers(self, requests: Sequence[GenerationRequest]) -> list[tuple[int, ...]]:
+        answers: dict[int, tuple[int, ...]] = {}
+        for place, tokens in self._model.answers(requests, self._decoding.temperature):
+            answers[place] = tokens
+            self._note(1)
+        return [answers[place] for place in range(len(requests))]
+
+    async def _scores(
+        self, problems: Sequence[Problem], answers: Sequence[tuple[int, ...]]
+    ) -> list[Score]:
+        told = [Answer(one.seed, tokens) for one, tokens in zip(problems, answers, strict=True)]
+        scores: list[Score] = []
+        for at in range(0, len(told), SCORED_TOGETHER):
+            scores += await self._environment.score_batch(told[at : at + SCORED_TOGETHER])
+        return scores
+
+
+def _compared(result: Result, before: Sequence[Result]) -> Result:
+    """Return a result with its difference to the first one, if there is one."""
+    if not before:
+        return result
+    samples = result.decoding.samples
+    return replace(result, versus=difference(before[0].passes, result.passes, samples))
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

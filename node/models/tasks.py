@@ -1,0 +1,118 @@
+"""Tasks of an evaluation, and their held-out problems.
+
+A run draws problem seeds of 64 bits (``protocol.assignment``). The seeds here have 65, so that no
+assignment of any run has one of them: a task that generates its problems makes others of these, as
+far as it has others. A run over rows learns from all of them; held out are rows of another file.
+"""
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from node.local.config import runtime_directories
+from node.local.errors import ExitCode, NodeError
+from node.models.held import HeldRun
+from protocol.manifest import RunManifest
+from protocol.recipe import EnvironmentSection, validated
+from protocol.rng import Rng
+from roles.ports.background import Background
+from roles.ports.engines import Environment
+from roles.ports.text import Tokenizer
+
+OWN = "own"
+"""The run's own task."""
+
+GENERATORS = "reasoning-gym"
+
+HELD_OUT_SEED = 1 << 64
+"""Seeds from here on are of no assignment."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationTask:
+    """A task, and the parquet file of its rows if it has any.
+
+    ``problems`` says where they come from; ``rules`` is the run whose limits hold for prompts.
+    """
+
+    section: EnvironmentSection
+    problems: str
+    held_out: bool
+    rules: RunManifest | None
+    rows: Path = Path()
+
+    @property
+    def name(self) -> str:
+        """The name that manifests use."""
+        return self.section.name
+
+    @property
+    def length_targets(self) -> tuple[int | None, ...]:
+        """The lengths that problems ask for in turn."""
+        return (self.rules and self.rules.sampling.length_targets) or (None,)
+
+    def environment(
+        self, read_tokenizer: Callable[[], Tokenizer], background: Background
+    ) -> Environment:
+        """Return the task for a model; raises ``NodeError`` where it cannot run here."""
+        from roles.environments.base import environment  # noqa: PLC0415 - tasks may be heavy
+        from roles.environments.blocking import InBackground  # noqa: PLC0415 - the same
+
+        if not self.section.in_text:
+            return InBackground(environment(self.name), background)
+        from roles.environments.families import text_task  # noqa: PLC0415 - the same
+        from roles.environments.usable_rows import PromptRoom  # noqa: PLC0415 - the same
+
+        room = PromptRoom(None, ()) if self.rules is None else PromptRoom.of(self.rules)
+        runtimes = runtime_directories(os.environ)
+        try:
+            return text_task(self.section, self.rows, read_tokenizer, background, room, runtimes)
+        except ValueError as error:
+            raise NodeError(
+                f"{self.name} cannot be scored here: {error}", ExitCode.CONFIG
+            ) from None
+
+
+def problem_seeds(seed: int) -> Iterator[int]:
+    """Yield the seeds of held-out problems."""
+    draws = Rng(seed.to_bytes(8, "big")).child("held-out problems")
+    while True:
+        yield HELD_OUT_SEED + draws.bits64()
+
+
+def own_task(run: RunManifest, held: HeldRun | None) -> EvaluationTask:
+    """Return the run's own task; its rows are those ``held``. Raises ``NodeError``."""
+    section = run.environment
+    if "dataset" in run.genesis.files:
+        if held is None:
+            raise NodeError(
+                f"an exported directory has no rows of {section.name}: add the --data-dir of a "
+                "node, or --dataset FILE",
+                ExitCode.USAGE,
+            )
+        rows = held.run_file("dataset")
+        return EvaluationTask(section, "rows that the run learns from", False, run, rows)
+    if section.name.startswith("verifiers/"):  # its package has a fixed number of them
+        return EvaluationTask(section, "problems that the run learns from", False, run)
+    return EvaluationTask(section, "seeds that no run draws", True, run)
+
+
+def generated_task(generator: str, run: RunManifest | None) -> EvaluationTask:
+    """Return a generator of reasoning-gym with its usual options.
+
+    It is asked after the system message of ``run``. Raises ``NodeError``.
+    """
+    from node.founding.task import pin_section  # noqa: PLC0415 - tasks may be heavy
+    from roles.environments.families import require_task  # noqa: PLC0415 - the same
+
+    name = f"{GENERATORS}/{generator}"
+    if run is not None and run.environment.name == name:
+        return own_task(run, None)
+    values = {"name": name, "system": "" if run is None else run.environment.system}
+    try:
+        section = pin_section(validated(EnvironmentSection, values))
+        require_task(section, has_dataset=False)
+    except ValueError as error:
+        raise NodeError(f"--tasks {GENERATORS}:{generator}: {error}", ExitCode.USAGE) from None
+    return EvaluationTask(section, "seeds that no run draws", True, None)
