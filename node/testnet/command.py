@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, get_args
+from typing import Annotated, NamedTuple, get_args
 
 import typer
 
@@ -107,7 +107,8 @@ def run_testnet(
         upload_bytes_per_second=_rate(upload_limit),
     )
     with _cleaned_up(layout, keep=keep, temporary=data_dir is None) as kept:
-        failed = asyncio.run(_run(options, kept=kept, as_json=as_json, view=view, svg=svg))
+        show = Showing(report_stays=kept, nodes_stay=keep, as_json=as_json, view=view, svg=svg)
+        failed = asyncio.run(_run(options, show))
         if failed:
             raise typer.Exit(SWARM_FAILED)
 
@@ -130,7 +131,15 @@ def _cleaned_up(layout: Layout, *, keep: bool, temporary: bool) -> Iterator[bool
 
 
 def _clean_up(layout: Layout, *, temporary: bool) -> None:
-    shutil.rmtree(layout.directory if temporary else layout.nodes, ignore_errors=True)
+    """Remove the nodes' files, and all but the trained model of a ``temporary`` directory."""
+    if temporary:
+        for path in layout.directory.iterdir():
+            if path != layout.trained:
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+        with contextlib.suppress(OSError):  # the model is there
+            layout.directory.rmdir()
+    else:
+        shutil.rmtree(layout.nodes, ignore_errors=True)
     if layout.guest.exists():
         with contextlib.suppress(NodeError), locked(DataDir(layout.guest)):
             shutil.rmtree(layout.guest, ignore_errors=True)
@@ -171,31 +180,50 @@ def _environment(name: str) -> str:
         raise typer.BadParameter(str(error), param_hint="--environment") from None
 
 
-async def _run(
-    options: Options, *, kept: bool, as_json: bool, view: bool, svg: Path | None
-) -> bool:
+class Showing(NamedTuple):
+    """What is shown of a testnet, and which of its files stay."""
+
+    report_stays: bool
+    nodes_stay: bool
+    as_json: bool
+    view: bool
+    svg: Path | None
+
+
+async def _run(options: Options, showing: Showing) -> bool:
     """Run the testnet with its display; return whether it failed."""
     from rich.console import Console  # noqa: PLC0415 - after the node imports have begun
 
     from node.testnet.display import save_picture, show_lines, show_live  # noqa: PLC0415 - same
     from node.testnet.summary import draw_summary  # noqa: PLC0415 - same
     from node.testnet.swarm import SwarmRun  # noqa: PLC0415 - same
+    from node.testnet.trained import usage_lines  # noqa: PLC0415 - same
 
-    console = Console(stderr=as_json)
+    console = Console(stderr=showing.as_json)
     swarm = SwarmRun.create(options)
-    if svg is not None:
+    if (svg := showing.svg) is not None:
         swarm.on_end = lambda: save_picture(swarm.record, swarm.screen, svg)
-    show = show_live if view and console.is_terminal else show_lines
+    show = show_live if showing.view and console.is_terminal else show_lines
     display = asyncio.create_task(show(swarm.record, swarm.screen, console))
     try:
         outcome = await swarm.run()
     finally:
         display.cancel()
         await asyncio.wait([display])
-    files = swarm.layout if kept or outcome.failure else None
-    console.print(draw_summary(outcome.report, swarm.record, files, outcome.failure))
+    model = outcome.model
+    files = swarm.layout if showing.report_stays or outcome.failure else None
+    console.print(
+        draw_summary(
+            outcome.report, swarm.record, files, outcome.failure, model_stays=model is not None
+        )
+    )
     if swarm.screen.notice:
         console.print(swarm.screen.notice, style="yellow", soft_wrap=True)
-    if as_json:
-        typer.echo(json.dumps(outcome.report, indent=2))
+    if model is not None:
+        console.print(
+            "", *usage_lines(model, nodes_stay=showing.nodes_stay), sep="\n", soft_wrap=True
+        )
+    if showing.as_json:
+        kept = None if model is None else {"version": model.version, "path": str(model.directory)}
+        typer.echo(json.dumps({**outcome.report, "model": kept}, indent=2))
     return bool(outcome.failure)

@@ -84,7 +84,8 @@ class NodePlan:
 class Layout:
     """The files of a testnet.
 
-    ``model`` is the Hugging Face directory of a task in text, ``task`` what its nodes need.
+    ``model`` is the Hugging Face directory of a task in text, ``task`` what its nodes need, and
+    ``trained`` the last version as such a directory.
     ``recipe`` is what the run was asked to be; ``manifest`` adds genesis and signature, and is what
     ``--run`` takes. ``nodes`` are the data directories, and ``guest``, beside all of it, is that of
     whoever joins by the command that the testnet prints.
@@ -97,6 +98,7 @@ class Layout:
         self.genesis_policy = directory / "genesis" / "policy.safetensors"
         self.model = directory / "genesis" / "model"
         self.task = directory / "genesis" / "task"
+        self.trained = directory / "model"
         self.report = directory / "report.json"
         self.reward_picture = directory / "reward.png"
         self.join_script = directory / "join.sh"

@@ -14,7 +14,12 @@ from node.testnet.report import honest_rejected
 
 
 def draw_summary(
-    report: dict[str, Any], record: SwarmRecord, layout: Layout | None, failure: str
+    report: dict[str, Any],
+    record: SwarmRecord,
+    layout: Layout | None,
+    failure: str,
+    *,
+    model_stays: bool = False,
 ) -> RenderableType:
     """Return the report as a table for people, with where its files are, if they are kept."""
     table = Table.grid(padding=(0, 3))
@@ -22,7 +27,8 @@ def draw_summary(
     table.add_column()
     for label, value in _rows(report, record):
         table.add_row(label, value)
-    told = ["all files are removed; --keep keeps the report, a picture of the reward, and the logs"]
+    others = "all files but the model are" if model_stays else "all files are"
+    told = [f"{others} removed; --keep keeps the report, a picture of the reward, and the logs"]
     if layout is not None:
         told = [str(path) for path in (layout.report, layout.reward_picture) if path.exists()]
     files = Text("\n".join(told), style=DIM)

@@ -32,6 +32,7 @@ from node.testnet.plan import Layout, NodePlan, Options
 from node.testnet.record import SwarmRecord
 from node.testnet.report import build_report, write_report
 from node.testnet.screen import Screen
+from node.testnet.trained import TrainedModel, export_last
 from node.testnet.web import SwarmPages
 from protocol.recipe import Recipe
 from protocol.types import Role
@@ -44,6 +45,7 @@ STARTING_OBSERVE_SECONDS = 0.2
 FIRST_RELAY_SECONDS = 60.0
 COLD_START_SECONDS = 600.0
 EPILOGUE_SECONDS = 60.0
+EXPORT_SECONDS = 600.0
 SETTLE_SECONDS = 5.0
 """The last certificates travel by gossip: the last look waits so long until a node has them."""
 
@@ -58,6 +60,7 @@ class Outcome:
 
     report: dict[str, Any]
     failure: str
+    model: TrainedModel | None = None
 
 
 @dataclass(slots=True)
@@ -115,8 +118,9 @@ class SwarmRun:
                     await pages.stop()
                     fleet.close()
                 report = await self._epilogue(failure)
+                model = None if failure else await self._keep_model()
         self.screen.stage = "failed" if failure else "done"
-        return Outcome(report, failure)
+        return Outcome(report, failure, model)
 
     async def _work(self, fleet: Fleet) -> None:
         await self._begin()
@@ -255,6 +259,15 @@ class SwarmRun:
             )
         )
         return evaluation[0] if evaluation is not None else None
+
+    async def _keep_model(self) -> TrainedModel | None:
+        """Export the newest version that a node has."""
+        plans = sorted(self._plans, key=lambda plan: plan.role is not Role.TRAINER)
+        directories = [plan.directory for plan in plans]
+        exported = await self._try(
+            launcher.call(export_last, directories, self.layout.trained, seconds=EXPORT_SECONDS)
+        )
+        return exported[0] if exported is not None else None
 
     async def _try(self, helper: Awaitable[T]) -> T | None:
         """Return what a helper process gives; a report without it is better than none."""
