@@ -47,7 +47,7 @@ class Decoding:
         """The name in tables."""
         if not self.temperature:
             return "greedy"
-        return f"{self.samples} sampled at {self.temperature:g}"
+        return f"{self.samples} at T={self.temperature:g}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,15 +41,24 @@ def table_of(results: Sequence[Result]) -> "Table":
     from rich.table import Table  # noqa: PLC0415 - slow to import
 
     first = results[0].subject.name
-    header = ("task", "answers", "model", "pass@1 [95 %]", f"against {first} [95 %]", "score")
+    table = Table(box=None, header_style="bold")
     compared = any(one.versus for one in results)
-    columns = [*header, "tokens"] if compared else [*header[:4], "score", "tokens"]
-    table = Table(*columns, box=None, header_style="bold")
+    scored = any(abs(one.score_mean - one.pass_at_1.value) > 5e-4 for one in results)
+    for header in ("task", "answers", "model"):
+        table.add_column(header)
+    for header, shown in (
+        ("pass@1 [95 %]", True),
+        (f"less {first} [95 %]", compared),
+        ("score", scored),
+        ("tokens", True),
+    ):
+        if shown:
+            table.add_column(header, no_wrap=True)
     for one in results:
         row = [one.task.name, one.decoding.name, one.subject.name, _text(one.pass_at_1)]
-        if compared:
-            row.append("" if one.versus is None else _text(one.versus, sign="+"))
-        table.add_row(*row, f"{one.score_mean:.3f}", f"{one.tokens_mean:.0f}")
+        row += ["" if one.versus is None else _text(one.versus, sign="+")] if compared else []
+        row += [f"{one.score_mean:.3f}"] if scored else []
+        table.add_row(*row, f"{one.tokens_mean:.0f}")
     return table
 
 

@@ -1,0 +1,112 @@
+"""Data directories of nodes of a tiny run, whose versions differ, with all that was signed."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from node.founding.task import import_task
+from node.local.datadir import open_data_dir
+from node.local.run_pin import pin_run
+from node.models.held import HeldRun, open_held_run
+from node.storage.state import SqliteStore
+from protocol.crypto import digest
+from protocol.manifest import RunManifest, sign_manifest
+from protocol.recipe import Recipe
+from roles.engines.builtin.policy import DTYPES, write_policy
+from roles.engines.published import import_directory
+from roles.ports.storage import Put
+from tests.roles.engines.huggingface import write_directory
+from tests.worlds.messages import GENESIS_AT, World, identity, run_manifest
+from tests.worlds.text import byte_tokenizer
+
+TEXT = {"name": "math/sums", "system": "Be brief."}
+
+LICENCE = '---\nlicense: "apache-2.0"\nbase: other\n---\n\n# A model\n\nlicense: mit\n'
+
+
+@dataclass
+class Held:
+    """The data directory ``root`` of a node that holds ``versions``, and the base of its run."""
+
+    root: Path
+    base: Path
+    world: World
+    policies: dict[int, Path]
+
+    @property
+    def run(self) -> HeldRun:
+        return open_held_run(self.root)
+
+
+def held_run(directory, *, dtype="fp32", versions=(0, 2, 3), dataset=None, **sections) -> Held:
+    """Make a run with versions 0 to 3 and the directory of a node that holds some of them.
+
+    Its task is over characters unless ``sections`` has another ``environment``.
+    """
+    directory.mkdir(exist_ok=True)
+    in_text = "environment" in sections
+    config = {"vocab_size": 300, "eos_token_id": [256, 1]} if in_text else {}
+    base = write_directory(directory / "base", tie_word_embeddings=in_text, **config)
+    if in_text:
+        byte_tokenizer(base)
+        (base / "README.md").write_text(LICENCE)
+        (base / "LICENSE").write_text("Apache License")
+    drafted = run_manifest(model={"dtype": dtype}, **sections)
+    policy = directory / "v0"
+    section, first = import_directory(base, drafted.model, policy, in_text=in_text)
+    rules = Recipe.model_validate(
+        {**drafted.model_dump(exclude={"genesis"}), "model": section.model_dump()}
+    )
+    data = open_data_dir(directory / "data")
+    task = import_task(base, dataset, rules, data.task)
+    genesis = drafted.genesis.model_copy(update={"policy": first.hex(), "files": task.files})
+    world = World(RunManifest(**{**dict(rules), "genesis": genesis}))
+    pin_run(data, sign_manifest(world.manifest, identity("creator")))
+    policies = {0: policy, **{n: directory / f"v{n}" for n in (1, 2, 3)}}
+    envelopes = _trained(world, policies, DTYPES[dtype])
+    asyncio.run(_stored(data.state, envelopes))
+    data.weights.mkdir()
+    for version in versions:
+        place = data.genesis if version == 0 else data.weights / f"v{version}.safetensors"
+        place.hardlink_to(policies[version])
+    return Held(data.root, base, world, policies)
+
+
+def _trained(world, policies, dtype):
+    """Write versions 1 to 3, each from certified rollouts; return all signed messages."""
+    parent = world.genesis()
+    commits = [
+        *world.chain(world.workers[0], 2, checkpoint=parent.digest),
+        *world.chain(world.workers[1], 1, checkpoint=parent.digest, tokens=7),
+    ]
+    certificates = [world.certificate(commit) for commit in commits]
+    checkpoints = [parent]
+    for version, commit in enumerate(commits, start=1):
+        tensors = load_file(policies[version - 1])
+        moved = {name: tensor * 1.25 for name, tensor in tensors.items()}
+        made = write_policy(moved, policies[version], dtype)
+        checkpoints.append(
+            world.checkpoint(
+                checkpoints[-1],
+                policy=made,
+                batch=(commit.digest,),
+                reward_mean=250_000 * version,
+                created_at=(GENESIS_AT + 60 * version) * 1000,
+            )
+        )
+    return [one.envelope for one in (*commits, *checkpoints, *certificates)]
+
+
+async def _stored(path, envelopes):
+    store = SqliteStore(path)
+    await store.commit(
+        [Put("messages", n.to_bytes(8, "big"), one) for n, one in enumerate(envelopes)]
+    )
+    store.close()
+
+
+def tensor_digest(path) -> str:
+    """Return the BLAKE3 of a file, to see that nothing changed it."""
+    return digest(path.read_bytes()).hex()
