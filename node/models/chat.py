@@ -1,6 +1,7 @@
 """A conversation with a model, on a terminal or for a script."""
 
 import sys
+import unicodedata
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
 
 TOKENS_MAX = 512
 """Of an answer, where the run's own limit is lower and its task in text."""
+
+_CONTROL = "\N{REPLACEMENT CHARACTER}"
+"""Shown in place of a control character."""
 
 HELP = "/reset forgets the conversation; /exit or Ctrl-D ends; Ctrl-C stops an answer"
 
@@ -162,8 +166,15 @@ def _tokens_max(subject: Subject) -> int:
     return max(own, TOKENS_MAX) if run.environment.in_text else own
 
 
+def harmless(text: str) -> str:
+    """Return text without control characters, which could give a terminal commands."""
+    return "".join(
+        one if one in "\n\t" or unicodedata.category(one) != "Cc" else _CONTROL for one in text
+    )
+
+
 def _write(text: str) -> None:
-    sys.stdout.write(text)
+    sys.stdout.write(harmless(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
 

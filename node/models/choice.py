@@ -66,6 +66,12 @@ def tasks_of(
                 f"{GENERATORS}:NAME",
                 ExitCode.USAGE,
             )
+        if dataset is not None and not run.environment.in_text:
+            raise NodeError(
+                f"{subject.name} has no tokenizer for rows: the task of its run, "
+                f"{run.environment.name}, is over characters",
+                ExitCode.USAGE,
+            )
         if dataset is not None:
             from node.models.rows import row_task  # noqa: PLC0415 - tasks may be heavy
 

@@ -75,6 +75,8 @@ class Result:
     tokens_mean: float
     cut_share: float
     """Of the answers, how many have no end token."""
+    held_out: bool
+    """Whether the run learned from none of the problems, as far as can be told."""
     unscored: int
     """Answers on which honest machines may differ; they do not pass."""
     versus: Estimate | None = None
@@ -86,6 +88,17 @@ class Problem(NamedTuple):
 
     seed: int
     length_target: int | None
+
+
+class Problems(NamedTuple):
+    """The different problems of a task; ``repeats`` seeds gave one of them again."""
+
+    different: list[Problem]
+    repeats: int
+
+    def are_held_out(self, task: EvaluationTask) -> bool:
+        """Tell whether a run meets none of them: one that seeds repeat is met by a run, too."""
+        return task.held_out and not (task.is_generated and self.repeats)
 
 
 class Evaluation:
@@ -118,7 +131,7 @@ class Evaluation:
         self._began_at = _now()
         problems = [await self._problems(task) for task in self._tasks]
         answers = sum(one.samples for one in self._plan.decodings) * len(self._subjects)
-        self._total = answers * sum(map(len, problems))
+        self._total = answers * sum(len(one.different) for one in problems)
         self._note(0)
         found: dict[tuple[int, int], list[Result]] = {}
         for subject in self._subjects:  # one model at a time is in memory
@@ -135,13 +148,20 @@ class Evaluation:
     @asynccontextmanager
     async def _opened(self, task: EvaluationTask, subject: Subject) -> AsyncIterator[Environment]:
         """Yield a task with a model's tokenizer, ready to be asked."""
-        environment = task.environment(subject.read_tokenizer, self._background)
-        await environment.open()
-        yield environment
+        from roles.environments.text import TextTask  # noqa: PLC0415 - tasks may be heavy
 
-    async def _problems(self, task: EvaluationTask) -> list[Problem]:
+        environment = task.environment(subject.read_tokenizer, self._background)
+        try:
+            await environment.open()
+            yield environment
+        finally:
+            if isinstance(environment, TextTask):
+                await environment.close()
+
+    async def _problems(self, task: EvaluationTask) -> Problems:
         """Draw different problems, fewer than the plan has where there are fewer."""
         wanted, targets = self._plan.problems, cycle(task.length_targets)
+        drawn = 0
         found: dict[tuple[int, ...], Problem] = {}
         async with self._opened(task, self._subjects[0]) as environment:
             for seed in islice(problem_seeds(self._plan.seed), DRAWS_PER_PROBLEM * wanted):
@@ -149,7 +169,8 @@ class Evaluation:
                     break
                 problem = Problem(seed, next(targets))
                 found.setdefault(await environment.prompt(*problem), problem)
-        return [*found.values()]
+                drawn += 1
+        return Problems([*found.values()], drawn - len(found))
 
     def _note(self, answers: int) -> None:
         self._done += answers
@@ -173,13 +194,11 @@ class _Asking:
         self._decoding = decoding
         self._note = note
 
-    async def result(
-        self, task: EvaluationTask, subject: Subject, problems: Sequence[Problem]
-    ) -> Result:
+    async def result(self, task: EvaluationTask, subject: Subject, problems: Problems) -> Result:
         """Ask all problems and score the answers."""
         samples = self._decoding.samples
-        asked = [one for one in problems for _ in range(samples)]
-        answers = self._answers(await self._requests(problems))
+        asked = [one for one in problems.different for _ in range(samples)]
+        answers = self._answers(await self._requests(problems.different))
         scores = await self._scores(asked, answers)
         known = [0.0 if isinstance(one, Unscorable) else min(1.0, max(0.0, one)) for one in scores]
         passed = [float(one == 1.0) for one in known]
@@ -193,6 +212,7 @@ class _Asking:
             score_mean=fmean(known),
             tokens_mean=fmean(map(len, answers)),
             cut_share=fmean(not self._model.has_ended(one) for one in answers),
+            held_out=problems.are_held_out(task),
             unscored=sum(isinstance(one, Unscorable) for one in scores),
         )
 

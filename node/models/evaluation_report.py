@@ -16,7 +16,7 @@ def values_of(results: Sequence[Result]) -> list[dict[str, Any]]:
         {
             "task": one.task.name,
             "problems_from": one.task.problems,
-            "held_out": one.task.held_out,
+            "held_out": one.held_out,
             "model": one.subject.name,
             "version": one.subject.version,
             "digest": one.subject.digest,
@@ -67,7 +67,9 @@ def notes_of(results: Sequence[Result]) -> list[str]:
     lines = []
     tasks = {id(one.task): one for one in results}
     for one in tasks.values():
-        held_out = "held out" if one.task.held_out else "not held out"
+        held_out = "held out" if one.held_out else "not held out"
+        if one.task.held_out and not one.held_out:
+            held_out += ": the task has so few problems that seeds repeat them"
         lines.append(
             f"{one.task.name}: {len(one.passes):,} problems of {one.task.problems}, {held_out}"
         )

@@ -49,6 +49,8 @@ def held_subject(held: HeldRun, version: HeldVersion) -> Subject:
     def read_tokenizer() -> "HuggingFaceTokenizer":
         from roles.engines.tokenizer import of_bundle  # noqa: PLC0415 - takes seconds
 
+        if not manifest.environment.in_text:
+            raise ValueError(f"the run's task {manifest.environment.name} is over characters")
         path = held.run_file("bundle")
         return of_bundle(path, manifest.model.vocabulary_size, founded_at(manifest))
 

@@ -48,6 +48,11 @@ class EvaluationTask:
         return self.section.name
 
     @property
+    def is_generated(self) -> bool:
+        """Whether seeds make the problems, rather than choose rows."""
+        return self.rows == Path()
+
+    @property
     def length_targets(self) -> tuple[int | None, ...]:
         """The lengths that problems ask for in turn."""
         return (self.rules and self.rules.sampling.length_targets) or (None,)

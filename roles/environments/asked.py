@@ -26,6 +26,10 @@ class AskedTask(TextTask):
         super().__init__(name, read_tokenizer, background)
         self._checker = checker
 
+    @override
+    async def close(self) -> None:
+        await self._checker.close()
+
     @abstractmethod
     def problem(self, seed: int) -> dict[str, Any]:
         """Return what the checker is asked about problem ``seed``."""

@@ -54,6 +54,10 @@ class Math(RowTask):
         self._checker = checker
 
     @override
+    async def close(self) -> None:
+        await self._checker.close()
+
+    @override
     async def grade(self, seed: int, answer: str) -> Score:
         row = await self.row(seed)
         result = await self._checker.ask(

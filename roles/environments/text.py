@@ -47,6 +47,10 @@ class TextTask(Environment, ABC):
     async def open(self) -> None:
         self._tokenizer = await self._background.run(self._read_tokenizer)
 
+    async def close(self) -> None:
+        """End the processes that score; nothing may be asked afterwards."""
+        return  # mypy takes a method without a body for abstract
+
     @abstractmethod
     async def question(self, seed: int) -> str:
         """Return what a user asks in problem ``seed``."""

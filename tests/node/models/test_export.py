@@ -97,7 +97,7 @@ def test_a_card_keeps_what_a_name_holds_in_its_place(held):
     changed = run.manifest.model_copy(update={"model": model})
     run.signed = type(run.signed)(changed, run.signed.signature)
     card = card_of(run, run.version(3), {})
-    assert "| base model | a\\|b \"c\" --- &lt;script> |" in card
+    assert '| base model | a\\|b "c" --- &lt;script> |' in card
     assert card.count("\n---\n") == 1
 
 
