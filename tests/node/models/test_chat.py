@@ -19,6 +19,7 @@ from node.models.subject import directory_subject, held_subject
 from tests.worlds.held_runs import TEXT, held_run
 
 ROOT = Path(__file__).parents[3]
+PRIME_NODE = (sys.executable, "-c", "import sys; from node.cli.main import main; sys.exit(main())")
 PATIENCE_SECONDS = 90.0
 GENERATOR = {"name": "reasoning-gym/gcd"}
 
@@ -187,13 +188,12 @@ class Terminal:
 
     def __init__(self, *options):
         self._ours, theirs = pty.openpty()
-        code = "import sys; from node.cli.main import main; sys.exit(main())"
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "dumb"}
-        command = [sys.executable, "-c", code, "chat", *map(str, options)]
+        # So that Ctrl-C reaches it: its session has this terminal.
+        command = ["setsid", "--ctty", *PRIME_NODE, "chat", *map(str, options)]
         self.process = subprocess.Popen(
-            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment,
-            start_new_session=True, preexec_fn=lambda: _control(theirs),
-        )  # fmt: skip
+            command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment
+        )
         os.close(theirs)
         self.shown = ""
 
@@ -221,14 +221,6 @@ class Terminal:
             self.process.kill()
             self.process.wait()
             os.close(self._ours)
-
-
-def _control(terminal):
-    """Make a terminal that of this process, so that Ctrl-C reaches it."""
-    import fcntl
-    import termios
-
-    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
 
 
 def test_a_terminal_shows_answers_stops_one_and_ends(sums, interruptible):
@@ -266,9 +258,8 @@ def test_ctrl_d_ends_a_chat_and_ctrl_c_stops_an_answer(held, tmp_path, interrupt
 
 
 def test_lines_of_a_pipe_are_questions(sums):
-    code = "import sys; from node.cli.main import main; sys.exit(main())"
     done = subprocess.run(
-        [sys.executable, "-c", code, "chat", "--data-dir", str(sums.root), "--tokens", "2"],
+        [*PRIME_NODE, "chat", "--data-dir", str(sums.root), "--tokens", "2"],
         input="1+1=\n/reset\n\n2+2=\n", capture_output=True, text=True, check=True, timeout=100,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip

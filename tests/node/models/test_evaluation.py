@@ -46,8 +46,10 @@ def subject(name, knows):
 
 RUN = run_manifest()
 
+GREEDY = (Decoding(0.0),)
 
-def evaluated(*subjects, problems=40, decodings=(Decoding(0.0),), seed=0):
+
+def evaluated(*subjects, problems=40, decodings=GREEDY, seed=0):
     plan = EvaluationPlan(decodings, problems, tokens_max=8, seed=seed)
     progress = []
     background = ThreadBackground()
