@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from node.local.errors import ExitCode, NodeError
 from node.models.dialogue import dialogue_of, pieces_of
 from node.models.subject import Subject
-from roles.ports.engines import GenerationRequest
+from roles.ports.engines import EngineError, GenerationRequest
 from roles.ports.text import Message
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def _answer(chat: Chat, question: str) -> None:
     try:
         for piece in chat.ask(question):
             _write(piece)
-    except ValueError as error:
+    except (EngineError, ValueError) as error:
         _note(str(error))
         return
     except KeyboardInterrupt:
@@ -150,9 +150,12 @@ def answer_once(chat: Chat, question: str, *, shown: bool) -> Reply:
         pieces = chat.ask(question)
     except ValueError as error:
         raise NodeError(str(error), ExitCode.USAGE) from None
-    for piece in pieces:
-        if shown:
-            _write(piece)
+    try:
+        for piece in pieces:
+            if shown:
+                _write(piece)
+    except EngineError as error:
+        raise NodeError(f"the answer broke: {error}", ExitCode.CONFIG) from None
     if shown:
         _write("\n")
     return chat.reply

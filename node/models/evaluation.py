@@ -134,16 +134,24 @@ class Evaluation:
         self._total = answers * sum(len(one.different) for one in problems)
         self._note(0)
         found: dict[tuple[int, int], list[Result]] = {}
-        for subject in self._subjects:  # one model at a time is in memory
-            model = subject.loaded(self._plan.device)
-            for place, task in enumerate(self._tasks):
-                async with self._opened(task, subject) as environment:
-                    for order, decoding in enumerate(self._plan.decodings):
-                        asked = _Asking(environment, model, self._plan, decoding, self._note)
-                        result = await asked.result(task, subject, problems[place])
-                        results = found.setdefault((place, order), [])
-                        results.append(_compared(result, results))
+        for subject in self._subjects:
+            for key, result in (await self._results(subject, problems)).items():
+                results = found.setdefault(key, [])
+                results.append(_compared(result, results))
         return [one for key in sorted(found) for one in found[key]]
+
+    async def _results(
+        self, subject: Subject, problems: Sequence[Problems]
+    ) -> dict[tuple[int, int], Result]:
+        """Return the results of a model by task and decoding; it is in memory meanwhile."""
+        model = subject.loaded(self._plan.device)
+        found = {}
+        for place, task in enumerate(self._tasks):
+            async with self._opened(task, subject) as environment:
+                for order, decoding in enumerate(self._plan.decodings):
+                    asking = _Asking(environment, model, self._plan, decoding, self._note)
+                    found[place, order] = await asking.result(task, subject, problems[place])
+        return found
 
     @asynccontextmanager
     async def _opened(self, task: EvaluationTask, subject: Subject) -> AsyncIterator[Environment]:

@@ -61,6 +61,12 @@ def _write_weights(version: HeldVersion, directory: Path) -> int:
     except StorageFullError as error:
         raise NodeError(f"{error}; free some or take another --out", ExitCode.LOCKED) from None
     except ValueError as error:
+        if not version.path.exists():
+            raise NodeError(
+                f"version {version.version} was deleted meanwhile: a node keeps the newest ones; "
+                "repeat the command",
+                ExitCode.RETRY,
+            ) from None
         raise NodeError(
             f"version {version.version} cannot be exported: {error}; delete that file and start "
             "the node, which fetches it again, or take another version",

@@ -160,6 +160,11 @@ def open_held_run(root: Path) -> HeldRun:
         signed = pinned_run(datadir)
     except NotADirectoryError:
         signed = None
+    except OSError as error:
+        raise NodeError(
+            f"cannot read {datadir.run}: {error.strerror}; run this as the node's user",
+            ExitCode.CONFIG,
+        ) from None
     if signed is None and (root / MANIFEST).is_file():
         signed = load_run(root / MANIFEST)
     if signed is None:

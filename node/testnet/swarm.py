@@ -261,7 +261,9 @@ class SwarmRun:
         return evaluation[0] if evaluation is not None else None
 
     async def _keep_model(self) -> TrainedModel | None:
-        """Export the newest version that a node has."""
+        """Export the newest version that a node has, once one was trained."""
+        if self.record.newest_version < 1:
+            return None
         plans = sorted(self._plans, key=lambda plan: plan.role is not Role.TRAINER)
         directories = [plan.directory for plan in plans]
         exported = await self._try(

@@ -25,7 +25,7 @@ from roles.engines.factory import device_of
 from roles.engines.noise import NoiseSource
 from roles.engines.published import read_directory
 from roles.engines.tensors import THREADS
-from roles.ports.engines import GenerationRequest
+from roles.ports.engines import EngineError, GenerationRequest
 
 ROWS_MAX = 256
 
@@ -109,7 +109,10 @@ class LocalModel:
     def _computed(
         self, sequences: Sequence[Continuation], temperature: float, steps: int
     ) -> Iterator[None]:
-        """Compute until all have ended, and stop after each look at the tokens."""
+        """Compute until all have ended, and stop after each look at the tokens.
+
+        Raises ``EngineError``.
+        """
         noise: Noise = self._noise.at if temperature else _no_noise
         batch = Batch(
             self._decoder,
@@ -121,7 +124,10 @@ class LocalModel:
         )
         batch.add(sequences)
         while len(batch):
-            batch.advance(temperature or 1.0)
+            try:
+                batch.advance(temperature or 1.0)
+            except (RuntimeError, MemoryError) as error:  # such as of a device without memory
+                raise EngineError.of(error) from None
             if batch.uncollected_steps >= STEPS_PER_DROP:
                 batch.collect()
                 for one in sequences:
