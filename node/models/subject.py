@@ -79,8 +79,10 @@ def directory_subject(directory: Path, run: RunManifest | None = None) -> Subjec
     def load(device: str) -> "LocalModel":
         from roles.engines.local_model import LocalModel  # noqa: PLC0415 - torch takes seconds
 
-        rules = (None, "fp32") if run is None else (run.toploc.precision, run.model.head)
-        return LocalModel.of_directory(directory, *rules, device)
+        if run is None:
+            return LocalModel.of_directory(directory, None, "fp32", device)
+        precision = run.toploc.precision
+        return LocalModel.of_directory(directory, precision, run.model.head, device)
 
     def read_tokenizer() -> "HuggingFaceTokenizer":
         from roles.engines.published import config_of_directory  # noqa: PLC0415 - torch, seconds

@@ -297,6 +297,9 @@ def test_an_interrupt_drains_and_reports(testnet):
     assert report["trained_without_certificate"] == 0
     assert report["rollouts"]["rejected"] == 0
     assert max(report["peak_rss_mb"].values()) < 600
+    model = testnet.directory / "model"
+    assert (model / "model.safetensors").exists()
+    assert f"prime-node chat --model {model}" in testnet.output.read_text()
 
 
 def descendants(pid):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from node.doctor.engine import check_engine
 from node.doctor.finding import Level
@@ -21,10 +22,11 @@ from protocol.statistics import added, beyond, compared_extremes
 from protocol.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
-from roles.engines.builtin.policy import write_policy
+from roles.engines.builtin.policy import DTYPES, write_policy
 from roles.engines.child.conversation import Patience
 from roles.engines.child.engines import ChildEngines
 from roles.engines.child.process import EngineProcesses
+from roles.engines.exported import config_of, export_weights
 from roles.engines.factory import TransformersEngines
 from roles.ports.engines import GenerationRequest, Policy, claims_of
 from simulations.ports.background import SimBackground
@@ -234,3 +236,31 @@ def test_a_swarm_learns_from_its_rollouts_and_its_validators_certify_them(tmp_pa
     assert report["rollouts"]["rejected"] == 0
     assert report["nodes"]["inference"] == 2
     assert '"paused"' not in "".join(one.read_text() for one in logs.glob("inference-*.log"))
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_an_exported_directory_is_the_policy_in_vllm(dtype, tmp_path):
+    """Bit for bit; its greedy answers are those of transformers in float32."""
+    model = MANIFEST.model.model_copy(update={"dtype": dtype})
+    config = configuration(model.architecture, model.config)
+    torch.manual_seed(5)
+    policy = tmp_path / "policy"
+    tensors = tensors_of(build_model(config, torch.float32, "cpu"))
+    digest = write_policy(tensors, policy, DTYPES[dtype])
+    directory = tmp_path / "exported"
+    directory.mkdir()
+    export_weights(policy, digest, directory)
+    (directory / "config.json").write_text(json.dumps(config_of(model)))
+    done = subprocess.run(
+        [PYTHON, ROOT / "tests/live/vllm_exported.py", directory],
+        capture_output=True, text=True, timeout=300, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found["differing"] == [] and found["parameters"] > 10
+    if dtype == "fp32":
+        theirs = AutoModelForCausalLM.from_pretrained(directory)
+        made = theirs.generate(
+            torch.tensor([[20]]), max_new_tokens=12, min_new_tokens=12, do_sample=False
+        )
+        assert found["answers"][2] == made[0, 1:].tolist()
