@@ -99,7 +99,7 @@ def _use(held: HeldRun, files: Mapping[str, bytes]) -> str:
 
 def _rewards(rewards: Sequence[tuple[int, float]]) -> str:
     if not rewards:
-        return "None is known: the version learned from nothing that this node has heard of."
+        return "No version up to this one learned from rollouts that the exporting node knows."
     step = max(1, -(-len(rewards) // REWARDS_MAX))
     shown = [one for place, one in enumerate(reversed(rewards)) if not place % step][::-1]
     return "Of the answers that each version learned from.\n\n" + _table(

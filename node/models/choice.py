@@ -76,7 +76,10 @@ def tasks_of(
             from node.models.rows import row_task  # noqa: PLC0415 - tasks may be heavy
 
             rows = None if name == OWN else name
-            tokenizer = subject.read_tokenizer()
+            try:
+                tokenizer = subject.read_tokenizer()
+            except ValueError as error:
+                raise NodeError(f"{subject.name}: {error}", ExitCode.CONFIG) from None
             found.append(row_task(rows, dataset, run, held, tokenizer, scratch, say))
         elif name == OWN:
             found.append(own_task(run, held))

@@ -42,7 +42,7 @@ def row_task(
     changes: dict[str, object] = {"pass_rates": ()}
     if family != own:
         changes |= {"name": f"{family}/rows", "options": {}, "examples": (), "runtime": None}
-    target = directory / "rows.parquet"
+    target = directory / f"{family}.parquet"
     try:
         section = run.environment.model_copy(update=changes)
         section = section if family == own else pin_section(section)
