@@ -1,3 +1,4 @@
+import asyncio
 import json
 import os
 import subprocess
@@ -11,10 +12,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from node.cli.main import main
 from node.founding.found import manifest_toml
+from node.local.datadir import DataDir, locked
 from node.local.run_pin import load_run
 from node.models.card import card_of, licence_of
 from node.models.held import ranges
+from node.storage.state import SqliteStore
 from roles.engines import files
+from roles.ports.storage import Put
 from tests.worlds.held_runs import TEXT, held_run
 
 ROOT = Path(__file__).parents[3]
@@ -125,6 +129,20 @@ def test_many_rewards_are_thinned_and_the_last_one_stays(held, monkeypatch):
     monkeypatch.setattr(run, "rewards", lambda _: [(n, n / 1000) for n in range(1, 402)])
     rows = [line for line in card_of(run, run.version(3), {}).splitlines() if "| 0." in line]
     assert len(rows) <= 40 and rows[-1] == "| 401 | 0.401 |"
+
+
+def test_a_running_node_is_read_beside(tmp_path):
+    """Its directory is locked, and its newest version is in the journal of its database alone."""
+    held = held_run(tmp_path / "run", versions=(3,))
+    versions = [one.manifest for one in held.run._ledger.checkpoints]
+    newest = held.world.checkpoint(versions[-1], policy=versions[-1].message.policy)
+    store = SqliteStore(held.root / "state.sqlite")
+    with locked(DataDir(held.root)):
+        asyncio.run(store.commit([Put("messages", (99).to_bytes(8, "big"), newest.envelope)]))
+        (held.root / "weights" / "v4.safetensors").hardlink_to(held.policies[3])
+        assert export(held, tmp_path / "out") == 0
+    store.close()
+    assert "| version | 4 of 50 |" in (tmp_path / "out" / "README.md").read_text()
 
 
 # Refusals
