@@ -14,16 +14,17 @@ from typing_extensions import override
 from node.live.background import ThreadBackground
 from node.local.run_pin import load_run
 from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import Finding, Past, check_claims, check_rewards, decide, read_body
+from protocol.audit import Finding, Past
 from protocol.crypto import Identity, digest
 from protocol.messages import RolloutCommit
 from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
-from protocol.statistics import Recomputed, Sums
+from protocol.statistics import Measurement, Recomputed, Sums
 from protocol.types import Version
 from roles.engines.builtin.generation import Sampled, TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.task import task_of
 from roles.engines.training.engine import TorchTrainingEngine
+from roles.judgement import Judged, judge
 from roles.ports.engines import (
     Generation,
     GenerationRequest,
@@ -206,25 +207,16 @@ class Trial:
         return findings
 
     async def _examined(self, rollout: Rollout, history: Sequence[Sums]) -> Finding:
-        manifest = self._manifest
-        sequences = read_body(manifest, rollout.commit, rollout.body)
-        if isinstance(sequences, Finding):
-            return sequences
-        answers = [one.tokens for one in sequences]
-        rewards = await self._rewards(rollout.assignments, answers)
-        finding = check_claims(manifest, rollout.commit, sequences)
-        if finding is not None:
-            return finding
+        async def measure(requests: Sequence[VerificationRequest]) -> Sequence[Measurement]:
+            return await self._validator.measure(Version(0), requests, self._temperature)
+
+        commit = rollout.commit
+        judged = Judged(WORKER.peer_id, commit, rollout.body, range(commit.sequences))
         past = Past.of(history)
-        differing = check_rewards(manifest, sequences, rewards, past)
-        claims = [
-            VerificationRequest(
-                asked.prompt, asked.seed, one.tokens, one.logprobs, tuple(one.proofs)
-            )
-            for asked, one in zip(rollout.requests, sequences, strict=True)
-        ]
-        measured = await self._validator.measure(Version(0), claims, self._temperature)
-        return decide(manifest, measured, [one.claim for one in claims], past, differing)
+        found = await judge(self._manifest, self._task, judged, lambda: past, measure)
+        if not isinstance(found, Finding):
+            raise RuntimeError(str(found))  # noqa: TRY004 - of this machine
+        return found
 
     def _training_sequences(self, rollout: Rollout) -> list[TrainingSequence]:
         return [

@@ -19,12 +19,12 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen2ForCausalLM
 
+from node.founding.recipes import toploc_toml
 from protocol.recipe import Recipe, load_recipe
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import build_model, tensors_of
 from roles.engines.calibration.calibrate import (
     Calibration,
-    as_toml,
     bench_of,
     judged,
     kept,
@@ -204,7 +204,7 @@ def main() -> None:
         print(*(f"{name}: {value}" for name, value in table.items() if name != "lies"), sep=", ")
         for lie in table["lies"]:
             print("  ", *(f"{value!s:>12}" for value in lie.values()))
-    print(as_toml(rules))
+    print(toploc_toml(rules))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import tomlkit
+
 from node.local.errors import ExitCode, NodeError
-from protocol.recipe import ManifestError, Recipe, load_recipe
+from protocol.recipe import ManifestError, Recipe, ToplocSection, load_recipe
 
 DIRECTORY = "configs/runs"
 
@@ -35,6 +37,15 @@ def recipe_path(recipe: str) -> Path:
 def recipe_names() -> list[str]:
     """Return the names of those that come with the package."""
     return sorted(path.stem for path in _directory().glob("*.toml"))
+
+
+def toploc_toml(rules: ToplocSection) -> str:
+    """Return the ``[toploc]`` section of a recipe."""
+    values = rules.model_dump()
+    honest = {name: tomlkit.inline_table() for name in values["honest"]}
+    for name, line in honest.items():
+        line.update(values["honest"][name])
+    return tomlkit.dumps({"toploc": values | {"honest": honest}})
 
 
 def expected_file() -> Path:

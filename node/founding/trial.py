@@ -22,12 +22,14 @@ from node.local.config import runtime_directories
 from node.local.memory import peak_rss_bytes
 from node.storage.encodings import encode
 from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import Finding, Past, check_claims, check_rewards, decide, read_body
+from protocol.audit import Finding, Past
 from protocol.crypto import digest
 from protocol.manifest import RunManifest
 from protocol.messages import RolloutCommit
 from protocol.rollout import REWARD_SCALE, RolloutSequence, encode_body
+from protocol.statistics import Measurement
 from protocol.types import Digest, PeerId, Version
+from roles.judgement import Judged, judge
 from roles.ports.background import Background
 from roles.ports.engines import (
     EngineError,
@@ -90,6 +92,7 @@ class Trial:
 
 @dataclass(slots=True)
 class _Rollout:
+    slot: int
     assignments: list[SequenceAssignment]
     prompts: list[tuple[int, ...]]
     sequences: list[RolloutSequence]
@@ -208,7 +211,7 @@ class _Trying:
             RolloutSequence(one.tokens, one.logprobs, reward, one.proofs)
             for one, reward in zip(made, rewards, strict=True)
         ]
-        return _Rollout(assignments, prompts, sequences), took
+        return _Rollout(slot, assignments, prompts, sequences), took
 
     async def _judge(self, rollouts: Sequence[_Rollout]) -> tuple[list[str], Cost]:
         """Judge the rollouts as a validator does, rewards anew; return why some were rejected."""
@@ -230,40 +233,26 @@ class _Trying:
             await engine.supervisor.close()
 
     async def _finding(self, engine: "ChildVerification", rollout: _Rollout) -> Finding:
-        manifest = self._manifest
+        manifest, worker = self._manifest, PeerId(self._manifest.genesis.creator)
         body = encode_body(rollout.sequences)
         commit = RolloutCommit(
             epoch=0,
             version=0,
             checkpoint=self._policy.digest,
-            slot=0,
+            slot=rollout.slot,
             previous=b"",
             body=digest(body),
             body_bytes=len(body),
             sequences=len(rollout.sequences),
             tokens=sum(len(one.tokens) for one in rollout.sequences),
         )
-        sequences = read_body(manifest, commit, body)
-        if isinstance(sequences, Finding):
-            return sequences
-        finding = check_claims(manifest, commit, sequences)
-        if finding is not None:
-            return finding
-        tokens = [one.tokens for one in sequences]
-        rewards = await self._task.rewards(rollout.assignments, tokens)
-        if isinstance(rewards, Unscorable):
-            return Finding("unscorable", rewards.reason)
-        past = Past(PeerId(manifest.genesis.creator))
-        differing = check_rewards(manifest, sequences, rewards, past)
-        requests = [
-            VerificationRequest(prompt, item.noise_seed, one.tokens, one.logprobs, one.proofs)
-            for item, prompt, one in zip(
-                rollout.assignments, rollout.prompts, sequences, strict=True
-            )
-        ]
-        temperature = manifest.sampling.temperature
-        measurements = await engine.measure(Version(0), requests, temperature)
-        return decide(manifest, measurements, [one.claim for one in requests], past, differing)
+
+        async def measure(requests: Sequence[VerificationRequest]) -> Sequence[Measurement]:
+            return await engine.measure(Version(0), requests, manifest.sampling.temperature)
+
+        judged = Judged(worker, commit, body, range(commit.sequences))
+        found = await judge(manifest, self._task, judged, lambda: Past(worker), measure)
+        return found if isinstance(found, Finding) else Finding("unscorable", str(found))
 
     async def _train(self, rollouts: Sequence[_Rollout]) -> tuple[Cost, int]:
         """Take steps as large as those of the run; return their cost and a version's bytes.

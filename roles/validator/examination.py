@@ -1,22 +1,15 @@
 """Examination: what one body is worth, cheapest check first, the model last."""
 
+from collections.abc import Sequence
+
 import structlog
 
-from protocol.assignment import SequenceAssignment, assign
-from protocol.audit import (
-    LIES,
-    Finding,
-    Past,
-    audited,
-    check_claims,
-    check_rewards,
-    decide,
-    read_body,
-)
+from protocol.audit import Finding, Past, audited
 from protocol.messages import RolloutCommit, Signed
-from protocol.rollout import RolloutSequence
+from protocol.statistics import Measurement
 from protocol.types import Digest, Version
 from roles.flow import RoleContext
+from roles.judgement import Judged, judge
 from roles.ports.engines import (
     Environment,
     Policy,
@@ -56,25 +49,17 @@ class Examination:
         ``Unscorable`` when the task has no score for it. Raises ``EngineError`` when the engine or
         the task breaks.
         """
-        manifest = self._context.manifest
-        sequences = read_body(manifest, commit.message, body)
-        if isinstance(sequences, Finding):
-            return sequences
-        finding = check_claims(manifest, commit.message, sequences)
-        if finding is not None:
-            return finding
-        assignments = assign(
-            manifest, Digest(commit.message.checkpoint), commit.signer, commit.message.slot
-        )
-        rewards = await self._task.rewards(assignments, [item.tokens for item in sequences])
-        if isinstance(rewards, Unscorable):
-            return rewards
-        differing = check_rewards(manifest, sequences, rewards, self._past(commit))
-        if differing is not None and differing.reason in LIES:
-            return differing
-        if not await self._load(commit):
-            return None
-        return await self._measure(commit, sequences, assignments, differing)
+        manifest, message = self._context.manifest, commit.message
+        beacon = self._context.replica.electorate.beacon(message.epoch + 1)
+        chosen = audited(beacon, commit.digest, message.sequences, manifest.toploc.audit_share)
+
+        async def measure(
+            requests: Sequence[VerificationRequest],
+        ) -> Sequence[Measurement] | None:
+            return await self._measure(commit, requests) if await self._load(commit) else None
+
+        judged = Judged(commit.signer, message, body, chosen)
+        return await judge(manifest, self._task, judged, lambda: self._past(commit), measure)
 
     def _past(self, commit: Signed[RolloutCommit]) -> Past:
         decisions, worker = self._context.replica.ledger.decisions(), commit.signer
@@ -102,31 +87,12 @@ class Examination:
         return self.policy(commit) is not None
 
     async def _measure(
-        self,
-        commit: Signed[RolloutCommit],
-        sequences: list[RolloutSequence],
-        assignments: list[SequenceAssignment],
-        differing: Finding | None,
-    ) -> Finding | None:
-        manifest = self._context.manifest
-        beacon = self._context.replica.electorate.beacon(commit.message.epoch + 1)
-        chosen = audited(beacon, commit.digest, len(sequences), manifest.toploc.audit_share)
-        prompts = await self._task.prompts([assignments[index] for index in chosen])
-        requests = [
-            VerificationRequest(
-                prompt,
-                assignments[index].noise_seed,
-                sequences[index].tokens,
-                sequences[index].logprobs,
-                sequences[index].proofs,
-            )
-            for index, prompt in zip(chosen, prompts, strict=True)
-        ]
-        version, temperature = Version(commit.message.version), manifest.sampling.temperature
+        self, commit: Signed[RolloutCommit], requests: Sequence[VerificationRequest]
+    ) -> Sequence[Measurement] | None:
+        version = Version(commit.message.version)
+        temperature = self._context.manifest.sampling.temperature
         try:
-            measurements = await self._engine.measure(version, requests, temperature)
+            return await self._engine.measure(version, requests, temperature)
         except LookupError:  # the engine keeps fewer policies than we thought
             self._loaded.clear()
             return None
-        claims = [one.claim for one in requests]
-        return decide(manifest, measurements, claims, self._past(commit), differing)

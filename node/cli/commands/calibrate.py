@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node import completion
-from node.cli.commands.context import print_json, print_rich
+from node.cli.commands.context import background, print_json, print_rich
 from node.cli.commands.progress import progress_of
 from node.cli.options import Json
 from node.founding.calibration import (
@@ -22,6 +22,7 @@ from node.founding.calibration import (
 )
 from node.founding.creation import Rows, import_run
 from node.founding.found import draft
+from node.founding.recipes import toploc_toml
 from node.founding.task import pinned_recipe
 from node.local.errors import ExitCode, NodeError
 from protocol.recipe import Recipe
@@ -97,10 +98,8 @@ def calibrate(
     if as_json:
         print_json(_values(found))
         return
-    from roles.engines.calibration.calibrate import as_toml  # noqa: PLC0415 - it is imported now
-
     _print_table(found)
-    sys.stdout.write("\n" + as_toml(found.rules))
+    sys.stdout.write("\n" + toploc_toml(found.rules))
 
 
 def _measure(
@@ -113,19 +112,11 @@ def _measure(
     lies: bool,
 ) -> "Calibration":
     """Measure with a run that nobody founds; raises ``ValueError``."""
-    from node.live.background import ThreadBackground  # noqa: PLC0415 - when something computes
-
     policy, task = folder / "genesis.safetensors", folder / "task"
     made = import_run(model, Rows(dataset), recipe, policy, task, _say)
     manifest = draft(made.recipe, made.policy, made.task.files, int(time.time()))
-    background = ThreadBackground()
-    try:
-        with progress_of("calibrating", "tokens") as progress:
-            return calibrate_run(
-                manifest, policy, task, plan, background, progress, _say if lies else None
-            )
-    finally:
-        background.close()
+    with background() as thread, progress_of("calibrating", "tokens") as progress:
+        return calibrate_run(manifest, policy, task, plan, thread, progress, _say if lies else None)
 
 
 def _say(line: str) -> None:

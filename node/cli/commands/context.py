@@ -3,6 +3,8 @@
 import json
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +15,8 @@ from node.local.datadir import DataDir
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
+
+    from roles.ports.background import Background
 
 
 def local_paths(
@@ -45,3 +49,17 @@ def print_rich(view: "RenderableType") -> None:
     from rich.console import Console  # noqa: PLC0415 - slow to import, and --json does without
 
     Console(width=None if sys.stdout.isatty() else 100, highlight=False).print(view)
+
+
+@contextmanager
+def background() -> "Iterator[Background]":
+    """Yield a thread for blocking calls; engines log warnings to standard error."""
+    from node.live.background import ThreadBackground  # noqa: PLC0415 - torch takes seconds
+    from node.local.logs import configure_logging  # noqa: PLC0415 - the same
+
+    configure_logging("auto", "warning")
+    thread = ThreadBackground()
+    try:
+        yield thread
+    finally:
+        thread.close()

@@ -5,12 +5,12 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Annotated
 
-import tomlkit
 import typer
 
 from node.cli.commands.context import data_dir_of, print_json
 from node.cli.options import CommandDataDir, Json
 from node.founding.recalibration import Recalibration, recalibrated, samples
+from node.founding.recipes import toploc_toml
 from node.local.errors import ExitCode, NodeError
 from node.local.run_pin import pinned_run
 from node.replication.message_log import stored_messages
@@ -81,14 +81,9 @@ def _opened(
 
 
 def _toml(found: Recalibration) -> str:
-    values = found.rules.model_dump()
-    for name, value in values["honest"].items():
-        line = tomlkit.inline_table()
-        line.update(value)
-        values["honest"][name] = line
     rests = (
         f"# From {found.rollouts} rollouts ({found.tokens:,} tokens) of {found.workers} workers, "
         f"measured by {found.validators} validators.\n"
     )
     new = ", ".join(found.changed) or "nothing: all of it fits"
-    return f"{rests}# Changed: {new}.\n\n{tomlkit.dumps({'toploc': values})}"
+    return f"{rests}# Changed: {new}.\n\n{toploc_toml(found.rules)}"

@@ -1,7 +1,5 @@
 """Found a run from a model directory and a recipe, or show what a run is and asks for."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -9,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from node import completion
-from node.cli.commands.context import print_json, print_rich
+from node.cli.commands.context import background, print_json, print_rich
 from node.cli.commands.progress import progress_of
 from node.cli.commands.recalibrate import recalibrate
 from node.cli.options import Json
@@ -24,7 +22,6 @@ from protocol.manifest import RunManifest
 
 if TYPE_CHECKING:
     from node.founding.trial import Trial
-    from roles.ports.background import Background
 
 app = typer.Typer(add_completion=False, no_args_is_help=True)
 
@@ -125,7 +122,7 @@ def create(
     rules = pinned_recipe(recipe)
     members = Members(trainers, validators, trainer or (), validator or ())
     _say(f"reading {model}")
-    with staging(out) as directory, _background() as background:
+    with staging(out) as directory, background() as thread:
         rows = Rows(dataset, skip_bad_rows)
         made = Creation.begin(model, rows, rules, directory, creator_key, members, _say)
         measured_at = calibration or out.with_name(f"{out.name}.{CALIBRATION}")
@@ -133,8 +130,8 @@ def create(
             brought = calibration is not None and calibration.exists()
             plan = CalibrationPlan(measured_at, device, 0.0 if brought else minutes, margin=margin)
             with progress_of("calibrating", "tokens") as progress:
-                made.calibrate(plan, background, progress)
-        tried = None if no_trial or dry_run else made.attempt(device, background, _say)
+                made.calibrate(plan, thread, progress)
+        tried = None if no_trial or dry_run else made.attempt(device, thread, _say)
         if not dry_run:
             made.keep(out, measured_at if calibration is None else None)
     if as_json:
@@ -163,20 +160,6 @@ def show(
 
 
 app.command()(recalibrate)
-
-
-@contextmanager
-def _background() -> "Iterator[Background]":
-    """Yield a thread for what blocks; engines log to standard error, and warnings alone."""
-    from node.live.background import ThreadBackground  # noqa: PLC0415 - only who founds needs it
-    from node.local.logs import configure_logging  # noqa: PLC0415 - the same
-
-    configure_logging("auto", "warning")
-    background = ThreadBackground()
-    try:
-        yield background
-    finally:
-        background.close()
 
 
 def _say(line: str) -> None:

@@ -7,7 +7,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 import numpy as np
-import tomlkit
 import torch
 
 from protocol.recipe import ModelSection, Recipe, ToplocSection
@@ -141,12 +140,3 @@ def measured_on(names: str, dtype: str, device: str) -> str:
     machine = torch.cuda.get_device_name() if device.startswith("cuda") else platform.machine()
     libraries = f"torch {torch.__version__}, transformers {version('transformers')}"
     return f"{names} in {dtype} on {device} ({machine}), {libraries}"
-
-
-def as_toml(rules: ToplocSection) -> str:
-    """Return the ``[toploc]`` section of a recipe."""
-    values = rules.model_dump()
-    honest = {name: tomlkit.inline_table() for name in values["honest"]}
-    for name, line in honest.items():
-        line.update(values["honest"][name])
-    return tomlkit.dumps({"toploc": values | {"honest": honest}})

@@ -1,9 +1,10 @@
 import numpy as np
 import pytest
 
+from node.founding.recipes import toploc_toml
 from protocol.recipe import load_recipe
 from protocol.statistics import STATISTICS, bound
-from roles.engines.calibration.calibrate import as_toml, kept
+from roles.engines.calibration.calibrate import kept
 from roles.engines.calibration.power import TOKENS, power
 from roles.engines.calibration.proposal import propose
 from tests.roles.engines.calibration.recordings import LAYOUT, drawn
@@ -113,6 +114,6 @@ def test_the_proposal_is_a_section_of_a_recipe():
     recipe = load_recipe(text)
     rules = propose(HONEST, kept(recipe) | {"chunk_tokens": 32}, 'a "machine"\\', 1.0)
     start, end = text.index("[toploc]"), text.index("[committee]")
-    again = load_recipe(text[:start] + as_toml(rules) + "\n" + text[end:])
+    again = load_recipe(text[:start] + toploc_toml(rules) + "\n" + text[end:])
     assert again.toploc == rules
     assert kept(again) == kept(recipe)

@@ -1,0 +1,253 @@
+"""Honest rollouts of a founded run, judged by validators with other batch sizes: none is rejected.
+
+``generate`` does what workers do for version 0 and keeps the bodies; ``judge`` examines them as
+validators do, in the order of the slots, with each worker's history. The two may run on different
+machines. With ``--thresholds``, rollouts are judged by the thresholds of another run, and the last
+line says whether the ledger would doubt them.
+
+    python benchmarks/models/honest.py generate RUN --out BODIES --rollouts 100 --batch 64
+    python benchmarks/models/honest.py judge RUN BODIES... [--prefill-tokens 512] [--json]
+
+RUN is a directory that ``prime-node run create`` made.
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import torch
+
+from node.live.background import ThreadBackground
+from node.local.run_pin import load_run
+from protocol.assignment import assign
+from protocol.audit import Finding, Past
+from protocol.crypto import Identity, digest
+from protocol.fit import Decided, fit_of
+from protocol.manifest import RunManifest
+from protocol.messages import RolloutCommit
+from protocol.recipe import ToplocSection
+from protocol.rollout import RolloutSequence, encode_body
+from protocol.statistics import Compared, Measurement, compared, compared_extremes
+from protocol.types import PeerId, Version
+from roles.engines.builtin.generation import TransformersGenerationEngine
+from roles.engines.builtin.verification import TransformersVerificationEngine
+from roles.engines.task import task_of
+from roles.judgement import Judged, judge
+from roles.ports.engines import GenerationRequest, Policy, Unscorable, VerificationRequest
+from roles.task import Task
+
+WORKERS = 4
+"""Keys that the rollouts are of: a fit needs several workers."""
+
+ATTENTIONS = ("sdpa", "eager")
+
+
+class Run:
+    """A founded run: its rules, its first policy and its task."""
+
+    def __init__(self, directory: Path, thresholds: Path | None = None) -> None:
+        self.manifest: RunManifest = load_run(directory / "run.toml").manifest
+        if thresholds is not None:
+            other = load_run(thresholds / "run.toml").manifest.toploc
+            self.manifest = self.manifest.model_copy(update={"toploc": other})
+        self.policy = Policy(
+            Version(0), self.manifest.genesis_policy, directory / "genesis.safetensors"
+        )
+        self._files = directory / "task"
+
+    @asynccontextmanager
+    async def task(self) -> AsyncIterator[Task]:
+        """Open the run's task, and end its threads afterwards."""
+        background = ThreadBackground()
+        environment = task_of(self.manifest, self._files, background)
+        await environment.open()
+        try:
+            yield Task(self.manifest, environment)
+        finally:
+            background.close()
+
+
+def worker_of(number: int) -> PeerId:
+    """Return the peer id of a worker that exists in this measurement alone."""
+    return Identity(bytes([number]) * 32).peer_id
+
+
+async def generate(run: Run, options: argparse.Namespace) -> None:
+    """Generate rollouts, the workers in turns, and append each to a file of msgpack."""
+    manifest = run.manifest
+    engine = TransformersGenerationEngine(
+        manifest.model,
+        manifest.toploc,
+        device=options.device,
+        batch_sequences_max=options.batch,
+    )
+    await engine.load(run.policy)
+    checkpoint = digest(manifest.genesis_policy)  # of a version that nobody announces here
+    async with run.task() as task:
+        for number in range(options.first, options.first + options.rollouts):
+            worker, slot = worker_of(1 + number % WORKERS), number // WORKERS
+            assignments = assign(manifest, checkpoint, worker, slot)
+            prompts = await task.prompts(assignments)
+            asked = [
+                GenerationRequest(prompt, item.noise_seed, manifest.sampling.tokens_max)
+                for item, prompt in zip(assignments, prompts, strict=True)
+            ]
+            made = await engine.generate(asked, manifest.sampling.temperature)
+            rewards = await task.rewards(assignments, [one.tokens for one in made])
+            if isinstance(rewards, Unscorable):
+                raise SystemExit(f"slot {slot}: {rewards.reason}")
+            body = encode_body(
+                [
+                    RolloutSequence(one.tokens, one.logprobs, reward, one.proofs)
+                    for one, reward in zip(made, rewards, strict=True)
+                ]
+            )
+            tokens = sum(len(one.tokens) for one in made)
+            row = {"worker": worker, "slot": slot, "checkpoint": checkpoint, "tokens": tokens}
+            with options.out.open("ab") as file:
+                file.write(msgpack.packb(row | {"sequences": len(made), "body": body}))
+            progress(f"generated {number + 1 - options.first} of {options.rollouts}")
+    engine.close()
+
+
+async def judged(run: Run, options: argparse.Namespace) -> dict[str, Any]:
+    """Judge all rollouts of the files; return counts, reasons and whether the fit is in doubt."""
+    manifest, rules = run.manifest, run.manifest.toploc
+    engine = TransformersVerificationEngine(
+        manifest.model,
+        rules,
+        device=options.device,
+        batch_tokens_max=options.prefill_tokens,
+        attention=options.attention,
+    )
+    await engine.load(run.policy)
+
+    async def measure(requests: Sequence[VerificationRequest]) -> Sequence[Measurement]:
+        return await engine.measure(Version(0), requests, manifest.sampling.temperature)
+
+    decided: dict[PeerId, list[Decided]] = {}
+    reasons: Counter[str] = Counter()
+    used: dict[str, float] = {}
+    tokens = 0
+    async with run.task() as task:
+        for row in rows_of(options.bodies, options.rollouts):
+            worker, commit = PeerId(row["worker"]), commit_of(row)
+            past = Past(worker, decided.get(worker, ()), fit_of(rules, decided))
+            case = Judged(worker, commit, row["body"], range(commit.sequences))
+            finding = await judge(manifest, task, case, lambda past=past: past, measure)
+            if not isinstance(finding, Finding):
+                raise SystemExit(str(finding))
+            decided.setdefault(worker, []).append(
+                Decided(finding.accept, finding.reason, finding.sums)
+            )
+            reasons[finding.reason] += 1
+            for one in limits_of(rules, finding):
+                used[one.name] = max(used.get(one.name, 0.0), one.value / one.allowed)
+            tokens += commit.tokens
+            progress(f"judged {reasons.total()}: {dict(reasons)}")
+            if not finding.accept:
+                sys.stderr.write(
+                    f"\n{worker} slot {commit.slot}: {finding.reason} {finding.detail}\n"
+                )
+    engine.close()
+    return {
+        "rollouts": reasons.total(),
+        "tokens": tokens,
+        "rejected": reasons.total() - reasons["accepted"],
+        "reasons": dict(reasons),
+        "most_of_limit": {name: round(share, 2) for name, share in used.items()},
+        "doubt": [str(one) for one in fit_of(rules, decided).misfits],
+        "prefill_tokens": options.prefill_tokens,
+        "attention": options.attention,
+        "device": options.device,
+        "threads": torch.get_num_threads(),
+        "dtype": manifest.model.dtype,
+        "thresholds": thresholds_of(rules),
+    }
+
+
+def limits_of(rules: ToplocSection, finding: Finding) -> list[Compared]:
+    """Return all that was measured in a rollout beside its limit."""
+    if finding.sums is None or finding.extremes is None:
+        return []
+    means = compared(rules, finding.sums, rules.false_reject_rate)
+    return [*means, *compared_extremes(rules, finding.extremes)]
+
+
+def rows_of(paths: Sequence[Path], most: int | None) -> list[dict[str, Any]]:
+    """Return the rollouts of files that ``generate`` wrote, the first slots first."""
+    rows = [row for path in paths for row in msgpack.Unpacker(path.open("rb"))]
+    return sorted(rows, key=lambda row: (row["slot"], row["worker"]))[:most]
+
+
+def commit_of(row: dict[str, Any]) -> RolloutCommit:
+    """Return the commit of a row."""
+    return RolloutCommit(
+        epoch=0,
+        version=0,
+        checkpoint=row["checkpoint"],
+        slot=row["slot"],
+        previous=b"",
+        body=digest(row["body"]),
+        body_bytes=len(row["body"]),
+        sequences=row["sequences"],
+        tokens=row["tokens"],
+    )
+
+
+def thresholds_of(rules: ToplocSection) -> str:
+    """Return where thresholds come from, in few words."""
+    return rules.measured_on.partition(";")[0]
+
+
+def progress(text: str) -> None:
+    """Show how far it is."""
+    sys.stderr.write(f"\r{text}")
+    sys.stderr.flush()
+
+
+def main() -> None:
+    """Read the options; generate or judge."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    worker = commands.add_parser("generate", help="do what workers do")
+    worker.add_argument("run", type=Path)
+    worker.add_argument("--out", type=Path, required=True, help="file that bodies are added to")
+    worker.add_argument("--rollouts", type=int, default=100)
+    worker.add_argument("--first", type=int, default=0, help="number of the first rollout")
+    worker.add_argument("--batch", type=int, default=64, help="sequences decoded at once")
+    validator = commands.add_parser("judge", help="do what validators do")
+    validator.add_argument("run", type=Path)
+    validator.add_argument("bodies", type=Path, nargs="+")
+    validator.add_argument("--rollouts", type=int, help="judge the first so many")
+    validator.add_argument("--prefill-tokens", type=int, default=1 << 14)
+    validator.add_argument("--attention", choices=ATTENTIONS, default="sdpa")
+    validator.add_argument("--thresholds", type=Path, metavar="RUN", help="those of another run")
+    validator.add_argument("--json", action="store_true")
+    for command in (worker, validator):
+        command.add_argument("--device", default="cpu")
+        command.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    if options.command == "generate":
+        asyncio.run(generate(Run(options.run), options))
+        sys.stderr.write("\n")
+        return
+    found = asyncio.run(judged(Run(options.run, options.thresholds), options))
+    sys.stderr.write("\n")
+    if options.json:
+        sys.stdout.write(json.dumps(found) + "\n")
+        return
+    for name, value in found.items():
+        sys.stdout.write(f"{name:>14}  {value}\n")
+
+
+if __name__ == "__main__":
+    main()
