@@ -18,11 +18,15 @@ from node.local.errors import NodeError
 from node.local.units import parse_rate
 from node.testnet import launcher
 from node.testnet.plan import MINUTES_DEFAULT, RECIPE_DEFAULT, Layout, Options
+from protocol.types import Role
 from roles.engines.factory import EngineName
 
 app = typer.Typer(add_completion=False)
 
 SWARM_FAILED = 1
+
+SWARM = "swarm"
+"""Directory of the other nodes, the logs and the report in that of a founded run."""
 
 RecipeName = Annotated[
     str,
@@ -66,6 +70,13 @@ def run_testnet(
         int, typer.Option(min=0, help="Dishonest inference nodes, each in another way.")
     ] = 0,
     recipe: RecipeName = RECIPE_DEFAULT,
+    run: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Directory of a founded run, whose trainers and validators take part.",
+        ),
+    ] = None,
     environment: Environment = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first policy.")] = 0,
     data_dir: Annotated[
@@ -85,27 +96,36 @@ def run_testnet(
     ] = None,
     svg: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Run a whole swarm on this machine and watch it learn."""
-    directory = _directory(data_dir)
-    layout = Layout(directory)
+    """Run a whole swarm on this machine and watch it learn.
+
+    With --run it is the swarm of a run that was founded (prime-node run create), and goes on with
+    it when the command is repeated: all files stay in RUN.
+    """
+    founded = None if run is None else _founded(run, recipe, environment)
+    directory = (
+        _directory(data_dir) if founded is None else (data_dir or founded / SWARM).absolute()
+    )
+    layout = Layout(directory, founded)
     # The imports of the nodes take seconds: they start before anything else is done.
     launcher.start_server(layout.log("forkserver"))
     options = Options(
         directory=directory,
         relays=relays,
-        trainers=trainers,
-        validators=validators,
+        trainers=trainers if founded is None else _count(founded, Role.TRAINER),
+        validators=validators if founded is None else _count(founded, Role.VALIDATOR),
         inference=inference,
         cheaters=cheaters,
         steps=steps,
         minutes=math.inf if forever else minutes,
         recipe=recipe,
+        run=founded,
         environment=_environment(environment),
         seed=seed,
         engine=_engine(engine),
         engine_python=engine_python,
         upload_bytes_per_second=_rate(upload_limit),
     )
+    keep = keep or founded is not None
     with _cleaned_up(layout, keep=keep, temporary=data_dir is None) as kept:
         show = Showing(report_stays=kept, nodes_stay=keep, as_json=as_json, view=view, svg=svg)
         failed = asyncio.run(_run(options, show))
@@ -155,6 +175,29 @@ def _directory(data_dir: Path | None) -> Path:
     if directory.exists() and any(directory.iterdir()):
         raise typer.BadParameter(f"{directory} is not empty; a testnet needs a new directory")
     return directory
+
+
+def _founded(run: Path, recipe: str, environment: str) -> Path:
+    """Return the directory of a founded run; raises ``BadParameter`` for anything else."""
+    if recipe != RECIPE_DEFAULT or environment:
+        raise typer.BadParameter("a founded run has its recipe and task", param_hint="--run")
+    directory = (run.parent if run.name == "run.toml" else run).absolute()
+    if not (directory / "run.toml").is_file():
+        raise typer.BadParameter(
+            f"{directory} has no run.toml; prime-node run create makes one", param_hint="--run"
+        )
+    for role in (Role.TRAINER, Role.VALIDATOR):
+        if not _count(directory, role):
+            raise typer.BadParameter(
+                f"{directory} has no data directory of a {role}; start the nodes by hand",
+                param_hint="--run",
+            )
+    return directory
+
+
+def _count(run: Path, role: Role) -> int:
+    """Return how many data directories of a role the founding made."""
+    return sum((path / "identity.key").exists() for path in run.glob(f"{role}-*"))
 
 
 def _engine(name: str) -> EngineName:

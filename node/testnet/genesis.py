@@ -16,6 +16,7 @@ from node.live.background import ThreadBackground
 from node.local.config import runtime_directories
 from node.local.datadir import DataDir, load_or_create_identity, write_atomically
 from node.local.errors import ExitCode, NodeError
+from node.local.run_pin import load_run
 from node.testnet.plan import STEPS, Layout, NodePlan, Options
 from protocol.manifest import RunFile, RunFileName, SignedManifest
 from protocol.recipe import VERSIONS_MAX, EnvironmentSection, ModelSection, Recipe
@@ -27,12 +28,16 @@ answers, and there is much left to learn."""
 
 
 def recipe_for(options: Options) -> Recipe:
-    """Return the testnet's recipe with what the options change in it.
+    """Return the recipe of the testnet or its founded run, with what the options change in it.
 
     Raises ``NodeError`` for one that is not there or cannot be read.
     """
-    recipe = read_recipe(options.recipe)
-    usual = VERSIONS_MAX if math.isinf(options.minutes) else STEPS.get(options.recipe)
+    if options.run is not None:
+        recipe: Recipe = load_run(options.run / "run.toml").manifest
+        usual = None
+    else:
+        recipe = read_recipe(options.recipe)
+        usual = VERSIONS_MAX if math.isinf(options.minutes) else STEPS.get(options.recipe)
     steps = options.steps or usual or recipe.grpo.steps
     changes: dict[str, Any] = {"grpo": recipe.grpo.model_copy(update={"steps": steps})}
     if options.environment:

@@ -42,6 +42,8 @@ class Options:
     """Infinite: until it is interrupted."""
     recipe: str = RECIPE_DEFAULT
     """The name of one in ``configs/runs``, or a file."""
+    run: Path | None = None
+    """Directory of a run that was founded: its recipe, trainers and validators are taken."""
     environment: str = ""
     """Empty: the recipe's own."""
     seed: int = 0
@@ -88,10 +90,11 @@ class Layout:
     ``trained`` the last version as such a directory.
     ``recipe`` is what the run was asked to be; ``manifest`` adds genesis and signature, and is what
     ``--run`` takes. ``nodes`` are the data directories, and ``guest``, beside all of it, is that of
-    whoever joins by the command that the testnet prints.
+    whoever joins by the command that the testnet prints. Of a founded ``run``, manifest, policy,
+    task and the data directories of trainers and validators are those that its founding made.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, run: Path | None = None) -> None:
         self.directory = directory
         self.recipe = directory / "recipe.toml"
         self.manifest = directory / "run.toml"
@@ -105,10 +108,16 @@ class Layout:
         self.status_script = directory / "status.sh"
         self.guest = directory.with_name(f"{directory.name}-guest")
         self.nodes = directory / "nodes"
+        self._members = run or self.nodes
+        if run is not None:
+            self.manifest = run / "run.toml"
+            self.genesis_policy = run / "genesis.safetensors"
+            self.task = run / "task"
 
     def node(self, name: str) -> Path:
         """Return the data directory of a node."""
-        return self.nodes / name
+        member = self._members / name
+        return member if member.is_dir() else self.nodes / name
 
     def restart_command(self, name: str) -> Path:
         """Return the file with the command that starts a node again."""

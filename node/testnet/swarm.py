@@ -17,6 +17,7 @@ import psutil
 from node.founding.expected import expected_curve
 from node.local.datadir import DataDir
 from node.local.memory import peak_rss_bytes
+from node.local.run_pin import load_run
 from node.testnet import launcher
 from node.testnet.evaluation import greedy_accuracy
 from node.testnet.fleet import Fleet, join_command, status_command, tail
@@ -87,7 +88,7 @@ class SwarmRun:
         """
         recipe = recipe_for(options)
         require_task(recipe)
-        layout = Layout(options.directory)
+        layout = Layout(options.directory, options.run)
         record = SwarmRecord(psutil.Process().create_time())
         screen = Screen(
             recipe.environment.name, options.seed, recipe.grpo.steps, options.minutes * 60
@@ -132,6 +133,9 @@ class SwarmRun:
         self._plans = create_members(self.options, self.layout)
         for plan in self._plans:
             self.record.add(plan)
+        if self.options.run is not None:
+            self.screen.run_id = load_run(self.layout.manifest).manifest.run_id.hex()
+            return
         self.screen.stage = "genesis"
         first, peak_bytes = await launcher.call(
             make_first_policy,
@@ -213,14 +217,17 @@ class SwarmRun:
             self.screen.notice = f"dead: {', '.join(dead)}" if dead else ""
 
     async def _epilogue(self, failure: str) -> dict[str, Any]:
-        greedy = None if failure else await self._evaluate()
+        # A founded run may have a model whose evaluation takes hours.
+        greedy = None if failure or self.options.run is not None else await self._evaluate()
         report = build_report(
             self.record,
             run_id=self.screen.run_id,
             versions=self.recipe.grpo.steps,
             wall_seconds=time.time() - self.record.started_at,
             greedy_eval_last=greedy,
-            curve=expected_curve(self.options.recipe, self.recipe.environment.name),
+            curve=()
+            if self.options.run is not None
+            else expected_curve(self.options.recipe, self.recipe.environment.name),
         )
         write_report(report, self.layout.report)
         if self.record.rewards:

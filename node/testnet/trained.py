@@ -1,6 +1,7 @@
 """The model that a testnet trained: kept as a Hugging Face directory, with what to do with it."""
 
 import shlex
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ def export_last(nodes: Sequence[Path], directory: Path) -> TrainedModel | None:
     if held is None:
         return None
     version = held.version()
+    shutil.rmtree(directory, ignore_errors=True)  # of an earlier swarm of the same run
     export(held, version, directory)
     return TrainedModel(version.version, directory, held.root)
 

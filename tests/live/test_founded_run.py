@@ -114,3 +114,30 @@ def test_a_stranger_joins_with_an_address_and_its_rollouts_are_certified(tmp_pat
         given = (DataDir(run / "trainer-1").task / name).read_bytes()
         assert (worker.data.task / name).read_bytes() == given
     assert not list(worker.data.task.glob("*.partial"))
+
+
+def test_a_testnet_goes_on_with_a_founded_run(tmp_path):
+    run = founded(tmp_path)
+    first = swarm_of(run, steps=1)
+    assert first["model"]["version"] >= 1
+    written = (DataDir(run / "trainer-1").weights / "v1.safetensors").read_bytes()
+    second = swarm_of(run, steps=first["model"]["version"] + 1)
+    assert second["run_id"] == first["run_id"]
+    assert second["model"]["version"] > first["model"]["version"]
+    assert (DataDir(run / "trainer-1").weights / "v1.safetensors").read_bytes() == written
+    assert (run / "swarm" / "model" / "config.json").exists()
+
+
+def swarm_of(run, steps):
+    """Run the swarm of a founded run until version ``steps``; return its report."""
+    options = ("--run", run, "--steps", str(steps), "--inference", "1", "--no-view", "--json")
+    done = subprocess.run(
+        leashed(PRIME_NODE, "testnet", *options), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_a_testnet_refuses_a_directory_without_a_run(tmp_path, capsys):
+    assert main(["testnet", "--run", str(tmp_path)]) == 2
+    assert "has no run.toml; prime-node run create makes one" in capsys.readouterr().err
