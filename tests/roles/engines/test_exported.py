@@ -66,6 +66,8 @@ def test_a_model_in_float32_becomes_the_bf16_of_its_policy(tmp_path):
     (base / "config.json").write_text(json.dumps(values))
     _, out = exported(base, "qwen2", tmp_path, dtype="bf16")
     assert {one.dtype for one in loaded(out).values()} == {torch.bfloat16}
+    config = json.loads((out / "config.json").read_text())
+    assert config["torch_dtype"] == "bfloat16"  # what transformers 4 reads
 
 
 def test_several_files_are_read_as_one_model_and_import_again(tmp_path):
