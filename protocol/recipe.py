@@ -90,6 +90,12 @@ class ModelSection(Section):
     them, with the unembedding, both upcast to float32; under ``model`` they are computed in the
     model's precision and upcast then.
     """
+    rounding: Annotated[Literal["dither", "nearest"] | None, LEFT_OUT_WHEN_EMPTY] = None
+    """How a trainer rounds its float32 masters to the weights of a bf16 policy.
+
+    ``dither`` rounds by fixed thresholds (``protocol.rounding``). Without the key policies are
+    rounded to nearest, as in the first runs; a run in bf16 is founded with ``dither``.
+    """
 
     @field_validator("config")
     @classmethod
@@ -103,6 +109,12 @@ class ModelSection(Section):
             raise ValueError(f"{config_bytes} bytes, limit {CONFIG_BYTES_MAX}")
         _check_tokens(config.get("vocab_size"), _tokens(config.get("eos_token_id", ())))
         return config
+
+    @model_validator(mode="after")
+    def _check_rounding(self) -> Self:
+        if self.rounding == "dither" and self.dtype != "bf16":
+            raise ValueError("rounding: policies in fp32 are not rounded; leave the key out")
+        return self
 
     @property
     def vocabulary_size(self) -> int:
