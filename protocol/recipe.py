@@ -10,7 +10,14 @@ import tomllib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from protocol.admission import AdmissionSection
 from protocol.codec import encode
@@ -110,11 +117,12 @@ class ModelSection(Section):
         _check_tokens(config.get("vocab_size"), _tokens(config.get("eos_token_id", ())))
         return config
 
-    @model_validator(mode="after")
-    def _check_rounding(self) -> Self:
-        if self.rounding == "dither" and self.dtype != "bf16":
-            raise ValueError("rounding: policies in fp32 are not rounded; leave the key out")
-        return self
+    @field_validator("rounding")
+    @classmethod
+    def _check_rounding(cls, rounding: str | None, known: ValidationInfo) -> str | None:
+        if rounding == "dither" and known.data.get("dtype") == "fp32":
+            raise ValueError("policies in fp32 are not rounded; leave the key out")
+        return rounding
 
     @property
     def vocabulary_size(self) -> int:
