@@ -10,7 +10,14 @@ import tomllib
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
 
 from protocol.admission import AdmissionSection
 from protocol.codec import encode
@@ -90,6 +97,12 @@ class ModelSection(Section):
     them, with the unembedding, both upcast to float32; under ``model`` they are computed in the
     model's precision and upcast then.
     """
+    rounding: Annotated[Literal["dither", "nearest"] | None, LEFT_OUT_WHEN_EMPTY] = None
+    """How a trainer rounds its float32 masters to the weights of a bf16 policy.
+
+    ``dither`` rounds by fixed thresholds (``protocol.rounding``). Without the key policies are
+    rounded to nearest, as in the first runs; a run in bf16 is founded with ``dither``.
+    """
 
     @field_validator("config")
     @classmethod
@@ -103,6 +116,13 @@ class ModelSection(Section):
             raise ValueError(f"{config_bytes} bytes, limit {CONFIG_BYTES_MAX}")
         _check_tokens(config.get("vocab_size"), _tokens(config.get("eos_token_id", ())))
         return config
+
+    @field_validator("rounding")
+    @classmethod
+    def _check_rounding(cls, rounding: str | None, known: ValidationInfo) -> str | None:
+        if rounding == "dither" and known.data.get("dtype") == "fp32":
+            raise ValueError("policies in fp32 are not rounded; leave the key out")
+        return rounding
 
     @property
     def vocabulary_size(self) -> int:

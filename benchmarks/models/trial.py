@@ -117,7 +117,9 @@ class Trial:
         self._policy = Policy(Version(0), manifest.genesis_policy, run / "genesis.safetensors")
         self._worker = ShowingEngine(manifest.model, manifest.toploc)
         self._validator = TransformersVerificationEngine(manifest.model, manifest.toploc)
-        self._trainer = TorchTrainingEngine(manifest.model, manifest.sampling, manifest.grpo)
+        self._trainer = TorchTrainingEngine(
+            manifest.model, manifest.sampling, manifest.grpo, run=manifest.run_id
+        )
         self._background = ThreadBackground()
         self._environment = task_of(manifest, run / "task", self._background)
         self._task = Task(manifest, self._environment)

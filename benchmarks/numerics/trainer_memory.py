@@ -56,7 +56,7 @@ class ChunkedEngine(TorchTrainingEngine):
 
     def gradients(self) -> Tensor:
         """Return the gradients of the last step, which are scaled to one norm."""
-        model, _ = self._loaded()
+        model = self._loaded().model
         return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 

@@ -49,7 +49,8 @@ def found(
 ) -> SignedManifest:
     """Return the manifest of a run that begins now with the policy of a digest (hexadecimal).
 
-    ``files`` are those that every node has; ``created_at`` is in unix seconds, now if not given.
+    Policies in bf16 are dithered unless the recipe says otherwise. ``files`` are those that every
+    node has; ``created_at`` is in unix seconds, now if not given.
 
     Raises ``ManifestError`` for a run that could certify nothing, and ``ValueError`` for members
     that are no keys.
@@ -68,7 +69,11 @@ def found(
         trainers=tuple(trainers),
         validators=tuple(validators),
     )
-    return sign_manifest(RunManifest(**{**dict(recipe), "genesis": genesis}), creator)
+    model = recipe.model
+    if model.dtype == "bf16" and model.rounding is None:
+        model = model.model_copy(update={"rounding": "dither"})
+    values = {**dict(recipe), "model": model, "genesis": genesis}
+    return sign_manifest(RunManifest(**values), creator)
 
 
 def manifest_toml(signed: SignedManifest) -> str:

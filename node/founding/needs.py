@@ -24,7 +24,10 @@ ENGINE_BYTES = GIB
 """Of an engine's process before it has a model; torch's libraries on a CPU take half of it."""
 
 ADAM_BYTES_PER_WEIGHT = 16
-"""Float32 weights, gradients and two moments."""
+"""Float32 masters, gradients and two moments."""
+
+ROUNDED_BYTES_PER_WEIGHT = 4
+"""The weights of a bf16 policy, which a trainer computes with in float32, beside their masters."""
 
 STATE_BYTES_PER_WEIGHT = 12
 """What of it is written to disk after each version."""
@@ -98,6 +101,8 @@ def needs_of(manifest: RunManifest, weights: int) -> Needs:
     passed = _pass_bytes(model)
     versions = manifest.shardcast.versions_kept * version_bytes
     files = sum(file.total_bytes for file in manifest.genesis.files.values())
+    training_bytes = weights * ADAM_BYTES_PER_WEIGHT
+    training_bytes += weights * ROUNDED_BYTES_PER_WEIGHT * (model.dtype != "fp32")
     states = STATES_KEPT * STATE_BYTES_PER_WEIGHT * weights
     heirs = len(manifest.genesis.trainers) > 1
     rules = manifest.shardcast
@@ -111,7 +116,7 @@ def needs_of(manifest: RunManifest, weights: int) -> Needs:
         validator_bytes=policies_kept(manifest) * (version_bytes + head_bytes)
         + width * passed
         + ENGINE_BYTES,
-        trainer_bytes=weights * ADAM_BYTES_PER_WEIGHT + 4 * passed + HEAD_BYTES + ENGINE_BYTES,
+        trainer_bytes=training_bytes + 4 * passed + HEAD_BYTES + ENGINE_BYTES,
         # A file is kept as what engines read and as the blobs that others are fed with.
         disk_bytes=2 * (versions + files),
         trainer_disk_bytes=2 * (versions + files + states),

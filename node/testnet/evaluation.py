@@ -28,7 +28,9 @@ async def _greedy_accuracy(layout: Layout, path: Path, seed: int) -> float:
 
     manifest = load_run(layout.manifest).manifest
     background = ThreadBackground()
-    engine = TorchTrainingEngine(manifest.model, manifest.sampling, manifest.grpo)
+    engine = TorchTrainingEngine(
+        manifest.model, manifest.sampling, manifest.grpo, run=manifest.run_id
+    )
     try:
         from safetensors.torch import load_file  # noqa: PLC0415 - imports torch
 

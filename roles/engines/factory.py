@@ -69,6 +69,7 @@ class TransformersEngines:
             manifest.model,
             manifest.sampling,
             manifest.grpo,
+            run=manifest.run_id,
             device=self._device(),
         )
 

@@ -110,6 +110,15 @@ class NoiseSource:
             raise wrong
 
 
+def mixed(words: Tensor, keys: tuple[int, int]) -> Tensor:
+    """Return the integers behind the noise of tokens ``words[n]`` under two keys, all int32."""
+    pair = np.array(keys, dtype=np.uint32)
+    pair[0] = _shifted(pair[0])
+    first = words ^ (words >> SHIFTS[0]).bitwise_and_(_MASKS[0])
+    keys_there = torch.from_numpy(pair.view(np.int32)[None]).to(words.device)
+    return Draws(first, keys_there).bits(slice(None))[0]
+
+
 def gumbel(bits: Tensor) -> Tensor:
     """Return the noise of the integers that ``Draws`` gives, in float32; it falls as they grow."""
     noise = bits.view(torch.uint32).to(torch.float32)

@@ -68,6 +68,7 @@ def section_of(directory: Path, section: ModelSection) -> ModelSection:
         "config": explicit(config),
         "dtype": section.dtype,
         "head": section.head,
+        "rounding": section.rounding,
     }
     return validated(ModelSection, values)
 

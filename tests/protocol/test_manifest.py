@@ -211,6 +211,25 @@ def test_a_manifest_of_a_task_in_text_has_a_scoring_runtime():
     load_recipe(tomlkit.dumps({key: item for key, item in values.items() if key != "genesis"}))
 
 
+def test_a_rounding_that_is_not_chosen_is_left_out():
+    """Manifests from before the key keep their run id."""
+    assert "rounding" not in MANIFEST.model_dump()["model"]
+    for rounding in ("dither", "nearest"):
+        values = MANIFEST.model_dump(mode="json")
+        values["model"] |= {"rounding": rounding, "dtype": "bf16"}
+        assert decode_manifest(encode(values)).encoded() == encode(values)
+    values["model"]["rounding"] = None
+    assert decode_manifest(encode(values)) == Fault(FaultCode.NOT_CANONICAL)
+
+
+def test_policies_in_float32_are_not_dithered():
+    text = changed('dtype = "fp32"', 'rounding = "dither"\ndtype = "fp32"')  # in any order
+    assert recipe_error(text) == (
+        "model.rounding: policies in fp32 are not rounded; leave the key out"
+    )
+    load_recipe(text.replace("dither", "nearest"))
+
+
 def test_a_runtime_that_is_not_there_is_left_out():
     assert "runtime" not in MANIFEST.model_dump()["environment"]
     assert decode_manifest(encode(in_text(runtime=None))) == Fault(FaultCode.NOT_CANONICAL)

@@ -16,6 +16,7 @@ from protocol.gossip.params import Params
 from protocol.manifest import RunManifest
 from protocol.messages import Message
 from protocol.replica import TOPIC_KINDS
+from protocol.rounding import CHECK_VECTORS as ROUNDING_VECTORS
 from protocol.runtime import RuntimeSection
 from protocol.shardcast.forest import ForestMember, ForestMembers, tree
 from protocol.toploc.sampling import CHECK_VECTORS
@@ -60,6 +61,8 @@ def amount(schema: dict, least_key: str, most_key: str, unit: str) -> str:
 
 def described(schema: dict) -> tuple[str, str]:
     """Return type and bounds of a JSON schema in the words of the page."""
+    if schema.get("anyOf", [])[1:] == [{"type": "null"}]:  # may be left out
+        return described(schema["anyOf"][0])
     if "anyOf" in schema or "$ref" in schema or schema.get("type") == "object":
         return "map", ""
     if "enum" in schema or "const" in schema:
@@ -166,6 +169,15 @@ def test_the_vectors_of_the_noise_are_those_that_engines_check():
     places = [(int(row["seed"]), int(row["position"]), int(row["token"])) for row in table]
     bits = [int(row["bits"], 16) for row in table]
     assert [(*place, value) for place, value in zip(places, bits, strict=True)] == [*CHECK_VECTORS]
+
+
+def test_the_vectors_of_the_rounding_are_those_of_the_code():
+    (table,) = TABLES["Rounding of policies"]
+    rows = [
+        (int(row["byte of the run id"], 16), row["tensor"], int(row["index"]), int(row["u"], 16))
+        for row in table
+    ]
+    assert rows == [*ROUNDING_VECTORS]
 
 
 def test_links_within_the_page_lead_somewhere():

@@ -17,7 +17,7 @@ from typing_extensions import override
 from protocol.recipe import ModelSection, Recipe, ToplocSection
 from protocol.rng import Rng
 from protocol.statistics import Recomputed
-from protocol.types import Version
+from protocol.types import RunId, Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.model import shapes_of
 from roles.engines.builtin.cache import Cache
@@ -56,6 +56,9 @@ INT8_LEVELS, INT4_LEVELS = 127, 7
 """Above zero, and as many below."""
 
 TRAINED_SEQUENCES = 16
+
+ANY_RUN = RunId(bytes(32))
+"""A policy that is off by rounding is, whichever run's thresholds round it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,7 +243,9 @@ async def _trained(bench: Bench, claims: Sequence[VerificationRequest]) -> dict[
     """Return the policies after some steps that learn from ``claims`` with arbitrary rewards."""
     # A warm-up would make the first steps smaller than those of the run.
     grpo = bench.recipe.grpo.model_copy(update={"warmup_steps": 0, "updates_per_version": 1})
-    engine = TorchTrainingEngine(bench.model, bench.recipe.sampling, grpo, device=bench.device)
+    engine = TorchTrainingEngine(
+        bench.model, bench.recipe.sampling, grpo, run=ANY_RUN, device=bench.device
+    )
     batch = [
         TrainingSequence(number // 2, one.prompt, one.tokens, one.logprobs, float(number % 2))
         for number, one in enumerate(claims[:TRAINED_SEQUENCES])

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,12 +13,13 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 from torch.utils.checkpoint import checkpoint
 from typing_extensions import override
 
 from protocol.recipe import GrpoSection, ModelSection, SamplingSection
-from protocol.types import Digest
+from protocol.types import Digest, RunId
 from roles.engines.architectures.architecture import CausalLM, Config, head_size
 from roles.engines.architectures.model import tensors_of
 from roles.engines.builtin.batching import decode
@@ -42,6 +43,7 @@ from roles.engines.training.checkpoint import (
 )
 from roles.engines.training.grpo import two_sided_losses
 from roles.engines.training.head import target_logprobs
+from roles.engines.training.rounding import rounding_of
 from roles.ports.engines import Policy, StepMetrics, TrainingEngine, TrainingSequence
 from roles.ports.storage import StorageFullError
 
@@ -77,11 +79,22 @@ class _Step:
     parts: list[list[Sample]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What learns; ``masters`` by name are the model's own parameters if policies are float32."""
+
+    model: CausalLM
+    masters: dict[str, Parameter]
+    optimizer: torch.optim.AdamW
+
+
 class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
     """Trains on a CPU or one GPU; the loss of an update is the mean over its tokens.
 
-    Weights, optimizer and output layer are float32; the model's ``dtype`` is that of the policies
-    it writes and of the decoder's forward pass. Sequences are packed to forward passes of
+    Masters, optimizer and output layer are float32; the model's ``dtype`` is that of the policies
+    it writes and of the decoder's forward pass. The model computes with the weights of the policy,
+    so a ratio is 1 before the first update. Where they are rounded, masters are kept beside them,
+    and take gradients as if they had been computed with. Sequences are packed to forward passes of
     ``pass_tokens``, and with ``checkpointing`` a decoder layer keeps its input alone and is
     computed again in the backward pass (None: where all of it would take too much); neither
     changes the result beyond rounding. What is written is written in another thread, beside the
@@ -94,12 +107,14 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         sampling: SamplingSection,
         grpo: GrpoSection,
         *,
+        run: RunId | None = None,
         pass_tokens: int = 16_384,
         checkpointing: bool | None = None,
         device: str = "cpu",
     ) -> None:
         super().__init__(model, model.dtype, device)
         self._head_precision = model.head
+        self._round = rounding_of(model, run)
         self._temperature = sampling.temperature
         self._grpo = grpo
         self._pass_tokens = pass_tokens
@@ -107,8 +122,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         pays = kept_bytes > _KEPT_BYTES_MAX
         self._checkpointing = pays if checkpointing is None else checkpointing
         self._steps = 0
-        self._model: CausalLM | None = None
-        self._optimizer: torch.optim.AdamW | None = None
+        self._held: _Loaded | None = None
         self._step: _Step | None = None
         self._writer = ThreadPoolExecutor(1, "writer", prepare_thread)
 
@@ -130,28 +144,39 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         model.set_attn_implementation(PACKED)
         return model
 
-    def _adopt(self, tensors: dict[str, Tensor]) -> tuple[CausalLM, torch.optim.AdamW]:
-        model = self._packing_model(tensors)
+    def _policy_of(self, masters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the weights of the policy that masters of any precision make."""
+        return {name: self._round(name, tensor.float()) for name, tensor in masters.items()}
+
+    def _adopt(self, tensors: dict[str, Tensor]) -> _Loaded:
+        """Return a model of the policy of ``tensors``, which become masters, and an optimizer."""
+        model = self._packing_model(self._policy_of(tensors))
         if self._checkpointing:
             for layer in model.model.layers:
                 layer.forward = partial(_keeping_inputs, layer.forward)
+        masters = dict(model.named_parameters())
+        if self._dtype != torch.float32:
+            masters = {
+                name: Parameter(tensor.to(self._device, torch.float32, copy=True))
+                for name, tensor in tensors.items()
+            }
         optimizer = torch.optim.AdamW(
-            model.parameters(),
+            masters.values(),
             lr=self._grpo.learning_rate,
             betas=self._grpo.adam_betas,
             weight_decay=self._grpo.weight_decay,
         )
-        return model, optimizer
+        return _Loaded(model, masters, optimizer)
 
-    def _loaded(self) -> tuple[CausalLM, torch.optim.AdamW]:
-        if self._model is None or self._optimizer is None:
+    def _loaded(self) -> _Loaded:
+        if self._held is None:
             raise RuntimeError("no policy is loaded")
-        return self._model, self._optimizer
+        return self._held
 
     @override
     @computed_telling(ValueError)
     def load_policy(self, policy: Policy) -> None:
-        self._model, self._optimizer = self._adopt(self._read(policy))
+        self._held = self._adopt(self._read(policy))
         self._steps, self._step = 0, None
 
     @override
@@ -209,18 +234,19 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         try:
             yield
         except BaseException:
-            self._model = self._optimizer = None
+            self._held = None
             raise
 
     def _forget_gradients(self) -> None:
-        _, optimizer = self._loaded()
-        optimizer.zero_grad(set_to_none=True)
+        loaded = self._loaded()
+        loaded.model.zero_grad(set_to_none=True)
+        loaded.optimizer.zero_grad(set_to_none=True)
         self._step = None
 
     def _gradient(self, samples: Sequence[Sample]) -> _Sums:
         """Leave the gradient of one update."""
         self._forget_gradients()
-        model, _ = self._loaded()
+        model = self._loaded().model
         sums = _Sums(tokens=sum(len(sample.tokens) for sample in samples))
         for packed in pack(samples, self._pass_tokens):
             self._accumulate(model, collate(packed, self._device), sums)
@@ -262,44 +288,55 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
 
     def _update(self, sums: _Sums) -> None:
         """Step the optimizer if everything is finite; note the gradient norm before clipping."""
-        model, optimizer = self._loaded()
-        parameters = list(model.parameters())
+        loaded = self._loaded()
+        parameters = list(loaded.model.parameters())
         total = get_total_norm([p.grad for p in parameters if p.grad is not None])
         sums.norm = float(total)
         sums.updated = math.isfinite(sums.norm) and math.isfinite(sums.loss)
         if sums.updated:
             clip_grads_with_norm_(parameters, self._grpo.gradient_clip, total)
             warmth = min(1.0, (self._steps + 1) / (self._grpo.warmup_steps + 1))
-            for group in optimizer.param_groups:
+            for group in loaded.optimizer.param_groups:
                 group["lr"] = self._grpo.learning_rate * warmth
-            optimizer.step()
+            self._move(loaded)
             self._steps += 1
 
-    def _rounded(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {name: tensor.to(self._dtype) for name, tensor in tensors.items()}
+    @torch.no_grad()
+    def _move(self, loaded: _Loaded) -> None:
+        """Step the masters by the model's gradients, and the model to the policy they make."""
+        rounded = {
+            name: parameter
+            for name, parameter in loaded.model.named_parameters()
+            if parameter is not loaded.masters[name]
+        }
+        for name, parameter in rounded.items():
+            loaded.masters[name].grad, parameter.grad = parameter.grad, None
+        loaded.optimizer.step()
+        for name, parameter in rounded.items():
+            parameter.copy_(self._round(name, loaded.masters[name]))
 
     @override
     @computed
     def policy_digest(self) -> Digest:
-        return digest_of(tensors_of(self._loaded()[0]), self._dtype)
+        return digest_of(tensors_of(self._loaded().model), self._dtype)
 
     @override
     async def write_policy(self, path: Path) -> Digest:
         return await self._written(TorchTrainingEngine._write_policy, path)
 
     def _write_policy(self, path: Path) -> Digest:
-        return write_policy(tensors_of(self._loaded()[0]), path, self._dtype)
+        return write_policy(tensors_of(self._loaded().model), path, self._dtype)
 
     @override
     async def save_state(self, path: Path) -> None:
         await self._written(TorchTrainingEngine._save_state, path)
 
     def _save_state(self, path: Path) -> None:
-        model, optimizer = self._loaded()
+        loaded = self._loaded()
         state = TrainingState(
-            weights=tensors_of(model),
-            first_moments=_moments(model, optimizer, "exp_avg"),
-            second_moments=_moments(model, optimizer, "exp_avg_sq"),
+            weights={name: master.detach() for name, master in loaded.masters.items()},
+            first_moments=_moments(loaded, "exp_avg"),
+            second_moments=_moments(loaded, "exp_avg_sq"),
             steps=self._steps,
         )
         save_checkpoint(state, path)
@@ -310,18 +347,17 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         state = load_checkpoint(path, self._shapes)
         if not 0 <= state.steps <= self._grpo.steps * self._grpo.updates_per_version:
             raise ValueError(f"{path} claims {state.steps} steps, more than the run has")
-        if digest_of(state.weights, self._dtype) != policy:
+        if digest_of(self._policy_of(state.weights)) != policy:
             raise ValueError(f"{path} does not hold the weights of policy {policy.hex()}")
         check_moments(state, self._grpo.adam_betas)
-        model, optimizer = self._adopt(state.weights if newer is None else self._read(newer))
-        for name, parameter in model.named_parameters():
-            optimizer.state[parameter] = {
+        loaded = self._adopt(state.weights if newer is None else self._read(newer))
+        for name, master in loaded.masters.items():
+            loaded.optimizer.state[master] = {
                 "step": torch.tensor(float(state.steps)),
                 "exp_avg": state.first_moments[name].to(self._device),
                 "exp_avg_sq": state.second_moments[name].to(self._device),
             }
-        self._model, self._optimizer, self._steps = model, optimizer, state.steps
-        self._step = None
+        self._held, self._steps, self._step = loaded, state.steps, None
 
     @override
     @computed
@@ -333,7 +369,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         # In the precision of the policies, so that the report is about what workers run.
         decoder = Decoder(
             self._config,
-            self._rounded(tensors_of(self._loaded()[0])),
+            {name: one.to(self._dtype) for name, one in tensors_of(self._loaded().model).items()},
             self._dtype,
             self._device,
             self._head_precision,
@@ -342,12 +378,12 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         return [tuple(row.tokens.tolist()) for row in decoded]
 
 
-def _moments(model: CausalLM, optimizer: torch.optim.AdamW, key: str) -> dict[str, Tensor]:
+def _moments(loaded: _Loaded, key: str) -> dict[str, Tensor]:
     """Return one of AdamW's moments for every parameter; zero before the first step."""
     zero = torch.zeros(())
     return {
-        name: optimizer.state[parameter].get(key, zero.expand(parameter.shape))
-        for name, parameter in model.named_parameters()
+        name: loaded.optimizer.state[master].get(key, zero.expand(master.shape))
+        for name, master in loaded.masters.items()
     }
 
 

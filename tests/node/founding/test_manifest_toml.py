@@ -1,8 +1,9 @@
+import pytest
 import tomlkit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from node.founding.found import manifest_toml
+from node.founding.found import found, manifest_toml
 from node.founding.recipes import recipe_path
 from protocol.crypto import Identity, verify
 from protocol.manifest import Genesis, RunManifest, load_signed_manifest, sign_manifest
@@ -34,6 +35,20 @@ SCALARS = st.one_of(
     st.integers(-(2**53), 2**53),
     st.floats(allow_nan=False, allow_infinity=False),
 )
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rounding", "of_the_run"),
+    [("bf16", None, "dither"), ("bf16", "nearest", "nearest"), ("fp32", None, None)],
+)
+def test_a_bf16_run_is_founded_with_dither_unless_its_recipe_says_otherwise(
+    dtype, rounding, of_the_run
+):
+    model = RECIPE.model.model_copy(update={"dtype": dtype, "rounding": rounding})
+    recipe = RECIPE.model_copy(update={"model": model})
+    signed = found(recipe, "0f" * 32, {}, CREATOR, OTHERS[:1], OTHERS[1:])
+    assert signed.manifest.model.rounding == of_the_run
+    assert load_signed_manifest(manifest_toml(signed), verify) == signed
 
 
 def test_a_signed_manifest_reads_back_with_its_run_id():

@@ -103,7 +103,9 @@ def test_keys_that_published_models_carry_are_known(tmp_path, changes):
     window = {"sliding_window", "max_window_layers", "use_sliding_window", "use_mrope"}
     own = {key: value for key, value in (VALUES | PUBLISHED).items() if key not in window}
     (tmp_path / "config.json").write_text(json.dumps(own | changes))
-    section = section_of(tmp_path, tiny.model("bf16"))
+    asked = tiny.model("bf16").model_copy(update={"rounding": "nearest"})
+    section = section_of(tmp_path, asked)
+    assert section.rounding == "nearest"
     assert section.architecture == changes["model_type"]
     assert section.config["vocab_size"] == 32
 

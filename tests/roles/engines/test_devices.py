@@ -88,7 +88,7 @@ def test_a_pass_of_the_trainer(tiny_config, monkeypatch, checkpointing):
         model(), sampling(), grpo(), device="meta", checkpointing=checkpointing
     )
     engine._model_of = lambda *_: on_meta(tiny_config, torch.float32)
-    network, _ = engine._adopt({})
+    network = engine._adopt({}).model
     packed = collate(select(batch_of()), "meta")
     with OneDevice():
         engine._accumulate(network, packed, _Sums(tokens=1))

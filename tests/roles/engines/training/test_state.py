@@ -106,7 +106,7 @@ async def test_every_setting_of_the_optimizer_is_the_manifests(make, trained):
     (group,), (expected,) = (
         [
             {key: value for key, value in one.items() if key != "params"}
-            for one in engine._loaded()[1].param_groups
+            for one in engine._loaded().optimizer.param_groups
         ]
         for engine in (resumed, fresh)
     )

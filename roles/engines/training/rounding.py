@@ -1,0 +1,70 @@
+"""From float32 masters to the weights of a policy: to nearest, or dithered.
+
+The thresholds are those of ``protocol.rounding``, computed where the masters are.
+"""
+
+from collections.abc import Callable
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from protocol.recipe import ModelSection
+from protocol.rounding import LARGEST, NAN, THRESHOLD_BITS, threshold_keys
+from protocol.types import RunId
+from roles.engines.builtin.policy import DTYPES
+from roles.engines.noise import mixed
+
+Rounding = Callable[[str, Tensor], Tensor]
+"""Returns the policy's weights of a tensor's name and float32 masters."""
+
+_SLICE_WEIGHTS = 2**17
+"""Rounded at once, half a megabyte of masters: what is between stays in the processor's cache."""
+
+_FRACTION = (1 << THRESHOLD_BITS) - 1
+_LARGEST = float(np.uint32(LARGEST).view(np.float32))
+
+
+def rounding_of(model: ModelSection, run: RunId | None) -> Rounding:
+    """Return how policies are rounded; ``ValueError`` for dithered ones without the id of a run."""
+    if model.rounding == "dither":
+        if run is None:
+            raise ValueError("thresholds of a dithered policy need the id of its run")
+        return Dither(run)
+    dtype = DTYPES[model.dtype]
+    return lambda _, masters: masters.to(dtype)
+
+
+class Dither:
+    """Rounds to bf16 by the thresholds of one run."""
+
+    def __init__(self, run: RunId) -> None:
+        self._run = run
+
+    def __call__(self, name: str, masters: Tensor) -> Tensor:
+        """Return float32 masters of any device as bf16 weights of the tensor ``name``.
+
+        Beyond the result it takes a few slices of memory.
+        """
+        flat = masters.detach().reshape(-1)
+        policy = torch.empty_like(flat, dtype=torch.bfloat16)
+        least, most = map(float, torch.aminmax(flat))
+        is_usual = least >= -_LARGEST and most <= _LARGEST
+        for begin in range(0, len(flat), _SLICE_WEIGHTS):
+            part = flat[begin : begin + _SLICE_WEIGHTS]
+            thresholds = self.thresholds(name, begin, len(part), flat.device)
+            if not is_usual:
+                thresholds.masked_fill_((part.abs() <= _LARGEST).logical_not_(), 0)
+            patterns = thresholds.add_(part.view(torch.int32)) >> THRESHOLD_BITS
+            place = policy[begin : begin + len(part)].view(torch.int16)
+            place.copy_(patterns)
+            if not is_usual:
+                place.masked_fill_(part.isnan(), NAN)
+        return policy.view(masters.shape)
+
+    def thresholds(self, name: str, begin: int, count: int, device: torch.device) -> Tensor:
+        """Return thresholds of ``count`` weights from a flat index on, int32 below ``2**16``."""
+        words = torch.arange(begin // 2, (begin + count + 1) // 2, device=device).to(torch.int32)
+        bits = mixed(words, threshold_keys(self._run, name))
+        halves = bits.view(torch.int16)[begin % 2 :][:count]
+        return halves.to(torch.int32).bitwise_and_(_FRACTION)
