@@ -46,6 +46,7 @@ MODULES = (
     "node.live.hivemind_p2p",
     "node.live.http_face",
     "node.local.hardware",
+    "node.step_logs.writer",
     "node.storage.policy_files",
     "node.storage.state",
     "roles.engines.child.engines",
@@ -228,6 +229,7 @@ class LiveNode:
         from node.live.opening import about_us, open_store  # noqa: PLC0415
         from node.live.room import require_room  # noqa: PLC0415
         from node.membership.buckets import Buckets  # noqa: PLC0415
+        from node.step_logs.writer import StepLogWriter, step_logs  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
         from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
 
@@ -271,10 +273,13 @@ class LiveNode:
                 self._daemon.stop()
             await http.serve(self._daemon, blobs)
             caching = asyncio.create_task(self._cache_peers())
+            logs = StepLogWriter(context, step_logs(self._config.log_to, data.training, context))
+            logs.start()
             try:
                 await self._daemon.run()
             finally:
                 caching.cancel()
+                await logs.close()
         finally:
             await http.close()
             background.close()

@@ -83,9 +83,18 @@ def run_testnet(
     upload_limit: Annotated[
         str | None, typer.Option(help="Of each node, for example 2MB/s: lets weights be watched.")
     ] = None,
+    log_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Trainers log steps to jsonl, tensorboard, wandb; keeps all files.",
+            autocompletion=completion.step_logs,
+        ),
+    ] = None,
     svg: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a whole swarm on this machine and watch it learn."""
+    logs = _step_logs(log_to)
     directory = _directory(data_dir)
     layout = Layout(directory)
     # The imports of the nodes take seconds: they start before anything else is done.
@@ -105,8 +114,9 @@ def run_testnet(
         engine=_engine(engine),
         engine_python=engine_python,
         upload_bytes_per_second=_rate(upload_limit),
+        log_to=logs,
     )
-    with _cleaned_up(layout, keep=keep, temporary=data_dir is None) as kept:
+    with _cleaned_up(layout, keep=keep or bool(logs), temporary=data_dir is None) as kept:
         failed = asyncio.run(_run(options, kept=kept, as_json=as_json, view=view, svg=svg))
         if failed:
             raise typer.Exit(SWARM_FAILED)
@@ -160,6 +170,18 @@ def _rate(text: str | None) -> int | None:
         return None if text is None else parse_rate(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--upload-limit") from None
+
+
+def _step_logs(names: list[str] | None) -> tuple[str, ...]:
+    from node.local.config import read_step_logs  # noqa: PLC0415 - pydantic; help does without
+    from node.step_logs.base import require_libraries  # noqa: PLC0415 - the same
+
+    try:
+        logs = read_step_logs(names or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--log-to") from None
+    require_libraries(logs)
+    return logs
 
 
 def _environment(name: str) -> str:

@@ -15,7 +15,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="pip install '.[dev]'
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-PAGES = ["", "rollouts", "peers", "weights", "events", "node", "run"]
+PAGES = ["", "training", "rollouts", "peers", "weights", "events", "node", "run"]
 HEADINGS = {
     "rollouts": "Rollouts",
     "peers": "Peers",

@@ -11,8 +11,9 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from node.api.server import ControlServer
+from node.api.status import TrainingStatus
 from node.local.datadir import load_api_endpoint, open_data_dir
-from tests.node.api.status_examples import EXPLAINED, STATUS
+from tests.node.api.status_examples import EXPLAINED, STATUS, STEP
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
@@ -49,7 +50,7 @@ NAMED = [("alerts", rules()), *((name, queries(name)) for name in ("swarm", "nod
 async def scraped(tmp_path):
     """Return the label sets of each sample that a node's server gives who scrapes it."""
     datadir = open_data_dir(tmp_path / "data")
-    status = replace(STATUS, state="ready")
+    status = replace(STATUS, state="ready", training=TrainingStatus(STEP))
     server = ControlServer(lambda: status, lambda: EXPLAINED, 0, datadir=datadir)
     await server.start()
     try:

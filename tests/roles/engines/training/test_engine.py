@@ -206,7 +206,8 @@ async def test_without_staleness_every_ratio_is_exactly_one(make, dtype, tmp_pat
     metrics = await engine.step(own)
     advantages = torch.cat([torch.full((len(s.tokens),), s.advantage) for s in select(own)])
     assert metrics.loss == pytest.approx(-float(advantages.mean()), abs=1e-7)
-    assert metrics.clip_fraction == 0
+    assert metrics.clip_low_fraction == metrics.clip_high_fraction == 0
+    assert metrics.kl == 0
 
 
 async def test_recomputing_changes_nothing_that_is_learned(make, policies, tmp_path):

@@ -1,0 +1,66 @@
+"""Steps as a run of Weights & Biases.
+
+Without ``WANDB_MODE`` or ``WANDB_API_KEY`` in the environment the run is offline: it needs neither
+an account nor a network, and ``wandb sync DIRECTORY`` uploads it later. All starts of a node write
+to one run id, so W&B shows one run.
+"""
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from typing_extensions import override
+
+from node.local.datadir import write_atomically
+from node.step_logs.base import PREFIX, StepLog
+from roles.training_steps import TrainingStep
+
+PROJECT = "prime-node"
+MARK = "prime-node-version"
+"""File with the newest version that was handed to W&B: its own files have no stable reader."""
+
+
+class WeightsAndBiases(StepLog):
+    """Logs to the run ``run_id`` in ``directory``; ``about`` goes into the run's configuration."""
+
+    def __init__(self, directory: Path, run_id: str, about: Mapping[str, str]) -> None:
+        self._directory = directory
+        self._run_id = run_id
+        self._about = about
+        self._run: Any = None
+
+    @override
+    def open(self) -> int:
+        import wandb  # noqa: PLC0415 - an extra, and it takes a second
+
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        online = os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY")
+        self._run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT),
+            id=self._run_id,
+            resume="allow" if online else None,
+            mode=None if online else "offline",
+            dir=str(self._directory),
+            config=dict(self._about),
+            settings=wandb.Settings(
+                console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True
+            ),
+        )
+        with suppress(FileNotFoundError, ValueError):
+            return int((self._directory / MARK).read_text())
+        return 0
+
+    @override
+    def write(self, steps: Sequence[TrainingStep]) -> None:
+        for step in steps:
+            values = {PREFIX + name: value for name, value in step.statistics.items()}
+            self._run.log(values | {"_timestamp": step.ended_at}, step=step.version, commit=True)
+        write_atomically(self._directory / MARK, f"{steps[-1].version}\n".encode())
+
+    @override
+    def close(self) -> None:
+        run, self._run = self._run, None
+        if run is not None:
+            run.finish()
