@@ -54,7 +54,7 @@ STEP_TEXTS = (
         ("entropy {:.3f} nats", ("entropy_nats",)),
         ("KL {:.2g} nats", ("kl_nats",)),
         ("gradient norm {:.3g}", ("gradient_norm",)),
-        ("clipped {:.1%} low and {:.1%} high", ("clip_low_fraction", "clip_high_fraction")),
+        ("clip {:.1%} low, {:.1%} high", ("clip_low_fraction", "clip_high_fraction")),
     ),
     (
         ("answers {:.1f} tokens", ("answer_tokens_mean",)),

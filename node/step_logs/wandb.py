@@ -33,11 +33,25 @@ class WeightsAndBiases(StepLog):
 
     @override
     def open(self) -> int:
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with suppress(FileNotFoundError, ValueError):
+            return int((self._directory / MARK).read_text())
+        return 0
+
+    @override
+    def write(self, steps: Sequence[TrainingStep]) -> None:
+        if self._run is None:  # a start without a new version leaves no empty run
+            self._run = self._begun()
+        for step in steps:
+            values = {PREFIX + name: value for name, value in step.statistics.items()}
+            self._run.log(values | {"_timestamp": step.ended_at}, step=step.version, commit=True)
+        write_atomically(self._directory / MARK, f"{steps[-1].version}\n".encode())
+
+    def _begun(self) -> Any:
         import wandb  # noqa: PLC0415 - an extra, and it takes a second
 
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         online = os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY")
-        self._run = wandb.init(
+        return wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=self._run_id,
             resume="allow" if online else None,
@@ -45,19 +59,17 @@ class WeightsAndBiases(StepLog):
             dir=str(self._directory),
             config=dict(self._about),
             settings=wandb.Settings(
-                console="off", silent=True, disable_git=True, save_code=False, x_disable_stats=True
+                console="off",
+                silent=True,
+                # Nothing about this machine or its user leaves with the statistics.
+                disable_git=True,
+                disable_code=True,
+                x_disable_stats=True,
+                x_disable_meta=True,
+                x_disable_machine_info=True,
+                x_save_requirements=False,
             ),
         )
-        with suppress(FileNotFoundError, ValueError):
-            return int((self._directory / MARK).read_text())
-        return 0
-
-    @override
-    def write(self, steps: Sequence[TrainingStep]) -> None:
-        for step in steps:
-            values = {PREFIX + name: value for name, value in step.statistics.items()}
-            self._run.log(values | {"_timestamp": step.ended_at}, step=step.version, commit=True)
-        write_atomically(self._directory / MARK, f"{steps[-1].version}\n".encode())
 
     @override
     def close(self) -> None:

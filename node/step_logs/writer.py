@@ -128,6 +128,7 @@ def step_logs(names: Sequence[str], directory: Path, context: NodeContext) -> di
 async def _in_thread(function: Callable[[], T]) -> T:
     """Return the result of ``function`` from a thread that does not keep the process alive."""
     future: Future[T] = Future()
+    future.set_running_or_notify_cancel()  # a caller that is cancelled leaves the thread alone
 
     def call() -> None:
         try:

@@ -2,20 +2,20 @@
 
 import { get } from "../api.js";
 import { LineChart } from "../chart.js";
-import { h, redrawn } from "../dom.js";
-import { count, percent, reward, short } from "../format.js";
+import { h, redrawn, show } from "../dom.js";
+import { count, percent, short } from "../format.js";
 import { heading, section, warning } from "../parts.js";
 
 const HEIGHT = 150;
 
 const whole = (value) => (Number.isInteger(value) ? count(value) : short(value));
-const fine = (value) => (value === 0 ? "0" : value.toExponential(1).replace(".0e", "e"));
+const fine = (value) => (value === 0 || Math.abs(value) >= 1e-3 ? short(value) : value.toExponential(1).replace(".0e", "e"));
 const share = (value) => percent(value, value !== 0 && value < 0.1 ? 1 : 0);
 
 // Each panel: title, note, how a value is written, the least top of its axis, and its series as
 // [name, statistic, tone]. The names of statistics are those of roles/training_steps.py.
 const MAIN = [
-  ["Reward", "of the batch", reward, 1, [["mean", "reward_mean", "accent"], ["standard deviation", "reward_std", "ink"]]],
+  ["Reward", "of the batch", short, 1, [["mean", "reward_mean", "accent"], ["deviation", "reward_std", "ink"]]],
   ["Entropy", "nats a token", short, 0.1, [["entropy", "entropy_nats", "accent"]]],
   ["Gradient norm", "before clipping", short, 0.1, [["norm", "gradient_norm", "accent"]]],
   ["Clip fraction", "of tokens", share, 0.01, [["high", "clip_high_fraction", "accent"], ["low", "clip_low_fraction", "bad"]]],
@@ -26,7 +26,7 @@ const MORE = [
   ["Sequences", "a step", whole, 1, [["used", "sequences_used", "accent"], ["offered", "sequences_offered", "ink"]]],
   ["Groups that teach", "with unequal rewards", share, 1, [["groups", "groups_teaching_fraction", "accent"]]],
   ["Answers cut", "at the length limit", share, 0.1, [["cut", "answers_cut_fraction", "accent"]]],
-  ["Divergence", "from the workers' policies, nats", short, 1e-3, [["KL", "kl_nats", "accent"]]],
+  ["Divergence", "from the workers' policies, nats", fine, 1e-3, [["KL", "kl_nats", "accent"]]],
   ["Staleness", "versions", short, 1, [["mean", "staleness_mean_versions", "accent"], ["maximum", "staleness_max_versions", "ink"]]],
   ["Seconds", "of a step", short, 1, [["computing", "step_seconds", "accent"], ["idle", "idle_seconds", "bad"]]],
   ["Loss", "mean of tokens", short, 0.01, [["loss", "loss", "accent"]]],
@@ -35,15 +35,20 @@ const MORE = [
 ];
 
 function chart([title, note, y, most, series]) {
-  const line = new LineChart({
-    label: `${title}, ${note}`, series: series.map(([name, , tone]) => ({ name, tone })), height: HEIGHT, most,
-    x: (value) => `v${Math.round(value)}`, y, empty: "The line begins with the second version.",
-  });
-  const element = section(title, note, line.element);
+  const place = h("div"), element = section(title, note, place);
+  let line = null, drawn = "";
   const update = ({ versions, columns }) => {
-    const known = series.some(([, name]) => columns[name]);
-    element.hidden = !known;
-    if (known) line.set(versions.map((version, at) => [version, ...series.map(([, name]) => columns[name]?.[at] ?? null)]));
+    const known = series.filter(([, name]) => columns[name]);
+    element.hidden = !known.length;
+    if (known.join() !== drawn) {
+      drawn = known.join();
+      line = new LineChart({
+        label: `${title}, ${note}`, series: known.map(([name, , tone]) => ({ name, tone })), height: HEIGHT, most,
+        x: (value) => `v${Math.round(value)}`, y, empty: "The line begins with the second version.",
+      });
+      show(place, line.element);
+    }
+    line?.set(versions.map((version, at) => [version, ...known.map(([, name]) => columns[name][at])]));
   };
   return { element, update };
 }
