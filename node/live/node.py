@@ -229,7 +229,6 @@ class LiveNode:
         from node.live.opening import about_us, open_store  # noqa: PLC0415
         from node.live.room import require_room  # noqa: PLC0415
         from node.membership.buckets import Buckets  # noqa: PLC0415
-        from node.step_logs.writer import StepLogWriter, step_logs  # noqa: PLC0415
         from node.storage.blobs import FileBlobs  # noqa: PLC0415
         from node.storage.policy_files import PolicyDirectory  # noqa: PLC0415
 
@@ -272,19 +271,26 @@ class LiveNode:
             if self._stopping.is_set():
                 self._daemon.stop()
             await http.serve(self._daemon, blobs)
-            caching = asyncio.create_task(self._cache_peers())
-            logs = StepLogWriter(context, step_logs(self._config.log_to, data.training, context))
-            logs.start()
-            try:
-                await self._daemon.run()
-            finally:
-                caching.cancel()
-                await logs.close()
+            await self._run_daemon(context)
         finally:
             await http.close()
             background.close()
             await directory.close()
             store.close()
+
+    async def _run_daemon(self, context: Any) -> None:
+        """Run the daemon until it is drained, beside what writes files about it."""
+        from node.step_logs.writer import StepLogWriter, step_logs  # noqa: PLC0415
+
+        caching = asyncio.create_task(self._cache_peers())
+        kept = step_logs(self._config.log_to, self._datadir.training, context)
+        logs = StepLogWriter(context, kept)
+        logs.start()
+        try:
+            await self._daemon.run()
+        finally:
+            caching.cancel()
+            await logs.close()
 
     def _make_daemon(
         self, manifest: SignedManifest, about: Any, ports: Any, initial_peers: list[str]

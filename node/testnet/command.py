@@ -44,6 +44,14 @@ Engine = Annotated[
         autocompletion=completion.values_of("engine"),
     ),
 ]
+LogTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Trainers log steps to jsonl, tensorboard, wandb; keeps all files.",
+        autocompletion=completion.step_logs,
+    ),
+]
 
 
 @app.command("testnet")
@@ -83,14 +91,7 @@ def run_testnet(
     upload_limit: Annotated[
         str | None, typer.Option(help="Of each node, for example 2MB/s: lets weights be watched.")
     ] = None,
-    log_to: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Trainers log steps to jsonl, tensorboard, wandb; keeps all files.",
-            autocompletion=completion.step_logs,
-        ),
-    ] = None,
+    log_to: LogTo = None,
     svg: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a whole swarm on this machine and watch it learn."""

@@ -480,7 +480,6 @@ def stuck():
 STATES = {
     "joining": joining,
     "ready": ready,
-    "trainer": trainer,
     "stuck": stuck,
     "slashed": slashed,
     "peers-1000": lambda: ready(count=1000),
