@@ -18,24 +18,31 @@ from node.step_logs.base import PREFIX, StepLog
 from roles.training_steps import TrainingStep
 
 PROJECT = "prime-node"
+FLUSH_SECONDS = 1.0
+"""What ``kill -9`` may lose; W&B's default is 15."""
+
 MARK = "prime-node-version"
 """File with the newest version that was handed to W&B: its own files have no stable reader."""
 
 
 class WeightsAndBiases(StepLog):
-    """Logs to the run ``run_id`` in ``directory``; ``about`` goes into the run's configuration."""
+    """Logs to the run ``run_id``; ``about`` goes into the run's configuration.
+
+    W&B keeps its files in ``wandb`` of ``directory``.
+    """
 
     def __init__(self, directory: Path, run_id: str, about: Mapping[str, str]) -> None:
         self._directory = directory
+        self._mark = directory / "wandb" / MARK
         self._run_id = run_id
         self._about = about
         self._run: Any = None
 
     @override
     def open(self) -> int:
-        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._mark.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with suppress(FileNotFoundError, ValueError):
-            return int((self._directory / MARK).read_text())
+            return int(self._mark.read_text())
         return 0
 
     @override
@@ -45,7 +52,7 @@ class WeightsAndBiases(StepLog):
         for step in steps:
             values = {PREFIX + name: value for name, value in step.statistics.items()}
             self._run.log(values | {"_timestamp": step.ended_at}, step=step.version, commit=True)
-        write_atomically(self._directory / MARK, f"{steps[-1].version}\n".encode())
+        write_atomically(self._mark, f"{steps[-1].version}\n".encode())
 
     def _begun(self) -> Any:
         import wandb  # noqa: PLC0415 - an extra, and it takes a second
@@ -61,6 +68,7 @@ class WeightsAndBiases(StepLog):
             settings=wandb.Settings(
                 console="off",
                 silent=True,
+                x_transaction_log_flush_interval=FLUSH_SECONDS,
                 # Nothing about this machine or its user leaves with the statistics.
                 disable_git=True,
                 disable_code=True,

@@ -120,7 +120,7 @@ def step_logs(names: Sequence[str], directory: Path, context: NodeContext) -> di
     make: dict[str, Callable[[], StepLog]] = {
         "jsonl": lambda: JsonLines(directory / "steps.jsonl"),
         "tensorboard": lambda: TensorBoard(directory / "tensorboard"),
-        "wandb": lambda: WeightsAndBiases(directory / "wandb", f"{run_id[:16]}-{peer[-8:]}", about),
+        "wandb": lambda: WeightsAndBiases(directory, f"{run_id[:16]}-{peer[-8:]}", about),
     }
     return {name: make[name]() for name in names}
 

@@ -124,7 +124,12 @@ class TrainerFlow:
             context.manifest.model.end_tokens,
         )
         await context.training.record(step, context.store)
-        told = {name: float(f"{value:.4g}") for name, value in step.statistics.items()}
+        told = {name: _told(value) for name, value in step.statistics.items()}
         log.info("step", version=step.version, **told)
         if step.warning:
             log.warning("step without effect", warning=context.training.warning)
+
+
+def _told(value: float) -> float:
+    """Return a statistic for the log: whole numbers as they are, others with four digits."""
+    return value if isinstance(value, int) else float(f"{value:.4g}")

@@ -65,8 +65,8 @@ def training_step(
         staleness_mean_versions=fmean(batch.staleness_versions),
         staleness_max_versions=max(batch.staleness_versions),
         tokens_per_second=learned / step_seconds if step_seconds else None,
-        step_seconds=step_seconds,
-        idle_seconds=idle_seconds,
+        step_seconds=round(step_seconds, 3),
+        idle_seconds=round(idle_seconds, 3),
     )
 
 
