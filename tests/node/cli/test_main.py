@@ -165,8 +165,10 @@ def test_a_library_of_a_log_that_is_not_installed_is_told_too(started, monkeypat
     monkeypatch.setattr("node.step_logs.base.find_spec", lambda name: None)
     assert failure(capsys, *JOIN, "--log-to", "jsonl,wandb") == (
         78,
-        "--log-to wandb: the package wandb is not installed here; "
-        "run: pip install 'prime-node[wandb]'",
+        (
+            "--log-to wandb: the package wandb is not installed here; "
+            "run: pip install 'prime-node[wandb]'"
+        ),
     )
     assert started == []
     monkeypatch.setattr("node.step_logs.base.find_spec", lambda name: name)
