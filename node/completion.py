@@ -12,9 +12,20 @@ def roles(incomplete: str) -> list[str]:
     """Return the roles, also as the next one of a list with commas, each once."""
     from protocol.types import Role  # noqa: PLC0415 - when a shell asks
 
+    return _next_of_list(incomplete, list(Role))
+
+
+def step_logs(incomplete: str) -> list[str]:
+    """Return the logs of training steps, also as the next one of a list with commas, each once."""
+    from node.local.config import StepLogName  # noqa: PLC0415 - pydantic; help does without
+
+    return _next_of_list(incomplete, get_args(StepLogName))
+
+
+def _next_of_list(incomplete: str, names: Sequence[str]) -> list[str]:
     listed, comma, _ = incomplete.rpartition(",")
     taken = listed.split(",")
-    return [f"{listed}{comma}{role}" for role in Role if role not in taken]
+    return [f"{listed}{comma}{name}" for name in names if name not in taken]
 
 
 def recipes() -> list[str]:

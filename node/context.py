@@ -18,6 +18,7 @@ from roles.ports.background import Background
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
 from roles.ports.transport import Directory, HttpRanges, Streams, Transport
+from roles.training_steps import TrainingSteps
 from roles.uptake import Uptakes
 
 
@@ -105,6 +106,8 @@ class NodeContext:
     """How soon new versions are in use here."""
     durations: RolloutDurations = field(default_factory=RolloutDurations)
     """How long generation and checks of rollouts take here."""
+    training: TrainingSteps = field(default_factory=TrainingSteps)
+    """Statistics of the steps that this node's trainer made."""
 
     def http_port(self, peer: PeerId) -> int:
         """Return the port of a peer's HTTP face; 0 without one, and before we know its host."""

@@ -260,6 +260,7 @@ class Daemon:
     async def run(self) -> None:
         """Serve and work until ``stop``."""
         context = self._context
+        context.training.restore(context.ports.store)
         await self._incarnation.begin()
         await self._inbox.restore()
         await self._bodies.restore()
@@ -379,6 +380,7 @@ class Daemon:
             conditions=context.conditions,
             uptakes=context.uptakes,
             durations=context.durations,
+            training=context.training,
         )
 
     async def _leave(self) -> None:

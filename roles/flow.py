@@ -12,6 +12,7 @@ from roles.ports.background import Background
 from roles.ports.clock import Clock
 from roles.ports.storage import Blobs, PolicyFiles, Store
 from roles.ports.swarm import Network, Policies
+from roles.training_steps import TrainingSteps
 from roles.uptake import Uptakes
 
 
@@ -144,6 +145,7 @@ class RoleContext:
     conditions: Conditions
     uptakes: Uptakes = field(default_factory=Uptakes)
     durations: RolloutDurations = field(default_factory=RolloutDurations)
+    training: TrainingSteps = field(default_factory=TrainingSteps)
 
     @property
     def peer_id(self) -> PeerId:

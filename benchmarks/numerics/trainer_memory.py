@@ -68,14 +68,13 @@ class PlainEngine(ChunkedEngine):
         distribution = (logits / self._temperature).log_softmax(-1)
         logprobs = distribution.gather(1, packed.targets[:, None])[:, 0]
         rules = self._grpo
-        losses, clipped = two_sided_losses(
+        losses, _ = two_sided_losses(
             logprobs, packed.behaviour_logprobs, packed.advantages, rules.delta, rules.epsilon
         )
         entropies = -(distribution.exp() * distribution).sum(-1)
         loss = (losses - rules.entropy_coefficient * entropies).sum()
         (loss / sums.tokens).backward()
         sums.loss += float(loss.detach())
-        sums.clipped += float(clipped.sum())
         sums.entropy += float(entropies.detach().sum())
 
 

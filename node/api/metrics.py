@@ -36,6 +36,7 @@ from node.api.status import (
 from node.api.tables import LIMITS
 from node.weights.arrivals import SECONDS_BOUNDS
 from roles.durations import CHECK_BOUNDS, GENERATION_BOUNDS
+from roles.training_steps import STATISTICS, TrainingStep
 from roles.uptake import UPTAKE_BOUNDS
 
 PREFIX = "prime_node"
@@ -73,6 +74,7 @@ class NodeMetrics(Collector):
         yield from _loop(status.loop)
         yield from _machine(status)
         yield from _durations(status)
+        yield from _training(status.training.newest)
         yield from _circuits(status.circuits)
 
     def _outcomes(self, status: NodeStatus) -> Iterator[Metric]:
@@ -182,6 +184,17 @@ def _machine(status: NodeStatus) -> Iterator[Metric]:
     yield CounterMetricFamily(
         f"{PREFIX}_dial_failures", "Dials that nobody answered.", status.dial_failures
     )
+
+
+def _training(step: TrainingStep | None) -> Iterator[Metric]:
+    """Yield the newest step of this node's trainer; without one the gauges have no sample."""
+    known = {} if step is None else {"version": step.version} | step.statistics
+    told = {"version": "Version that the newest step made."} | STATISTICS
+    for name, text in told.items():
+        family = GaugeMetricFamily(f"{PREFIX}_training_{name}", text, labels=())
+        if name in known:
+            family.add_metric((), known[name])
+        yield family
 
 
 def _circuits(circuits: CircuitsStatus) -> Iterator[Metric]:

@@ -27,6 +27,7 @@ from node.api.status import (
     Stage,
     StepsStatus,
     TrafficStatus,
+    TrainingStatus,
     UptakeStatus,
 )
 from node.api.why import FailedRollout, MeasuredValue, TrainedOnRejected, VerdictFinding, Why
@@ -92,6 +93,7 @@ class Observer:
         monotonic_now = self.monotonic()
         stage = self.stage()
         newest, steps = self.policies.newest(), self.context.durations.steps
+        training = self.context.training
         return NodeStatus(
             peer_id=peer_id,
             run_id=replica.run_id.hex(),
@@ -128,6 +130,7 @@ class Observer:
             generations=durations_status(self.context.durations.generations),
             checks=durations_status(self.context.durations.checks),
             steps=StepsStatus(steps.began_at, steps.seconds),
+            training=TrainingStatus(training.newest, training.warning),
             restored=self.restored,
             circuits=self._circuits(),
             gossip_peers=self._gossip_peers(),

@@ -21,6 +21,7 @@ from node.api.terminal import BAD, DIM, GOOD, WARN, plain, short_peer
 from node.api.why import FailedRollout, VerdictFinding, Why
 from node.local.units import bytes_text, duration_text
 from protocol.types import Role
+from roles.training_steps import TrainingStep
 
 REWARD_BARS = "▁▂▃▄▅▆▇█"
 REWARDS_SHOWN = 48
@@ -40,6 +41,37 @@ GOSSIP_COUNTS = {
     "faults": "faults",
 }
 """Columns of the table of who gossips, by heading."""
+
+WARNING_CHARACTERS_MAX = 400
+
+STEP_TEXTS = (
+    (
+        ("reward {:.3f} ± {:.3f}", ("reward_mean", "reward_std")),
+        ("{} of {} sequences used", ("sequences_used", "sequences_offered")),
+        ("{:.0%} of groups teach", ("groups_teaching_fraction",)),
+    ),
+    (
+        ("entropy {:.3f} nats", ("entropy_nats",)),
+        ("KL {:.2g} nats", ("kl_nats",)),
+        ("gradient norm {:.3g}", ("gradient_norm",)),
+        ("clip {:.1%} low, {:.1%} high", ("clip_low_fraction", "clip_high_fraction")),
+    ),
+    (
+        ("answers {:.1f} tokens", ("answer_tokens_mean",)),
+        ("{:.0%} cut", ("answers_cut_fraction",)),
+        (
+            "staleness {:.1f} versions, at most {}",
+            ("staleness_mean_versions", "staleness_max_versions"),
+        ),
+    ),
+    (
+        ("updates {} at learning rate {:.3g}", ("updates", "learning_rate")),
+        ("loss {:.3g}", ("loss",)),
+        ("{:.0f} tokens/s", ("tokens_per_second",)),
+        ("{:.1f} s, idle {:.1f} s", ("step_seconds", "idle_seconds")),
+    ),
+)
+"""Lines about a step: texts for its statistics, each with the names that it needs."""
 
 LOOP_DELAY_TOLD_SECONDS = 0.5
 """A guess: half a heartbeat of gossip."""
@@ -62,9 +94,12 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         *_sending(status),
         *_uptake(status),
         *_loop(status),
+        *_training(status.training.newest),
     ):
         facts.add_row(name, Text(value))
     hints = [Text(plain(fork), BAD) for fork in status.forks]
+    if status.training.warning:
+        hints.append(Text(plain(status.training.warning, WARNING_CHARACTERS_MAX), WARN))
     hints += _judging(status.judging)
     if status.own_rollouts.rejected or status.own_rollouts.expired:
         hints += [Text("prime-node why tells what became of this node's rollouts.", style=DIM)]
@@ -245,6 +280,22 @@ def _loop(status: NodeStatus) -> list[tuple[str, str]]:
     own = f"{loop.own_delay_seconds_max:.1f} s"
     text = f"late by {loop.delay_seconds_max:.1f} s at most; without its waits for a core, by {own}"
     return [("loop", text)]
+
+
+def _training(step: TrainingStep | None) -> list[tuple[str, str]]:
+    """Return a row with the newest step of this node's trainer."""
+    if step is None:
+        return []
+    lines = [
+        [
+            text.format(*(getattr(step, name) for name in names)).replace("%", " %")
+            for text, names in line
+            if all(getattr(step, name) is not None for name in names)
+        ]
+        for line in STEP_TEXTS
+    ]
+    told = "\n".join(", ".join(line) for line in lines if line)
+    return [("training", f"step {step.version}: {told}")]
 
 
 def _rollouts(status: NodeStatus) -> Table:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus
 from protocol.gossip.report import Level
+from roles.training_steps import TrainingStep
 from roles.uptake import UPTAKE_BOUNDS
 
 State = Literal["starting", "joining", "syncing", "ready", "paused", "draining"]
@@ -167,6 +168,16 @@ class StepsStatus:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class TrainingStatus:
+    """Steps of this node's trainer."""
+
+    newest: TrainingStep | None = None
+    """None before the first one."""
+    warning: str = ""
+    """Why the newest step did not change the policy, and what to do; empty if it did."""
+
+
 LOOP_DELAY_BOUNDS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
 """Seconds by which delays of the event loop are told apart."""
 
@@ -286,6 +297,7 @@ class NodeStatus:
     checks: DurationsStatus = field(default_factory=DurationsStatus)
     """Of others' rollouts, since the start, up to each of ``roles.durations.CHECK_BOUNDS``."""
     steps: StepsStatus = StepsStatus()
+    training: TrainingStatus = TrainingStatus()
     circuits: CircuitsStatus = CircuitsStatus()
     gossip_peers: tuple[GossipPeerStatus, ...] = ()
     """The best score first."""

@@ -80,6 +80,7 @@ def node(
     api_port: options.ApiPort = None,
     log_format: options.LogFormat = None,
     log_level: options.LogLevel = None,
+    log_to: options.LogTo = None,
     host: options.Host = None,
     port: options.Port = None,
     host_maddr: options.HostMaddr = None,

@@ -113,6 +113,14 @@ LogLevel = Annotated[
         autocompletion=completion.values_of("log_level"),
     ),
 ]
+LogTo = Annotated[
+    list[str] | None,
+    _node(
+        metavar="NAME",
+        help="Log training steps to jsonl, tensorboard, wandb; repeat or a,b.",
+        autocompletion=completion.step_logs,
+    ),
+]
 
 Host = Annotated[
     str | None, _network(metavar="IP", help="IPv4 address to listen on; default all of them.")

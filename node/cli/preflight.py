@@ -14,6 +14,7 @@ from node.local.errors import ExitCode, NodeError
 from node.local.ports import listen
 from node.local.run_pin import local_run
 from node.local.scoring import scoring_digest
+from node.step_logs.base import require_libraries
 from protocol.types import Role
 
 
@@ -28,6 +29,7 @@ def preflight(config: NodeConfig) -> None:
             "that has it with --engine-python",
             ExitCode.CONFIG,
         )
+    require_libraries(config.log_to)
     computes = set(config.roles) != {Role.RELAY}
     if computes and (
         reason := why_no_device(config.device, own_torch=config.engine_python is None)

@@ -46,6 +46,7 @@ MODULES = (
     "node.live.hivemind_p2p",
     "node.live.http_face",
     "node.local.hardware",
+    "node.step_logs.writer",
     "node.storage.policy_files",
     "node.storage.state",
     "roles.engines.child.engines",
@@ -270,16 +271,26 @@ class LiveNode:
             if self._stopping.is_set():
                 self._daemon.stop()
             await http.serve(self._daemon, blobs)
-            caching = asyncio.create_task(self._cache_peers())
-            try:
-                await self._daemon.run()
-            finally:
-                caching.cancel()
+            await self._run_daemon(context)
         finally:
             await http.close()
             background.close()
             await directory.close()
             store.close()
+
+    async def _run_daemon(self, context: Any) -> None:
+        """Run the daemon until it is drained, beside what writes files about it."""
+        from node.step_logs.writer import StepLogWriter, step_logs  # noqa: PLC0415
+
+        caching = asyncio.create_task(self._cache_peers())
+        kept = step_logs(self._config.log_to, self._datadir.training, context)
+        logs = StepLogWriter(context, kept)
+        logs.start()
+        try:
+            await self._daemon.run()
+        finally:
+            caching.cancel()
+            await logs.close()
 
     def _make_daemon(
         self, manifest: SignedManifest, about: Any, ports: Any, initial_peers: list[str]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from difflib import get_close_matches
 from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -38,6 +38,8 @@ _HEX_DIGEST = re.compile(r"[0-9a-f]{64}")
 _DEVICE = re.compile(r"auto|cpu|cuda(:[0-9]{1,3})?")
 _ConfigT = TypeVar("_ConfigT", bound=BaseModel)
 
+StepLogName = Literal["jsonl", "tensorboard", "wandb"]
+
 
 def _items(value: object) -> tuple[str, ...]:
     """Split strings at commas, so that ``a,b`` and ``["a", "b"]`` mean the same."""
@@ -56,6 +58,16 @@ def _roles(value: object) -> tuple[Role, ...]:
         if name not in list(Role):
             raise ValueError(f"unknown role {name!r}; the roles are {', '.join(Role)}")
     return tuple(Role(name) for name in roles)
+
+
+def read_step_logs(value: object) -> tuple[str, ...]:
+    """Return the names of logs of training steps; raises ``ValueError`` for an unknown one."""
+    names = _items(value)
+    for name in names:
+        if name not in get_args(StepLogName):
+            known = ", ".join(get_args(StepLogName))
+            raise ValueError(f"unknown log {name!r}; the logs are {known}")
+    return names
 
 
 def _peers(value: object) -> tuple[str, ...]:
@@ -174,6 +186,8 @@ class NodeConfig(LocalPaths):
     log_format: Literal["auto", "console", "json"] = "auto"
     """``auto`` is ``console`` on a terminal and ``json`` elsewhere."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
+    log_to: Annotated[tuple[StepLogName, ...], BeforeValidator(read_step_logs)] = ()
+    """Where statistics of training steps are written, in ``training`` of the data directory."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -9,6 +9,7 @@
 ``weights/``       policies ready to load
 ``task/``          the run's files: tokenizer, data set; from its creator or the swarm
 ``genesis…``        version 0 for a trainer to publish, if the creator left it here
+``training/``      logs of training steps, as ``--log-to`` asks for them
 ``peers.json``     addresses that answered (``node.local.addresses``)
 ``api.json``       port and process id of the running daemon
 ``api.port``       the port that the control API had last
@@ -47,6 +48,7 @@ class DataDir:
         self.weights = root / "weights"
         self.task = root / "task"
         self.genesis = root / "genesis.safetensors"
+        self.training = root / "training"
         self.peers = root / "peers.json"
         self.api = root / "api.json"
         self.api_port = root / "api.port"

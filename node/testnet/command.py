@@ -48,6 +48,14 @@ Engine = Annotated[
         autocompletion=completion.values_of("engine"),
     ),
 ]
+LogTo = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME",
+        help="Trainers log steps to jsonl, tensorboard, wandb; keeps all files.",
+        autocompletion=completion.step_logs,
+    ),
+]
 
 
 @app.command("testnet")
@@ -94,6 +102,7 @@ def run_testnet(
     upload_limit: Annotated[
         str | None, typer.Option(help="Of each node, for example 2MB/s: lets weights be watched.")
     ] = None,
+    log_to: LogTo = None,
     svg: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Run a whole swarm on this machine and watch it learn.
@@ -101,6 +110,7 @@ def run_testnet(
     With --run it is the swarm of a run that was founded (prime-node run create), and goes on with
     it when the command is repeated: all files stay in RUN.
     """
+    logs = _step_logs(log_to)
     founded = None if run is None else _founded(run, recipe, environment)
     directory = (
         _directory(data_dir) if founded is None else (data_dir or founded / SWARM).absolute()
@@ -124,8 +134,9 @@ def run_testnet(
         engine=_engine(engine),
         engine_python=engine_python,
         upload_bytes_per_second=_rate(upload_limit),
+        log_to=logs,
     )
-    keep = keep or founded is not None
+    keep = keep or founded is not None or bool(logs)
     with _cleaned_up(layout, keep=keep, temporary=data_dir is None) as kept:
         show = Showing(report_stays=kept, nodes_stay=keep, as_json=as_json, view=view, svg=svg)
         failed = asyncio.run(_run(options, show))
@@ -212,6 +223,18 @@ def _rate(text: str | None) -> int | None:
         return None if text is None else parse_rate(text)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--upload-limit") from None
+
+
+def _step_logs(names: list[str] | None) -> tuple[str, ...]:
+    from node.local.config import read_step_logs  # noqa: PLC0415 - pydantic; help does without
+    from node.step_logs.base import require_libraries  # noqa: PLC0415 - the same
+
+    try:
+        logs = read_step_logs(names or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--log-to") from None
+    require_libraries(logs)
+    return logs
 
 
 def _environment(name: str) -> str:

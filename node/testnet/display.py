@@ -8,6 +8,7 @@ from typing import Literal
 
 from rich.console import Console
 
+from node.testnet.colours import WARN
 from node.testnet.record import SwarmRecord
 from node.testnet.screen import Screen, lasting_text, progress_line
 from node.testnet.view import draw
@@ -82,6 +83,7 @@ def _colours(console: Console) -> _Colours | None:
 async def show_lines(record: SwarmRecord, screen: Screen, console: Console) -> None:
     """Print a line now and then, at every new stage, and once how to join and for how long."""
     shown_stage, waited_seconds, join_shown = None, 0.0, False
+    warned = ""
     while True:
         if screen.stage != shown_stage or waited_seconds >= LINE_SECONDS:
             console.print(
@@ -97,6 +99,10 @@ async def show_lines(record: SwarmRecord, screen: Screen, console: Console) -> N
             )
             console.print("\n".join(told), markup=False, highlight=False, soft_wrap=True)
             join_shown = True
+        if record.training_warning != warned:
+            warned = record.training_warning
+            if warned:
+                console.print(warned, style=WARN, markup=False, highlight=False, soft_wrap=True)
         await asyncio.sleep(REFRESH_SECONDS)
         waited_seconds += REFRESH_SECONDS
 

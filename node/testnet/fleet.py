@@ -104,6 +104,7 @@ class Fleet:
             "engine": engine,
             "engine_server": str(self._engine_servers[engine].socket),
             "log_format": "json",
+            "log_to": list(self._options.log_to) if plan.role is Role.TRAINER else [],
         }
         command = restart_command(plan, initial_peers, port)
         if engine != "builtin":

@@ -53,6 +53,8 @@ class Options:
     """Interpreter of their engine processes; None for our own."""
     upload_bytes_per_second: int | None = None
     """What each node sends at most; None for no bound."""
+    log_to: tuple[str, ...] = ()
+    """Logs of training steps that the trainers write."""
 
     def members(self) -> Iterator[tuple[str, Role, str]]:
         """Yield (name, role, behaviour) of every node, relays first."""

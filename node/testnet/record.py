@@ -218,6 +218,13 @@ class SwarmRecord:
         return [node for node in self.nodes.values() if node.condition == "running"]
 
     @property
+    def training_warning(self) -> str:
+        """Why a trainer's newest step did not change the policy; empty if it did."""
+        statuses = (node.status for node in self.running)
+        told = (status.training.warning for status in statuses if status is not None)
+        return next(filter(None, told), "")
+
+    @property
     def outsiders(self) -> list[MemberStatus]:
         """Members of the roster that this testnet did not start, by the nodes that answer."""
         ours = {node.plan.peer_id for node in self.nodes.values()}

@@ -56,7 +56,8 @@ def draw(
     lines it is longer, and ends with what matters least.
     """
     title = [_title(record, screen, now, width), _progress(record, screen, width)]
-    notice = [Text(f" {screen.notice}", style=WARN)] if screen.notice else []
+    notices = filter(None, (screen.notice, record.training_warning))
+    notice = [Text(f" {text}", style=WARN) for text in notices]
     below: list[RenderableType] = [*notice, *_footer(screen)]
     on_their_way = [] if screen.stage in _OVER else draw_arrivals(record, width=width, lines_max=1)
     moved = draw_spread(record) if screen.stage in _OVER else on_their_way

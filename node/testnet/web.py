@@ -25,6 +25,9 @@ ANSWER_SECONDS = 8.0
 ANSWER_BYTES_MAX = 16 * 1024 * 1024
 _ORDER = ("validator", "trainer", "inference", "relay")
 """Who is asked first: a validator holds many bodies, and no rollout of its own is slashed."""
+_TRAINING = "/api/v1/training"
+_TRAINING_ORDER = ("trainer", "validator", "inference", "relay")
+"""A trainer alone has more statistics of its steps than their rewards."""
 
 _JSON = "application/json"
 
@@ -64,7 +67,8 @@ class SwarmPages:
         if name in self._record.nodes:
             return [self._record.nodes[name]]
         known = [node for node in self._record.nodes.values() if node.condition != "waiting"]
-        ranked = sorted(known, key=lambda node: _ORDER.index(node.plan.role))
+        order = _TRAINING_ORDER if request.url.path == _TRAINING else _ORDER
+        ranked = sorted(known, key=lambda node: order.index(node.plan.role))
         return sorted(ranked, key=lambda node: node.condition != "running")
 
     async def _meta(self, _: Request) -> Response:

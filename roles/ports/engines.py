@@ -211,9 +211,19 @@ class StepMetrics:
     """Optimiser updates: none without a gradient, or without a finite one."""
     loss: float = 0.0
     gradient_norm: float = 0.0
-    clip_fraction: float = 0.0
+    """Before clipping."""
     entropy: float = 0.0
+    """In nats."""
     sequences_used: int = 0
+    clip_low_fraction: float = 0.0
+    """Tokens without a gradient because their ratio is too small for a negative advantage."""
+    clip_high_fraction: float = 0.0
+    """Tokens without a gradient because their ratio is too large."""
+    kl: float = 0.0
+    """Estimate of the divergence between the policy that generated and the trained one, in nats:
+    mean of ``r - 1 - log r`` of the ratios ``r``."""
+    learning_rate: float = 0.0
+    """Of the last update; 0 without one."""
 
 
 class TrainingEngine(Engine, Protocol):

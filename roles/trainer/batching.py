@@ -46,6 +46,8 @@ class Batch:
 
     commits: tuple[Digest, ...]
     sequences: list[TrainingSequence]
+    staleness_versions: tuple[int, ...]
+    """Of each rollout: versions published since the one that generated it."""
 
     @property
     def reward_mean(self) -> float:
@@ -109,11 +111,14 @@ class Batching:
             commit: [replace(item, group=index * prompts + item.group) for item in rollout]
             for index, (commit, rollout) in enumerate(drawn.items())
         }
-        if self._recomputes:
-            versions = {entry.commit.digest: entry.version for entry in candidates}
-            if not await self._recompute(numbered, versions):
-                return None
-        return Batch(tuple(numbered), [item for own in numbered.values() for item in own])
+        versions = {entry.commit.digest: entry.version for entry in candidates}
+        if self._recomputes and not await self._recompute(numbered, versions):
+            return None
+        return Batch(
+            tuple(numbered),
+            [item for own in numbered.values() for item in own],
+            tuple(version - versions[commit] for commit in numbered),
+        )
 
     async def _recompute(self, rollouts: _Drawn, versions: Mapping[Digest, int]) -> bool:
         """Put our own log-probabilities into ``rollouts``; False while weights are missing."""

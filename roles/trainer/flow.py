@@ -7,10 +7,11 @@ import structlog
 from protocol.rollout import REWARD_SCALE
 from roles.failures import Failures
 from roles.flow import RoleContext
-from roles.ports.engines import EngineError, Environment, TrainingEngine
+from roles.ports.engines import EngineError, Environment, StepMetrics, TrainingEngine
 from roles.trainer.batching import Batch, Batching
 from roles.trainer.leadership import Leadership
 from roles.trainer.publication import Publication
+from roles.trainer.statistics import StepTimer, training_step
 
 log = structlog.get_logger()
 
@@ -32,6 +33,7 @@ class TrainerFlow:
         self._batching = Batching(context, engine, environment)
         self._publication = Publication(context, engine)
         self._failures = Failures(context, "trainer")
+        self._timer = StepTimer(context.durations.steps)
 
     async def run(self) -> None:
         """Work until cancelled."""
@@ -79,6 +81,7 @@ class TrainerFlow:
     async def _lead(self) -> None:
         """Train until it is no longer our turn or the run is complete."""
         context = self._context
+        self._timer.start()
         while self._leadership.is_ours() and self._publication.version < self._steps:
             seen = context.changes.count
             if self._publication.ended and not await self._publication.settle():
@@ -100,15 +103,7 @@ class TrainerFlow:
         with context.durations.steps.part(context.clock.now()):
             metrics = await self._engine.end_step()
         self._failures.end()
-        log.info(
-            "step",
-            version=self._publication.version + 1,
-            reward_mean=round(batch.reward_mean, 4),
-            updates=metrics.updates,
-            gradient_norm=round(metrics.gradient_norm, 4),
-            clip_fraction=round(metrics.clip_fraction, 4),
-            sequences_used=metrics.sequences_used,
-        )
+        await self._record(batch, metrics)
         if not await self._publication.settle():
             return False
         # The batch is used up either way: a version that learned nothing still moves the run on,
@@ -116,3 +111,25 @@ class TrainerFlow:
         await self._publication.begin(batch.commits, round(batch.reward_mean * REWARD_SCALE))
         self._batching.use(batch.commits)
         return True
+
+    async def _record(self, batch: Batch, metrics: StepMetrics) -> None:
+        """Keep the statistics of a step, and warn of one that taught nothing."""
+        context = self._context
+        step = training_step(
+            self._publication.version + 1,
+            context.clock.now(),
+            batch,
+            metrics,
+            self._timer.lap(),
+            context.manifest.model.end_tokens,
+        )
+        await context.training.record(step, context.store)
+        told = {name: _told(value) for name, value in step.statistics.items()}
+        log.info("step", version=step.version, **told)
+        if step.warning:
+            log.warning("step without effect", warning=context.training.warning)
+
+
+def _told(value: float) -> float:
+    """Return a statistic for the log: whole numbers as they are, others with four digits."""
+    return value if isinstance(value, int) else float(f"{value:.4g}")

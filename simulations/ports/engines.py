@@ -240,9 +240,9 @@ class SimTraining(TrainingEngine):
             updates=int(bool(informative)),
             loss=0.0,
             gradient_norm=share,
-            clip_fraction=0.0,
             entropy=1.0 - skill,
             sequences_used=sum(map(len, informative)),
+            learning_rate=machine.workload.learning_rate if informative else 0.0,
         )
 
     def _marks(self, batch: Sequence[TrainingSequence]) -> list[str]:

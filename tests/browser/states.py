@@ -21,16 +21,19 @@ from node.api.v1.answers import (
     RolloutShown,
     RunPage,
     SequenceShown,
+    TrainingPage,
     Usage,
     VerdictShown,
     VersionShown,
     WeightsPage,
 )
-from node.api.v1.node_source import REWARDS_MAX
 from node.api.v1.recording import Recorded
 from node.api.v1.samples import COLUMNS
+from node.api.v1.training import POINTS_MAX
 from protocol.crypto import Identity
 from protocol.shardcast.forest import ForestMember, ForestMembers, tree
+from roles import training_steps
+from roles.training_steps import TrainingStep
 from tests.node.api.status_examples import ARRIVED, ARRIVING
 
 STARTED_AT = 1_780_000_000.0
@@ -148,7 +151,7 @@ def ready(count=14, versions=41, steps=60):
     peers = peers_of(count)
     me, validators, workers = peers[-1], peers[1:4], peers[5:] or peers[-1:]
     draw = random.Random(7)
-    width = -(-versions // REWARDS_MAX)
+    width = -(-versions // POINTS_MAX)
     rewards = tuple(
         RewardPoint(
             version,
@@ -179,7 +182,7 @@ def ready(count=14, versions=41, steps=60):
         ),
         Happening("state/1", STARTED_AT + 100, "paused", me, "this node is paused: disk full"),
     ]
-    pace = 20 if versions > REWARDS_MAX else 2
+    pace = 20 if versions > POINTS_MAX else 2
     seconds = range(0, 180 * pace, pace)
     columns = dict.fromkeys(COLUMNS, (0.0,) * len(seconds)) | {
         "certified": tuple(float(at * 2 // 3 + draw.randrange(2)) for at in seconds),
@@ -303,7 +306,14 @@ def ready(count=14, versions=41, steps=60):
             signed="ab" * 64,
         ),
         happened=tuple(reversed(happened)),
+        training=rewards_known(rewards),
     )
+
+
+def rewards_known(rewards):
+    """Return what a node shows that trained no version."""
+    values = tuple(point.reward for point in rewards)
+    return TrainingPage(tuple(point.version for point in rewards), {"reward_mean": values})
 
 
 def joining():
@@ -413,11 +423,66 @@ def hostile():
     )
 
 
+def trained(versions=41, *, warning=""):
+    """Return what a trainer shows of its steps: a run that learns, with a pause of one step."""
+    draw = random.Random(11)
+    width = -(-versions // POINTS_MAX)
+    steps = [
+        TrainingStep(
+            version=version,
+            ended_at=STARTED_AT + 30 * version,
+            reward_mean=(share := min(0.95, 0.3 + 0.6 * version / versions)) + draw.gauss(0, 0.03),
+            reward_std=(share * (1 - share)) ** 0.5,
+            groups_teaching_fraction=min(1.0, 4 * share * (1 - share) + draw.uniform(-0.1, 0)),
+            sequences_offered=64,
+            sequences_used=8 * draw.randrange(4, 9),
+            entropy_nats=0.9 - 0.5 * version / versions + draw.gauss(0, 0.02),
+            kl_nats=abs(draw.gauss(0.0008, 0.0003)),
+            gradient_norm=abs(draw.gauss(1.2, 0.3)),
+            clip_low_fraction=abs(draw.gauss(0.002, 0.001)),
+            clip_high_fraction=abs(draw.gauss(0.004, 0.001)),
+            loss=draw.gauss(-0.01, 0.02),
+            learning_rate=1e-5 * min(1.0, version / 8),
+            updates=1,
+            answer_tokens_mean=17 - 4 * version / versions + draw.gauss(0, 0.5),
+            answers_cut_fraction=max(0.0, 0.2 - 0.4 * version / versions),
+            staleness_mean_versions=draw.uniform(0.8, 1.6),
+            staleness_max_versions=2,
+            tokens_per_second=draw.gauss(120, 8),
+            step_seconds=draw.gauss(31, 2),
+            idle_seconds=abs(draw.gauss(9, 4)),
+        )
+        for version in range(width, versions + 1, width)
+    ]
+    if warning:
+        still = TrainingStep(steps[-1].version + width, STARTED_AT, 0.0, 0.0, 0.0, 64, 0, updates=0)
+        steps.append(still)
+    names = training_steps.STATISTICS
+    columns = {name: tuple(getattr(step, name) for step in steps) for name in names}
+    return TrainingPage(tuple(step.version for step in steps), columns, steps[-1], warning)
+
+
+def trainer(versions=41):
+    """Return the trainer of a swarm that learns."""
+    known = ready(versions=versions)
+    overview = replace(known.overview, roles=("trainer",))
+    return replace(known, overview=overview, training=trained(versions))
+
+
+def stuck():
+    """Return a trainer whose last step learned from nothing."""
+    known = ready()
+    still = TrainingStep(42, STARTED_AT, 0.0, 0.0, 0.0, 64, 0, updates=0)
+    overview = replace(known.overview, roles=("trainer",), training_warning=still.warning)
+    return replace(known, overview=overview, training=trained(warning=still.warning))
+
+
 STATES = {
     "joining": joining,
     "ready": ready,
+    "stuck": stuck,
     "slashed": slashed,
     "peers-1000": lambda: ready(count=1000),
-    "versions-10000": lambda: ready(versions=10_000, steps=12_000),
+    "versions-10000": lambda: trainer(versions=10_000),
     "hostile": hostile,
 }

@@ -15,7 +15,7 @@ expect = pytest.importorskip("playwright.sync_api", reason="pip install '.[dev]'
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-PAGES = ["", "rollouts", "peers", "weights", "events", "node", "run"]
+PAGES = ["", "training", "rollouts", "peers", "weights", "events", "node", "run"]
 HEADINGS = {
     "rollouts": "Rollouts",
     "peers": "Peers",
@@ -23,7 +23,7 @@ HEADINGS = {
     "events": "Events",
     "node": "This node",
 }
-LOOKED_AT_BY_AXE = ["ready", "joining", "slashed", "peers-1000"]
+LOOKED_AT_BY_AXE = ["ready", "stuck", "joining", "slashed", "peers-1000"]
 FETCHES_MAX = 30
 FETCHED_BYTES_MAX = 400_000
 SETTLE_MILLISECONDS = 250
@@ -118,6 +118,24 @@ def run_axe(page, axe):
     assert "exceptionDetails" not in answer, answer
     session.detach()
     return answer["result"]["value"]
+
+
+def test_a_trainer_shows_every_statistic_and_a_step_without_effect(recorded, open_page):
+    url = recorded("stuck")
+    watched = open_page(f"{url}#/training", settled="figure svg")
+    page = watched.page
+    assert page.locator("figure svg").count() == page.locator("section").count() == 15
+    expect(page.locator(".warning")).to_contain_text("step 42 used 0 of 64 sequences")
+    go(watched, url, "#/")
+    expect(page.locator(".warning")).to_contain_text("step 42 used 0 of 64 sequences")
+    watched.check(url)
+
+
+def test_a_node_that_does_not_train_shows_the_reward_alone(recorded, open_page):
+    watched = open_page(f"{recorded('ready')}#/training", settled="figure svg")
+    assert watched.page.locator("figure svg").count() == 1
+    assert watched.page.locator(".warning").count() == 0
+    expect(watched.page.locator(".sub")).to_contain_text("This node trained no version")
 
 
 def test_what_others_wrote_stays_text(recorded, open_page):

@@ -10,9 +10,13 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from node.api.metrics import NodeMetrics
+from node.api.pages import DIRECTORY as WEB
 from node.api.server import ControlServer
+from node.api.status import TrainingStatus
 from node.local.datadir import load_api_endpoint, open_data_dir
-from tests.node.api.status_examples import EXPLAINED, STATUS
+from roles.training_steps import STATISTICS
+from tests.node.api.status_examples import EXPLAINED, STATUS, STEP
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
@@ -49,7 +53,7 @@ NAMED = [("alerts", rules()), *((name, queries(name)) for name in ("swarm", "nod
 async def scraped(tmp_path):
     """Return the label sets of each sample that a node's server gives who scrapes it."""
     datadir = open_data_dir(tmp_path / "data")
-    status = replace(STATUS, state="ready")
+    status = replace(STATUS, state="ready", training=TrainingStatus(STEP))
     server = ControlServer(lambda: status, lambda: EXPLAINED, 0, datadir=datadir)
     await server.start()
     try:
@@ -97,6 +101,25 @@ async def test_a_metric_and_a_label_that_are_not_there_are_found(scraped):
     assert list(missing("prime_node_nothing > 0", scraped)) == ["prime_node_nothing"]
     assert len(list(missing('prime_node_state{state="asleep"}', scraped))) == 1
     assert len(list(missing('prime_node_peers{run=~"$run"}', scraped))) == 1
+
+
+async def test_every_statistic_of_a_step_is_scraped_on_a_board_and_on_the_page(scraped):
+    """What a trainer measures is seen in all three."""
+    named = {f"prime_node_training_{name}" for name in STATISTICS}
+    assert named <= set(scraped)
+    shown = " ".join(expression for name in ("swarm", "node") for expression in queries(name))
+    assert named - set(re.findall(r"\w+", shown)) == set()
+    page = (WEB / "pages/training.js").read_text()
+    panels = page.partition("const MAIN = ")[2].partition("function ")[0]
+    assert {name for _, name, _ in re.findall(r'\["([^"]*)", "(\w+)", "(\w+)"\]', panels)} == set(
+        STATISTICS
+    )
+
+
+async def test_a_node_that_does_not_train_has_no_sample_of_a_step(tmp_path):
+    text = NodeMetrics(lambda: STATUS).exposition().decode()
+    families = {one.name: one for one in text_string_to_metric_families(text)}
+    assert families["prime_node_training_kl_nats"].samples == []
 
 
 def test_legends_name_labels_that_their_queries_keep():

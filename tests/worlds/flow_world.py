@@ -202,7 +202,7 @@ class Trainer:
         await asyncio.sleep(0.01)
         self._break("end_step")
         self.learned += 1
-        return StepMetrics(1, 0.0, 1.0, 0.0, 1.0, len(self.begun))
+        return StepMetrics(1, 0.0, 1.0, 1.0, len(self.begun))
 
     def _policy(self) -> bytes:
         return f"policy {self.learned}".encode()

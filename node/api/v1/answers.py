@@ -9,6 +9,7 @@ from typing import Literal
 
 from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus
 from node.api.status import RolloutCounts, State
+from roles.training_steps import TrainingStep
 
 RolloutState = Literal["committed", "certified", "rejected", "expired"]
 Standing = Literal["genesis", "proven", "newcomer", "slashed"]
@@ -97,6 +98,8 @@ class Overview:
     rollouts: RolloutCounts = field(default_factory=RolloutCounts)
     own_rollouts: RolloutCounts = field(default_factory=RolloutCounts)
     rewards: tuple[RewardPoint, ...] = ()
+    training_warning: str = ""
+    """Why this trainer's newest step did not change the policy; empty if it did."""
     happened: tuple[Happening, ...] = ()
 
 
@@ -302,6 +305,20 @@ class WeightsPage:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingPage:
+    """Statistics by version, one list each, all as long as ``versions``; null where unknown.
+
+    Of many versions a few share a point, which is their mean.
+    """
+
+    versions: tuple[int, ...] = ()
+    columns: dict[str, tuple[float | None, ...]] = field(default_factory=dict)
+    newest: TrainingStep | None = None
+    """The newest step of this node's trainer; null on a node that never led."""
+    warning: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """A part of a disk, a memory or a queue; ``most`` is its bound, None without one."""
 
@@ -387,6 +404,7 @@ ANSWERS: dict[str, type] = {
     "rollout": RolloutShown,
     "peers": PeerPage,
     "weights": WeightsPage,
+    "training": TrainingPage,
     "node": MachinePage,
     "run": RunPage,
     "events": EventsPage,

@@ -21,6 +21,7 @@ from node.api.v1.answers import (
     RolloutPage,
     RolloutShown,
     RunPage,
+    TrainingPage,
     WeightsPage,
 )
 from node.api.v1.chronicle import Chronicle
@@ -32,6 +33,7 @@ from node.api.v1.queues import queues
 from node.api.v1.rollouts import Rollouts
 from node.api.v1.samples import Sample, Samples
 from node.api.v1.source import Source
+from node.api.v1.training import POINTS_MAX, training_page
 from node.api.v1.view import NodeView
 from node.api.v1.weights import WeightsReader
 from node.local.run_words import run_words
@@ -40,9 +42,6 @@ from protocol.types import Role
 from roles.ports.clock import Clock
 
 LOOK_SECONDS = 1.0
-REWARDS_MAX = 400
-"""Points of the reward curve; more versions are put together, a few to a point."""
-
 PACE_VERSIONS = 10
 HAPPENED_SHOWN = 6
 
@@ -205,6 +204,7 @@ class NodeSource(Source):
             rollouts=counted(ledger.totals),
             own_rollouts=counted(ledger.workers[me]) if me in ledger.workers else RolloutCounts(),
             rewards=self._reward_points(ledger.checkpoints),
+            training_warning=observer.context.training.warning,
             happened=self.happenings.rare(HAPPENED_SHOWN),
         )
 
@@ -244,6 +244,12 @@ class NodeSource(Source):
     @override
     def weights(self, query: WeightsQuery) -> WeightsPage:
         return WeightsPage() if self._view is None else self._weights.page(query)
+
+    @override
+    def training(self) -> TrainingPage:
+        if self._view is None:
+            return TrainingPage()
+        return training_page(self._view.observer.context)
 
     @override
     async def machine(self) -> MachinePage:
@@ -289,7 +295,7 @@ class NodeSource(Source):
 def reward_points(checkpoints: Sequence[CheckpointEntry]) -> tuple[RewardPoint, ...]:
     """Return the reward by version, a few versions to a point where there are very many."""
     learned = checkpoints[1:]  # version 0 has learned from nothing
-    width = -(-len(learned) // REWARDS_MAX)
+    width = -(-len(learned) // POINTS_MAX)
     points = []
     for start in range(0, len(learned), max(1, width)):
         messages = [entry.manifest.message for entry in learned[start : start + width]]

@@ -1,6 +1,6 @@
 """Answers from what was recorded of a node: the same pages read a report and a living node."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
@@ -18,6 +18,7 @@ from node.api.v1.answers import (
     RolloutPage,
     RolloutShown,
     RunPage,
+    TrainingPage,
     WeightsPage,
 )
 from node.api.v1.happenings import Happenings
@@ -52,6 +53,7 @@ class Recorded:
     machine: MachinePage
     run: RunPage
     happened: tuple[Happening, ...]
+    training: TrainingPage = field(default_factory=TrainingPage)
 
 
 _RECORDED = TypeAdapter(Recorded)
@@ -82,6 +84,7 @@ async def record(source: NodeSource, title: str) -> Recorded:
         await source.machine(),
         source.run(),
         source.happenings.page(EventQuery(limit=LIMIT_MAX)).rows,
+        source.training(),
     )
 
 
@@ -172,6 +175,10 @@ class Recording(Source):
             return page
         note = f"Only the forest of version {page.forest.version} was recorded."
         return replace(page, forest=None, note=note)
+
+    @override
+    def training(self) -> TrainingPage:
+        return self._recorded.training
 
     @override
     async def machine(self) -> MachinePage:

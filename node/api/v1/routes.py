@@ -56,6 +56,7 @@ def api_v1(source: Source) -> Mount:
         "/rollouts/{commit}": rollout,
         "/peers": _asked(source.peers, PeerQuery),
         "/weights": _asked(source.weights, WeightsQuery),
+        "/training": _given(source.training),
         "/node": _given(source.machine),
         "/run": _given(source.run),
         "/events": _asked(source.events, EventQuery),

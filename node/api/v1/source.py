@@ -13,6 +13,7 @@ from node.api.v1.answers import (
     RolloutPage,
     RolloutShown,
     RunPage,
+    TrainingPage,
     WeightsPage,
 )
 from node.api.v1.happenings import Happenings
@@ -48,6 +49,9 @@ class Source(Protocol):
 
     def weights(self, query: WeightsQuery) -> WeightsPage:
         """Return the versions and a forest."""
+
+    def training(self) -> TrainingPage:
+        """Return the statistics of training steps."""
 
     async def machine(self) -> MachinePage:
         """Return the machine."""

@@ -11,10 +11,12 @@ import peers from "./pages/peers.js";
 import rollout from "./pages/rollout.js";
 import rollouts from "./pages/rollouts.js";
 import run from "./pages/run.js";
+import training from "./pages/training.js";
 import weights from "./pages/weights.js";
 
 const PAGES = [
   ["", "Overview", overview],
+  ["training", "Training", training],
   ["rollouts", "Rollouts", rollouts],
   ["peers", "Peers", peers],
   ["weights", "Weights", weights],

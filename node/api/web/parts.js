@@ -24,6 +24,9 @@ export const mono = (text, title = "") => h("span", { className: "mono", title: 
 export const section = (title, note, ...children) => h("section", {},
   h("div", { className: "over" }, h("h2", {}, title), note ? h("p", { className: "note" }, note) : ""), children);
 
+// A line about something that goes wrong without stopping the node.
+export const warning = (text) => (text ? h("p", { className: "warning", role: "status" }, clean(text, 400)) : "");
+
 export const heading = (title, ...children) => h("div", { className: "head" }, h("h1", {}, title), children);
 
 // A table: columns are [title, cell, options]; on a phone each row is a small card.

@@ -17,7 +17,7 @@ from protocol.manifest import MANIFEST_BYTES_MAX
 from roles.engines.factory import EngineName
 from roles.ports.storage import StorageFullError
 
-VERSION = 4
+VERSION = 5
 """To be raised with any change to a message here or to a type in ``methods``."""
 
 QUESTION_BYTES_MAX = 1 << 30

@@ -63,11 +63,14 @@ class _Sums:
 
     tokens: int
     loss: float = 0.0
-    clipped: float = 0.0
+    clipped_low: float = 0.0
+    clipped_high: float = 0.0
     entropy: float = 0.0
+    kl: float = 0.0
     norm: float = 0.0
     """Of the gradient, before it is clipped."""
     updated: bool = False
+    learning_rate: float = 0.0
 
 
 @dataclass(slots=True)
@@ -223,9 +226,12 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
             updates=sum(sums.updated for sums in done),
             loss=sum(sums.loss for sums in done) / tokens,
             gradient_norm=max((sums.norm for sums in done), default=0.0),
-            clip_fraction=sum(sums.clipped for sums in done) / tokens,
             entropy=sum(sums.entropy for sums in done) / tokens,
             sequences_used=sum(map(len, step.parts)),
+            clip_low_fraction=sum(sums.clipped_low for sums in done) / tokens,
+            clip_high_fraction=sum(sums.clipped_high for sums in done) / tokens,
+            kl=sum(sums.kl for sums in done) / tokens,
+            learning_rate=max((sums.learning_rate for sums in done), default=0.0),
         )
 
     @contextmanager
@@ -261,7 +267,10 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         loss = (losses - coefficient * entropies).sum()
         torch.autograd.backward(loss / sums.tokens)
         sums.loss += float(loss.detach())
-        sums.clipped += float(clipped.sum())
+        log_ratios = (logprobs - behaviour).detach()
+        sums.clipped_low += float((clipped & (log_ratios < 0)).sum())
+        sums.clipped_high += float((clipped & (log_ratios > 0)).sum())
+        sums.kl += float((log_ratios.expm1() - log_ratios).sum())
         sums.entropy += float(entropies.detach().sum())
 
     def _target_logprobs(self, model: CausalLM, packed: Pass) -> tuple[Tensor, Tensor]:
@@ -297,7 +306,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
             clip_grads_with_norm_(parameters, self._grpo.gradient_clip, total)
             warmth = min(1.0, (self._steps + 1) / (self._grpo.warmup_steps + 1))
             for group in loaded.optimizer.param_groups:
-                group["lr"] = self._grpo.learning_rate * warmth
+                group["lr"] = sums.learning_rate = self._grpo.learning_rate * warmth
             self._move(loaded)
             self._steps += 1
 

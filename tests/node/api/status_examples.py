@@ -17,6 +17,7 @@ from node.api.status import (
 )
 from node.api.why import Why
 from protocol.crypto import Identity
+from roles.training_steps import TrainingStep
 
 PEERS = [Identity(bytes([number]) * 32).peer_id for number in range(8)]
 ROLES = ["relay", "trainer", "validator", "validator", "validator", "inference", "inference"]
@@ -57,6 +58,31 @@ ARRIVED = replace(
     seconds_to_go=0.0,
     arrived_at=1_700_000_050.0,
     stripes=(),
+)
+
+STEP = TrainingStep(
+    version=42,
+    ended_at=1_700_000_040.0,
+    reward_mean=0.84,
+    reward_std=0.366,
+    groups_teaching_fraction=0.75,
+    sequences_offered=64,
+    sequences_used=48,
+    entropy_nats=0.412,
+    kl_nats=0.00081,
+    gradient_norm=1.25,
+    clip_low_fraction=0.002,
+    clip_high_fraction=0.004,
+    loss=-0.013,
+    learning_rate=1e-5,
+    updates=1,
+    answer_tokens_mean=14.5,
+    answers_cut_fraction=0.03,
+    staleness_mean_versions=1.25,
+    staleness_max_versions=2,
+    tokens_per_second=118.0,
+    step_seconds=31.5,
+    idle_seconds=4.25,
 )
 
 STATUS = NodeStatus(

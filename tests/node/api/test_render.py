@@ -4,10 +4,11 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from node.api.render import peers_view, plain, short_peer, status_view, why_view
-from node.api.status import LoopStatus, RolloutCounts, UptakeStatus
+from node.api.render import STEP_TEXTS, peers_view, plain, short_peer, status_view, why_view
+from node.api.status import LoopStatus, RolloutCounts, TrainingStatus, UptakeStatus
 from node.api.why import Why
-from tests.node.api.status_examples import ARRIVING, EXPLAINED, PEERS, STATUS
+from roles.training_steps import STATISTICS
+from tests.node.api.status_examples import ARRIVING, EXPLAINED, PEERS, STATUS, STEP
 
 
 def drawn(view, width=100):
@@ -80,6 +81,29 @@ def test_a_version_on_its_way_is_seen(width):
 def test_what_is_waited_for_is_told(changes, told):
     lines = drawn(status_view(replace(STATUS, arrivals=(replace(ARRIVING, **changes),)), 2e9))
     assert re.search(told, arriving_lines(lines)[0])
+
+
+def test_the_newest_step_of_a_trainer_is_told():
+    lines = drawn(status_view(replace(STATUS, training=TrainingStatus(STEP)), 2e9))
+    at = lines.index(row(lines, "training"))
+    told = [line.strip() for line in lines[at : at + 4]]
+    assert told == [
+        "training    step 42: reward 0.840 ± 0.366, 48 of 64 sequences used, 75 % of groups teach",
+        "entropy 0.412 nats, KL 0.00081 nats, gradient norm 1.25, clip 0.2 % low, 0.4 % high",
+        "answers 14.5 tokens, 3 % cut, staleness 1.2 versions, at most 2",
+        "updates 1 at learning rate 1e-05, loss -0.013, 118 tokens/s, 31.5 s, idle 4.2 s",
+    ]
+    named = {name for line in STEP_TEXTS for _, names in line for name in names}
+    assert named == set(STATISTICS)
+    assert not any(line.split()[:1] == ["training"] for line in drawn(status_view(STATUS, 2e9)))
+
+
+def test_a_step_without_effect_is_a_warning():
+    step = replace(STEP, sequences_used=0, updates=0, entropy_nats=None, reward_mean=0.0)
+    status = replace(STATUS, training=TrainingStatus(step, step.warning))
+    text = " ".join(" ".join(drawn(status_view(status, 2e9))).split())
+    assert step.warning in text
+    assert "entropy" not in text
 
 
 def test_nothing_on_its_way_takes_no_line():

@@ -161,6 +161,21 @@ def test_an_engine_that_is_not_installed_is_told_before_a_node_starts(started, m
     assert [(one.engine, one.engine_gpus) for one in started] == [("vllm", 1), ("vllm", 4)]
 
 
+def test_a_library_of_a_log_that_is_not_installed_is_told_too(started, monkeypatch, capsys):
+    monkeypatch.setattr("node.step_logs.base.find_spec", lambda name: None)
+    assert failure(capsys, *JOIN, "--log-to", "jsonl,wandb") == (
+        78,
+        (
+            "--log-to wandb: the package wandb is not installed here; "
+            "run: pip install 'prime-node[wandb]'"
+        ),
+    )
+    assert started == []
+    monkeypatch.setattr("node.step_logs.base.find_spec", lambda name: name)
+    assert cli.main([*JOIN, "--log-to", "jsonl", "--log-to", "tensorboard"]) == 0
+    assert [config.log_to for config in started] == [("jsonl", "tensorboard")]
+
+
 def test_a_relay_needs_no_device(started, capsys):
     worker = ["--role", "inference", "--initial-peers", PEER, "--device", "cuda:99"]
     assert failure(capsys, *worker)[0] == 78

@@ -56,6 +56,14 @@ def test_lists_are_repeated_or_joined_by_commas(environment, value):
     assert load_config({"roles": value}, environment).roles == (Role.RELAY, Role.VALIDATOR)
 
 
+@pytest.mark.parametrize("value", [["jsonl", "wandb"], ["jsonl,wandb"], "jsonl, wandb"])
+def test_steps_are_logged_where_it_is_asked_for(environment, value):
+    assert load_config({"roles": "trainer"}, environment).log_to == ()
+    assert load_config({"roles": "trainer", "log_to": value}, environment).log_to == (
+        "jsonl", "wandb"
+    )  # fmt: skip
+
+
 def test_peers_are_checked_and_kept_in_order(environment):
     flags = {"roles": "relay", "initial_peers": [f"{OTHER},{PEER}", PEER]}
     assert load_config(flags, environment).initial_peers == (OTHER, PEER)
@@ -99,6 +107,10 @@ def test_peers_are_checked_and_kept_in_order(environment):
         ({"blob_quota": "0MB"}, "--blob-quota: 0: input should be greater than or equal to 1"),
         ({"blob_quota": "20"}, "--blob-quota: '20' has no unit; write a size such as 500MB"),
         ({"upload_limit": "20"}, "--upload-limit: '20' has no unit; write a rate such as 20MB/s"),
+        (
+            {"log_to": ["jsonl,mlflow"]},
+            "--log-to: unknown log 'mlflow'; the logs are jsonl, tensor",
+        ),
         ({"log_level": "loud"}, "--log-level: 'loud': input should be 'debug', 'info', 'warning'"),
         ({"port": True}, "--port: write a number, not true or false"),
         ({"run_id": "abc"}, "--run-id: 'abc' is not a run id, which has 64 hexadecimal"),

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from node.api.status import RolloutCounts
+from node.api.status import RolloutCounts, TrainingStatus
 from node.testnet.colours import BAD, DIM, GOOD, WARN
 from node.testnet.display import save_picture
 from node.testnet.nodes_view import fate
@@ -24,7 +24,9 @@ from tests.node.testnet.testnet_swarms import (
     arrived,
     give,
     learned_swarm,
+    sample,
     spreading_swarm,
+    status,
 )
 
 
@@ -65,6 +67,17 @@ def test_it_shows_what_a_person_looks_for():
         assert part in text
     for part in ("sh /tmp/swarm/join.sh", "sh /tmp/swarm/status.sh", "it ends with version 60"):
         assert part in text
+
+
+def test_a_step_without_effect_is_told_until_the_next_good_one():
+    record = learned_swarm()
+    plan = record.nodes["trainer-1"].plan
+    warning = "step 12 used 0 of 64 sequences"
+    for told in (warning, ""):
+        record.observe("trainer-1", sample(status(plan, training=TrainingStatus(warning=told))))
+        assert record.training_warning == told
+        text = "\n".join(drawn(record, screen(), 100))
+        assert (warning in text) is bool(told)
 
 
 def test_thirteen_nodes_and_a_guest_fit_a_terminal_of_32_lines():

@@ -15,7 +15,7 @@ from node.testnet.poll import Sample
 from node.testnet.record import SwarmRecord
 from node.testnet.web import SwarmPages
 from protocol.types import Role
-from tests.browser.states import ready
+from tests.browser.states import ready, trainer
 from tests.node.testnet.testnet_swarms import STARTED_AT, plans, status
 
 TEXTLESS = ready()
@@ -134,3 +134,12 @@ async def test_pages_of_a_testnet_take_no_foreign_name(swarm):
     refused = await ask(swarm, "api/v1/overview", headers={"host": "evil.example"})
     assert refused.status_code == 400
     assert swarm.plans["validator-1"].role == Role.VALIDATOR
+
+
+async def test_a_trainer_is_asked_about_training(swarm):
+    await swarm.start("validator-1", ready(versions=40))
+    await swarm.start("trainer-1", trainer(versions=40))
+    swarm.url = await swarm.pages.start()
+    assert (await ask(swarm, "api/v1/training")).json()["newest"]["version"] == 40
+    named = (await ask(swarm, "api/v1/training?node=validator-1")).json()
+    assert named["newest"] is None

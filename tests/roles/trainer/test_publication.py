@@ -55,7 +55,7 @@ def test_a_step_that_changed_nothing_is_published_all_the_same(tmp_path):
 
         async def refused():
             metrics = await end_step()
-            return type(metrics)(False, *([0.0] * 4), 0)
+            return type(metrics)(updates=0)
 
         world.engine.end_step = refused
         world.start()

@@ -4,7 +4,7 @@ import { get } from "../api.js";
 import { LineChart } from "../chart.js";
 import { h, redrawn } from "../dom.js";
 import { about, clean, clock, count, digest, duration, many, percent, reward, short } from "../format.js";
-import { bar, heading, kind, peerLink, section, state } from "../parts.js";
+import { bar, heading, kind, peerLink, section, state, warning } from "../parts.js";
 
 const ROLES = ["trainer", "validator", "inference", "relay"];
 const WINDOW_SECONDS = 30;
@@ -83,7 +83,8 @@ function drawHead(now) {
   return heading(clean(now.run_name || "Not in a run yet", 60),
     h("p", { className: "sub" }, state(now.state, true), now.reason ? h("span", { className: "reason" }, clean(now.reason, 300)) : "",
       h("span", {}, `${now.roles.map((role) => clean(role, 20)).join(", ")} `, h("span", { className: "mono" }, clean(now.peer_id.slice(-8)))),
-      h("span", {}, `up ${duration(since)}`), now.run_id ? h("span", {}, "run ", h("a", { className: "mono", href: "#/run" }, digest(now.run_id))) : ""));
+      h("span", {}, `up ${duration(since)}`), now.run_id ? h("span", {}, "run ", h("a", { className: "mono", href: "#/run" }, digest(now.run_id))) : ""),
+    warning(now.training_warning));
 }
 
 function drawFigures(now) {

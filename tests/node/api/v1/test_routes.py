@@ -23,6 +23,7 @@ PATHS = {
     "rollout": f"/rollouts/{READY.rollouts[0].row.commit}",
     "peers": "/peers",
     "weights": "/weights",
+    "training": "/training",
     "node": "/node",
     "run": "/run",
     "events": "/events",

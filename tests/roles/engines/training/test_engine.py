@@ -1,6 +1,7 @@
 import asyncio
 import math
 from dataclasses import replace
+from itertools import cycle
 
 import pytest
 import torch
@@ -206,7 +207,30 @@ async def test_without_staleness_every_ratio_is_exactly_one(make, dtype, tmp_pat
     metrics = await engine.step(own)
     advantages = torch.cat([torch.full((len(s.tokens),), s.advantage) for s in select(own)])
     assert metrics.loss == pytest.approx(-float(advantages.mean()), abs=1e-7)
-    assert metrics.clip_fraction == 0
+    assert metrics.clip_low_fraction == metrics.clip_high_fraction == 0
+    assert metrics.kl == 0
+
+
+async def test_clipped_tokens_and_the_divergence_are_counted_by_side(make, policies):
+    """The first token of each sequence has a ratio of 8 or 1/8, the others have 1.
+
+    Of four sequences one after another, with rewards 0 and 1 in turn, the first is clipped above
+    ``delta``, the second above ``1 + epsilon``, the third below ``1 - epsilon``, the fourth not.
+    """
+    engine = await make()
+    own = await engine.recompute(policies[0], batch_of())
+    log_ratios = cycle((math.log(8), math.log(8), -math.log(8), -math.log(8)))
+    shifted = [
+        replace(one, logprobs=(one.logprobs[0] - log_ratio, *one.logprobs[1:]))
+        for one, log_ratio in zip(own, log_ratios, strict=False)
+    ]
+    metrics = await engine.step(shifted)
+    tokens = sum(len(one.tokens) for one in own)
+    assert metrics.clip_high_fraction == pytest.approx(len(own) / 2 / tokens)
+    assert metrics.clip_low_fraction == pytest.approx(len(own) / 4 / tokens)
+    kl = (8 - 1 - math.log(8) + 1 / 8 - 1 + math.log(8)) / 2 * len(own) / tokens
+    assert metrics.kl == pytest.approx(kl, rel=1e-4)
+    assert metrics.learning_rate == grpo().learning_rate
 
 
 async def test_recomputing_changes_nothing_that_is_learned(make, policies, tmp_path):

@@ -1,0 +1,79 @@
+// Statistics of training steps by version: a small chart for each kind.
+
+import { get } from "../api.js";
+import { LineChart } from "../chart.js";
+import { h, redrawn, show } from "../dom.js";
+import { count, percent, short } from "../format.js";
+import { heading, section, warning } from "../parts.js";
+
+const HEIGHT = 150;
+
+const whole = (value) => (Number.isInteger(value) ? count(value) : short(value));
+const fine = (value) => (value === 0 || Math.abs(value) >= 1e-3 ? short(value) : value.toExponential(1).replace(".0e", "e"));
+const share = (value) => percent(value, value !== 0 && value < 0.1 ? 1 : 0);
+
+// Each panel: title, note, how a value is written, the least top of its axis, and its series as
+// [name, statistic, tone]. The names of statistics are those of roles/training_steps.py.
+const MAIN = [
+  ["Reward", "of the batch", short, 1, [["mean", "reward_mean", "accent"], ["deviation", "reward_std", "ink"]]],
+  ["Entropy", "nats a token", short, 0.1, [["entropy", "entropy_nats", "accent"]]],
+  ["Gradient norm", "before clipping", short, 0.1, [["norm", "gradient_norm", "accent"]]],
+  ["Clip fraction", "of tokens", share, 0.01, [["high", "clip_high_fraction", "accent"], ["low", "clip_low_fraction", "bad"]]],
+  ["Answer length", "tokens, mean", short, 1, [["length", "answer_tokens_mean", "accent"]]],
+  ["Tokens per second", "learned from, in a step", short, 1, [["tokens", "tokens_per_second", "accent"]]],
+];
+const MORE = [
+  ["Sequences", "a step", whole, 1, [["used", "sequences_used", "accent"], ["offered", "sequences_offered", "ink"]]],
+  ["Groups that teach", "with unequal rewards", share, 1, [["groups", "groups_teaching_fraction", "accent"]]],
+  ["Answers cut", "at the length limit", share, 0.1, [["cut", "answers_cut_fraction", "accent"]]],
+  ["Divergence", "from the workers' policies, nats", fine, 1e-3, [["KL", "kl_nats", "accent"]]],
+  ["Staleness", "versions", short, 1, [["mean", "staleness_mean_versions", "accent"], ["maximum", "staleness_max_versions", "ink"]]],
+  ["Seconds", "of a step", short, 1, [["computing", "step_seconds", "accent"], ["idle", "idle_seconds", "bad"]]],
+  ["Loss", "mean of tokens", short, 0.01, [["loss", "loss", "accent"]]],
+  ["Learning rate", "of the last update", fine, 1e-7, [["rate", "learning_rate", "accent"]]],
+  ["Updates", "a step", whole, 1, [["updates", "updates", "accent"]]],
+];
+
+function chart([title, note, y, most, series]) {
+  const place = h("div"), element = section(title, note, place);
+  let line = null, drawn = "";
+  const update = ({ versions, columns }) => {
+    const known = series.filter(([, name]) => columns[name]);
+    element.hidden = !known.length;
+    if (known.join() !== drawn) {
+      drawn = known.join();
+      line = new LineChart({
+        label: `${title}, ${note}`, series: known.map(([name, , tone]) => ({ name, tone })), height: HEIGHT, most,
+        x: (value) => `v${Math.round(value)}`, y, empty: "The line begins with the second version.",
+      });
+      show(place, line.element);
+    }
+    line?.set(versions.map((version, at) => [version, ...known.map(([, name]) => columns[name][at])]));
+  };
+  return { element, update };
+}
+
+export default {
+  seconds: 3,
+  begin(place, { signal }) {
+    const sub = h("p", { className: "sub" }), trouble = h("div"), main = h("div", { className: "columns three" }), more = h("div", { className: "columns three" });
+    const charts = [...MAIN, ...MORE].map(chart);
+    main.append(...charts.slice(0, MAIN.length).map((one) => one.element));
+    more.append(...charts.slice(MAIN.length).map((one) => one.element));
+    place.append(heading("Training", sub), trouble, main, more);
+    const draw = redrawn(trouble, warning);
+    return async () => {
+      const page = await get("training", {}, signal);
+      sub.textContent = told(page);
+      draw(page.warning);
+      more.hidden = page.newest === null;
+      for (const one of charts) one.update(page);
+    };
+  },
+};
+
+function told({ versions, newest }) {
+  if (!versions.length && newest === null) return "No version has learned from rollouts yet.";
+  if (newest === null) return "This node trained no version: it knows their rewards. The other statistics are on the trainer.";
+  return `Last step of this node: version ${count(newest.version)}, ${count(newest.sequences_used)} of ${count(newest.sequences_offered)} sequences used.`;
+}

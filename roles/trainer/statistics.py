@@ -1,0 +1,79 @@
+"""Statistics of a step: from its batch, from what the engine measured, and from its times."""
+
+import asyncio
+import math
+from collections.abc import Collection, Iterable
+from itertools import groupby
+from statistics import fmean, pstdev
+
+from roles.durations import Steps
+from roles.ports.engines import StepMetrics, TrainingSequence
+from roles.trainer.batching import Batch
+from roles.training_steps import TrainingStep
+
+
+class StepTimer:
+    """Divides the time between the ends of two steps into computing and waiting."""
+
+    def __init__(self, steps: Steps) -> None:
+        self._steps = steps
+        self.start()
+
+    def start(self) -> None:
+        """Begin to measure the first step after a pause."""
+        self._since, self._busy = asyncio.get_running_loop().time(), self._steps.seconds
+
+    def lap(self) -> tuple[float, float]:
+        """Return the seconds in and outside of the engine since the last lap or start."""
+        since, busy = self._since, self._busy
+        self.start()
+        step_seconds = self._busy - busy
+        return step_seconds, max(0.0, self._since - since - step_seconds)
+
+
+def training_step(
+    version: int,
+    ended_at: float,
+    batch: Batch,
+    metrics: StepMetrics,
+    seconds: tuple[float, float],
+    end_tokens: Collection[int],
+) -> TrainingStep:
+    """Return the record of the step that made ``version``; ``seconds`` are those of a lap."""
+    sequences, (step_seconds, idle_seconds) = batch.sequences, seconds
+    groups = [list(group) for _, group in groupby(sequences, key=lambda one: one.group)]
+    teaching = [group for group in groups if len({one.reward for one in group}) > 1]
+    learned = sum(len(one.prompt) + len(one.tokens) for group in teaching for one in group)
+    return TrainingStep(
+        version=version,
+        ended_at=ended_at,
+        reward_mean=batch.reward_mean,
+        reward_std=pstdev(one.reward for one in sequences),
+        groups_teaching_fraction=len(teaching) / len(groups),
+        sequences_offered=len(sequences),
+        sequences_used=metrics.sequences_used,
+        entropy_nats=_finite(metrics.entropy) if metrics.sequences_used else None,
+        kl_nats=_finite(metrics.kl) if metrics.sequences_used else None,
+        gradient_norm=_finite(metrics.gradient_norm),
+        clip_low_fraction=metrics.clip_low_fraction,
+        clip_high_fraction=metrics.clip_high_fraction,
+        loss=_finite(metrics.loss),
+        learning_rate=metrics.learning_rate,
+        updates=metrics.updates,
+        answer_tokens_mean=fmean(len(one.tokens) for one in sequences),
+        answers_cut_fraction=_cut_fraction(sequences, end_tokens),
+        staleness_mean_versions=fmean(batch.staleness_versions),
+        staleness_max_versions=max(batch.staleness_versions),
+        tokens_per_second=learned / step_seconds if step_seconds else None,
+        step_seconds=round(step_seconds, 3),
+        idle_seconds=round(idle_seconds, 3),
+    )
+
+
+def _cut_fraction(sequences: Iterable[TrainingSequence], end_tokens: Collection[int]) -> float:
+    """Return the fraction of answers without an end token: the length limit ended them."""
+    return fmean(one.tokens[-1] not in end_tokens for one in sequences)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

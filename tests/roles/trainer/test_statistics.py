@@ -1,0 +1,150 @@
+import asyncio
+
+import pytest
+
+from protocol.crypto import digest
+from roles.durations import Steps
+from roles.ports.engines import StepMetrics, TrainingSequence
+from roles.trainer.batching import Batch
+from roles.trainer.statistics import StepTimer, training_step
+from tests.roles.trainer.trainer_world import World, fresh, led
+from tests.worlds.flow_world import ANSWER, END
+from tests.worlds.network import run_virtual
+
+CUT = 9
+"""A token that ends nothing."""
+
+
+def sequence(group, reward, tokens=(ANSWER, END), prompt=(2, 3, 4)):
+    return TrainingSequence(group, prompt, tokens, (-1.0,) * len(tokens), reward)
+
+
+BATCH = Batch(
+    (digest(b"one"), digest(b"two")),
+    [
+        sequence(0, 0.0),
+        sequence(0, 1.0, tokens=(ANSWER, CUT, CUT, CUT)),
+        sequence(1, 1.0),
+        sequence(1, 1.0),
+    ],
+    (2, 1),
+)
+
+
+def made(metrics, seconds=(4.0, 1.5)):
+    return training_step(7, 100.0, BATCH, metrics, seconds, (END,))
+
+
+def test_a_batch_is_described():
+    step = made(StepMetrics(1, 0.5, 2.0, 0.75, 2, 0.125, 0.25, 0.01, 1e-5))
+    assert (step.version, step.ended_at) == (7, 100.0)
+    assert step.statistics == {
+        "reward_mean": 0.75,
+        "reward_std": pytest.approx((3 / 16) ** 0.5),
+        "groups_teaching_fraction": 0.5,
+        "sequences_offered": 4,
+        "sequences_used": 2,
+        "entropy_nats": 0.75,
+        "kl_nats": 0.01,
+        "gradient_norm": 2.0,
+        "clip_low_fraction": 0.125,
+        "clip_high_fraction": 0.25,
+        "loss": 0.5,
+        "learning_rate": 1e-5,
+        "updates": 1,
+        "answer_tokens_mean": 2.5,
+        "answers_cut_fraction": 0.25,
+        "staleness_mean_versions": 1.5,
+        "staleness_max_versions": 2,
+        "tokens_per_second": (3 + 2 + 3 + 4) / 4.0,
+        "step_seconds": 4.0,
+        "idle_seconds": 1.5,
+    }
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_what_is_not_finite_is_not_known(value):
+    step = made(StepMetrics(0, value, value, value, 2, kl=value))
+    assert (step.loss, step.gradient_norm, step.entropy_nats, step.kl_nats) == (None,) * 4
+    assert step.warning
+
+
+def test_time_outside_of_the_engine_is_idle():
+    async def scenario():
+        steps = Steps()
+        timer = StepTimer(steps)
+        await asyncio.sleep(3)
+        timer.start()
+        await asyncio.sleep(1)
+        with steps.part(0.0):
+            await asyncio.sleep(5)
+        first = timer.lap()
+        with steps.part(0.0):
+            await asyncio.sleep(2)
+        await asyncio.sleep(0.5)
+        return first, timer.lap()
+
+    assert run_virtual(scenario()) == (pytest.approx((5, 1)), pytest.approx((2, 0.5)))
+
+
+def test_a_trainer_records_each_step_before_its_version_is_published(tmp_path):
+    async def scenario():
+        world = fresh(tmp_path)
+        publish, seen = world.network.publish, []
+
+        async def noted(topic, message):
+            seen.append((message.version, world.context.training.newest))
+            return await publish(topic, message)
+
+        world.network.publish = noted
+        await led(world)
+        for _ in range(2):
+            world.batch()
+            await world.rest(2)
+        await world.stop()
+        return seen, world.context.training
+
+    seen, training = run_virtual(scenario())
+    assert [(version, step and step.version) for version, step in seen] == [
+        (0, None), (1, 1), (2, 2)
+    ]  # fmt: skip
+    step = training.newest
+    assert step.sequences_offered == step.sequences_used > 0
+    assert step.answer_tokens_mean == 2
+    assert step.answers_cut_fraction == 0
+    assert step.staleness_mean_versions == step.staleness_max_versions == 0
+    assert step.step_seconds == pytest.approx(0.1)
+    assert 0 < step.idle_seconds < 3
+
+
+def test_older_rollouts_are_stale(tmp_path):
+    async def scenario():
+        world = fresh(tmp_path)
+        await led(world)
+        world.batch()
+        await world.rest(2)
+        old = [world.rollout(worker=worker, version=0) for worker in range(2)]
+        await world.rest(2)
+        await world.stop()
+        assert set(world.published[-1].batch) == {signed.digest for signed in old}
+        return world.context.training.newest, world.replica.ledger.policy_lag_max
+
+    step, lag = run_virtual(scenario())
+    assert (step.version, step.staleness_mean_versions, step.staleness_max_versions) == (2, 1, lag)
+
+
+def test_a_step_without_effect_is_in_the_log_in_words(tmp_path, capsys):
+    async def scenario():
+        world = World(tmp_path)
+
+        async def nothing():
+            return StepMetrics(0)
+
+        world.engine.end_step = nothing
+        world.start()
+        world.batch()
+        await world.rest(5)
+        await world.stop()
+
+    run_virtual(scenario())
+    assert "step 1 used 0 of " in capsys.readouterr().out
