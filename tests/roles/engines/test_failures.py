@@ -127,9 +127,11 @@ async def test_a_step_that_breaks_leaves_nothing_half_learned(
     expected_policy = await trainer.write_policy(tmp_path / "next")
     await trainer.load_state(state, policy)
     holder, name = (
-        (trainer._model.model, "forward") if where == "forward" else (trainer._optimizer, "step")
+        (trainer._held.model.model, "forward")
+        if where == "forward"
+        else (trainer._held.optimizer, "step")
     )
-    model_left = weakref.ref(trainer._model)
+    model_left = weakref.ref(trainer._held.model)
     with pytest.MonkeyPatch.context() as patch:
         second_breaks = preceded(raising(error, after=1), getattr(holder, name))
         patch.setattr(holder, name, second_breaks)
