@@ -11,7 +11,6 @@ from node.local.datadir import open_data_dir
 from node.local.run_pin import pin_run
 from node.models.held import HeldRun, open_held_run
 from node.storage.state import SqliteStore
-from protocol.crypto import digest
 from protocol.manifest import RunManifest, sign_manifest
 from protocol.recipe import Recipe
 from roles.engines.builtin.policy import DTYPES, write_policy
@@ -105,8 +104,3 @@ async def _stored(path, envelopes):
         [Put("messages", n.to_bytes(8, "big"), one) for n, one in enumerate(envelopes)]
     )
     store.close()
-
-
-def tensor_digest(path) -> str:
-    """Return the BLAKE3 of a file, to see that nothing changed it."""
-    return digest(path.read_bytes()).hex()
