@@ -98,7 +98,8 @@ class Directory:
         torch.manual_seed(SEED)
         made = ARCHITECTURES[self.architecture]
         vocabulary = {"vocab_size": recipe.model.vocabulary_size if self.in_text else CHARACTERS}
-        config = deepcopy({**SIZES, **vocabulary, **TOKENS, "eos_token_id": self.ends[0], **self.config})
+        tokens = {**TOKENS, "eos_token_id": self.ends[0]}
+        config = deepcopy({**SIZES, **vocabulary, **tokens, **self.config})
         model = made.model(made.config(**config)).to(self.dtype)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -330,7 +331,7 @@ TAKEN = (
         "olmo2",
         "olmo2",
         "norms behind, and over all queries and keys; as many key heads as heads",
-        {"num_key_value_heads": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}},
+        {"num_key_value_heads": None, "rope_theta": 5e5},
     ),
 )
 

@@ -185,9 +185,7 @@ def _made(made: Architecture, arguments: dict[str, Any], refusals: list[str]) ->
     if isinstance(turning, list) and (
         len(turning) != layers or not all(type(one) is int and one in {0, 1} for one in turning)
     ):
-        refusals.append(
-            "config.no_rope_layers must have a 0 or a 1 for each layer; correct it"
-        )
+        refusals.append("config.no_rope_layers must have a 0 or a 1 for each layer; correct it")
         return None
     try:
         # A default of these may be outside the vocabulary, and a padding token is not trained.

@@ -32,12 +32,11 @@ _ROPE_KEYS: Mapping[str, frozenset[str]] = {
 them: their angles depend on the longest sequence of a batch, so two honest engines differ."""
 
 
-def set_rope(
-    arguments: dict[str, Any], refusals: list[str], default_theta: float
-) -> list[str]:
+def set_rope(arguments: dict[str, Any], refusals: list[str], default_theta: float) -> list[str]:
     """Put all spellings of the rotary embedding into ``rope_parameters``, checked.
 
-    ``default_theta`` is Hugging Face's ``rope_theta`` where a file has none. Adds to ``refusals``; returns notes.
+    ``default_theta`` is Hugging Face's ``rope_theta`` where a file has none. Adds to ``refusals``;
+    returns notes.
     """
     theta = arguments.pop("rope_theta", None)
     given = {key: arguments.pop(key, None) for key in ("rope_scaling", "rope_parameters")}
