@@ -6,13 +6,21 @@ Keys without effect are ignored and named in notes. All refusals are reported to
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from typing_extensions import override
 
-from roles.engines.architectures.architecture import Architecture, Config, head_size, key_heads
+from roles.engines.architectures.architecture import (
+    Architecture,
+    Config,
+    head_size,
+    key_heads,
+    scales_of,
+)
 from roles.engines.architectures.keys import ADVICE, COMPUTED, ONLY_AS, WINDOWS, WITHOUT_EFFECT
 from roles.engines.architectures.registry import architecture_of
 from roles.engines.architectures.rope import set_rope
@@ -206,13 +214,16 @@ def _faults(config: Config) -> Iterator[str]:
         yield "config.head_dim must be an even number; correct it"
     if not wrong and config.num_attention_heads % key_heads(config):
         yield "config.num_key_value_heads must divide the heads; correct it"
-    kinds = dict.fromkeys(getattr(config, "layer_types", None) or ())
+    kinds = set(getattr(config, "layer_types", None) or ())
     if "sliding_attention" in kinds:
         yield _WINDOW_REFUSAL
-    for kind in kinds.keys() - {_FULL, "sliding_attention"}:
+    for kind in sorted(kinds - {_FULL, "sliding_attention"}):
         yield f"config.layer_types: {kind!r:.80} is not computed; take a model of full attention"
     if _has_one_window(config) and config.sliding_window is not None:
         yield _WINDOW_REFUSAL + _SHORTER
+    for name, factor in asdict(scales_of(config)).items():
+        if factor is not None and not 0 < factor < math.inf:
+            yield f"config: the factor of {name}, {factor}, is no number above 0; correct it"
     if config.eos_token_id is None:
         yield (
             "config.eos_token_id: a model needs a token that ends a sequence; write its id into "

@@ -39,8 +39,8 @@ def packed_attention(
     Raises ``ValueError`` for a mask or an argument that changes the scores: a window, sinks,
     soft-capping. Dropping it would give wrong numbers.
     """
-    unknown = others.keys() - {key for key, value in others.items() if value is None}
-    unknown -= _WITHOUT_EFFECT
+    given = {name for name, argument in others.items() if argument is not None}
+    unknown = given - _WITHOUT_EFFECT
     if attention_mask is not None or unknown:
         names = ", ".join(sorted(unknown)) or "a mask"
         raise ValueError(f"packed attention does not compute {names}; train another model")

@@ -9,6 +9,7 @@ from typing import get_args
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from protocol.recipe import ModelSection
@@ -16,6 +17,7 @@ from protocol.statistics import compared_extremes
 from protocol.types import Version
 from roles.engines.architectures.configuration import configuration
 from roles.engines.architectures.registry import ARCHITECTURES
+from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.generation import TransformersGenerationEngine
 from roles.engines.builtin.verification import TransformersVerificationEngine
 from roles.engines.published import import_pretrained, section_of
@@ -173,6 +175,21 @@ async def test_generation_equals_hugging_face(published):
     for request, own in await generated(published):
         expected = published.logprobs(request.prompt, own.tokens)
         torch.testing.assert_close(torch.tensor(own.logprobs), expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_prefill_rounds_where_hugging_face_rounds(published, dtype):
+    """Nearly all states are equal to the last bit; another order of rounding changes most."""
+    config = configuration(published.section.architecture, published.section.config)
+    tokens = [2 + place * 7 % 30 for place in range(40)]
+    (ours,) = Decoder(config, load_file(published.policy.path), dtype).states([tokens])
+    model = AutoModelForCausalLM.from_pretrained(published.directory, dtype=dtype)
+    with torch.inference_mode():
+        theirs = model.model(input_ids=torch.tensor([tokens])).last_hidden_state[0]
+    if dtype == torch.bfloat16:
+        assert (ours == theirs).float().mean() > 0.9
+    else:
+        torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
 async def test_every_end_token_ends_a_sequence(published):

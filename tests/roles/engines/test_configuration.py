@@ -330,6 +330,12 @@ def test_layers_that_do_not_rotate_are_named_one_by_one():
         of("smollm3", no_rope_layer_interval=0)
 
 
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])
+def test_factors_that_leave_no_finite_score_are_refused(wrong):
+    with pytest.raises(UnsupportedModelError, match=r"factor of logits, .*is no number above 0"):
+        of("granite", logits_scaling=wrong)
+
+
 def test_tables_without_a_theta_have_that_of_their_architecture():
     twice = {"rope_scaling": YARN, "rope_parameters": YARN | {"rope_theta": 2e6}}
     assert of("smollm3", **twice).rope_parameters["rope_theta"] == 2e6
