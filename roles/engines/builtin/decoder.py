@@ -185,7 +185,7 @@ class Decoder:
         joined = layer.qkv(states)
         if layer.projection_norms is not None:
             widths = [self._heads * self._head_size, self._key_heads * self._head_size]
-            *own, rest = joined.split([*widths, widths[1]], dim=-1)
+            *own, rest = torch.split(joined, [*widths, widths[1]], dim=-1)
             normed = map(self._normed, own, layer.projection_norms)
             joined = torch.cat([*normed, rest], dim=-1)
         mixed = joined.view(rows, length, -1, self._head_size).transpose(1, 2)
