@@ -85,7 +85,7 @@ class ModelSection(Section):
     """The model: a Hugging Face architecture with its sizes; the weights are the genesis policy."""
 
     name: str = Field(max_length=128)
-    architecture: Literal["qwen2", "qwen3", "llama"]
+    architecture: Literal["qwen2", "qwen3", "llama", "mistral", "smollm3", "granite", "olmo2"]
     config: dict[str, Any]
     """As in ``config.json``; an engine refuses by name what it does not compute."""
     dtype: Literal["fp32", "bf16"]

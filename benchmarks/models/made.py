@@ -33,6 +33,9 @@ SIZES = {
 }
 """As wide as that of the recipe for text: of 64 values in a proof, none is near zero."""
 
+TOKENS = {"pad_token_id": None, "bos_token_id": None}
+"""Some defaults of Hugging Face are outside of a small vocabulary."""
+
 CHARACTERS = 32
 """Tokens of the task over characters."""
 
@@ -51,6 +54,13 @@ LLAMA3 = {
     "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
+}
+
+GRANITE = {
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "attention_multiplier": 0.1,
+    "logits_scaling": 2.0,
 }
 
 DATED_TEMPLATE = (
@@ -88,7 +98,8 @@ class Directory:
         torch.manual_seed(SEED)
         made = ARCHITECTURES[self.architecture]
         vocabulary = {"vocab_size": recipe.model.vocabulary_size if self.in_text else CHARACTERS}
-        config = deepcopy({**SIZES, **vocabulary, "eos_token_id": self.ends[0], **self.config})
+        tokens = {**TOKENS, "eos_token_id": self.ends[0]}
+        config = deepcopy({**SIZES, **vocabulary, **tokens, **self.config})
         model = made.model(made.config(**config)).to(self.dtype)
         with torch.no_grad():
             for name, parameter in model.named_parameters():
@@ -285,6 +296,43 @@ TAKEN = (
         ends=(2, 0),
         edits=(asks_the_day,),
     ),
+    Directory(
+        "mistral-v0.3",
+        "mistral",
+        "no window; heads of 48",
+        {"sliding_window": None, "head_dim": 48},
+        dtype=torch.bfloat16,
+    ),
+    Directory(
+        "mistral-v0.1",
+        "mistral",
+        "a window that no sequence leaves; BPE and chat template; 2 end tokens",
+        {"sliding_window": SIZES["max_position_embeddings"]},
+        in_text=True,
+        ends=(2, 0),
+    ),
+    Directory(
+        "smollm3",
+        "smollm3",
+        "every second layer without positions; tied head; BPE and chat template",
+        {"no_rope_layer_interval": 2},
+        in_text=True,
+        ends=(2, 0),
+    ),
+    Directory(
+        "granite",
+        "granite",
+        "embedding, residual, attention and logits scaled; tied head; several files",
+        GRANITE | {"tie_word_embeddings": True},
+        shard_bytes=SHARD_BYTES,
+        ends=(1, 7),
+    ),
+    Directory(
+        "olmo2",
+        "olmo2",
+        "norms behind, and over all queries and keys; as many key heads as heads",
+        {"num_key_value_heads": None, "rope_theta": 5e5},
+    ),
 )
 
 
@@ -314,6 +362,20 @@ REFUSED = (
             layer_types=["full_attention", "sliding_attention"],
         ),
     ),
+    replace(
+        PLAIN,
+        name="window-of-all-layers",
+        architecture="mistral",
+        config={"sliding_window": 8},
+        refused="config.sliding_window",
+    ),
+    _cousin("sinks", "attention sinks", says(model_type="gpt_oss")),
+    _cousin("linear-attention", "linear attention", says(model_type="qwen3_next")),
+    _cousin("soft-capping", "soft-capping", says(model_type="gemma2")),
+    _cousin("soft-capping-disguised", "attn_logit_softcapping", says(attn_logit_softcapping=50.0)),
+    _cousin("chunked", "chunked attention", says(model_type="llama4_text")),
+    _cousin("latent", "multi-head latent attention", says(model_type="deepseek_v3")),
+    _cousin("alibi", "ALiBi", says(model_type="bloom")),
     _cousin("experts", "num_experts", says(num_experts=8, num_experts_per_tok=2)),
     _cousin("mixture", "qwen3_moe", says(model_type="qwen3_moe")),
     _cousin("own-code", "auto_map", says(auto_map={"AutoModelForCausalLM": "modeling.Model"})),

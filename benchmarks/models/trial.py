@@ -242,7 +242,8 @@ class Trial:
         ]
         tensors = load_file(self._policy.path)
         head = tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"])
-        logits = [states @ head.T for states in self._worker.states[COMPARED]]
+        scaling = self._manifest.model.config.get("logits_scaling", 1.0)
+        logits = [states @ head.T / scaling for states in self._worker.states[COMPARED]]
         rows = [
             (own / self._temperature).log_softmax(-1).gather(1, torch.tensor(one.tokens)[:, None])
             for own, one in zip(expected, made, strict=True)

@@ -23,11 +23,14 @@ def weights_in(model: ModelSection) -> int:
         attention += queries + 2 * keys + hidden
     if model.architecture == "qwen3":
         attention += 2 * head_size  # the norms of queries and of keys
+    if model.architecture == "olmo2":
+        attention += queries + keys  # the same, each over all heads
     mlp = 3 * hidden * inner
     if model.config.get("mlp_bias"):
         mlp += 2 * inner + hidden
     embeddings = model.vocabulary_size * hidden
-    embeddings *= 1 if model.config.get("tie_word_embeddings") else 2
+    tied = model.config.get("tie_word_embeddings", model.architecture == "smollm3")
+    embeddings *= 1 if tied else 2
     return embeddings + layers * (attention + mlp + 2 * hidden) + hidden
 
 

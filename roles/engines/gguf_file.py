@@ -15,7 +15,6 @@ from torch import nn
 
 from roles.engines.architectures.architecture import Config
 from roles.engines.architectures.configuration import UnsupportedModelError
-from roles.engines.architectures.registry import ARCHITECTURES
 from roles.engines.builtin.policy import DTYPES, Precision
 from roles.engines.tensors import write_tensors
 
@@ -39,6 +38,9 @@ _READ = frozenset(
 
 _HEAD_SIZES = ("attention.key_length", "attention.value_length", "rope.dimension_count")
 """Keys that must agree: an engine rotates whole heads, and all parts of a head have its size."""
+
+_ARCHITECTURES = ("qwen2", "qwen3", "llama")
+"""Those that were compared with transformers' own conversion."""
 
 _POSITIONS = "rope_freqs.weight"
 """The tensor by which llama.cpp scales the positions of Llama 3.1 and later."""
@@ -102,8 +104,8 @@ def _checked(path: Path) -> dict[str, Any]:
 
 
 def _refusals(name: str, values: Mapping[str, Any], tensors: Iterable[str]) -> Iterator[str]:
-    if name not in ARCHITECTURES:
-        yield f"architecture {name!r} is not supported, only {', '.join(ARCHITECTURES)}"
+    if name not in _ARCHITECTURES:
+        yield f"architecture {name!r} is not supported, only {', '.join(_ARCHITECTURES)}"
         return
     if values.get("split.count", 1) != 1:
         yield "it is one of several parts; join them with llama-gguf-split --merge"

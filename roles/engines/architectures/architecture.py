@@ -1,7 +1,7 @@
 """What an architecture is made of, and the packed layer that all of them have.
 
-Layers have the same parts in the same order: norm, attention, norm, gated linear unit. They differ
-in which biases there are, whether queries and keys are normed, and what a head's size is.
+Layers have the same parts in the same order: attention, then a gated linear unit. They differ in
+biases, in where norms are, in what is scaled, in the layers that rotate and in the size of a head.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,17 +11,41 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 from transformers import (
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
-Config = Qwen2Config | Qwen3Config | LlamaConfig
+Config = (
+    Qwen2Config
+    | Qwen3Config
+    | LlamaConfig
+    | MistralConfig
+    | SmolLM3Config
+    | GraniteConfig
+    | Olmo2Config
+)
 
-CausalLM = Qwen2ForCausalLM | Qwen3ForCausalLM | LlamaForCausalLM
+CausalLM = (
+    Qwen2ForCausalLM
+    | Qwen3ForCausalLM
+    | LlamaForCausalLM
+    | MistralForCausalLM
+    | SmolLM3ForCausalLM
+    | GraniteForCausalLM
+    | Olmo2ForCausalLM
+)
 
 Weights = Mapping[str, Tensor]
 """Tensors by their name within a layer, such as ``self_attn.q_proj.weight``."""
@@ -43,30 +67,72 @@ class Linear:
 class Layer:
     """The weights of a layer, packed to few products.
 
-    ``query_key_norm[heads + key heads, 1, head]`` is there if queries and keys are normed.
+    A norm that the architecture does not have is None. ``query_key_norm[heads + key heads, 1,
+    head]`` norms each head, ``projection_norms`` all queries and all keys of a token.
+    ``attention_norm`` and ``mlp_norm`` norm what is added to the residual stream.
     ``places`` are views of these by the names of the tensors that are there now; one that is there
     several times has more dimensions than its tensor.
     """
 
-    input_norm: Tensor
+    input_norm: Tensor | None
     qkv: Linear
     query_key_norm: Tensor | None
+    projection_norms: tuple[Tensor, Tensor] | None
     output: Linear
-    post_norm: Tensor
+    attention_norm: Tensor | None
+    post_norm: Tensor | None
     gate_up: Linear
     down: Linear
+    mlp_norm: Tensor | None
     places: Weights
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """One of Hugging Face's; ``computed`` are the keys of ``config.json`` that only it has."""
+    """One of Hugging Face's; ``computed`` are the keys of ``config.json`` that only it has.
+
+    ``norms_in_float32``: norms multiply by their weight before they round to the model's precision,
+    not after.
+    """
 
     config: type[Config]
     model: type[CausalLM]
     rotary: type[torch.nn.Module]
     computed: frozenset[str]
     pack: Callable[[Weights, Config], Layer]
+    norms_in_float32: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Scales:
+    """Constant factors of Granite; in the other architectures they change nothing.
+
+    ``attention`` replaces 1 / sqrt(head size), and ``logits`` divides the logits.
+    """
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    attention: float | None = None
+    logits: float = 1.0
+
+
+def scales_of(config: Config) -> Scales:
+    """Return the constant factors of a model."""
+    if not isinstance(config, GraniteConfig):
+        return Scales()
+    return Scales(
+        config.embedding_multiplier,
+        config.residual_multiplier,
+        config.attention_multiplier,
+        config.logits_scaling,
+    )
+
+
+def rotated_layers(config: Config) -> list[bool]:
+    """Return which layers rotate queries and keys by their positions."""
+    if isinstance(config, SmolLM3Config):
+        return [bool(one) for one in config.no_rope_layers or ()]
+    return [True] * config.num_hidden_layers
 
 
 def head_size(config: Config) -> int:
@@ -80,7 +146,10 @@ def key_heads(config: Config) -> int:
 
 
 def pack_layer(weights: Weights, query_key_norms: Weights | None = None) -> Layer:
-    """Return a layer with the biases that there are, in memory of its own."""
+    """Return a layer with the biases and norms that there are, in memory of its own.
+
+    A pair of norms is that of whole projections, unless ``query_key_norms`` has one for each head.
+    """
     places: dict[str, Tensor] = {}
 
     def joined(parts: Weights) -> Tensor:
@@ -97,21 +166,31 @@ def pack_layer(weights: Weights, query_key_norms: Weights | None = None) -> Laye
         ]
         return Linear(joined(weight), joined(bias) if bias else None)
 
-    def norm(name: str) -> Tensor:
-        return joined({name: weights[name]})
+    def norm(name: str) -> Tensor | None:
+        key = f"{name}.weight"
+        return joined({key: weights[key]}) if key in weights else None
 
+    is_normed_after = "post_feedforward_layernorm.weight" in weights
+    after_attention = norm("post_attention_layernorm")
+    whole = None
+    if query_key_norms is None:
+        queries, keys = norm("self_attn.q_norm"), norm("self_attn.k_norm")
+        whole = None if queries is None or keys is None else (queries, keys)
     return Layer(
-        input_norm=norm("input_layernorm.weight"),
+        input_norm=norm("input_layernorm"),
         qkv=product(*(f"self_attn.{part}_proj" for part in "qkv")),
         query_key_norm=None if query_key_norms is None else joined(query_key_norms),
+        projection_norms=whole,
         output=product("self_attn.o_proj"),
-        post_norm=norm("post_attention_layernorm.weight"),
+        attention_norm=after_attention if is_normed_after else None,
+        post_norm=None if is_normed_after else after_attention,
         gate_up=product("mlp.gate_proj", "mlp.up_proj"),
         down=product("mlp.down_proj"),
+        mlp_norm=norm("post_feedforward_layernorm"),
         places=places,
     )
 
 
 def pack_plain(weights: Weights, _config: Config) -> Layer:
-    """Return a layer whose queries and keys are not normed."""
+    """Return a layer without norms of single heads."""
     return pack_layer(weights)

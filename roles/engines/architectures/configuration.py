@@ -6,16 +6,25 @@ Keys without effect are ignored and named in notes. All refusals are reported to
 """
 
 import json
+import math
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 from huggingface_hub.errors import StrictDataclassError
 from typing_extensions import override
 
-from roles.engines.architectures.architecture import Architecture, Config, head_size, key_heads
+from roles.engines.architectures.architecture import (
+    Architecture,
+    Config,
+    head_size,
+    key_heads,
+    scales_of,
+)
 from roles.engines.architectures.keys import ADVICE, COMPUTED, ONLY_AS, WINDOWS, WITHOUT_EFFECT
 from roles.engines.architectures.registry import architecture_of
 from roles.engines.architectures.rope import set_rope
+from roles.engines.architectures.unsupported import UNSUPPORTED
 
 
 class UnsupportedModelError(ValueError):
@@ -35,6 +44,9 @@ _FULL = "full_attention"
 _WINDOW_REFUSAL = (
     "config.sliding_window: attention in windows is not computed; take a model without windows"
 )
+
+_SHORTER = ", or set max_position_embeddings to the window: shorter sequences are computed alike"
+"""Advice for a model that has one window in all layers."""
 
 _SIZES = (
     "vocab_size",
@@ -82,7 +94,8 @@ def examine(architecture: str, values: Mapping[str, Any]) -> tuple[Config, tuple
             refusals.append(_unknown(key, value, architecture))
     if ignored:
         notes.append(f"config: without effect on what is computed: {', '.join(sorted(ignored))}")
-    notes += set_rope(arguments, refusals)
+    notes += set_rope(arguments, refusals, made.config.default_theta)
+    notes += _set_window(made, arguments)
     config = _made(made, arguments, refusals)
     if config is None or refusals:
         raise UnsupportedModelError(*dict.fromkeys(refusals))
@@ -94,10 +107,38 @@ def explicit(config: Config) -> dict[str, Any]:
     computed = COMPUTED | architecture_of(config.model_type).computed
     keys = sorted(computed - WINDOWS - {"rope_theta", "rope_scaling", "rope_parameters"})
     values = {key: getattr(config, key) for key in keys if hasattr(config, key)}
+    if _has_one_window(config):
+        # Hugging Face's default is a window; one that no sequence leaves is none.
+        values["sliding_window"] = config.max_position_embeddings
     return values | {"rope_parameters": dict(config.rope_parameters or {})}
 
 
+def _has_one_window(config: Config | type[Config]) -> bool:
+    """Tell whether one window is that of all layers, as in Mistral."""
+    return hasattr(config, "sliding_window") and not hasattr(config, "layer_types")
+
+
+def _set_window(made: Architecture, arguments: dict[str, Any]) -> list[str]:
+    """Drop the window of all layers when no sequence is longer; return notes."""
+    window, positions = (
+        arguments.get(key, getattr(made.config, key, None))
+        for key in ("sliding_window", "max_position_embeddings")
+    )
+    if not _has_one_window(made.config) or type(window) is not int or type(positions) is not int:
+        return []
+    if window < positions:
+        return []
+    arguments["sliding_window"] = None
+    return [f"config.sliding_window: {window} is ignored, no sequence has more positions"]
+
+
 def _architecture(name: str) -> Architecture:
+    if name in UNSUPPORTED:
+        own = UNSUPPORTED[name]
+        raise UnsupportedModelError(
+            f"architecture {name!r}: {own.feature} cannot be computed; take another model, the "
+            f"nearest architecture is {own.nearest}"
+        )
     try:
         return architecture_of(name)
     except ValueError as error:
@@ -148,8 +189,15 @@ def _made(made: Architecture, arguments: dict[str, Any], refusals: list[str]) ->
             f"config.num_hidden_layers must not exceed {_LAYERS_MAX}; take a model with fewer"
         )
         return None
+    turning = arguments.get("no_rope_layers")
+    if isinstance(turning, list) and (
+        len(turning) != layers or not all(type(one) is int and one in {0, 1} for one in turning)
+    ):
+        refusals.append("config.no_rope_layers must have a 0 or a 1 for each layer; correct it")
+        return None
     try:
-        config = made.config(**arguments)
+        # A default of these may be outside the vocabulary, and a padding token is not trained.
+        config = made.config(**arguments, pad_token_id=None, bos_token_id=None)
         refusals += _faults(config)
     except (StrictDataclassError, ArithmeticError, LookupError, TypeError, ValueError) as error:
         reason = " ".join(str(error).split())
@@ -166,8 +214,16 @@ def _faults(config: Config) -> Iterator[str]:
         yield "config.head_dim must be an even number; correct it"
     if not wrong and config.num_attention_heads % key_heads(config):
         yield "config.num_key_value_heads must divide the heads; correct it"
-    if any(kind != _FULL for kind in getattr(config, "layer_types", None) or ()):
+    kinds = set(getattr(config, "layer_types", None) or ())
+    if "sliding_attention" in kinds:
         yield _WINDOW_REFUSAL
+    for kind in sorted(kinds - {_FULL, "sliding_attention"}):
+        yield f"config.layer_types: {kind!r:.80} is not computed; take a model of full attention"
+    if _has_one_window(config) and config.sliding_window is not None:
+        yield _WINDOW_REFUSAL + _SHORTER
+    for name, factor in asdict(scales_of(config)).items():
+        if factor is not None and not 0 < factor < math.inf:
+            yield f"config: the factor of {name}, {factor}, is no number above 0; correct it"
     if config.eos_token_id is None:
         yield (
             "config.eos_token_id: a model needs a token that ends a sequence; write its id into "

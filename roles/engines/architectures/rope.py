@@ -4,9 +4,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-_THETA = 10_000.0
-"""Hugging Face's ``rope_theta`` where a file has none."""
-
 _ROPE_KEYS: Mapping[str, frozenset[str]] = {
     "default": frozenset(),
     "linear": frozenset({"factor"}),
@@ -35,10 +32,11 @@ _ROPE_KEYS: Mapping[str, frozenset[str]] = {
 them: their angles depend on the longest sequence of a batch, so two honest engines differ."""
 
 
-def set_rope(arguments: dict[str, Any], refusals: list[str]) -> list[str]:
+def set_rope(arguments: dict[str, Any], refusals: list[str], default_theta: float) -> list[str]:
     """Put all spellings of the rotary embedding into ``rope_parameters``, checked.
 
-    Adds to ``refusals``; returns notes.
+    ``default_theta`` is Hugging Face's ``rope_theta`` where a file has none. Adds to ``refusals``;
+    returns notes.
     """
     theta = arguments.pop("rope_theta", None)
     given = {key: arguments.pop(key, None) for key in ("rope_scaling", "rope_parameters")}
@@ -66,7 +64,7 @@ def set_rope(arguments: dict[str, Any], refusals: list[str]) -> list[str]:
             )
     if len(ropes) < len(given):
         return []
-    one, other = ({"rope_theta": _THETA} | rope for rope in ropes)
+    one, other = ({"rope_theta": default_theta} | rope for rope in ropes)
     if one != other:
         refusals.append(
             "config.rope_scaling and config.rope_parameters differ; keep that which it was "

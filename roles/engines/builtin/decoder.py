@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import rms_norm, scaled_dot_product_attention, silu
 
-from roles.engines.architectures.architecture import Config, Layer, head_size, key_heads
+from roles.engines.architectures.architecture import (
+    Config,
+    Layer,
+    head_size,
+    key_heads,
+    rotated_layers,
+    scales_of,
+)
 from roles.engines.architectures.model import rotary
 from roles.engines.architectures.registry import architecture_of
 from roles.engines.builtin.cache import Cache
@@ -48,6 +55,9 @@ class Decoder:
         self._key_heads = key_heads(config)
         self._head_size = head_size(config)
         self._rotary = rotary(config, device)
+        self._rotates = rotated_layers(config)
+        self._scales = scales_of(config)
+        self._norms_in_float32 = architecture_of(config.model_type).norms_in_float32
         outer = {
             name: tensors[name].to(device, dtype, copy=not streamed)
             for name in (_EMBEDDING, _NORM, _HEAD)
@@ -55,7 +65,7 @@ class Decoder:
         }
         self._embedding, self._norm, *_ = outer.values()
         self._is_tied = _HEAD not in outer
-        self.head = Head(outer.get(_HEAD, self._embedding), head)
+        self.head = Head(outer.get(_HEAD, self._embedding), head, self._scales.logits)
         # One after another: what is packed is no longer held beside its parts.
         layers = (
             architecture_of(config.model_type).pack(
@@ -140,7 +150,7 @@ class Decoder:
         """Append ``tokens[rows, n]`` to the caches; return their states ``[rows, n, hidden]``."""
         for cache in caches:
             cache.extend(tokens.shape[1])
-        states = self._embedding[tokens]
+        states = _scaled(self._embedding[tokens], self._scales.embedding)
         positions = [cache.positions() for cache in caches]
         if len(caches) > 1:
             rows = (
@@ -150,8 +160,9 @@ class Decoder:
         rotation = self._rotary(states, positions[0])
         masks = [cache.mask() for cache in caches]
         for index, layer in enumerate(self._layers):
+            turn = rotation if self._rotates[index] else None
             normed = self._normed(states, layer.input_norm)
-            queries, keys, values = self._project(layer, normed, rotation)
+            queries, keys, values = self._project(layer, normed, turn)
             mixed, first = [], 0
             for cache, mask in zip(caches, masks, strict=True):
                 rows_of_it = slice(first, first + cache.rows)
@@ -159,41 +170,59 @@ class Decoder:
                 mixed.append(self._attend(queries[rows_of_it], *seen, mask))
                 first += cache.rows
             attended = mixed[0] if len(mixed) == 1 else torch.cat(mixed)
-            states = states + layer.output(attended)
+            own = self._normed(layer.output(attended), layer.attention_norm)
+            states = states + _scaled(own, self._scales.residual)
             gate, up = layer.gate_up(self._normed(states, layer.post_norm)).chunk(2, dim=-1)
-            states = states + layer.down(silu(gate) * up)
+            own = self._normed(layer.down(silu(gate) * up), layer.mlp_norm)
+            states = states + _scaled(own, self._scales.residual)
         return self._normed(states, self._norm)
 
     def _project(
-        self, layer: Layer, states: Tensor, rotation: tuple[Tensor, Tensor]
+        self, layer: Layer, states: Tensor, rotation: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return rotated queries and keys, and values, each ``[rows, its heads, n, head]``."""
         rows, length, _ = states.shape
-        mixed = layer.qkv(states).view(rows, length, -1, self._head_size).transpose(1, 2)
+        joined = layer.qkv(states)
+        if layer.projection_norms is not None:
+            widths = [self._heads * self._head_size, self._key_heads * self._head_size]
+            *own, rest = torch.split(joined, [*widths, widths[1]], dim=-1)
+            normed = map(self._normed, own, layer.projection_norms)
+            joined = torch.cat([*normed, rest], dim=-1)
+        mixed = joined.view(rows, length, -1, self._head_size).transpose(1, 2)
         turning, values = mixed.tensor_split([self._heads + self._key_heads], dim=1)
         if layer.query_key_norm is not None:
             turning = self._normed(turning, layer.query_key_norm)
-        queries, keys = _rotated(turning, *rotation).tensor_split([self._heads], dim=1)
+        if rotation is not None:
+            turning = _rotated(turning, *rotation)
+        queries, keys = turning.tensor_split([self._heads], dim=1)
         return queries, keys, values
 
     def _attend(self, queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None) -> Tensor:
         """Return the attention output ``[rows, n, heads * head]`` of one cache's rows."""
         rows, _, length, _ = queries.shape
+        scale = self._scales.attention
         if length == 1:
             # The query heads of one key head become its query positions: no key is copied.
             folded = queries.reshape(rows, self._key_heads, -1, self._head_size)
-            mixed = scaled_dot_product_attention(folded, keys, values, attn_mask=mask)
+            mixed = scaled_dot_product_attention(folded, keys, values, attn_mask=mask, scale=scale)
             return mixed.reshape(rows, 1, -1)
         causal = mask is None
         mixed = scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, is_causal=causal, enable_gqa=True
+            queries, keys, values, attn_mask=mask, is_causal=causal, scale=scale, enable_gqa=True
         )
         return mixed.transpose(1, 2).reshape(rows, length, -1)
 
-    def _normed(self, states: Tensor, weight: Tensor) -> Tensor:
-        """Return the RMS norm, computed in float32 and rounded before the weight, as HF does."""
-        size, eps = weight.shape[-1:], self.config.rms_norm_eps
-        return weight * rms_norm(states.float(), size, eps=eps).to(self.dtype)
+    def _normed(self, states: Tensor, weight: Tensor | None) -> Tensor:
+        """Return the RMS norm, computed in float32 and rounded where Hugging Face does.
+
+        The states themselves where the architecture has no norm.
+        """
+        if weight is None:
+            return states
+        normed = rms_norm(states.float(), weight.shape[-1:], eps=self.config.rms_norm_eps)
+        if self._norms_in_float32:
+            return (weight * normed).to(self.dtype)
+        return weight * normed.to(self.dtype)
 
 
 def _within(tensors: Mapping[str, Tensor], index: int) -> Iterator[tuple[str, Tensor]]:
@@ -204,8 +233,13 @@ def _within(tensors: Mapping[str, Tensor], index: int) -> Iterator[tuple[str, Te
             yield name.removeprefix(prefix), tensor
 
 
+def _scaled(states: Tensor, factor: float) -> Tensor:
+    return states if factor == 1 else states * factor
+
+
 def _rotated(states: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
     """Rotate each head's halves against each other by the angle of the position."""
     first, second = states.chunk(2, dim=-1)
     turned = torch.cat((-second, first), dim=-1)
-    return states * cosine[:, None] + turned * sine[:, None]
+    # OLMo 2 has float32 angles in every precision.
+    return (states * cosine[:, None] + turned * sine[:, None]).to(states.dtype)

@@ -1,6 +1,7 @@
 """The output layer, and the tokens that are drawn from it: the same for workers and validators.
 
-A log-probability is that of the log-softmax of logits / temperature over the whole vocabulary. It
+A log-probability is that of the log-softmax of logits / temperature over the whole vocabulary;
+Granite's logits are divided by a constant of the model, too. It
 is defined by the manifest's ``model.head``, because two honest engines differ by what they round:
 from bf16 states the logits of a bf16 product are 0.06 apart where they are near 16.
 """
@@ -20,12 +21,14 @@ HeadPrecision = Literal["fp32", "model"]
 class Head:
     """The unembedding ``[vocabulary, hidden]`` in the precision of its products.
 
-    A float32 copy is made here, once, and only of weights in another precision.
+    A float32 copy is made here, once, and only of weights in another precision. The logits are the
+    products divided by ``scaling``.
     """
 
-    def __init__(self, unembedding: Tensor, precision: HeadPrecision) -> None:
+    def __init__(self, unembedding: Tensor, precision: HeadPrecision, scaling: float = 1.0) -> None:
         weight = unembedding.detach()
         self.weight = weight.float() if precision == "fp32" else weight
+        self._scaling = scaling
 
     def sample(
         self, states: Tensor, temperature: float, draws: Draws | None, claimed: Tensor | None = None
@@ -34,7 +37,7 @@ class Head:
         states = states.to(self.weight.dtype)
 
         def logits(block: slice) -> Tensor:
-            return _product(states, self.weight[block]).float().div_(temperature)
+            return _product(states, self.weight[block]).float().div_(self._scaling * temperature)
 
         vocabulary = len(self.weight)
         if states.device.type == "cpu":

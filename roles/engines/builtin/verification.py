@@ -19,6 +19,7 @@ from protocol.statistics import Measurement, Recomputed, measured, unmeasured
 from protocol.toploc.layout import Variant
 from protocol.toploc.proof import proof_fault, verify_proofs_batch
 from protocol.types import Version
+from roles.engines.architectures.architecture import scales_of
 from roles.engines.builtin.engine import BuiltinEngine, computed, computed_telling
 from roles.engines.builtin.generation import as_states
 from roles.engines.builtin.head import Head
@@ -67,7 +68,7 @@ class TransformersVerificationEngine(BuiltinEngine, VerificationEngine):
     def load(self, policy: Policy) -> None:
         model = self._model_of(self._read(policy), self._dtype)
         self._models.pop(policy.version, None)
-        head = Head(model.lm_head.weight, self._head_precision)
+        head = Head(model.lm_head.weight, self._head_precision, scales_of(self._config).logits)
         self._models[policy.version] = _Policy(model.model, head)
         while len(self._models) > self._policies_kept:
             del self._models[next(iter(self._models))]

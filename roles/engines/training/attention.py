@@ -16,6 +16,9 @@ from transformers import AttentionInterface
 PACKED = "prime_packed"
 """Name of this attention among those of transformers."""
 
+_WITHOUT_EFFECT = frozenset({"dropout", "position_ids", "use_cache"})
+"""Arguments of transformers' layers that change no score here: there is no dropout."""
+
 Run = tuple[int, int]
 """Length of neighbouring sequences, and how many of them there are."""
 
@@ -25,13 +28,22 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    _attention_mask: Tensor | None,
+    attention_mask: Tensor | None,
     *,
     scaling: float,
     runs: Sequence[Run],
-    **_: Any,
+    **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attend inside each sequence of ``[1, heads, width, size]``; transformers' interface."""
+    """Attend inside each sequence of ``[1, heads, width, size]``; transformers' interface.
+
+    Raises ``ValueError`` for a mask or an argument that changes the scores: a window, sinks,
+    soft-capping. Dropping it would give wrong numbers.
+    """
+    given = {name for name, argument in others.items() if argument is not None}
+    unknown = given - _WITHOUT_EFFECT
+    if attention_mask is not None or unknown:
+        names = ", ".join(sorted(unknown)) or "a mask"
+        raise ValueError(f"packed attention does not compute {names}; train another model")
     # Of the kernels that need no matrix of scores, some know no groups of query heads.
     repeats = query.shape[1] // key.shape[1]
     heads = query, key.repeat_interleave(repeats, 1), value.repeat_interleave(repeats, 1)

@@ -20,7 +20,7 @@ from typing_extensions import override
 
 from protocol.recipe import GrpoSection, ModelSection, SamplingSection
 from protocol.types import Digest, RunId
-from roles.engines.architectures.architecture import CausalLM, Config, head_size
+from roles.engines.architectures.architecture import CausalLM, Config, head_size, scales_of
 from roles.engines.architectures.model import tensors_of
 from roles.engines.builtin.batching import decode
 from roles.engines.builtin.decoder import Decoder
@@ -118,7 +118,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
         super().__init__(model, model.dtype, device)
         self._head_precision = model.head
         self._round = rounding_of(model, run)
-        self._temperature = sampling.temperature
+        self._temperature = sampling.temperature * scales_of(self._config).logits
         self._grpo = grpo
         self._pass_tokens = pass_tokens
         kept_bytes = pass_tokens * _kept_bytes_per_token(self._config)

@@ -25,7 +25,7 @@ from protocol.recipe import ModelSection, ToplocSection
 from protocol.rng import Rng
 from protocol.statistics import Extremes, Recomputed, compared_extremes, measured
 from protocol.toploc.proof import verify_proofs_batch
-from roles.engines.architectures.architecture import Config
+from roles.engines.architectures.architecture import Config, scales_of
 from roles.engines.builtin.decoder import Decoder
 from roles.engines.builtin.generation import as_states
 from roles.engines.builtin.policy import DTYPES
@@ -66,7 +66,10 @@ class Probe:
         """Say how the weights ``unembedded[columns, vocabulary]`` differ from the policy's."""
         dtype = DTYPES[self._toploc.precision]
         name = "model.embed_tokens.weight"
-        own = tensors.get("lm_head.weight", tensors[name])[:, self.columns].to(dtype).float()
+        own = tensors.get("lm_head.weight", tensors[name])[:, self.columns].to(dtype)
+        # vLLM multiplies logits of the head's precision by the reciprocal of Granite's constant.
+        own = own.float() if self._head == "fp32" else own
+        own = (own * (1 / scales_of(self._config).logits)).float()
         wrong = int((unembedded.float() != own.T).sum())
         return f"{wrong} of {own.numel()} weights of the output layer" if wrong else None
 

@@ -36,6 +36,8 @@ def section(architecture, **config):
         *(read_recipe(name).model for name in recipe_names()),
         *(section(name) for name in ("llama", "qwen2", "qwen3")),
         *(section(name, tie_word_embeddings=True) for name in ("llama", "qwen2", "qwen3")),
+        *(section(name) for name in ("mistral", "smollm3", "granite", "olmo2")),
+        section("olmo2", attention_bias=True, head_dim=24),
         section("llama", attention_bias=True),
         section("llama", mlp_bias=True, head_dim=24),
         section("llama", num_key_value_heads=4),

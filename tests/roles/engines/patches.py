@@ -22,6 +22,10 @@ OWN = {
     "qwen2": {},
     "qwen3": {"head_dim": 24, "attention_bias": True},
     "llama": {"attention_bias": True, "mlp_bias": True},
+    "mistral": {"sliding_window": 128},
+    "smollm3": {"no_rope_layers": (1, 0), "mlp_bias": True},
+    "granite": {"attention_bias": True, "residual_multiplier": 0.5, "logits_scaling": 2.0},
+    "olmo2": {"attention_bias": True},
 }
 """What each architecture has that the others lack."""
 

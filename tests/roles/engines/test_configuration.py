@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from transformers import GenerationConfig
+from transformers import CONFIG_MAPPING, GenerationConfig
 
 from protocol.codec import encode
 from protocol.recipe import ModelSection
@@ -11,9 +11,11 @@ from roles.engines.architectures.configuration import (
     UnsupportedModelError,
     configuration,
     examine,
+    explicit,
 )
 from roles.engines.architectures.keys import COMPUTED, WITHOUT_EFFECT
 from roles.engines.architectures.registry import ARCHITECTURES
+from roles.engines.architectures.unsupported import UNSUPPORTED
 from roles.engines.published import section_of
 from tests.roles.engines import tiny
 from tests.roles.engines.test_architectures import LLAMA3, SIZES, YARN
@@ -96,8 +98,45 @@ def test_a_published_file_becomes_a_section_without_defaults(tmp_path):
             "max_window_layers": 28,
             "num_key_value_heads": 2,
         },
+        {  # Mistral 7B v0.3
+            "model_type": "mistral",
+            "architectures": ["MistralForCausalLM"],
+            "num_key_value_heads": 2,
+            "sliding_window": None,
+        },
+        {  # SmolLM3
+            "model_type": "smollm3",
+            "architectures": ["SmolLM3ForCausalLM"],
+            "attention_bias": False,
+            "layer_types": ["full_attention"] * 2,
+            "max_window_layers": 28,
+            "mlp_bias": False,
+            "no_rope_layer_interval": 4,
+            "no_rope_layers": [1, 0],
+            "num_key_value_heads": 2,
+            "pretraining_tp": 2,
+            "sliding_window": None,
+            "use_sliding_window": False,
+        },
+        {  # Granite 3
+            "model_type": "granite",
+            "architectures": ["GraniteForCausalLM"],
+            "attention_bias": False,
+            "attention_multiplier": 0.015625,
+            "embedding_multiplier": 12.0,
+            "logits_scaling": 8.0,
+            "mlp_bias": False,
+            "num_key_value_heads": 2,
+            "residual_multiplier": 0.22,
+        },
+        {  # OLMo 2
+            "model_type": "olmo2",
+            "architectures": ["Olmo2ForCausalLM"],
+            "attention_bias": False,
+            "num_key_value_heads": 4,
+        },
     ],
-    ids=["smollm2", "llama3.2", "qwen3"],
+    ids=["smollm2", "llama3.2", "qwen3", "mistral", "smollm3", "granite", "olmo2"],
 )
 def test_keys_that_published_models_carry_are_known(tmp_path, changes):
     window = {"sliding_window", "max_window_layers", "use_sliding_window", "use_mrope"}
@@ -186,7 +225,9 @@ REFUSED = [
     ({"eos_token_id": None}, "eos_token_id"),
     ({"eos_token_id": 32}, "eos_token_id"),
     ({"eos_token_id": []}, "eos_token_id"),
-    ({"model_type": "mistral"}, "'mistral' is not supported, only qwen2, qwen3, llama"),
+    ({"model_type": "opt"}, f"'opt' is not supported, only {', '.join(ARCHITECTURES)}"),
+    ({"layer_types": ["linear_attention"] * 2}, "config.layer_types: 'linear_attention'"),
+    ({"layer_types": ["chunked_attention"] * 2}, "config.layer_types: 'chunked_attention'"),
     ({"model_type": None}, "'None' is not supported"),
     ({"architectures": ["Qwen2ForSequenceClassification"]}, "config.architectures"),
 ]
@@ -258,8 +299,67 @@ def test_an_absent_directory_is_refused(tmp_path):
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_key_of_hugging_face_is_judged(name):
     """A key that a new version adds makes this fail, and then somebody decides about it."""
-    values = ARCHITECTURES[name].config(**VALUES).to_dict()
+    own = {"sliding_window": None} if name == "mistral" else {}
+    own |= {"pad_token_id": None, "bos_token_id": None}  # of no effect, and dropped
+    values = ARCHITECTURES[name].config(**VALUES, **own).to_dict()
     assert configuration(name, values).to_dict() == values
+
+
+def of(architecture, **values):
+    return configuration(architecture, VALUES | values)
+
+
+def test_a_window_of_all_layers_is_refused_unless_no_sequence_leaves_it():
+    for window in ({"sliding_window": 127}, {"sliding_window": 1}, {}):
+        # Hugging Face's default is 4096, in a model of 8192 positions.
+        positions = {} if window else {"max_position_embeddings": 8192}
+        with pytest.raises(UnsupportedModelError, match=r"config\.sliding_window: .*shorter"):
+            of("mistral", **window, **positions)
+    for window in (128, 4096, None):
+        config = of("mistral", sliding_window=window)
+        assert config.sliding_window is None
+        # A manifest holds no null, and without the key the default would be a window.
+        assert explicit(config)["sliding_window"] == 128
+        assert configuration("mistral", explicit(config)).to_dict() == config.to_dict()
+
+
+def test_layers_that_do_not_rotate_are_named_one_by_one():
+    assert explicit(of("smollm3", no_rope_layer_interval=2))["no_rope_layers"] == [1, 0]
+    for wrong in ([1], [1, 0, 1], [1, 2]):
+        with pytest.raises(UnsupportedModelError, match=r"config\.no_rope_layers must have"):
+            of("smollm3", no_rope_layers=wrong)
+    with pytest.raises(UnsupportedModelError, match="integer"):
+        of("smollm3", no_rope_layer_interval=0)
+
+
+@pytest.mark.parametrize("wrong", [0.0, -1.0, float("inf"), float("nan")])
+def test_factors_that_leave_no_finite_score_are_refused(wrong):
+    with pytest.raises(UnsupportedModelError, match=r"factor of logits, .*is no number above 0"):
+        of("granite", logits_scaling=wrong)
+
+
+def test_tables_without_a_theta_have_that_of_their_architecture():
+    twice = {"rope_scaling": YARN, "rope_parameters": YARN | {"rope_theta": 2e6}}
+    assert of("smollm3", **twice).rope_parameters["rope_theta"] == 2e6
+    with pytest.raises(UnsupportedModelError, match="differ"):
+        of("llama", **twice)
+
+
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_families_that_are_not_computed_are_refused_by_what_they_have(name):
+    """Also when a directory claims to be of the nearest family: its keys give it away."""
+    own = UNSUPPORTED[name]
+    values = CONFIG_MAPPING[name]().to_dict()
+    with pytest.raises(UnsupportedModelError) as caught:
+        configuration(name, values)
+    (line,) = caught.value.refusals
+    assert line.startswith(f"architecture {name!r}: {own.feature} ") and own.nearest in line
+    assert name not in ARCHITECTURES and own.nearest in ARCHITECTURES
+    if name == "olmo":
+        return  # its tensors alone give it away: none of the norms is there
+    disguised = values | {"model_type": own.nearest, "architectures": None}
+    with pytest.raises(UnsupportedModelError):
+        configuration(own.nearest, disguised)
 
 
 def test_values_that_are_passed_on_are_not_changed():

@@ -1,6 +1,8 @@
+import pytest
 import torch
+from transformers import AutoModelForCausalLM, GptOssConfig, MistralConfig
 
-from roles.engines.training.attention import packed_attention
+from roles.engines.training.attention import PACKED, packed_attention
 
 HEADS, KEY_HEADS, SIZE = 4, 2, 8
 RUNS = ((5, 2), (3, 1), (1, 3))
@@ -17,7 +19,7 @@ def test_every_sequence_attends_to_its_own_past_alone():
     weights = torch.randn(1, width, HEADS, SIZE)
 
     packed = [tensor.clone().requires_grad_() for tensor in heads]
-    attended, _ = packed_attention(None, *packed, None, scaling=0.3, runs=RUNS, unknown=1)
+    attended, _ = packed_attention(None, *packed, None, scaling=0.3, runs=RUNS, use_cache=False)
     (attended * weights).sum().backward()
 
     query, key, value = dense = [tensor.clone().requires_grad_() for tensor in heads]
@@ -29,3 +31,35 @@ def test_every_sequence_attends_to_its_own_past_alone():
     torch.testing.assert_close(attended, expected)
     for ours, theirs in zip(packed, dense, strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+SIZES = {
+    "vocab_size": 32,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "named"),
+    [
+        (MistralConfig(**SIZES, sliding_window=2), "sliding_window"),
+        (GptOssConfig(**SIZES, head_dim=8, num_local_experts=2), "s_aux, sliding_window"),
+    ],
+    ids=["window", "sinks"],
+)
+def test_scores_that_it_does_not_compute_are_refused_by_name(config, named):
+    model = AutoModelForCausalLM.from_config(config)
+    model.set_attn_implementation(PACKED)
+    with pytest.raises(ValueError, match=f"packed attention does not compute {named};"):
+        model.model(input_ids=torch.arange(6)[None], runs=((3, 2),), use_cache=False)
+
+
+def test_a_mask_is_refused():
+    heads = torch.ones(1, HEADS, 4, SIZE)
+    mask = torch.ones(1, 1, 4, 4)
+    with pytest.raises(ValueError, match="does not compute a mask"):
+        packed_attention(None, heads, heads, heads, mask, scaling=1.0, runs=((4, 1),))
