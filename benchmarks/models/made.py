@@ -297,14 +297,14 @@ TAKEN = (
         edits=(asks_the_day,),
     ),
     Directory(
-        "mistral-v0.3",
+        "mistral-v3",
         "mistral",
         "no window; heads of 48",
         {"sliding_window": None, "head_dim": 48},
         dtype=torch.bfloat16,
     ),
     Directory(
-        "mistral-v0.1",
+        "mistral-v1",
         "mistral",
         "a window that no sequence leaves; BPE and chat template; 2 end tokens",
         {"sliding_window": SIZES["max_position_embeddings"]},
