@@ -19,7 +19,6 @@ from node.blobs.exchange import BlobExchange
 from node.blobs.limits import ExchangeLimits
 from node.circuits.circuits import Circuits
 from node.context import NodeContext, Ports
-from node.evaluation.collector import EvaluationCollector
 from node.gossip.driver import Gossip
 from node.gossip.pace import paced
 from node.membership.admission import OwnAdmission
@@ -30,6 +29,7 @@ from node.membership.reachability import Reachability
 from node.membership.witness import Witness
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.clock_watch import ClockWatch
+from node.replication.evaluations import EvaluationCollector
 from node.replication.inbox import Inbox, Source
 from node.replication.manifest_exchange import serve_manifest
 from node.replication.message_log import MessageLog

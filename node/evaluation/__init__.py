@@ -1,1 +1,1 @@
-"""The rewards of the rollouts that evaluate versions, as every node sums them up."""
+"""Results of evaluated versions, and the confidence intervals of evaluations."""

@@ -10,7 +10,7 @@ from functools import partial
 import structlog
 from pydantic import TypeAdapter, ValidationError
 
-from node.models.intervals import Estimate, share
+from node.evaluation.intervals import Estimate, share
 from protocol.assignment import assign
 from protocol.ledger.chain import CheckpointEntry
 from protocol.manifest import RunManifest
