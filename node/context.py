@@ -5,6 +5,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from node.evaluation.curve import EvaluationCurve, EvaluationPoint
 from node.streams.places import Trust
 from node.tables import Tables
 from protocol.crypto import Signer
@@ -108,6 +109,13 @@ class NodeContext:
     """How long generation and checks of rollouts take here."""
     training: TrainingSteps = field(default_factory=TrainingSteps)
     """Statistics of the steps that this node's trainer made."""
+    evaluation: EvaluationCurve = field(default_factory=EvaluationCurve)
+    """Rewards of versions on held-out problems."""
+
+    def evaluated(self) -> tuple[EvaluationPoint, ...]:
+        """Return the evaluated versions, ascending."""
+        replica = self.replica
+        return self.evaluation.points(replica.manifest.sampling, replica.ledger.checkpoints)
 
     def http_port(self, peer: PeerId) -> int:
         """Return the port of a peer's HTTP face; 0 without one, and before we know its host."""

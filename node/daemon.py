@@ -29,6 +29,7 @@ from node.membership.reachability import Reachability
 from node.membership.witness import Witness
 from node.replication.anti_entropy import AntiEntropy
 from node.replication.clock_watch import ClockWatch
+from node.replication.evaluations import EvaluationCollector
 from node.replication.inbox import Inbox, Source
 from node.replication.manifest_exchange import serve_manifest
 from node.replication.message_log import MessageLog
@@ -119,6 +120,7 @@ class Daemon:
             ports, replica, self._exchange, downloads, context.changes, context.conditions
         )
         self._bodies = RolloutBodies(replica, ports.blobs, self._exchange)
+        self._evaluation = EvaluationCollector(context, self._bodies)
         self._message_log = MessageLog(ports.store)
         self._incarnation = Incarnation(context, machine)
         self.refusal = ""
@@ -261,6 +263,7 @@ class Daemon:
         """Serve and work until ``stop``."""
         context = self._context
         context.training.restore(context.ports.store)
+        context.evaluation.restore(context.ports.store)
         await self._incarnation.begin()
         await self._inbox.restore()
         await self._bodies.restore()
@@ -291,7 +294,9 @@ class Daemon:
             await self._leave()
 
     def _services(self) -> dict[str, Coroutine[Any, Any, None]]:
-        return {
+        evaluated = self._manifest.evaluation is not None
+        evaluation = {"evaluation": self._evaluation.run()} if evaluated else {}
+        return evaluation | {
             "peers": self._peers.run(),
             "membership": self._announcer.run(),
             "reachability": self._reachability.run(),

@@ -45,6 +45,7 @@ class FaultCode(StrEnum):
     CLOCK_SKEW = "clock-skew", Blame.NOBODY
     DIRECTORY_CALL = "directory-call", Blame.SENDER
     EQUIVOCATION = "equivocation", Blame.AUTHOR
+    EVALUATION_BATCH = "evaluation-batch", Blame.SENDER
     FORMAT = "format", Blame.SENDER
     FRAME_OVERSIZE = "frame-oversize", Blame.SENDER
     FUTURE_EPOCH = "future-epoch", Blame.AUTHOR

@@ -370,6 +370,19 @@ class CreditSection(Section):
     """The share of honest rollouts in which a validator's rewards are not those of the worker."""
 
 
+class EvaluationSection(Section):
+    """Certified rollouts that measure versions on held-out problems; no version learns from them.
+
+    Versions whose number is a multiple of ``every_versions`` are evaluated, the initial one too.
+    """
+
+    every_versions: Annotated[int, Field(ge=1, le=VERSIONS_MAX)]
+    rollouts_per_worker: Annotated[int, Field(ge=1, le=16)] = 1
+    """The first slots of each worker with an evaluated version that have held-out problems."""
+    rows_per_held_out_row: Annotated[int, Field(ge=2, le=100_000)] = 20
+    """Of so many consecutive rows of a data set one is held out."""
+
+
 class Recipe(Section):
     """What a run creator decides; see ``configs/runs``."""
 
@@ -384,6 +397,8 @@ class Recipe(Section):
     shardcast: ShardcastSection
     admission: AdmissionSection
     credit: CreditSection
+    evaluation: Annotated[EvaluationSection | None, LEFT_OUT_WHEN_EMPTY] = None
+    """Without it no version is evaluated, and no row of a data set is held out."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -46,7 +46,9 @@ async def judge(
     finding = check_claims(manifest, commit, sequences)
     if finding is not None:
         return finding
-    assignments = assign(manifest, Digest(commit.checkpoint), judged.worker, commit.slot)
+    assignments = assign(
+        manifest, Digest(commit.checkpoint), judged.worker, commit.slot, commit.version
+    )
     rewards = await task.rewards(assignments, [item.tokens for item in sequences])
     if isinstance(rewards, Unscorable):
         return rewards

@@ -93,7 +93,7 @@ async def generate(run: Run, options: argparse.Namespace) -> None:
     async with run.task() as task:
         for number in range(options.first, options.first + options.rollouts):
             worker, slot = worker_of(1 + number % WORKERS), number // WORKERS
-            assignments = assign(manifest, checkpoint, worker, slot)
+            assignments = assign(manifest, checkpoint, worker, slot, 0)
             prompts = await task.prompts(assignments)
             asked = [
                 GenerationRequest(prompt, item.noise_seed, manifest.sampling.tokens_max)

@@ -163,7 +163,7 @@ class Trial:
         """Do what a worker does for a slot, and claim that the first policy has done it."""
         manifest = self._manifest
         checkpoint = digest(manifest.run_id)  # of a version that nobody announces here
-        assignments = assign(manifest, checkpoint, WORKER.peer_id, slot)
+        assignments = assign(manifest, checkpoint, WORKER.peer_id, slot, 0)
         prompts = await self._task.prompts(assignments)
         requests = [
             GenerationRequest(prompt, item.noise_seed, manifest.sampling.tokens_max)

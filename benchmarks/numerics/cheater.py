@@ -108,7 +108,7 @@ async def work(
     reasons: list[str] = []
     history: list[Sums] = []
     for slot in range(rollouts):
-        assigned = assign(manifest, digest(b"checkpoint"), WORKER.peer_id, slot)
+        assigned = assign(manifest, digest(b"checkpoint"), WORKER.peer_id, slot, 0)
         requests = [
             GenerationRequest(
                 await task.prompt(item.problem_seed, item.length_target),

@@ -196,7 +196,7 @@ class Loop:
         """Answer the prompts that a slot of this step draws, and score the answers."""
         sampling = self._founded.sampling
         checkpoint = digest(f"{self._seed}/{step}".encode())
-        assignments = assign(self._founded, checkpoint, WORKER.peer_id, slot)
+        assignments = assign(self._founded, checkpoint, WORKER.peer_id, slot, 0)
         prompts = await self._task.prompts(assignments)
         requests = [
             GenerationRequest(prompt, item.noise_seed, sampling.tokens_max)

@@ -34,6 +34,7 @@ from node.api.status import (
     TrafficStatus,
 )
 from node.api.tables import LIMITS
+from node.evaluation.curve import EvaluationPoint
 from node.weights.arrivals import SECONDS_BOUNDS
 from roles.durations import CHECK_BOUNDS, GENERATION_BOUNDS
 from roles.training_steps import STATISTICS, TrainingStep
@@ -75,6 +76,7 @@ class NodeMetrics(Collector):
         yield from _machine(status)
         yield from _durations(status)
         yield from _training(status.training.newest)
+        yield from _evaluation(status.evaluation)
         yield from _circuits(status.circuits)
 
     def _outcomes(self, status: NodeStatus) -> Iterator[Metric]:
@@ -194,6 +196,27 @@ def _training(step: TrainingStep | None) -> Iterator[Metric]:
         family = GaugeMetricFamily(f"{PREFIX}_training_{name}", text, labels=())
         if name in known:
             family.add_metric((), known[name])
+        yield family
+
+
+EVALUATION = {
+    "version": "Newest version that was evaluated on held-out problems.",
+    "problems": "Held-out problems of that version.",
+    "reward_mean": "Mean reward of that version on held-out problems.",
+    "reward_low": "Lower bound of the 95 % interval of the mean reward.",
+    "reward_high": "Upper bound of the 95 % interval of the mean reward.",
+    "solved_fraction": "Fraction of answers to held-out problems with the task reward 1.",
+    "solved_low": "Lower bound of the 95 % interval of that fraction.",
+    "solved_high": "Upper bound of the 95 % interval of that fraction.",
+}
+
+
+def _evaluation(points: Sequence[EvaluationPoint]) -> Iterator[Metric]:
+    """Yield the newest evaluated version; without one the gauges have no sample."""
+    for name, text in EVALUATION.items():
+        family = GaugeMetricFamily(f"{PREFIX}_evaluation_{name}", text, labels=())
+        if points:
+            family.add_metric((), getattr(points[-1], name))
         yield family
 
 

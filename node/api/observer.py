@@ -16,6 +16,7 @@ from node.api.judging import judging_status
 from node.api.rollout_counts import counted
 from node.api.status import (
     CHECKPOINTS_MAX,
+    EVALUATIONS_MAX,
     LISTED_MAX,
     CheckpointStatus,
     CircuitsStatus,
@@ -131,6 +132,7 @@ class Observer:
             checks=durations_status(self.context.durations.checks),
             steps=StepsStatus(steps.began_at, steps.seconds),
             training=TrainingStatus(training.newest, training.warning),
+            evaluation=self.context.evaluated()[-EVALUATIONS_MAX:],
             restored=self.restored,
             circuits=self._circuits(),
             gossip_peers=self._gossip_peers(),

@@ -1,6 +1,7 @@
 """Draws what the control API tells, for a terminal of about 100 columns."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 from rich.console import Group, RenderableType
 from rich.padding import Padding
@@ -19,6 +20,7 @@ from node.api.status import (
 )
 from node.api.terminal import BAD, DIM, GOOD, WARN, plain, short_peer
 from node.api.why import FailedRollout, VerdictFinding, Why
+from node.evaluation.curve import EvaluationPoint
 from node.local.units import bytes_text, duration_text
 from protocol.types import Role
 from roles.training_steps import TrainingStep
@@ -90,6 +92,7 @@ def status_view(status: NodeStatus, now: float) -> RenderableType:
         ("swarm", _swarm(status)),
         ("policy", _policy(status)),
         ("reward", _reward(status.checkpoints)),
+        *_evaluation(status.evaluation),
         ("traffic", _traffic(status)),
         *_sending(status),
         *_uptake(status),
@@ -280,6 +283,19 @@ def _loop(status: NodeStatus) -> list[tuple[str, str]]:
     own = f"{loop.own_delay_seconds_max:.1f} s"
     text = f"late by {loop.delay_seconds_max:.1f} s at most; without its waits for a core, by {own}"
     return [("loop", text)]
+
+
+def _evaluation(points: Sequence[EvaluationPoint]) -> list[tuple[str, str]]:
+    """Return a row with the first and the newest version on held-out problems."""
+    if not points:
+        return []
+    told = [points[0], points[-1]] if len(points) > 1 else [points[0]]
+    lines = [
+        f"version {one.version}: {one.reward_mean:.3f} ({one.reward_low:.3f} to "
+        f"{one.reward_high:.3f}), {one.solved_fraction:.0%} of {one.answers} answers solved"
+        for one in told
+    ]
+    return [("held-out reward", "\n".join(lines).replace("%", " %"))]
 
 
 def _training(step: TrainingStep | None) -> list[tuple[str, str]]:

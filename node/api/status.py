@@ -7,9 +7,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus
+from node.evaluation.curve import EvaluationPoint
 from protocol.gossip.report import Level
 from roles.training_steps import TrainingStep
 from roles.uptake import UPTAKE_BOUNDS
+
+EVALUATIONS_MAX = 200
+"""Evaluated versions that a status lists; a guess."""
 
 State = Literal["starting", "joining", "syncing", "ready", "paused", "draining"]
 
@@ -298,6 +302,8 @@ class NodeStatus:
     """Of others' rollouts, since the start, up to each of ``roles.durations.CHECK_BOUNDS``."""
     steps: StepsStatus = StepsStatus()
     training: TrainingStatus = TrainingStatus()
+    evaluation: tuple[EvaluationPoint, ...] = ()
+    """Versions on held-out problems, the newest ``EVALUATIONS_MAX``, ascending."""
     circuits: CircuitsStatus = CircuitsStatus()
     gossip_peers: tuple[GossipPeerStatus, ...] = ()
     """The best score first."""

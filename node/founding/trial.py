@@ -193,7 +193,7 @@ class _Trying:
     async def _rollout(self, engine: "ChildGeneration", slot: int) -> tuple[_Rollout | None, float]:
         manifest = self._manifest
         worker = PeerId(manifest.genesis.creator)
-        assignments = assign(manifest, self._policy.digest, worker, slot)
+        assignments = assign(manifest, self._policy.digest, worker, slot, self._policy.version)
         prompts = await self._task.prompts(assignments)
         require_positions(manifest, max(map(len, prompts)))
         requests = [

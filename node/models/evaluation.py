@@ -8,8 +8,8 @@ from itertools import cycle, islice
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
 
+from node.evaluation.intervals import Estimate, difference, share
 from node.local.errors import ExitCode, NodeError
-from node.models.intervals import Estimate, difference, share
 from node.models.subject import Subject
 from node.models.tasks import EvaluationTask, problem_seeds
 from protocol.rng import Rng

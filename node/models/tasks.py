@@ -1,8 +1,8 @@
 """Tasks of an evaluation, and their held-out problems.
 
-A run draws problem seeds of 64 bits (``protocol.assignment``). The seeds here have 65, so that no
-assignment of any run has one of them: a task that generates its problems makes others of these, as
-far as it has others. A run over rows learns from all of them; held out are rows of another file.
+A run learns from problem seeds of 64 bits (``protocol.assignment``). The seeds here have 65: a task
+that generates its problems makes others of these, as far as it has others. A run over rows holds
+rows out if its manifest has a section ``evaluation``; else rows of another file are held out.
 """
 
 import os
@@ -13,6 +13,7 @@ from pathlib import Path
 from node.local.config import runtime_directories
 from node.local.errors import ExitCode, NodeError
 from node.models.held import HeldRun
+from protocol.assignment import HELD_OUT_SEED
 from protocol.manifest import RunManifest
 from protocol.recipe import EnvironmentSection, validated
 from protocol.rng import Rng
@@ -24,9 +25,6 @@ OWN = "own"
 """The run's own task."""
 
 GENERATORS = "reasoning-gym"
-
-HELD_OUT_SEED = 1 << 64
-"""Seeds from here on are of no assignment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +39,8 @@ class EvaluationTask:
     held_out: bool
     rules: RunManifest | None
     rows: Path = Path()
+    rows_per_held_out_row: int | None = None
+    """As in the manifest whose rows these are."""
 
     @property
     def name(self) -> str:
@@ -72,7 +72,15 @@ class EvaluationTask:
         room = PromptRoom(None, ()) if self.rules is None else PromptRoom.of(self.rules)
         runtimes = runtime_directories(os.environ)
         try:
-            return text_task(self.section, self.rows, read_tokenizer, background, room, runtimes)
+            return text_task(
+                self.section,
+                self.rows,
+                read_tokenizer,
+                background,
+                room,
+                runtimes,
+                self.rows_per_held_out_row,
+            )
         except ValueError as error:
             raise NodeError(
                 f"{self.name} cannot be scored here: {error}", ExitCode.CONFIG
@@ -89,6 +97,7 @@ def problem_seeds(seed: int) -> Iterator[int]:
 def own_task(run: RunManifest, held: HeldRun | None) -> EvaluationTask:
     """Return the run's own task; its rows are those ``held``. Raises ``NodeError``."""
     section = run.environment
+    per = None if run.evaluation is None else run.evaluation.rows_per_held_out_row
     if "dataset" in run.genesis.files:
         if held is None:
             raise NodeError(
@@ -97,9 +106,17 @@ def own_task(run: RunManifest, held: HeldRun | None) -> EvaluationTask:
                 ExitCode.USAGE,
             )
         rows = held.run_file("dataset")
-        return EvaluationTask(section, "rows that the run learns from", False, run, rows)
+        problems = "rows that the run learns from" if per is None else "rows that the run holds out"
+        return EvaluationTask(section, problems, per is not None, run, rows, per)
     if section.name.startswith("verifiers/"):  # its package has a fixed number of them
-        return EvaluationTask(section, "problems that the run learns from", False, run)
+        held_out = "learns from" if per is None else "holds out"
+        return EvaluationTask(
+            section,
+            f"problems that the run {held_out}",
+            per is not None,
+            run,
+            rows_per_held_out_row=per,
+        )
     return EvaluationTask(section, "seeds that no run draws", True, run)
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from node.api.arrivals import ArrivalStatus
 from node.api.status import CheckpointStatus, MemberStatus, NodeStatus, RolloutCounts, StepsStatus
+from node.evaluation.curve import EvaluationPoint
 from node.testnet.idle import idle_share
 from node.testnet.plan import NodePlan
 from node.testnet.poll import Sample
@@ -121,6 +122,12 @@ class SwarmRecord:
     def rewards(self) -> list[tuple[int, float]]:
         """(version, mean reward of its batch); version 0 has no batch."""
         return [(point.version, point.reward_mean) for point in self.checkpoints if point.version]
+
+    @property
+    def evaluation(self) -> tuple[EvaluationPoint, ...]:
+        """Versions on held-out problems, as the node knows them that has read the most answers."""
+        curves = [status.evaluation for status in self.statuses]
+        return max(curves, key=lambda curve: sum(one.answers for one in curve), default=())
 
     @property
     def newest_version(self) -> int:

@@ -44,6 +44,7 @@ def build_report(
         "reward_first": _mean(rewards[:REWARD_WINDOW_STEPS]),
         "reward_last": _mean(rewards[-REWARD_WINDOW_STEPS:]),
         "greedy_eval_last": _rounded(greedy_eval_last, 4),
+        "evaluation": _evaluation(record),
         "expected": _expected(outcome(curve, record.rewards)),
         "rollouts": {
             "committed": counts.committed,
@@ -62,6 +63,16 @@ def build_report(
         "peak_rss_mb": _peak_memory(record),
         "nodes": dict(Counter(str(node.plan.role) for node in record.nodes.values())),
     }
+
+
+def _evaluation(record: SwarmRecord) -> list[dict[str, Any]]:
+    """Return the evaluated versions, as the node knows them that has read the most rollouts."""
+    fields = ("reward_mean", "reward_low", "reward_high", "solved_fraction")
+    return [
+        {"version": one.version, "problems": one.problems, "answers": one.answers}
+        | {name: round(getattr(one, name), 4) for name in fields}
+        for one in record.evaluation
+    ]
 
 
 def _expected(found: Outcome | None) -> dict[str, Any] | None:

@@ -1,11 +1,13 @@
 """What the trainer may learn from next, and whether workers should make more: back-pressure.
 
 Every node computes the same from the ledger, so there is no queue and nobody who hands out work.
+Rollouts that evaluate a version are left out of both: no version learns from them.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 
+from protocol.assignment import is_evaluation
 from protocol.ledger.chain import Chain
 from protocol.ledger.commits import CommitState, Entry
 from protocol.ledger.counts import Counts
@@ -29,10 +31,14 @@ class Demand:
     def file(self, entry: Entry) -> None:
         """Follow a change of state or training of a commit that the ledger holds."""
         awaited = entry.state is CommitState.COMMITTED and entry.timely
-        if (awaited or entry.state is CommitState.CERTIFIED) and entry.trained_in is None:
+        done = entry.state is CommitState.CERTIFIED
+        if (awaited or done) and entry.trained_in is None and not self._is_evaluation(entry):
             self._unlearned[entry.commit.digest] = entry
         else:
             self.forget(entry.commit.digest)
+
+    def _is_evaluation(self, entry: Entry) -> bool:
+        return is_evaluation(self._manifest, entry.version, entry.commit.message.slot)
 
     def forget(self, commit: Digest) -> None:
         """Leave a commit out."""
@@ -53,7 +59,11 @@ class Demand:
         take a version that has reached nobody until its batch was old.
         """
         certified, current = CommitState.CERTIFIED, self.is_current
-        waiting = [one for one in entries if one.state is certified and one.trained_in is None]
+        waiting = [
+            one
+            for one in entries
+            if one.state is certified and one.trained_in is None and not self._is_evaluation(one)
+        ]
         oldest = sorted(filter(current, waiting), key=_age)[: self._awaited_max]
         return {entry.commit.digest for entry in oldest}
 

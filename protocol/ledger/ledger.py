@@ -8,6 +8,7 @@ in has been checked (``replica``). Of two certificates that contradict each othe
 
 from collections.abc import Sequence
 
+from protocol.assignment import is_evaluation
 from protocol.faults import Fault, FaultCode
 from protocol.ledger.branches import Branches
 from protocol.ledger.chain import Chain, CheckpointEntry, IsLive
@@ -256,13 +257,17 @@ class Ledger:
         return self._chain.branch_fault([manifest]) or True
 
     def _batch_fault(self, manifest: Signed[CheckpointManifest]) -> Fault | None:
-        """Check the commits of a batch that are here: their policies are young enough."""
+        """Check the commits of a batch that are here: of young policies, and none evaluates one."""
         oldest = manifest.message.version - 1 - self._manifest.grpo.async_level
         for commit in manifest.message.batch:
             entry = self._known(Digest(commit))
-            if entry is not None and entry.version < oldest:
-                used = entry.version
+            if entry is None:
+                continue
+            used, slot = entry.version, entry.commit.message.slot
+            if used < oldest:
                 return Fault(FaultCode.STALE_BATCH, f"of version {used}, the oldest is {oldest}")
+            if is_evaluation(self._manifest, used, slot):
+                return Fault(FaultCode.EVALUATION_BATCH, f"slot {slot} evaluates version {used}")
         return None
 
     def _has_outcome(self, commit: Digest) -> bool:

@@ -33,4 +33,13 @@ def task_of(
         return of_bundle(task_data / "bundle", manifest.model.vocabulary_size, founded_at)
 
     room = PromptRoom.of(manifest)
-    return text_task(section, task_data / "dataset", read_tokenizer, background, room, runtimes)
+    rule = manifest.evaluation
+    return text_task(
+        section,
+        task_data / "dataset",
+        read_tokenizer,
+        background,
+        room,
+        runtimes,
+        None if rule is None else rule.rows_per_held_out_row,
+    )

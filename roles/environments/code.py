@@ -19,6 +19,7 @@ from typing_extensions import override
 
 from protocol.crypto import digest
 from roles.environments.fences import blocks
+from roles.environments.held_out import SplitRows
 from roles.environments.jail import Jail, places
 from roles.environments.limits import Ended, Limits, Use
 from roles.environments.text import RowTask
@@ -95,7 +96,7 @@ class Code(RowTask):
     def __init__(
         self,
         name: str,
-        read_rows: Callable[[], Rows],
+        read_rows: Callable[[], Rows | SplitRows],
         read_tokenizer: Callable[[], Tokenizer],
         background: Background,
         jail: Jail,

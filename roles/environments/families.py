@@ -8,6 +8,7 @@ from protocol.recipe import EnvironmentSection
 from roles.environments.checker import Checker
 from roles.environments.code import COLUMNS as CODE_COLUMNS
 from roles.environments.code import Code, read_tolerance
+from roles.environments.held_out import HeldOutRows, HoldOut, SplitRows, TrainingRows
 from roles.environments.jail import Jail
 from roles.environments.math import COLUMNS as MATH_COLUMNS
 from roles.environments.math import VERSION as MATH_VERSION
@@ -95,11 +96,13 @@ def text_task(
     background: Background,
     room: PromptRoom,
     runtimes: Sequence[Path] = (),
+    rows_per_held_out_row: int | None = None,
 ) -> TextTask:
     """Return the task, which reads its tokenizer and the rows of ``dataset`` when it is opened.
 
-    ``runtimes`` are directories of installed scoring runtimes. Raises ``ValueError`` when there is
-    no such task, or this machine cannot run it. Blocks for a second.
+    ``runtimes`` are directories of installed scoring runtimes; without ``rows_per_held_out_row``
+    no row is held out. Raises ``ValueError`` when there is no such task, or this machine cannot run
+    it. Blocks for a second.
     """
     name = section.name
     family, _, generator = name.partition("/")
@@ -108,9 +111,16 @@ def text_task(
         raise ValueError(f"no environment {name!r}; {_FAMILIES}")
     interpreter = scoring_interpreter(section, runtimes)
 
-    def read_rows() -> Rows:
+    def read_rows() -> Rows | SplitRows:
         rows = ParquetRows(dataset, COLUMNS[family], section.pass_rates)
-        return UsableRows(name, rows, RowRule(family, room, tokenizer()))
+        rule = RowRule(family, room, tokenizer())
+        if rows_per_held_out_row is None:
+            return UsableRows(name, rows, rule)
+        split = HoldOut(name, rows_per_held_out_row, rows.count)
+        return SplitRows(
+            UsableRows(name, TrainingRows(rows, split), rule),
+            UsableRows(name, HeldOutRows(rows, split), rule),
+        )
 
     match family:
         case "code":
@@ -124,7 +134,7 @@ def text_task(
             checker = Checker("reasoning", interpreter=interpreter)
             return ReasoningGym(name, generator, section.options, tokenizer, background, checker)
         case _:
-            return Verifiers(section, tokenizer, background)
+            return Verifiers(section, tokenizer, background, rows_per_held_out_row)
 
 
 def math_checker(interpreter: Interpreter) -> Checker:
@@ -134,7 +144,7 @@ def math_checker(interpreter: Interpreter) -> Checker:
 
 def math_task(
     section: EnvironmentSection,
-    read_rows: Callable[[], Rows],
+    read_rows: Callable[[], Rows | SplitRows],
     read_tokenizer: Callable[[], Tokenizer],
     background: Background,
     checker: Checker,

@@ -10,6 +10,7 @@ from typing import Any
 from typing_extensions import override
 
 from roles.environments.checker import Checker
+from roles.environments.held_out import SplitRows
 from roles.environments.text import ANSWER_CHARACTERS_MAX, RowTask
 from roles.ports.background import Background
 from roles.ports.engines import Score, Unscorable
@@ -43,7 +44,7 @@ class Math(RowTask):
         self,
         name: str,
         options: Mapping[str, Any],
-        read_rows: Callable[[], Rows],
+        read_rows: Callable[[], Rows | SplitRows],
         read_tokenizer: Callable[[], Tokenizer],
         background: Background,
         checker: Checker,

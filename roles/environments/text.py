@@ -10,9 +10,10 @@ from importlib.metadata import PackageNotFoundError, version
 
 from typing_extensions import override
 
-from protocol.crypto import digest
+from protocol.assignment import HELD_OUT_SEED
 from roles.environments.blocking import in_background
 from roles.environments.fences import blocks
+from roles.environments.held_out import SplitRows, row_of
 from roles.environments.rows import chat_of
 from roles.ports.background import Background
 from roles.ports.engines import Answer, EngineError, Environment, Score
@@ -101,12 +102,12 @@ class TextTask(Environment, ABC):
 class RowTask(TextTask, ABC):
     """A task about the rows of a data set, which have a ``prompt``."""
 
-    _rows: Rows
+    _rows: SplitRows
 
     def __init__(
         self,
         name: str,
-        read_rows: Callable[[], Rows],
+        read_rows: Callable[[], Rows | SplitRows],
         read_tokenizer: Callable[[], Tokenizer],
         background: Background,
     ) -> None:
@@ -116,7 +117,8 @@ class RowTask(TextTask, ABC):
     @override
     async def open(self) -> None:
         await super().open()
-        self._rows = await self._background.run(self._read_rows)
+        rows = await self._background.run(self._read_rows)
+        self._rows = rows if isinstance(rows, SplitRows) else SplitRows(rows, rows)
 
     @override
     async def question(self, seed: int) -> str:
@@ -128,8 +130,9 @@ class RowTask(TextTask, ABC):
 
     async def row(self, seed: int) -> Mapping[str, str]:
         """Return the row of problem ``seed``."""
-        index = row_of(self.name, seed, self._rows.count)
-        return await in_background(self._background, lambda: self._rows.row(index))
+        rows = self._rows.held_out if seed >= HELD_OUT_SEED else self._rows.training
+        index = row_of(self.name, seed, rows.count)
+        return await in_background(self._background, lambda: rows.row(index))
 
 
 def question_of(chat: Chat, length_target: int | None) -> str:
@@ -168,8 +171,3 @@ def require(package: str, required: str, name: str) -> None:
         installed = "none"
     if installed != required:
         raise ValueError(f"{name} needs {package} {required}, installed: {installed}")
-
-
-def row_of(name: str, seed: int, count: int) -> int:
-    """Return the row of problem ``seed`` in the task ``name``, uniform but for under 2**-192."""
-    return int.from_bytes(digest(f"{name}/row/{seed}".encode()), "big") % count

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution, version
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,10 @@ from typing_extensions import override
 from protocol.recipe import EnvironmentSection, first_error
 from roles.environments.asked import AskedTask
 from roles.environments.checker import Checker
+from roles.environments.held_out import HoldOut, row_of
 from roles.environments.jailed.installed import package_digest
 from roles.environments.limits import Limits
-from roles.environments.text import require, row_of
+from roles.environments.text import require
 from roles.ports.background import Background
 from roles.ports.engines import EngineError
 from roles.ports.text import Chat, Message, Tokenizer
@@ -176,27 +178,32 @@ def _chat_of(name: str, said: Any) -> Chat:
 class Verifiers(AskedTask):
     """One package; its score is the sum of its rewards, from 0 to 1."""
 
-    _count: int
+    _row_of: Callable[[int], int]
 
     def __init__(
         self,
         section: EnvironmentSection,
         read_tokenizer: Callable[[], Tokenizer],
         background: Background,
+        rows_per_held_out_row: int | None = None,
     ) -> None:
         """Raise ``ValueError`` for a package that is not here as the run names it."""
         pins = _check(section)
         super().__init__(section.name, read_tokenizer, background, _checker(section.name, pins))
+        self._rows_per_held_out_row = rows_per_held_out_row
 
     @override
     async def open(self) -> None:
         """Read the tokenizer and load the package; raises ``ValueError`` for one that cannot be."""
         await super().open()
-        self._count = await _count_problems(self.name, self._checker)
+        count = await _count_problems(self.name, self._checker)
+        per = self._rows_per_held_out_row
+        every = partial(row_of, self.name, count=count)
+        self._row_of = every if per is None else HoldOut(self.name, per, count).row_of
 
     @override
     def problem(self, seed: int) -> dict[str, Any]:
-        return {"index": row_of(self.name, seed, self._count)}
+        return {"index": self._row_of(seed)}
 
     @override
     async def chat(self, seed: int) -> Chat:

@@ -12,6 +12,7 @@ from itertools import count
 import structlog
 
 from protocol import crypto
+from protocol.assignment import is_evaluation
 from protocol.ledger.commits import window_epochs
 from protocol.messages import RolloutCommit, message_id
 from protocol.rollout import RolloutSequence, encode_body
@@ -151,7 +152,7 @@ class InferenceFlow:
         )
         return policy if usable else None
 
-    def _is_wanted(self, slot: int, checkpoint: Digest) -> bool:
+    def _is_wanted(self, slot: int, checkpoint: Digest, version: Version) -> bool:
         """Tell whether a slot should be begun now, if the engine has a place for it."""
         if any(one.checkpoint == checkpoint and one.slot > slot for one in self._making):
             return True  # it failed before, and those after it wait for it
@@ -160,6 +161,8 @@ class InferenceFlow:
         limit = self._making.concurrency.limit
         if uncommitted + unsettled >= self._unsettled_max() + limit - 1:
             return False  # what is wanted is a look at all that waits
+        if is_evaluation(self._context.manifest, version, slot):
+            return True  # no version waits for it, and the last one is evaluated too
         # We count on all of ours, others on as many as they give us credit for.
         wanted = ledger.wanted() - max(0, unsettled - self._credit())
         return wanted > 0 and (not uncommitted or uncommitted + 1 <= self._share() * wanted)
@@ -240,7 +243,7 @@ class InferenceFlow:
             if policy is None or not checkpoint or checkpoint.message.policy != policy.digest:
                 return  # nothing to do, or superseded while it was being loaded
             slot = self._next_slot(checkpoint.digest, policy.version)
-            if not self._is_wanted(slot, checkpoint.digest):
+            if not self._is_wanted(slot, checkpoint.digest, policy.version):
                 return
             if self._loaded == policy.digest:
                 self._making.begin(policy.version, checkpoint.digest, slot)

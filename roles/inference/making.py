@@ -117,7 +117,9 @@ class SlotsInTheMaking:
 
     async def _make(self, making: Making) -> Made:
         manifest = self._context.manifest
-        assignments = assign(manifest, making.checkpoint, self._context.peer_id, making.slot)
+        assignments = assign(
+            manifest, making.checkpoint, self._context.peer_id, making.slot, making.version
+        )
         try:
             prompts = await self._task.prompts(assignments)
             requests = [

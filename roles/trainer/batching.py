@@ -194,7 +194,9 @@ class Batching:
         sequences = read_body(context.manifest, message, body)
         if isinstance(sequences, Finding):
             return None
-        assignments = assign(context.manifest, checkpoint.digest, entry.commit.signer, message.slot)
+        assignments = assign(
+            context.manifest, checkpoint.digest, entry.commit.signer, message.slot, message.version
+        )
         if check_claims(context.manifest, message, sequences) is not None:
             return None  # a committee may have certified what the model cannot compute
         prompts = await self._task.prompts(assignments)

@@ -62,7 +62,7 @@ class GrindingTransport(GossipingTransport):
 
     def _difficulty(self, replica: Replica, head: Signed[CheckpointManifest], key: Identity) -> int:
         """Return what the problems of a key's first slot come to, small when they are easy."""
-        sequences = assign(replica.manifest, head.digest, key.peer_id, 0)
+        sequences = assign(replica.manifest, head.digest, key.peer_id, 0, head.message.version)
         return sum(sequence.problem_seed for sequence in sequences)
 
     async def _appear(

@@ -106,7 +106,9 @@ class CredulousEnvironment(PassingEnvironment):
             if isinstance(sequences, Fault):
                 continue
             checkpoint, slot = Digest(commit.message.checkpoint), commit.message.slot
-            assignments = assign(self._manifest, checkpoint, commit.signer, slot)
+            assignments = assign(
+                self._manifest, checkpoint, commit.signer, slot, commit.message.version
+            )
             for item, claimed in zip(assignments, sequences, strict=True):
                 self._claims[item.problem_seed, claimed.tokens] = self._score(item, claimed)
         while len(self._claims) > CLAIMS_MAX:

@@ -4,6 +4,8 @@ Almost: a node gives up its newest version for one of a later term. It gives up 
 for a branch that it was cut off from, and then other validators hold that branch already.
 """
 
+from collections.abc import Sequence
+
 from simulations.checkers.swarm import TracedNode
 from simulations.checkers.watch import Watch
 from simulations.checkers.wire import Opened
@@ -98,10 +100,23 @@ class Versions:
             ancestor = self._watch.wire.message(ancestor.fields["parent"])
         if twice:
             self._report(event, version, f"version {version} learned from a rollout a second time")
-        commits = (self._watch.wire.message(digest) for digest in batch)
-        used = min((one.fields["version"] for one in commits if one is not None), default=version)
+        commits = [one for one in map(self._watch.wire.message, batch) if one is not None]
+        used = min((one.fields["version"] for one in commits), default=version)
         if not twice and used + 1 + self._watch.rules.async_level < version:
             self._report(event, version, f"version {version} learned from a rollout of {used}")
+
+        self._check_held_out(event, version, commits)
+
+    def _check_held_out(self, event: Event, version: int, batch: Sequence[Opened]) -> None:
+        """Check that no rollout of a batch is one that measures its version."""
+        if self._watch.rules.evaluation is None:
+            return
+        every, rollouts = self._watch.rules.evaluation
+        for commit in batch:
+            measured, slot = commit.fields["version"], commit.fields["slot"]
+            if not measured % every and slot in range(rollouts):
+                what = f"version {version} learned from an evaluation of version {measured}"
+                self._report(event, version, what)
 
     def _check_order(self, event: Event, member: TracedNode, manifest: Opened) -> None:
         version, term = manifest.fields["version"], manifest.fields["term"]

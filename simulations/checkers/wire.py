@@ -46,12 +46,15 @@ class Rules:
     async_level: int
     steps: int
     fanout: int
+    evaluation: tuple[int, int] | None
+    """Period in versions, and rollouts of each worker, that measure a version."""
 
     @classmethod
     def read(cls, manifest: bytes) -> "Rules":
         """Read the canonical bytes of a run manifest."""
         values = msgpack.unpackb(manifest, raw=False, use_list=False)
         genesis, epochs, committee = values["genesis"], values["epochs"], values["committee"]
+        measured = values.get("evaluation")
         return cls(
             run_id=blake3_digest(manifest),
             genesis_policy=bytes.fromhex(genesis["policy"]),
@@ -68,6 +71,7 @@ class Rules:
             async_level=values["grpo"]["async_level"],
             steps=values["grpo"]["steps"],
             fanout=values["shardcast"]["fanout"],
+            evaluation=measured and (measured["every_versions"], measured["rollouts_per_worker"]),
         )
 
     def epoch_at(self, at: float) -> int:

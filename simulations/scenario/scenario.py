@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from protocol.recipe import ManifestError, Recipe, first_error, load_recipe
+from protocol.recipe import EvaluationSection, ManifestError, Recipe, first_error, load_recipe
 from simulations.scenario.plans import (
     ALL_ROLES,
     Adversaries,
@@ -29,6 +29,9 @@ from simulations.scenario.plans import (
 
 RECIPE = "recipe.toml"
 """The recipe of simulated runs, beside the scenarios; ``[protocol]`` changes parts of it."""
+
+ADDED = {"evaluation": tuple(EvaluationSection.model_fields)}
+"""Sections that the recipe of simulated runs does not have, with their keys."""
 
 EXTENSIONS_MAX = 4
 
@@ -267,11 +270,12 @@ class Scenario(Section):
     def recipe(self) -> Recipe:
         """Return the recipe with this scenario's changes; raises ``ScenarioError``."""
         values = load_recipe(_packaged(RECIPE)).model_dump()
+        values |= {section: {} for section in ADDED.keys() & self.protocol.keys()}
         for section, changes in self.protocol.items():
             if not isinstance(values.get(section), dict):
                 raise ScenarioError(f"unknown key 'protocol.{section}'")
             for key, value in changes.items():
-                if key not in values[section]:
+                if key not in values[section] and key not in ADDED.get(section, ()):
                     raise ScenarioError(f"unknown key 'protocol.{section}.{key}'")
                 values[section][key] = tuple(value) if isinstance(value, list) else value
         try:

@@ -30,6 +30,7 @@ from node.api.v1.answers import (
 from node.api.v1.recording import Recorded
 from node.api.v1.samples import COLUMNS
 from node.api.v1.training import POINTS_MAX
+from node.evaluation.curve import EvaluationPoint
 from protocol.crypto import Identity
 from protocol.shardcast.forest import ForestMember, ForestMembers, tree
 from roles import training_steps
@@ -257,6 +258,7 @@ def ready(count=14, versions=41, steps=60):
             rollouts=counts,
             own_rollouts=RolloutCounts(120, 118, 1, 0, 110, {"computation": 1}),
             rewards=rewards,
+            evaluation=evaluated(rewards),
             happened=tuple(reversed(happened)),
         ),
         history=History(float(pace), tuple(STARTED_AT + at for at in seconds), columns),
@@ -307,6 +309,25 @@ def ready(count=14, versions=41, steps=60):
         ),
         happened=tuple(reversed(happened)),
         training=rewards_known(rewards),
+    )
+
+
+def evaluated(rewards):
+    """Return every fifth version on held-out problems, a little worse than in training."""
+    return tuple(
+        EvaluationPoint(
+            one.version,
+            problems=16,
+            answers=128,
+            reward_mean=one.reward * 0.9,
+            reward_low=one.reward * 0.8,
+            reward_high=one.reward * 0.95,
+            solved_fraction=one.reward * 0.9,
+            solved_low=one.reward * 0.8,
+            solved_high=one.reward * 0.95,
+        )
+        for one in rewards
+        if not one.version % 5
     )
 
 

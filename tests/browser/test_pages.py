@@ -166,6 +166,18 @@ def test_a_page_cannot_be_made_to_run_what_it_is_given(recorded, open_page):
     assert watched.page.evaluate("window.pwned") is None
 
 
+def test_evaluated_versions_are_a_line_with_a_band_beside_the_training_reward(recorded, open_page):
+    page = open_page(recorded("ready")).page
+    chart = page.locator("figure.chart").first
+    chart.locator("path.band.warn").wait_for()
+    line = chart.locator("path.series.warn").get_attribute("d")
+    assert line.count("M") == 1, "the line goes on over versions that are not evaluated"
+    assert line.count("L") > 3
+    assert "held-out problems from" in chart.locator("svg").get_attribute("aria-label")
+    page = open_page(recorded("joining")).page
+    assert page.locator("path.band").count() == 0
+
+
 @pytest.mark.parametrize("state", ["ready", "peers-1000", "versions-10000"])
 def test_what_is_fetched_before_the_first_paint_is_bounded(recorded, open_page, state):
     """However large the swarm; ``benchmarks/first_paint.py`` says how long it takes."""

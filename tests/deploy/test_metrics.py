@@ -10,10 +10,11 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
-from node.api.metrics import NodeMetrics
+from node.api.metrics import EVALUATION, NodeMetrics
 from node.api.pages import DIRECTORY as WEB
 from node.api.server import ControlServer
 from node.api.status import TrainingStatus
+from node.evaluation.curve import EvaluationPoint
 from node.local.datadir import load_api_endpoint, open_data_dir
 from roles.training_steps import STATISTICS
 from tests.node.api.status_examples import EXPLAINED, STATUS, STEP
@@ -49,11 +50,15 @@ def queries(name):
 NAMED = [("alerts", rules()), *((name, queries(name)) for name in ("swarm", "node"))]
 
 
+POINT = EvaluationPoint(0, 16, 128, 0.25, 0.12, 0.4, 0.2, 0.1, 0.3)
+"""A version on held-out problems."""
+
+
 @pytest.fixture
 async def scraped(tmp_path):
     """Return the label sets of each sample that a node's server gives who scrapes it."""
     datadir = open_data_dir(tmp_path / "data")
-    status = replace(STATUS, state="ready", training=TrainingStatus(STEP))
+    status = replace(STATUS, state="ready", training=TrainingStatus(STEP), evaluation=(POINT,))
     server = ControlServer(lambda: status, lambda: EXPLAINED, 0, datadir=datadir)
     await server.start()
     try:
@@ -120,6 +125,23 @@ async def test_a_node_that_does_not_train_has_no_sample_of_a_step(tmp_path):
     text = NodeMetrics(lambda: STATUS).exposition().decode()
     families = {one.name: one for one in text_string_to_metric_families(text)}
     assert families["prime_node_training_kl_nats"].samples == []
+
+
+async def test_the_newest_evaluated_version_is_scraped():
+    points = tuple(
+        EvaluationPoint(version, 16, 128, version / 10, 0.0, 1.0, 0.5, 0.4, 0.6)
+        for version in (0, 5)
+    )
+    for shown, expected in (((), []), (points, [5.0])):
+        text = NodeMetrics(lambda shown=shown: replace(STATUS, evaluation=shown)).exposition()
+        families = {one.name: one for one in text_string_to_metric_families(text.decode())}
+        family = families["prime_node_evaluation_version"]
+        assert [sample.value for sample in family.samples] == expected
+        assert set(EVALUATION) == {
+            name.removeprefix("prime_node_evaluation_")
+            for name in families
+            if name.startswith("prime_node_evaluation_")
+        }
 
 
 def test_legends_name_labels_that_their_queries_keep():

@@ -193,7 +193,11 @@ def ranking(run_id: bytes, commit: bytes, epoch: int) -> list[str]:
     return sorted(peers, key=lambda peer: digest(beacon, commit, peer.encode()))
 
 
-def assignment(run_id: bytes, slot: int) -> list[list[int]]:
+RULE = {"every_versions": 5, "rollouts_per_worker": 2, "rows_per_held_out_row": 20}
+"""A section ``evaluation``."""
+
+
+def assignment(run_id: bytes, slot: int, held_out: int = 0) -> list[list[int]]:
     """Return group, problem seed, noise seed and length target of every sequence of a slot."""
     worker = peer_id(SEEDS[WORKER]).encode()
     root = digest(
@@ -210,7 +214,7 @@ def assignment(run_id: bytes, slot: int) -> list[list[int]]:
         problem, length, *noises = (
             int.from_bytes(stream[at : at + 8], "big") for at in (0, 8, 16, 24)
         )
-        rows += [[group, problem, noise, (10, 20, 30)[length % 3]] for noise in noises]
+        rows += [[group, held_out + problem, noise, (10, 20, 30)[length % 3]] for noise in noises]
     return rows
 
 
@@ -263,6 +267,25 @@ def policy() -> dict[str, Any]:
     return {"tensors": shown, "digest": digest(canonical(sorted(tensors))).hex()}
 
 
+def evaluation() -> dict[str, Any]:
+    """Return slots of a run whose versions 0, 5, … are evaluated, by version and slot."""
+    run = manifest() | {"evaluation": RULE}
+    run_id = digest(canonical(run))
+    slots = {"0/0": 2**64, "0/1": 2**64, "0/2": 0, "4/0": 0, "5/1": 2**64}
+    return {
+        "rule": RULE,
+        "run_id": run_id.hex(),
+        "assignment": {
+            key: assignment(run_id, int(key.partition("/")[2]), first)
+            for key, first in slots.items()
+        },
+        "held_out_rows": [
+            20 * block + int.from_bytes(digest(f"math/rows/held-out/{block}".encode()), "big") % 20
+            for block in range(8)
+        ],
+    }
+
+
 def vectors() -> dict[str, Any]:
     run_id = digest(canonical(manifest()))
     commit = envelope(run_id)
@@ -275,6 +298,7 @@ def vectors() -> dict[str, Any]:
         "commit": commit,
         "ranking": ranking(run_id, bytes.fromhex(commit["digest"]), 8),
         "assignment": {str(slot): assignment(run_id, slot) for slot in (0, 1, 2**53)},
+        "evaluation": evaluation(),
         "admission": admission(run_id, 7),
         "rng": draws(),
         "policy": policy(),

@@ -16,7 +16,9 @@ from protocol.manifest import RunManifest, decode_manifest
 from protocol.membership import Roster
 from protocol.messages import Hardware, NodeRecord, RolloutCommit, Signed, open_envelope, seal
 from protocol.policy import policy_digest
+from protocol.recipe import EvaluationSection
 from protocol.rng import Rng
+from roles.environments.held_out import HoldOut
 from tests.vectors import core_reference
 
 VECTORS = json.loads((Path(__file__).parents[1] / "vectors" / "core.json").read_text())
@@ -96,11 +98,26 @@ def test_committee_ranking(manifest, commit):
 
 @pytest.mark.parametrize("slot", VECTORS["assignment"])
 def test_assignment(manifest, slot):
-    sequences = assign(manifest, digest(b"checkpoint"), identity(0).peer_id, int(slot))
+    sequences = assign(manifest, digest(b"checkpoint"), identity(0).peer_id, int(slot), 0)
     rows = [
         [item.group, item.problem_seed, item.noise_seed, item.length_target] for item in sequences
     ]
     assert rows == VECTORS["assignment"][slot]
+
+
+def test_evaluation(manifest):
+    vectors = VECTORS["evaluation"]
+    rule = EvaluationSection(**vectors["rule"])
+    evaluated = manifest.model_copy(update={"evaluation": rule})
+    assert evaluated.run_id.hex() == vectors["run_id"]
+    for key, expected in vectors["assignment"].items():
+        version, slot = map(int, key.split("/"))
+        worker, checkpoint = identity(0).peer_id, digest(b"checkpoint")
+        items = assign(evaluated, checkpoint, worker, slot, version)
+        rows = [[one.group, one.problem_seed, one.noise_seed, one.length_target] for one in items]
+        assert rows == expected, key
+    split = HoldOut("math/rows", rule.rows_per_held_out_row, 165)
+    assert [split.held_out(block) for block in range(8)] == vectors["held_out_rows"]
 
 
 def test_admission(manifest):

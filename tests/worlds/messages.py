@@ -72,7 +72,7 @@ def run_manifest(trainers=1, validators=6, **sections) -> RunManifest:
     """Return a valid manifest; ``sections`` replaces single keys, such as ``grpo={...}``."""
     values = load_recipe(RECIPE.read_text()).model_dump()
     for name in {**SMALL, **sections}:
-        values[name] |= SMALL.get(name, {}) | sections.get(name, {})
+        values[name] = (values.get(name) or {}) | SMALL.get(name, {}) | sections.get(name, {})
     environment = EnvironmentSection(**values["environment"])
     if environment.in_text:
         values["environment"] = {"runtime": completed(environment)} | values["environment"]

@@ -9,6 +9,7 @@ from typing import Literal
 
 from node.api.arrivals import ArrivalStatus, DurationsStatus, PartyStatus
 from node.api.status import RolloutCounts, State
+from node.evaluation.curve import EvaluationPoint
 from roles.training_steps import TrainingStep
 
 RolloutState = Literal["committed", "certified", "rejected", "expired"]
@@ -100,6 +101,8 @@ class Overview:
     rewards: tuple[RewardPoint, ...] = ()
     training_warning: str = ""
     """Why this trainer's newest step did not change the policy; empty if it did."""
+    evaluation: tuple[EvaluationPoint, ...] = ()
+    """Versions on held-out problems, ascending; empty in a run that evaluates none."""
     happened: tuple[Happening, ...] = ()
 
 

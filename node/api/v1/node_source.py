@@ -205,6 +205,7 @@ class NodeSource(Source):
             own_rollouts=counted(ledger.workers[me]) if me in ledger.workers else RolloutCounts(),
             rewards=self._reward_points(ledger.checkpoints),
             training_warning=observer.context.training.warning,
+            evaluation=observer.context.evaluated()[-POINTS_MAX:],
             happened=self.happenings.rare(HAPPENED_SHOWN),
         )
 

@@ -202,6 +202,7 @@ class Rollouts:
             Digest(message.checkpoint),
             entry.commit.signer,
             message.slot,
+            message.version,
         )[:SEQUENCES_MAX]
         try:
             pairs = await self._texts(environment, assignments, body[:SEQUENCES_MAX])

@@ -29,9 +29,9 @@ function timeTicks(least, most, about) {
 
 export class LineChart {
   // ``series`` are {name, tone}; ``x`` and ``y`` write a value; ``least`` and ``most`` bound the y axis;
-  // ``timed`` tells that x is unix seconds, else it is a whole number.
+  // ``timed`` tells that x is unix seconds, else it is a whole number. A ``sparse`` series has no value at most points.
   constructor({ label, series, x, y, height = 200, least = 0, most = null, timed = false, empty = "Nothing yet." }) {
-    Object.assign(this, { label, series, x, y, height, least, most, timed, emptyText: empty, points: [] });
+    Object.assign(this, { label, series, x, y, height, least, most, timed, emptyText: empty, points: [], bands: {} });
     this.readout = h("p", { className: "readout", "aria-hidden": "true" });
     this.drawing = h("div", { className: "drawing" });
     this.element = h("figure", { className: "chart" },
@@ -42,9 +42,9 @@ export class LineChart {
     this.drawing.addEventListener("pointerleave", () => this.point(null));
   }
 
-  // ``points`` are [x, y of each series]; null where there is no value.
-  set(points) {
-    this.points = points;
+  // ``points`` are [x, y of each series]; null where there is no value. ``bands`` has for a series [x, low, high] ascending.
+  set(points, bands = {}) {
+    Object.assign(this, { points, bands });
     this.draw();
   }
 
@@ -57,7 +57,7 @@ export class LineChart {
       this.readout.textContent = this.points.length ? this.told(this.points[0]) : "";
       return;
     }
-    const values = this.points.flatMap(([, ...ys]) => ys).filter((y) => y !== null);
+    const values = [...this.points, ...Object.values(this.bands).flat()].flatMap(([, ...ys]) => ys).filter((y) => y !== null);
     const low = Math.min(this.least ?? Infinity, ...values);
     const high = Math.max(this.most ?? -Infinity, ...values, low + 1e-9);
     const marks = ticks(low, high, Math.max(2, Math.round(this.height / 52)));
@@ -75,18 +75,26 @@ export class LineChart {
         s("text", { className: "tick", x: LEFT - 8, y: py(value) + 4, "text-anchor": "end" }, this.y(value))]),
       across.map((value) => [write(value), px(value)]).map(([text, x]) =>
         s("text", { className: "tick", x: Math.min(x, width - HALF_LETTER * text.length), y: this.height - 4, "text-anchor": "middle" }, text)),
-      this.series.map((one, index) => this.path(one, index + 1, px, py)));
+      this.series.map((one, index) => [this.band(one, px, py), this.path(one, index + 1, px, py)]));
     this.rule = s("line", { className: "rule", y1: TOP, y2: this.height - BOTTOM, visibility: "hidden" });
     svg.append(this.rule);
     show(this.drawing, svg);
     this.point(null);
   }
 
+  band(one, px, py) {
+    const band = this.bands[one.name] ?? [];
+    if (!band.length) return "";
+    const corner = (x, y) => `${px(x).toFixed(1)} ${py(y).toFixed(1)}`;
+    const edge = [...band.map(([x, , high]) => corner(x, high)), ...band.toReversed().map(([x, low]) => corner(x, low))];
+    return s("path", { className: `band ${one.tone}`, d: `M${edge.join("L")}Z` });
+  }
+
   path(one, index, px, py) {
     let pen = "M";
     const parts = [];
     for (const point of this.points) {
-      if (point[index] === null) { pen = "M"; continue; }
+      if (point[index] === null) { pen = one.sparse && parts.length ? "L" : "M"; continue; }
       parts.push(`${pen}${px(point[0]).toFixed(1)} ${py(point[index]).toFixed(1)}`);
       pen = "L";
     }

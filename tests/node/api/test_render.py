@@ -7,6 +7,7 @@ from rich.console import Console
 from node.api.render import STEP_TEXTS, peers_view, plain, short_peer, status_view, why_view
 from node.api.status import LoopStatus, RolloutCounts, TrainingStatus, UptakeStatus
 from node.api.why import Why
+from node.evaluation.curve import EvaluationPoint
 from roles.training_steps import STATISTICS
 from tests.node.api.status_examples import ARRIVING, EXPLAINED, PEERS, STATUS, STEP
 
@@ -96,6 +97,23 @@ def test_the_newest_step_of_a_trainer_is_told():
     named = {name for line in STEP_TEXTS for _, names in line for name in names}
     assert named == set(STATISTICS)
     assert not any(line.split()[:1] == ["training"] for line in drawn(status_view(STATUS, 2e9)))
+
+
+def test_the_first_and_the_newest_evaluated_version_are_told():
+    points = [
+        EvaluationPoint(version, 16, 128, reward, reward - 0.1, reward + 0.1, solved, 0.1, 0.9)
+        for version, reward, solved in ((0, 0.2, 0.19), (5, 0.4, 0.4), (10, 0.75, 0.74))
+    ]
+    for shown in (points, points[:1]):
+        lines = drawn(status_view(replace(STATUS, evaluation=tuple(shown)), 2e9))
+        at = lines.index(row(lines, "held-out"))
+        assert lines[at].split(maxsplit=2)[2].strip() == (
+            "version 0: 0.200 (0.100 to 0.300), 19 % of 128 answers solved"
+        )
+    lines = drawn(status_view(replace(STATUS, evaluation=tuple(points)), 2e9))
+    newest = "version 10: 0.750 (0.650 to 0.850), 74 % of 128 answers solved"
+    assert lines[lines.index(row(lines, "held-out")) + 1].strip() == newest
+    assert not any("held-out" in line for line in drawn(status_view(STATUS, 2e9)))
 
 
 def test_a_step_without_effect_is_a_warning():

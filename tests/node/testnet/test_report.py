@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 
 from node.api.status import StepsStatus
+from node.evaluation.curve import EvaluationPoint
 from node.founding.expected import Point
 from node.testnet.idle import idle_share
 from node.testnet.plan import CHEATER_KINDS
@@ -20,6 +21,7 @@ KEYS = [
     "reward_first",
     "reward_last",
     "greedy_eval_last",
+    "evaluation",
     "expected",
     "rollouts",
     "trained_without_certificate",
@@ -37,6 +39,17 @@ KEYS = [
 def report_of(record: SwarmRecord, **more) -> dict:
     given = {"run_id": "ab" * 32, "versions": 37, "wall_seconds": 200.04}
     return build_report(record, **{**given, "greedy_eval_last": 0.98765, **more})
+
+
+def test_the_evaluation_is_that_of_the_node_that_has_read_most():
+    record = learned_swarm()
+    assert report_of(record)["evaluation"] == []
+    few, many = (EvaluationPoint(0, n, 8 * n, 0.25, 0.12, 0.4, 0.2, 0.1, 0.3) for n in (4, 16))
+    for node, point in zip(record.nodes.values(), (few, many), strict=False):
+        node.status = replace(node.status, evaluation=(point,))
+    (told,) = report_of(record)["evaluation"]
+    assert (told["version"], told["problems"], told["answers"]) == (0, 16, 128)
+    assert (told["reward_mean"], told["reward_low"], told["reward_high"]) == (0.25, 0.12, 0.4)
 
 
 def test_the_report_says_what_was_recorded(tmp_path):

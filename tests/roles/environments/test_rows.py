@@ -1,8 +1,8 @@
 import pytest
 
 from roles.environments import rows as module
+from roles.environments.held_out import row_of
 from roles.environments.rows import ParquetRows
-from roles.environments.text import row_of
 from tests.worlds.text import write_rows
 
 COLUMNS = ("prompt", "answer")

@@ -115,6 +115,21 @@ def test_a_stale_policy_and_a_finished_run_are_left_alone(tmp_path):
     run_virtual(scenario())
 
 
+def test_the_last_version_is_evaluated_though_nothing_is_wanted(tmp_path):
+    async def scenario():
+        rule = {"every_versions": 2, "rollouts_per_worker": 1}
+        world, _, flow = started(tmp_path, grpo={"steps": 4, "async_level": 2}, evaluation=rule)
+        for version in range(1, 5):
+            world.version()
+            world.hold(version, f"policy {version}".encode())
+        world.run(flow)
+        await world.rest(15)
+        assert [(item.version, item.slot) for item in commits(world)] == [(4, 0)]
+        await world.stop()
+
+    run_virtual(scenario())
+
+
 def test_a_slashed_worker_rests(tmp_path):
     async def scenario():
         world, _, flow = started(tmp_path)
@@ -270,7 +285,7 @@ def test_prompts_say_how_long_the_answer_should_become(tmp_path):
         world.run(flow)
         await world.rest(2)
         commit = world.network.published[-1]
-        items = assign(world.manifest, commit.message.checkpoint, commit.signer, 1)
+        items = assign(world.manifest, commit.message.checkpoint, commit.signer, 1, 0)
         assert {item.length_target for item in items} <= {7, 9}
         assert engine.prompts == [Task().prompt(i.problem_seed, i.length_target) for i in items]
         body = await world.context.blobs.get(commit.message.body)
@@ -350,7 +365,7 @@ def test_a_worker_that_stays_broken_notices_a_new_version(tmp_path):
         world, engine, flow = started(tmp_path)
         flow = InferenceFlow(world.context, engine, world.asked(task := Task()))
         head = world.replica.ledger.head.digest
-        bad = assign(world.manifest, head, world.signer.peer_id, 0)[1].problem_seed
+        bad = assign(world.manifest, head, world.signer.peer_id, 0, 0)[1].problem_seed
 
         def choke(seed):
             if seed == bad:
@@ -379,7 +394,7 @@ def test_a_rollout_without_a_score_is_not_committed_and_a_newer_version_awaited(
         world, engine, _ = started(tmp_path)
         task = Unsure(world.background)
         head = world.replica.ledger.head.digest
-        items = assign(world.manifest, head, world.signer.peer_id, 1)
+        items = assign(world.manifest, head, world.signer.peer_id, 1, 0)
         task.unsure[items[2].problem_seed] = None
         world.run(InferenceFlow(world.context, engine, task))
         await world.rest(5)

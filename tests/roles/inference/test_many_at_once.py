@@ -347,7 +347,7 @@ def test_a_slot_without_a_score_ends_those_after_it_and_none_before(tmp_path, un
         world, _ = started(tmp_path / "a", engine)
         task = Unsure(world.background)
         head = world.replica.ledger.head.digest
-        items = assign(world.manifest, head, world.signer.peer_id, unsure)
+        items = assign(world.manifest, head, world.signer.peer_id, unsure, 0)
         task.unsure[items[1].problem_seed] = None
         flow = InferenceFlow(world.context, engine, task)
         flow._making.concurrency.limit = 4

@@ -354,7 +354,7 @@ def test_a_rollout_without_a_score_is_left_out_and_asked_about_once(tmp_path):
         task = Unsure(world.background)
         batching = Batching(world.context, world.engine, task)
         head = world.replica.ledger.checkpoint(0).digest
-        seed = assign(world.manifest, head, commits[0].signer, 0)[0].problem_seed
+        seed = assign(world.manifest, head, commits[0].signer, 0, 0)[0].problem_seed
         task.unsure[seed] = None
         assert await batching.next(0, b"policy") is None
         assert await batching.next(0, b"policy") is None

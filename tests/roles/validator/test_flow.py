@@ -667,7 +667,7 @@ def test_what_always_breaks_holds_nothing_up_and_is_tried_less_and_less(tmp_path
     async def scenario():
         world = World(tmp_path)
         poison = world.commit()
-        bad = assign(world.manifest, poison.message.checkpoint, poison.signer, 0)[2].problem_seed
+        bad = assign(world.manifest, poison.message.checkpoint, poison.signer, 0, 0)[2].problem_seed
         tried = []
 
         def choke(seed):
@@ -753,7 +753,7 @@ def test_the_assignment_is_that_of_the_checkpoint_which_was_named(tmp_path):
         world = World(tmp_path)
         world.run(world.flow)
         commit = world.commit()
-        expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0)
+        expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
         seen = []
         measure = world.engine.measure
 
@@ -795,7 +795,7 @@ def test_which_sequences_are_measured_is_drawn_after_the_commit(tmp_path, monkey
         beacon = world.replica.electorate.beacon(commit.message.epoch + 1)
         share = world.manifest.toploc.audit_share
         assert drawn == [(beacon, commit.digest, commit.message.sequences, share)]
-        expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0)
+        expected = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
         assert seen == [expected[1].noise_seed]
         await world.stop()
 
@@ -900,7 +900,7 @@ def test_a_reward_below_zero_is_recomputed_and_prompts_say_the_length(tmp_path):
         asked = [
             [Task().prompt(item.problem_seed, 60) for item in items]
             for items in (
-                assign(world.manifest, honest.message.checkpoint, one.peer_id, 0)
+                assign(world.manifest, honest.message.checkpoint, one.peer_id, 0, 0)
                 for one in world.world.workers[:2]
             )
         ]
@@ -920,7 +920,7 @@ def test_there_is_no_verdict_on_a_rollout_without_a_score(tmp_path, forged):
         flow = ValidatorFlow(world.context, world.engine, task)
         claimed = [replace(GOOD, reward=0 if forged and n == 0 else GOOD.reward) for n in range(4)]
         commit = world.commit(encode_body(claimed))
-        items = assign(world.manifest, commit.message.checkpoint, commit.signer, 0)
+        items = assign(world.manifest, commit.message.checkpoint, commit.signer, 0, 0)
         task.unsure[items[3].problem_seed] = None
         world.run(flow)
         await world.rest(2 * EPOCH_SECONDS + 2)

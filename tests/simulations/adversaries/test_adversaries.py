@@ -212,7 +212,7 @@ async def test_a_credulous_validator_comes_to_the_reward_that_is_claimed():
     world = Worlds(run_manifest(sampling=targets))
     manifest, worker = world.manifest, world.workers[0]
     checkpoint = Digest(world.genesis().digest)
-    items = assign(manifest, checkpoint, worker.peer_id, 0)
+    items = assign(manifest, checkpoint, worker.peer_id, 0, 0)
     scores = (1.0, 0.0, 0.25, 0.75)
     claims = tuple(
         reward_of(manifest.sampling, score, 3, item.length_target)

@@ -158,7 +158,7 @@ def test_the_noise_of_a_slot_is_that_which_workers_are_assigned():
     manifest = run_manifest()
     rules = Rules.read(manifest.encoded())
     for slot in (0, 1, 300):
-        assigned = assign(manifest, GENESIS, identity("worker 0").peer_id, slot)
+        assigned = assign(manifest, GENESIS, identity("worker 0").peer_id, slot, 0)
         seed = rules.first_noise_seed(GENESIS, identity("worker 0").peer_id, slot)
         assert seed == assigned[0].noise_seed
 

@@ -1,5 +1,7 @@
 """Each rule alone: a trace that breaks just it, or that comes as near as is allowed."""
 
+from dataclasses import replace
+
 import pytest
 
 from node.api import tables
@@ -272,6 +274,14 @@ def test_nothing_is_learned_from_a_policy_that_was_too_old(too_late):
         manifest = run.published(version, manifest)
     run.published(last, manifest, [commit])
     assert run.rules_broken == ["one-chain"] * too_late
+
+
+@pytest.mark.parametrize("evaluation", [None, (2, 1)])
+def test_nothing_is_learned_from_an_evaluation(evaluation):
+    run = small_run()
+    run.watch.rules = replace(run.watch.rules, evaluation=evaluation)
+    run.published(1, run.genesis, [run.certified("worker-0")])
+    assert run.rules_broken == ["one-chain"] * (evaluation is not None)
 
 
 def test_two_chains_may_learn_from_one_rollout():

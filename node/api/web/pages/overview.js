@@ -2,21 +2,20 @@
 
 import { get } from "../api.js";
 import { LineChart } from "../chart.js";
-import { h, redrawn } from "../dom.js";
+import { h, redrawn, show } from "../dom.js";
 import { about, clean, clock, count, digest, duration, many, percent, reward, short } from "../format.js";
 import { bar, heading, kind, peerLink, section, state, warning } from "../parts.js";
 
 const ROLES = ["trainer", "validator", "inference", "relay"];
 const WINDOW_SECONDS = 30;
+const HELD_OUT = "held-out problems";
 
 export default {
   seconds: 2,
   begin(place, { signal, meta }) {
     const head = h("div"), figures = h("div"), reasons = h("div"), swarm = h("div"), happened = h("div");
-    const rewards = new LineChart({
-      label: "Mean reward of each version's batch", series: [{ name: "reward", tone: "accent" }], height: 260, most: 1,
-      x: (value) => `v${Math.round(value)}`, y: short, empty: "The first version that learned from rollouts has not come yet.",
-    });
+    const learned = h("div");
+    let rewards = null;
     const pace = new LineChart({
       label: "Rollouts certified and rejected a minute", height: 170,
       series: [{ name: "certified", tone: "accent" }, { name: "rejected", tone: "bad" }], x: clock, y: short, timed: true,
@@ -28,7 +27,7 @@ export default {
     });
     place.append(head, figures,
       h("div", { className: "columns wide" },
-        section("Reward by version", "mean of a batch, as its trainer states it and validators have checked", rewards.element),
+        section("Reward by version", "of a batch, as its trainer states it; on held-out problems with a 95 % interval, where the run evaluates versions", learned),
         h("div", {}, section("What became of rollouts", null, reasons))),
       h("div", { className: "columns three" },
         section("A minute", meta.mode === "live" ? "since this node began" : "over the recorded time", pace.element),
@@ -46,14 +45,31 @@ export default {
       draw.reasons(now.rollouts);
       draw.swarm({ members: now.members, total: now.members_total, connected: now.peers_connected, leader: now.leader, slashed: now.slashed, me: now.peer_id });
       draw.happened(now.happened);
-      const least = now.rewards.reduce((low, one) => Math.min(low, one.reward), 0);
-      rewards.least = least;
-      rewards.set(now.rewards.map((one) => [one.version, one.reward]));
+      if (rewards?.series.length !== (now.evaluation.length ? 2 : 1)) show(learned, (rewards = rewardChart(now.evaluation.length)).element);
+      rewards.least = Math.min(0, ...now.rewards.map((one) => one.reward), ...now.evaluation.map((one) => one.reward_low));
+      rewards.set(...curves(now));
       pace.set(rates(history));
       backlog.set(means(history, "backlog"));
     };
   },
 };
+
+function rewardChart(evaluated) {
+  const batches = { name: "training batch", tone: "accent" };
+  return new LineChart({
+    label: "Mean reward by version", height: 260, most: 1,
+    series: evaluated ? [batches, { name: HELD_OUT, tone: "warn", sparse: true }] : [batches],
+    x: (value) => `v${Math.round(value)}`, y: short, empty: "The first version that learned from rollouts has not come yet.",
+  });
+}
+
+// The points and the bands of the rewards: those of batches, and those of evaluated versions.
+function curves({ rewards, evaluation }) {
+  const rows = new Map(rewards.map((one) => [one.version, [one.version, one.reward, null]]));
+  for (const one of evaluation) rows.set(one.version, [one.version, rows.get(one.version)?.[1] ?? null, one.reward_mean]);
+  const points = [...rows.values()].sort(([one], [other]) => one - other);
+  return [points, { [HELD_OUT]: evaluation.map((one) => [one.version, one.reward_low, one.reward_high]) }];
+}
 
 // A minute's rate at each sample, over the half minute before it.
 function rates({ at, columns, interval_seconds: interval }) {

@@ -2,7 +2,7 @@ from math import isclose
 
 import pytest
 
-from node.models.intervals import difference, share
+from node.evaluation.intervals import difference, share
 from protocol.rng import Rng
 
 

@@ -1,0 +1,1 @@
+"""Results of evaluated versions, and the confidence intervals of evaluations."""

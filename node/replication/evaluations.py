@@ -1,0 +1,64 @@
+"""Reads the bodies of the certified rollouts that evaluate versions, one at a time."""
+
+import asyncio
+
+import structlog
+
+from node.context import NodeContext
+from node.replication.rollout_bodies import RolloutBodies
+from protocol.assignment import is_evaluation
+from protocol.audit import Finding, read_body
+from protocol.ledger.commits import CommitState, Entry
+
+log = structlog.get_logger()
+
+
+class EvaluationCollector:
+    """Keeps the curve of this node up to date, an epoch late at most.
+
+    Only bodies of versions are read whose weights are kept: nodes release the others.
+    """
+
+    def __init__(self, context: NodeContext, bodies: RolloutBodies) -> None:
+        self._context = context
+        self._bodies = bodies
+
+    async def run(self) -> None:
+        """Read what is lacking once per epoch until cancelled."""
+        while True:
+            await self.collect()
+            await asyncio.sleep(self._context.replica.manifest.epochs.seconds)
+
+    async def collect(self) -> None:
+        """Read the rollouts that are lacking now; what cannot be had is tried an epoch later."""
+        for entry in self._due():
+            if self._context.evaluation.lacks(entry.commit):
+                await self._read(entry)
+
+    def _due(self) -> list[Entry]:
+        """Return the certified rollouts that evaluate a version which was taken and is kept."""
+        replica = self._context.replica
+        manifest, ledger = replica.manifest, replica.ledger
+        oldest = ledger.version - manifest.shardcast.versions_kept
+        return [
+            entry
+            for entry in ledger.entries.values()
+            if entry.state is CommitState.CERTIFIED
+            and entry.version > oldest
+            and is_evaluation(manifest, entry.version, entry.commit.message.slot)
+            and ledger.is_taken(entry.commit.message.checkpoint)
+        ]
+
+    async def _read(self, entry: Entry) -> None:
+        replica, message = self._context.replica, entry.commit.message
+        voters = replica.tally(entry.commit.digest).verdicts
+        certifier = [] if entry.certificate is None else [entry.certificate.signer]
+        body = await self._bodies.fetch(entry.commit, [entry.commit.signer, *certifier, *voters])
+        if body is None:
+            return
+        sequences = read_body(replica.manifest, message, body)
+        if isinstance(sequences, Finding):  # a committee has certified it nevertheless
+            log.warning("evaluation not read", commit=entry.commit.digest.hex()[:12])
+            return
+        store = self._context.ports.store
+        await self._context.evaluation.add(replica.manifest, entry.commit, sequences, store)

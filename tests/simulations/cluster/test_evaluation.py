@@ -1,0 +1,48 @@
+"""Versions that are evaluated, in a swarm of real daemons."""
+
+import asyncio
+
+from node.evaluation.curve import EvaluationCurve
+from simulations.cluster.world import World
+from simulations.runtime.loop import run_virtual
+from simulations.runtime.trace import Trace
+from simulations.scenario.scenario import load_scenario
+
+EVERY = 2
+
+
+def test_every_node_has_the_curve_and_no_batch_has_a_rollout_of_it():
+    swarm = load_scenario("evaluation")
+    curves, ledgers = {}, []
+
+    async def run() -> None:
+        async def at_the_end(world: World) -> None:
+            await asyncio.sleep(swarm.seconds - 1)
+            for name, machine in world.machines.items():
+                context = machine.daemon.context
+                curves[name] = context.evaluated()
+                restarted = EvaluationCurve()
+                restarted.restore(context.ports.store)
+                manifest, ledger = context.replica.manifest, context.replica.ledger
+                assert restarted.points(manifest.sampling, ledger.checkpoints) == curves[name]
+                ledgers.append(ledger)
+
+        await World(swarm, 1, Trace()).run((at_the_end,))
+
+    run_virtual(run())
+    ledger = ledgers[0]
+    assert ledger.version > 2 * EVERY
+    evaluated = {
+        digest: entry
+        for digest, entry in ledger.entries.items()
+        if entry.version % EVERY == 0 and entry.commit.message.slot == 0
+    }
+    learned = {commit for one in ledger.checkpoints for commit in one.manifest.message.batch}
+    assert learned
+    assert not learned & evaluated.keys()
+    for name, curve in curves.items():
+        assert [point.version for point in curve][:3] == [0, EVERY, 2 * EVERY], name
+        sampling = swarm.recipe().sampling
+        for point in curve:
+            assert point.problems % sampling.prompts_per_rollout == 0
+            assert point.reward_low < point.reward_high
