@@ -56,14 +56,30 @@ LogTo = Annotated[
         autocompletion=completion.step_logs,
     ),
 ]
+Steps = Annotated[
+    int | None, typer.Option(min=1, help="Policy versions to train; 60 of the default recipe.")
+]
+FoundedRun = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="RUN", help="Directory of a founded run, whose trainers and validators take part."
+    ),
+]
+DataDirectory = Annotated[
+    Path | None, typer.Option(help="New directory for all files; a temporary one if not given.")
+]
+EnginePython = Annotated[
+    Path | None, typer.Option(help="Interpreter of their engine processes; default our own.")
+]
+UploadLimit = Annotated[
+    str | None, typer.Option(help="Of each node, for example 2MB/s: lets weights be watched.")
+]
 
 
 @app.command("testnet")
 def run_testnet(
     *,
-    steps: Annotated[
-        int | None, typer.Option(min=1, help="Policy versions to train; 60 of the default recipe.")
-    ] = None,
+    steps: Steps = None,
     minutes: Annotated[
         float, typer.Option(min=0.1, help="End after so many minutes at the latest.")
     ] = MINUTES_DEFAULT,
@@ -78,30 +94,18 @@ def run_testnet(
         int, typer.Option(min=0, help="Dishonest inference nodes, each in another way.")
     ] = 0,
     recipe: RecipeName = RECIPE_DEFAULT,
-    run: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="RUN",
-            help="Directory of a founded run, whose trainers and validators take part.",
-        ),
-    ] = None,
+    run: FoundedRun = None,
     environment: Environment = "",
     seed: Annotated[int, typer.Option(min=0, help="Seed of the first policy.")] = 0,
-    data_dir: Annotated[
-        Path | None, typer.Option(help="New directory for all files; a temporary one if not given.")
-    ] = None,
+    data_dir: DataDirectory = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="Keep all files, also the nodes' and a temporary one's.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the report as JSON.")] = False,
     view: Annotated[bool, typer.Option(help="Redraw a live view on a terminal.")] = True,
     engine: Engine = "builtin",
-    engine_python: Annotated[
-        Path | None, typer.Option(help="Interpreter of their engine processes; default our own.")
-    ] = None,
-    upload_limit: Annotated[
-        str | None, typer.Option(help="Of each node, for example 2MB/s: lets weights be watched.")
-    ] = None,
+    engine_python: EnginePython = None,
+    upload_limit: UploadLimit = None,
     log_to: LogTo = None,
     svg: Annotated[Path | None, typer.Option(hidden=True)] = None,
 ) -> None:
