@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 from protocol.recipe import EnvironmentSection
 from roles.environments.checker import Checker
 from roles.environments.code import Code
+from roles.environments.held_out import SplitRows
 from roles.environments.jail import Jail
 from roles.environments.math import Math
 from roles.environments.reasoning_gym import ADMITTED, ReasoningGym, solution_of
@@ -193,7 +194,7 @@ class Grader:
             case dataset:
                 name = f"reasoning-gym/{dataset}"
                 return ReasoningGym(name, dataset, {}, NoTokens, here, self._generated)
-        task._rows = rows()  # noqa: SLF001 - it is opened without a tokenizer
+        task._rows = SplitRows(rows(), rows())  # noqa: SLF001 - it is opened without a tokenizer
         return task
 
     async def close(self) -> None:

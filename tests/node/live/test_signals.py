@@ -21,13 +21,17 @@ asyncio.run(main())
 """
 
 
+NO_NOHUP = ("env", "--default-signal=HUP")
+"""The tests themselves may run under nohup."""
+
+
 @pytest.fixture
 def program():
     started = []
 
     def start(*before):
         process = subprocess.Popen(
-            [*before, sys.executable, "-c", PROGRAM],
+            [*(before or NO_NOHUP), sys.executable, "-c", PROGRAM],
             stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, stdin=subprocess.DEVNULL, text=True,
         )  # fmt: skip
         started.append(process)

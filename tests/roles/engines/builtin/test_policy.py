@@ -3,7 +3,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import MistralConfig, MistralForCausalLM, Qwen2ForCausalLM
+from transformers import PhiConfig, PhiForCausalLM, Qwen2ForCausalLM
 
 from protocol.types import Digest
 from roles.engines.architectures.configuration import configuration
@@ -112,10 +112,10 @@ def test_a_hugging_face_directory_becomes_a_policy(tiny_config, tmp_path):
 def test_a_directory_of_another_architecture_is_refused(tmp_path):
     sizes = {"vocab_size": 8, "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     heads = {"num_attention_heads": 1, "num_key_value_heads": 1}
-    mistral = MistralForCausalLM(MistralConfig(**sizes, **heads))
-    mistral.save_pretrained(tmp_path / "mistral")
-    with pytest.raises(ValueError, match="mistral"):
-        import_pretrained(tmp_path / "mistral", tmp_path / "p", "fp32")
+    phi = PhiForCausalLM(PhiConfig(**sizes, **heads))
+    phi.save_pretrained(tmp_path / "phi")
+    with pytest.raises(ValueError, match="phi"):
+        import_pretrained(tmp_path / "phi", tmp_path / "p", "fp32")
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ValueError, match="gpt2"):
         section_of(tmp_path, tiny.model("fp32"))

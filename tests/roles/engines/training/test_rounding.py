@@ -157,7 +157,7 @@ async def test_the_ratio_of_the_published_policy_is_one(founded, tmp_path, how):
     tokens = sum(len(one.tokens) for one in samples)
     mean = sum(one.advantage * len(one.tokens) for one in samples) / tokens
     assert metrics.loss == pytest.approx(-mean, abs=1e-7)
-    assert metrics.clip_fraction == 0
+    assert metrics.clip_low_fraction == metrics.clip_high_fraction == 0
 
 
 @pytest.mark.parametrize(("how", "least", "most"), [("dither", 0.9, 1.1), ("nearest", 0.0, 0.35)])
