@@ -30,8 +30,9 @@ def grades(answers):
 
 @pytest.mark.slow
 def test_programs_have_their_score():
-    answers = [*corpus.programs(PYTHON)]
-    assert len(answers) > 300
+    everything = [*corpus.programs(PYTHON)]
+    assert len(everything) > 300
+    answers = everything[::3]  # benchmarks/environments/corpus.py grades all of them
     scores = corpus.scores_of(sys.executable, "user", "unlimited", answers)
     scored = zip(answers, scores, strict=True)
     wrong = {answer.name: score for answer, score in scored if score != answer.score}
