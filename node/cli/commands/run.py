@@ -140,6 +140,11 @@ def create(
         print_json({**values, "dataset": found, "out": None if dry_run else str(out)})
         return
     _show(made.manifest, made.needs, tried)
+    if uncalibrated:
+        _say(
+            "warning: the thresholds were not measured on this model: how many of its honest "
+            "rollouts they reject is not known"
+        )
     if not dry_run:
         _say_what_next(out, trainers, made.manifest.run_id.hex())
 

@@ -239,6 +239,11 @@ def test_thresholds_that_reject_honest_rollouts_found_no_run(model, tmp_path, ca
     assert not (tmp_path / "run").exists()
 
 
+def test_thresholds_of_another_model_are_told(model, tmp_path, capsys):
+    assert create(model, tmp_path / "run", computed=UNMEASURED) == 0
+    assert "the thresholds were not measured on this model" in capsys.readouterr().err
+
+
 def test_a_calibration_is_brought_or_left_out_and_not_both(model, tmp_path, capsys):
     options = ("--calibration", tmp_path / "file", "--uncalibrated")
     assert create(model, tmp_path / "run", *options, computed=()) == 2
