@@ -14,6 +14,7 @@ from node.founding.dataset_rows import pass_rate, run_row
 from protocol.recipe import Recipe
 from roles.engines.tokenizer import HuggingFaceTokenizer
 from roles.environments.families import COLUMNS
+from roles.environments.held_out import HoldOut
 from roles.environments.preamble import primed
 from roles.environments.rows import OPTIONAL_COLUMNS, PASS_RATE, UnusableRowError
 from roles.environments.usable_rows import PromptRoom, RowRule
@@ -89,8 +90,8 @@ def prepare_dataset(
 
     ``say`` gets a line now and then, and one for each of the first bad rows. Raises ``ValueError``
     for a file that is no data set of the recipe's task, and ``DatasetError`` for one without a row
-    that can be used, or with one that cannot unless ``skip_bad_rows`` leaves those out. Runs an
-    event loop.
+    that can be used, with one that cannot unless ``skip_bad_rows`` leaves those out, or with too
+    few to hold one out for evaluations. Runs an event loop.
     """
     report = DatasetReport(str(source), format_of(source))
     try:
@@ -122,6 +123,11 @@ def _fault(report: DatasetReport, recipe: Recipe, *, skip_bad_rows: bool) -> str
             f"{name}: {bad:,} of {report.rows:,} rows cannot be used, the first is {first}; "
             "repair them, or leave them out with --skip-bad-rows"
         )
+    if recipe.evaluation is not None:
+        try:
+            HoldOut(name, recipe.evaluation.rows_per_held_out_row, report.rows_kept)
+        except ValueError as error:
+            return str(error)
     return None
 
 

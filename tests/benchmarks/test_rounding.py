@@ -17,7 +17,7 @@ def test_policies_follow_their_masters_when_they_are_dithered(tmp_path):
         {name: (0.02 * one).bfloat16() for name, one in weights.items()},
         tmp_path / "model.safetensors",
     )
-    command = [sys.executable, str(SCRIPT), "steps", str(tmp_path), "--steps", "3"]
+    command = [sys.executable, str(SCRIPT), str(tmp_path), "--steps", "3"]
     printed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     titles, *rows = (line.split() for line in printed.splitlines())
     last = {row[1]: dict(zip(titles, row, strict=True)) for row in rows}

@@ -37,11 +37,12 @@ def tokenizer(tmp_path_factory):
 def prepare(tmp_path, tokenizer):
     """Return what prepares a file as a data set; its lines are in ``prepare.lines``."""
 
-    def prepared(source, name="code/sums", *, skip_bad_rows=False, **section):
+    def prepared(source, name="code/sums", *, skip_bad_rows=False, evaluation=None, **section):
         values = load_recipe(RECIPE.read_text()).model_dump()
         values["model"]["config"]["max_position_embeddings"] = POSITIONS
         values["sampling"] |= {"tokens_max": TOKENS_MAX, "length_targets": ()}
         values["environment"] |= {"name": name, **section}
+        values["evaluation"] = evaluation
         if name.partition("/")[0] in PACKAGES:
             values["environment"]["runtime"] = runtimes.section(name).runtime
         prepared.lines = []
@@ -340,6 +341,14 @@ def test_a_data_set_without_a_row_that_can_be_used_is_an_error(prepare, tmp_path
     source = write_rows(source, [SUM | {"pass_rate": None}])
     with pytest.raises(DatasetError, match=r"has no row with a pass rate from 0\.5 to 1\.0"):
         prepare(source, pass_rates=(0.5, 1.0), skip_bad_rows=skip_bad_rows)
+
+
+def test_a_data_set_without_a_row_for_evaluations_is_an_error(prepare, tmp_path):
+    rule = {"every_versions": 5, "rows_per_held_out_row": 6}
+    source = write_rows(tmp_path / "rows", good(5))
+    with pytest.raises(DatasetError, match=r"has 5 rows and none can be held out: set .* most 5$"):
+        prepare(source, evaluation=rule)
+    assert prepare(write_rows(source, good(6)), evaluation=rule).rows_kept == 6
 
 
 def test_a_pass_rate_that_is_none_is_a_bad_row(prepare, tmp_path):

@@ -7,14 +7,14 @@ import sys
 import psutil
 
 TESTNET = """
-import multiprocessing, time
+import multiprocessing
 from tests.node.testnet.test_child import work
 
 if __name__ == "__main__":
     process = multiprocessing.get_context("forkserver").Process(target=work)
     process.start()
     print(process.pid, flush=True)
-    time.sleep(600)
+    process.join()
 """
 
 

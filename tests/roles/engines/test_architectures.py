@@ -98,15 +98,12 @@ CASES = [
     Case(
         "smollm3-tied-biases",
         "smollm3",
-        {"no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True},
+        {"no_rope_layers": [0, 1], "attention_bias": True, "mlp_bias": True},
     ),
-    Case("smollm3-first-layer", "smollm3", {"no_rope_layers": [0, 1], "rope_parameters": YARN}),
-    Case("granite-tied", "granite", {"tie_word_embeddings": True, **GRANITE}),
     Case(
-        "granite-biases-sharded",
+        "granite-tied-biases",
         "granite",
-        {"attention_bias": True, "mlp_bias": True, "num_key_value_heads": None, **GRANITE},
-        shard_bytes=30_000,
+        {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, **GRANITE},
     ),
     Case("olmo2", "olmo2", {"rope_theta": 500_000.0}),
     Case(
