@@ -71,3 +71,5 @@ def test_a_node_under_nohup_outlives_its_terminal(program):
     with pytest.raises(subprocess.TimeoutExpired):
         process.wait(0.5)
     assert told(process, signal.SIGTERM)
+    with pytest.raises(subprocess.TimeoutExpired):  # it was the first signal that drains
+        process.wait(0.5)
