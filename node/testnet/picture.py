@@ -1,15 +1,23 @@
 """``reward.png``: the reward curve; drawn in a child, since matplotlib is two seconds of import."""
 
+from collections.abc import Sequence
 from pathlib import Path
+
+from node.evaluation.curve import EvaluationPoint
 
 
 def draw_reward(
     rewards: list[tuple[int, float]],
+    evaluation: Sequence[EvaluationPoint],
     greedy_eval_last: float | None,
     title: str,
     path: Path,
 ) -> None:
-    """Draw mean reward over policy version, and the greedy accuracy of the last one if known."""
+    """Draw mean reward over policy version, and what is known of its evaluations.
+
+    Those are rewards on held-out problems with 95 % intervals, and the greedy accuracy of the last
+    version.
+    """
     import matplotlib as mpl  # noqa: PLC0415 - this module is imported by a light process
 
     mpl.use("Agg")
@@ -21,11 +29,24 @@ def draw_reward(
     means = [reward for _, reward in rewards]
     axes.plot(versions, means, color="#9cc9d1", linewidth=1, label="mean of the batch")
     axes.plot(versions, _smoothed(means), color="#1f7a8c", linewidth=2.2, label="five-batch mean")
+    if evaluation:
+        held_out = [one.reward_mean for one in evaluation]
+        below = [one.reward_mean - one.reward_low for one in evaluation]
+        above = [one.reward_high - one.reward_mean for one in evaluation]
+        axes.errorbar(
+            [one.version for one in evaluation],
+            held_out,
+            yerr=[below, above],
+            fmt="o",
+            color="#3d405b",
+            capsize=3,
+            label="held-out problems, 95 %",
+        )
     if greedy_eval_last is not None and versions:
         label = "greedy, last version"
         axes.scatter([versions[-1]], [greedy_eval_last], color="#e07a5f", zorder=3, label=label)
     axes.set_ylim(min([0.0, *means]), 1.03)  # a length penalty may take more than a task gives
-    axes.set_xlim(left=0)
+    axes.set_xlim(left=-0.5)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_xlabel("policy version")
     axes.set_ylabel("reward of certified rollouts")

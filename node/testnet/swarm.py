@@ -236,6 +236,7 @@ class SwarmRun:
                 launcher.call(
                     draw_reward,
                     self.record.rewards,
+                    self.record.evaluation,
                     greedy,
                     title,
                     self.layout.reward_picture,

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from node.evaluation.curve import EvaluationPoint
 from node.local.datadir import DataDir, load_identity
 from node.local.errors import NodeError
 from node.testnet.child import dishonest
@@ -89,7 +90,8 @@ def test_options_can_be_varied(tmp_path):
 
 
 def test_the_reward_picture_is_drawn_with_and_without_versions(tmp_path):
-    draw_reward([(1, 0.3), (2, 0.4)], 0.9, "arithmetic", tmp_path / "a.png")
-    draw_reward([], None, "arithmetic", tmp_path / "b.png")
+    point = EvaluationPoint(0, 8, 64, 0.25, 0.125, 0.5, 0.25, 0.125, 0.5)
+    draw_reward([(1, 0.3), (2, 0.4)], [point], 0.9, "arithmetic", tmp_path / "a.png")
+    draw_reward([], [], None, "arithmetic", tmp_path / "b.png")
     for name in ("a.png", "b.png"):
         assert (tmp_path / name).read_bytes().startswith(b"\x89PNG")
