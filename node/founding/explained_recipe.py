@@ -3,9 +3,9 @@
 The text loads as the same recipe. Values and comments behind them are those of the given text.
 """
 
-import re
 import textwrap
 from collections.abc import Iterator, Mapping
+from itertools import takewhile
 from typing import Any
 
 import tomlkit
@@ -26,14 +26,14 @@ NOTE = (
 def explained_toml(text: str) -> str:
     """Return the TOML of a recipe, which was validated, with an explanation of every key."""
     document = tomlkit.parse(text)
-    parts = [leading_comment(text), "\n".join(_comment(NOTE)), *_table(recipe_table(), document)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    note, own = "\n".join(_comment(NOTE)), leading_comment(text)
+    heads = [note] if own in {"", note} else [own, note]
+    return "\n\n".join([*heads, *_table(recipe_table(), document)]) + "\n"
 
 
 def leading_comment(text: str) -> str:
     """Return the comment lines that a text begins with."""
-    found = re.match(r"(?:#.*\n)*", text.removeprefix("\N{BYTE ORDER MARK}").lstrip())
-    return "" if found is None else found[0].rstrip()
+    return "\n".join(takewhile(lambda line: line.startswith("#"), text.lstrip().splitlines()))
 
 
 def _table(table: RecipeTable, values: Mapping[str, Any] | None) -> Iterator[str]:
@@ -115,7 +115,8 @@ def _toml(value: Any) -> str:
         return f"{{ {', '.join(inner)} }}" if value else "{}"
     if isinstance(value, list):
         return f"[{', '.join(map(_toml, value))}]"
-    return tomlkit.item(value).as_string()
+    text: str = tomlkit.item(value).as_string()
+    return text
 
 
 def _comment(text: str) -> list[str]:

@@ -51,6 +51,13 @@ class RecipeKey:
         """Return the path with dots."""
         return ".".join(self.path)
 
+    def value_in(self, values: Mapping[str, Any]) -> Any:
+        """Return the key's value in those of a recipe, None where it is left out."""
+        found: Any = values
+        for name in self.path:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
     @property
     def elsewhere(self) -> Mapping[str, str]:
         """Return the key's names in other trainers."""

@@ -419,7 +419,8 @@ def test_a_model_without_a_chat_has_no_task_in_text(model, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["testnet", "intellect2", "tiny-qwen3-bpe", "qwen3-0.6b-math", "smollm2-135m"]
+    "name",
+    ["testnet", "intellect2", "tiny-qwen3-bpe", "qwen3-0.6b-math", "small-text", "smollm2-135m"],
 )
 def test_recipes_that_come_along_are_known_by_name(name):
     assert read_recipe(name).model.end_tokens
