@@ -127,7 +127,7 @@ def uncommented(explained: str, line: str) -> str:
     return explained.replace(f"\n{line}\n", f"\n{line.removeprefix('#')}\n", 1)
 
 
-@pytest.mark.parametrize("name", ["intellect2", "smollm2-135m"])
+@pytest.mark.parametrize("name", ["intellect2", "qwen3-0.6b-math"])
 def test_a_key_that_is_left_out_can_be_set_at_its_line(name):
     recipe, explained = read_recipe(name), explained_toml(recipe_text(name))
     lines = re.findall(r"^#\w+ = .*$", explained.partition("#[evaluation]")[0], re.MULTILINE)
@@ -153,7 +153,7 @@ def test_a_key_that_is_left_out_can_be_set_at_its_line(name):
     ],
 )
 def test_a_table_that_is_left_out_can_be_set_at_its_lines(header, read):
-    before, _, rest = explained_toml(recipe_text("smollm2-135m")).partition(f"\n{header}\n")
+    before, _, rest = explained_toml(recipe_text("qwen3-0.6b-math")).partition(f"\n{header}\n")
     table, gap, after = rest.partition("\n\n[")
     table = re.sub(r"^#(\w+ = )", r"\1", table, flags=re.MULTILINE)
     assert read(load_recipe(f"{before}\n{header.removeprefix('#')}\n{table}{gap}{after}"))
