@@ -31,27 +31,29 @@ Epochs = Annotated[int, Field(ge=0, le=2**31)]
 
 
 class AdmissionSection(Section):
-    """Who may take part beside the keys of the genesis, which need no admission."""
+    """Admission of keys that the genesis does not name."""
 
     rule: Literal["open", "invite", "allowlist"]
+    """Condition for a key that the run does not name: proof of work, an invitation, or a list."""
     workers: tuple[str, ...] = ()
-    """Of an allowlist: who may be a worker. Anybody may be a relay."""
+    """Peer ids of the workers, under ``allowlist``. Anybody may be a relay."""
     work_bits: Annotated[int, Field(ge=0, le=40)] = 0
-    """Of rule ``open``: zero bits that the hash begins with; each doubles the work, 0: none."""
+    """Zero bits at the beginning of the hash, under ``open``; each doubles the work, 0: none."""
     work_kib: Annotated[int, Field(ge=8, le=WORK_KIB_PASSES_MAX)] = 1024
-    """Memory of one hash."""
+    """Memory of one hash in KiB."""
     work_passes: Annotated[int, Field(ge=1, le=16)] = 1
-    """Over that memory."""
+    """Passes of one hash over its memory; times ``work_kib`` at most 8192."""
     inviters: Annotated[
         dict[str, Annotated[int, Field(ge=1, le=QUOTA_MAX)]], Field(max_length=INVITERS_MAX)
     ] = Field(default_factory=dict)
-    """Of rule ``invite``: who may invite beside the creator, and how many keys."""
+    """Peer ids that may invite beside the creator, under ``invite``, and how many keys each."""
     probation_epochs: Epochs = 0
-    """A key counts from the first version on that is made so long after its admission; 0: at
-    once."""
+    """Epochs between the admission of a key and the first version that it may work on; 0: none."""
     settled_epochs: Epochs = 0
-    """A key that has been admitted for so long counts for any version, so that a run in which only
-    newcomers are left goes on."""
+    """Epochs after its admission from which a key may work on any version.
+
+    Above ``probation_epochs``, unless that is 0. Without it a run whose keys are all new stops.
+    """
 
     @property
     def asks_proof(self) -> bool:

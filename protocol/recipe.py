@@ -20,8 +20,9 @@ from pydantic import (
 )
 
 from protocol.admission import AdmissionSection
+from protocol.checks import CommitteeSection, CreditSection, HonestSection
 from protocol.codec import encode
-from protocol.messages import BATCH_MAX, VERDICTS_MAX
+from protocol.messages import BATCH_MAX
 from protocol.runtime import RuntimeSection
 from protocol.section import LEFT_OUT_WHEN_EMPTY, Count, Name, Rate, Seconds, Section, Share
 
@@ -85,23 +86,33 @@ class ModelSection(Section):
     """The model: a Hugging Face architecture with its sizes; the weights are the genesis policy."""
 
     name: str = Field(max_length=128)
+    """Name of the model, for people. A founded run has the name of its directory."""
     architecture: Literal["qwen2", "qwen3", "llama", "mistral", "smollm3", "granite", "olmo2"]
+    """Hugging Face ``model_type``. A founded run has that of its directory."""
     config: dict[str, Any]
-    """As in ``config.json``; an engine refuses by name what it does not compute."""
-    dtype: Literal["fp32", "bf16"]
-    head: Literal["fp32", "model"] = "fp32"
-    """How logits are computed, and with them what a log-probability is.
+    """Sizes and options of the model, as in Hugging Face ``config.json``, without null.
 
-    It is the token's in the log-softmax of logits / temperature over the whole vocabulary, in
-    float32. Under ``fp32`` the logits are the product of the final states, as the model rounds
-    them, with the unembedding, both upcast to float32; under ``model`` they are computed in the
-    model's precision and upcast then.
+    A founded run has those of its directory. An engine refuses by name what it does not compute.
+    """
+    dtype: Literal["fp32", "bf16"]
+    """Precision of the published weights, of generation and of verification.
+
+    The trainer keeps float32 masters in either case. A bf16 policy travels as a small patch, since
+    a step changes few of its weights.
+    """
+    head: Literal["fp32", "model"] = "fp32"
+    """Precision in which logits, and so log-probabilities, are computed.
+
+    A log-probability is the token's in the log-softmax of logits / temperature over the whole
+    vocabulary, in float32. Under ``fp32`` the logits are the product of the final states, as the
+    model rounds them, with the unembedding, both upcast to float32; under ``model`` they are
+    computed in the model's precision and upcast then.
     """
     rounding: Annotated[Literal["dither", "nearest"] | None, LEFT_OUT_WHEN_EMPTY] = None
-    """How a trainer rounds its float32 masters to the weights of a bf16 policy.
+    """Rounding of the trainer's float32 masters to the weights of a bf16 policy.
 
-    ``dither`` rounds by fixed thresholds (``protocol.rounding``). Without the key policies are
-    rounded to nearest, as in the first runs; a run in bf16 is founded with ``dither``.
+    ``dither`` rounds by fixed thresholds, so that small updates are not lost. A bf16 run whose
+    recipe leaves the key out is founded with ``dither``; a manifest without it rounds to nearest.
     """
 
     @field_validator("config")
@@ -136,28 +147,31 @@ class ModelSection(Section):
 
 
 class ExampleSection(Section):
-    """A question and the answer to it, shown to the model before the problem."""
+    """A question and its answer, shown to the model before the problem."""
 
     question: Annotated[str, Field(min_length=1, max_length=PREAMBLE_CHARACTERS_MAX)]
+    """Text of the user's turn."""
     answer: Annotated[str, Field(min_length=1, max_length=PREAMBLE_CHARACTERS_MAX)]
+    """Text of the assistant's turn."""
 
 
 class EnvironmentSection(Section):
-    """The task; one in text has a data set or a generator behind a slash."""
+    """The task. A task in text has a data set or a generator after a slash."""
 
     name: TaskName
+    """Name of the task, such as ``math/rows``, ``code/rows``, ``reasoning-gym/gcd``."""
     pass_rates: tuple[Share, ...] = ()
-    """Least and largest pass rate of the rows of a data set that count; empty: all of them do."""
+    """Least and largest ``pass_rate`` of the rows of a data set that are used; empty: all rows."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Of a generator, such as how many digits its numbers have, or what names a package."""
+    """Options of a generator or package, such as the number of digits of its problems."""
     system: Annotated[str, Field(max_length=PREAMBLE_CHARACTERS_MAX), LEFT_OUT_WHEN_EMPTY] = ""
-    """The system message of each chat; empty: there is none."""
+    """System message before each problem; empty: none."""
     examples: Annotated[
         tuple[ExampleSection, ...], Field(max_length=EXAMPLES_MAX), LEFT_OUT_WHEN_EMPTY
     ] = ()
-    """Turns of user and assistant between the system message and the problem."""
+    """Solved problems, each ``question`` and ``answer``: chat turns before the problem."""
     runtime: Annotated[RuntimeSection | None, LEFT_OUT_WHEN_EMPTY] = None
-    """A manifest of a task in text has one."""
+    """Scoring runtime of a task in text; a founded run has that of its creator's machine."""
 
     @property
     def in_text(self) -> bool:
@@ -180,38 +194,57 @@ class EnvironmentSection(Section):
 
 
 class SamplingSection(Section):
-    """How a rollout is drawn; ``length_targets`` empty means no length reward."""
+    """Sampling of a rollout, the unit that a worker generates and validators check."""
 
     temperature: Annotated[float, Field(gt=0, le=10)]
+    """Divisor of the logits; tokens are drawn from the whole vocabulary."""
     group_size: Count
+    """Answers to one prompt. Advantages are relative to the mean reward of the group."""
     prompts_per_rollout: Count
+    """Prompts of one rollout, which has ``prompts_per_rollout`` times ``group_size`` answers."""
     tokens_max: Count
+    """Most tokens of an answer, without its prompt; a longer answer is cut off."""
     length_targets: tuple[Count, ...] = ()
+    """Lengths in tokens of which each prompt asks for one; empty: no length reward."""
     length_penalty: Share = 0.0
+    """Reward that an answer loses for each token between its length and its target."""
 
 
 class GrpoSection(Section):
-    """Asynchronous GRPO with two-sided clipping, and when a step is taken."""
+    """Asynchronous GRPO with two-sided clipping, and the batches of its steps."""
 
     learning_rate: Annotated[float, Field(gt=0, le=1)]
+    """Learning rate of AdamW, constant after the warm-up."""
     epsilon: Share
+    """Clipping range: the probability ratio of a token counts from 1 - epsilon to 1 + epsilon."""
     delta: Annotated[float, Field(gt=1, le=1000)]
+    """Largest probability ratio of a token with a negative advantage (two-sided clipping)."""
     gradient_clip: Annotated[float, Field(gt=0, le=1000)]
+    """Largest norm of the gradient of an optimiser update; a larger one is scaled down."""
     weight_decay: Share
+    """Weight decay of AdamW."""
     adam_betas: tuple[Share, Share]
+    """Decay rates of AdamW's first and second moment."""
     entropy_coefficient: Share = 0.0
+    """Weight of the entropy bonus in the loss; 0: no bonus."""
     warmup_steps: Annotated[int, Field(ge=0, le=100_000)] = 0
+    """Optimiser steps over which the learning rate rises linearly to its value."""
     updates_per_version: Annotated[int, Field(ge=1, le=64)] = 1
-    """Optimiser updates that a batch is learned in, each from a part of its groups."""
+    """Optimiser updates of one version, each from a part of the groups of its batch."""
     rollouts_per_step: Annotated[int, Field(ge=1, le=BATCH_MAX)]
+    """Rollouts of the batch from which one step makes the next version."""
     refill_max: Annotated[int, Field(ge=0, le=BATCH_MAX)] = 0
-    """Rollouts that a step takes beyond ``rollouts_per_step``, at most, in place of groups whose
-    rewards are all equal: they teach nothing and would make the batch smaller."""
+    """Most rollouts that a step takes beyond ``rollouts_per_step``.
+
+    They replace groups whose rewards are all equal, which teach nothing. With ``rollouts_per_step``
+    they are at most 256, and at most ``rollouts_ahead`` batches.
+    """
     rollouts_ahead: Count
-    """Batches that may wait, certified or in flight, before workers pause (back-pressure)."""
+    """Batches of rollouts, certified or in flight, that may wait before workers pause."""
     async_level: Annotated[int, Field(ge=0, le=64)]
-    """Age in versions of a policy whose rollouts may still be used."""
+    """Largest age, in versions, of the policy of a rollout that a step may use."""
     steps: Annotated[int, Field(ge=1, le=VERSIONS_MAX)]
+    """Steps of the run, each of which makes a version; the run is done after them."""
 
     @property
     def batch_max(self) -> int:
@@ -228,68 +261,46 @@ class GrpoSection(Section):
         return self
 
 
-class HonestValue(Section):
-    """How far an honest engine is from an honest validator in one quantity.
-
-    Values above ``clip`` count as ``clip``. ``mean`` is the largest mean of any honest pair of
-    engines, ``variance`` that of one value such that the sum of ``n`` has ``n`` times it.
-    """
-
-    mean: Annotated[float, Field(ge=0, le=2**23)]
-    variance: Annotated[float, Field(gt=0, le=2**46)]
-    clip: Annotated[float, Field(gt=0, le=2**23)]
-
-
-class HonestSection(Section):
-    """What the statistics of an audit are for honest workers; see ``protocol.audit``."""
-
-    logprob_error: HonestValue
-    """Nats by which a claimed log-probability is off, either way."""
-    logprob_shift: HonestValue
-    """The same with its sign, claimed less recomputed; its mean counts either way."""
-    logprob_outliers: HonestValue
-    """1 for a token whose error is beyond ``logprob_tau``, else 0."""
-    replay_mismatches: HonestValue
-    """1 for a token that the replay of the sampling does not choose, else 0."""
-    sampling_gap: HonestValue
-    """Nats by which a token's score is below the best one."""
-    sampling_surprise: HonestValue
-    """How improbable that gap is under errors of ``gap_sigma``, in nats."""
-    exponent_mismatches: HonestValue
-    """Of the values of a chunk."""
-    mantissa_error: HonestValue
-    """The mean of a chunk, in units of the last place."""
-
-
 class ToplocSection(Section):
-    """The proof format, and what honest workers may differ by from those who check them.
+    """Proof format, and the differences between honest engines that validators allow.
 
     The limits called ``_max`` hold for every chunk or token and are loose: the statistics decide.
+    ``run create`` measures limits, ``logprob_tau``, ``gap_sigma`` and ``honest`` on its model.
     """
 
     precision: Literal["fp32", "bf16"]
+    """Number format of the values in a proof; the same as ``model.dtype``."""
     chunk_tokens: Annotated[int, Field(ge=1, le=1024)]
+    """Consecutive tokens that one proof covers."""
     top_k: Annotated[int, Field(ge=1, le=1024)]
+    """Largest values of a chunk's last hidden states that one proof covers."""
     exponent_mismatches_max: Annotated[int, Field(ge=0, le=1024)]
+    """Most values of a chunk, of its ``top_k``, whose exponents differ."""
     mantissa_error_mean_max: Annotated[float, Field(ge=0, le=2**23)]
+    """Largest mean error of the mantissas of a chunk, in units of the last place."""
     mantissa_error_median_max: Annotated[float, Field(ge=0, le=2**23)]
+    """Largest median error of the mantissas of a chunk, in units of the last place."""
     logprob_error_max: Annotated[float, Field(gt=0, le=100)]
+    """Largest error of a token's log-probability, in nats."""
     sampling_gap_max: Annotated[float, Field(gt=0, le=100)]
+    """Largest distance of a drawn token's score below the best one, in nats."""
     logprob_tau: Annotated[float, Field(gt=0, le=10)]
+    """Error of a log-probability, in nats, from which a token counts as an outlier."""
     gap_sigma: Annotated[float, Field(gt=0, le=10)]
+    """Standard deviation of the error of a score, in nats, behind ``sampling_surprise``."""
     false_reject_rate: Rate = 1e-6
-    """The probability that an honest rollout is rejected, at most."""
+    """Largest probability that an honest rollout is rejected."""
     slash_rate: Rate = 1e-12
-    """The probability that the last rollouts of an honest worker end its standing, at most."""
+    """Largest probability that an honest worker is excluded for its last rollouts."""
     history_rollouts: Annotated[int, Field(ge=4, le=1024)] = 64
-    """How many of a worker's last rollouts are judged together."""
+    """Last rollouts of a worker that are judged together."""
     measured_on: str = Field(max_length=500)
-    """Models, engines and machines that ``honest`` comes from."""
+    """Models, engines and machines of the measurement, for people."""
     measured_tokens: Count
-    """How many honest tokens it rests on."""
+    """Honest tokens of the measurement."""
     honest: HonestSection
     audit_share: Share = 1.0
-    """Of the sequences of a rollout, how many the prefill covers."""
+    """Share of the answers of a rollout that validators recompute; must be 1 for now."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -302,47 +313,39 @@ class ToplocSection(Section):
         return self
 
 
-class CommitteeSection(Section):
-    """Who checks: sizes of the first and of the larger committee, and their deadlines."""
-
-    size: Count
-    escalated_size: Annotated[int, Field(ge=1, le=VERDICTS_MAX)]
-    roster_min: Count
-    """No committee is drawn before this many validators are live."""
-    escalate_after_epochs: Count
-    expire_after_epochs: Count
-    """A commit without an outcome by then has expired."""
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.escalated_size < self.size:
-            raise ValueError("escalated_size must not be smaller than size")
-        if self.expire_after_epochs <= self.escalate_after_epochs:
-            raise ValueError("expire_after_epochs must exceed escalate_after_epochs")
-        return self
-
-
 class EpochSection(Section):
-    """Epoch length, and for how long a member's record keeps it on the roster."""
+    """Length of an epoch, and the lifetime of membership records."""
 
     seconds: Seconds
+    """Length of an epoch in seconds. A commit gets its committee in the epoch after its own."""
     record_epochs: Count
+    """Epochs for which a membership record keeps its node on the roster."""
     refresh_epochs: Count
+    """Epochs after which a node signs and publishes a new record."""
 
 
 class ShardcastSection(Section):
-    """How a checkpoint is cut and spread."""
+    """Distribution of weights: shards, the trees that carry them, and retention."""
 
     shard_bytes: Annotated[int, Field(ge=4096, le=2**32)]
+    """Size of a shard in bytes, the unit of storage."""
     chunk_bytes: Annotated[int, Field(ge=1024, le=2**22)]
+    """Size of a chunk in bytes, the unit that is sent and verified; at most ``shard_bytes``."""
     stripes: Annotated[int, Field(ge=1, le=64)]
+    """Distribution trees of a version, each of which carries an equal part of its chunks."""
     fanout: Annotated[int, Field(ge=2, le=64)]
+    """Children of an inner node of a tree."""
     upload_bytes_per_second_max: Annotated[int, Field(ge=1, le=2**53)] = 125_000_000  # a gigabit
+    """Largest upload bandwidth of a node, in bytes per second, that the trees rely on."""
     versions_kept: Annotated[int, Field(ge=2, le=1024)]
+    """Newest versions that every node keeps; more than ``grpo.async_level``."""
     full_every: Annotated[int, Field(ge=1, le=1024)] = 5
-    """Every node keeps the whole file of such versions: where newcomers begin, to patch it."""
+    """Interval in versions of those whose whole file every node keeps, not only their patch.
+
+    A node that joins downloads the newest of them and applies the patches after it.
+    """
     state_every: Annotated[int, Field(ge=1, le=1024)] = 1
-    """The optimiser state of such versions is published, if there is more than one trainer."""
+    """Interval in versions at which the optimiser state is published to other trainers, if any."""
 
     def forms_kept(self, newest: int) -> range:
         """Return the versions of which every node keeps what it has, file or patch, for others."""
@@ -356,37 +359,25 @@ class ShardcastSection(Section):
         return self
 
 
-REWARD_DISAGREEMENT_RATE = 1e-3
-"""Left out of a manifest, as protocol version 1 began without this key."""
-
-
-class CreditSection(Section):
-    """Rule that ends a worker (``protocol.audit.LIES``), and the rate of honest disagreements."""
-
-    slash: bool
-    reward_disagreement_rate: Annotated[
-        Share, Field(exclude_if=lambda rate: rate == REWARD_DISAGREEMENT_RATE)
-    ] = REWARD_DISAGREEMENT_RATE
-    """The share of honest rollouts in which a validator's rewards are not those of the worker."""
-
-
 class EvaluationSection(Section):
     """Certified rollouts that measure versions on held-out problems; no version learns from them.
 
-    Versions whose number is a multiple of ``every_versions`` are evaluated, the initial one too.
+    Without the section no version is evaluated, and no row of a data set is held out.
     """
 
-    every_versions: Annotated[int, Field(ge=1, le=VERSIONS_MAX)]
+    every_versions: Annotated[int, Field(ge=1, le=VERSIONS_MAX, examples=[5])]
+    """Interval of the versions that are evaluated, beginning with version 0."""
     rollouts_per_worker: Annotated[int, Field(ge=1, le=16)] = 1
-    """The first slots of each worker with an evaluated version that have held-out problems."""
+    """Rollouts on held-out problems of each worker with an evaluated version, its first ones."""
     rows_per_held_out_row: Annotated[int, Field(ge=2, le=100_000)] = 20
-    """Of so many consecutive rows of a data set one is held out."""
+    """Consecutive rows of a data set of which one is held out."""
 
 
 class Recipe(Section):
     """What a run creator decides; see ``configs/runs``."""
 
     name: Name
+    """Name of the run, for people."""
     model: ModelSection
     environment: EnvironmentSection
     sampling: SamplingSection
@@ -398,7 +389,6 @@ class Recipe(Section):
     admission: AdmissionSection
     credit: CreditSection
     evaluation: Annotated[EvaluationSection | None, LEFT_OUT_WHEN_EMPTY] = None
-    """Without it no version is evaluated, and no row of a data set is held out."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -23,14 +23,14 @@ PackageVersion = Annotated[str, Field(max_length=32, pattern=r"^[0-9][0-9a-z.+!]
 
 
 class RuntimeSection(Section):
-    """Requirement of a run."""
+    """Scoring runtime that every machine which scores must have."""
 
-    python: Annotated[str, Field(max_length=8, pattern=r"^3\.[1-9][0-9]?$")]
-    """Minor version of CPython."""
+    python: Annotated[str, Field(max_length=8, pattern=r"^3\.[1-9][0-9]?$", examples=["3.12"])]
+    """Minor version of CPython, such as ``3.12``."""
     packages: Annotated[dict[PackageName, PackageVersion], Field(max_length=PACKAGES_MAX)] = Field(
         default_factory=dict
     )
-    """Exact versions; empty for a task that is scored by the standard library."""
+    """Exact versions by package; empty for a task that the standard library scores."""
 
     def __str__(self) -> str:
         """Return it in words: ``Python 3.12 with sympy 1.14.0, mpmath 1.3.0``."""

@@ -15,8 +15,9 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import NamedTuple
 
+from protocol.checks import HonestSection, HonestValue
 from protocol.messages import Verdict
-from protocol.recipe import HonestSection, HonestValue, ToplocSection
+from protocol.recipe import ToplocSection
 from protocol.toploc.results import ChunkResult
 
 STATISTICS = tuple(HonestSection.model_fields)

@@ -15,11 +15,12 @@ from statistics import median_low
 from typing import NamedTuple
 
 from protocol.audit import UNRELATED_SHARE
+from protocol.checks import HonestValue
 from protocol.fit import IMPROBABLE
 from protocol.ledger.commits import agreed_reason
 from protocol.manifest import RunManifest
 from protocol.messages import Certificate, RolloutCommit, Signed, Verdict
-from protocol.recipe import HonestValue, ToplocSection
+from protocol.recipe import ToplocSection
 from protocol.statistics import PER_CHUNK, SCALE, STATISTICS, Extremes
 from protocol.types import Digest, PeerId
 

@@ -12,9 +12,17 @@ DIRECTORY = "configs/runs"
 
 def read_recipe(recipe: str) -> Recipe:
     """Return a recipe by its name, or from its file; raises ``NodeError`` naming what is wrong."""
+    try:
+        return load_recipe(recipe_text(recipe))
+    except ManifestError as error:
+        raise NodeError(f"{recipe_path(recipe)}: {error}", ExitCode.CONFIG) from None
+
+
+def recipe_text(recipe: str) -> str:
+    """Return the TOML of a recipe by its name, or from its file; raises as ``read_recipe``."""
     path = recipe_path(recipe)
     try:
-        return load_recipe(path.read_text(encoding="utf-8-sig"))
+        return path.read_text(encoding="utf-8-sig")
     except OSError as error:
         if path.parent == _directory():
             raise NodeError(
@@ -23,7 +31,7 @@ def read_recipe(recipe: str) -> Recipe:
                 ExitCode.CONFIG,
             ) from None
         raise NodeError(f"{path}: {error.strerror}", ExitCode.CONFIG) from None
-    except (ManifestError, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
         raise NodeError(f"{path}: {error}", ExitCode.CONFIG) from None
 
 

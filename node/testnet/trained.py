@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-FOUND = "prime-node run create --model DIR --recipe RECIPE --out RUN"
+FOUND = "prime-node run create --model DIR --recipe small-text --dataset ROWS --out RUN"
 """How a run of one's own is founded (docs/run-a-model.md)."""
 
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from protocol.checks import HonestValue
 from protocol.messages import Verdict
-from protocol.recipe import HonestValue
 from protocol.statistics import (
     PER_CHUNK,
     SCALE,

@@ -10,6 +10,7 @@ from node import completion
 from node.cli.commands.context import background, print_json, print_rich
 from node.cli.commands.progress import progress_of
 from node.cli.commands.recalibrate import recalibrate
+from node.cli.commands.recipes import recipe, recipes
 from node.cli.options import Json
 from node.founding.calibration import MARGIN, MINUTES, CalibrationPlan
 from node.founding.creation import CALIBRATION, MANIFEST, Creation, Members, Rows, staging
@@ -165,6 +166,8 @@ def show(
 
 
 app.command()(recalibrate)
+app.command()(recipes)
+app.command()(recipe)
 
 
 def _say(line: str) -> None:

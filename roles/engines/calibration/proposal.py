@@ -12,7 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from protocol.recipe import HonestSection, HonestValue, ToplocSection
+from protocol.checks import HonestSection, HonestValue
+from protocol.recipe import ToplocSection
 from protocol.statistics import PER_CHUNK, STATISTICS, bound, surprise
 from protocol.toploc.results import ChunkResult
 from roles.engines.calibration.recording import Recording

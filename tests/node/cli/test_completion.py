@@ -36,6 +36,7 @@ OFFERED = {
     "prime-node testnet --recipe ": RECIPES,
     "prime-node testnet --engine v": {"vllm"},
     "prime-node run create --model m --recipe tiny": {"tiny-qwen3-bpe"},
+    "prime-node run recipe small": {"small-text"},
     "prime-node scoring install --python ": {"3.11", "3.12", "3.13"},
     "prime-node scoring install --recipe tiny": {"tiny-qwen3-bpe"},
     "prime-node calibrate model --recipe ": RECIPES,

@@ -120,7 +120,7 @@ def test_a_group_without_a_command_shows_its_help_and_says_what_is_missing(capsy
     out, err = capsys.readouterr()
     assert "Usage: prime-node run" in out
     assert err == (
-        "prime-node: error: run needs a command: create, show, recalibrate; "
+        "prime-node: error: run needs a command: create, show, recalibrate, recipes, recipe; "
         "see prime-node run --help\n"
     )
 

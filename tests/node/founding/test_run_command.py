@@ -419,7 +419,8 @@ def test_a_model_without_a_chat_has_no_task_in_text(model, tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    "name", ["testnet", "intellect2", "tiny-qwen3-bpe", "qwen3-0.6b-math", "smollm2-135m"]
+    "name",
+    ["testnet", "intellect2", "tiny-qwen3-bpe", "qwen3-0.6b-math", "small-text", "smollm2-135m"],
 )
 def test_recipes_that_come_along_are_known_by_name(name):
     assert read_recipe(name).model.end_tokens
@@ -428,4 +429,4 @@ def test_recipes_that_come_along_are_known_by_name(name):
 def test_a_recipe_that_is_not_there_is_told_with_those_that_are(model, tmp_path, capsys):
     assert create(model, tmp_path / "run", recipe="llama") == 78
     error = capsys.readouterr().err.splitlines()[-1]
-    assert "no recipe 'llama': there are intellect2, qwen3-0.6b-math, smollm2-135m" in error
+    assert "no recipe 'llama': there are intellect2, qwen3-0.6b-math, small-text" in error

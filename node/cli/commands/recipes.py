@@ -1,0 +1,99 @@
+"""List the recipes that come with the package, or print one with what each key means."""
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from node import completion
+from node.cli.commands.context import print_json, print_rich
+from node.cli.options import Json
+from node.founding.recipes import read_recipe, recipe_text
+from node.local.units import bytes_text
+from protocol.recipe import Recipe
+
+Named = Annotated[
+    str,
+    typer.Argument(
+        metavar="RECIPE", help="A name, or a TOML file.", autocompletion=completion.recipes
+    ),
+]
+Explain = Annotated[
+    bool,
+    typer.Option("--explain", help="Add what each key means, and the keys that are left out."),
+]
+
+
+def recipes(*, as_json: Json = False) -> None:
+    """List the recipes that come with the package, and what they are for.
+
+    Memory is an estimate for one node of each role.
+    """
+    from node.founding.recipe_list import listed_recipes  # noqa: PLC0415 - only this lists them
+
+    found = listed_recipes()
+    if as_json:
+        print_json([asdict(one) for one in found])
+        return
+    from rich.console import Group  # noqa: PLC0415 - slow to import, and --json does without
+    from rich.table import Table  # noqa: PLC0415 - the same
+
+    columns = ("recipe", "weights", "dtype", "task", "trainer", "validator", "worker")
+    facts = Table(*columns, box=None, header_style="bold", pad_edge=False)
+    facts.caption, facts.caption_justify = "Memory of one node of each role, estimated.", "left"
+    purposes = Table("recipe", "for", box=None, header_style="bold", pad_edge=False)
+    for one in found:
+        memory = (one.trainer_bytes, one.validator_bytes, one.worker_bytes)
+        facts.add_row(one.recipe, _short(one.weights), one.dtype, one.task, *map(_size, memory))
+        purposes.add_row(one.recipe, one.purpose)
+    print_rich(Group(facts, "", purposes))
+
+
+def recipe(*, name: Named, explain: Explain = False, as_json: Json = False) -> None:
+    """Print a recipe as TOML, which run create takes.
+
+    With --explain each key has its meaning, limits, default and names in other trainers, and keys
+    that are left out are there as comments. With --json the same is a list of keys.
+    """
+    rules, text = read_recipe(name), recipe_text(name)
+    if as_json:
+        print_json(_keys(rules))
+    elif explain:
+        from node.founding.explained_recipe import explained_toml  # noqa: PLC0415 - as above
+
+        typer.echo(explained_toml(text), nl=False)
+    else:
+        typer.echo(text, nl=False)
+
+
+def _keys(rules: Recipe) -> list[dict[str, object]]:
+    from node.founding.recipe_keys import recipe_table  # noqa: PLC0415 - reads the source
+
+    values = rules.model_dump(mode="json")
+    return [
+        {
+            "key": key.name,
+            "meaning": key.meaning,
+            "type": key.type,
+            "constraints": key.constraints,
+            "required": key.required,
+            "default": key.default,
+            "value": key.value_in(values),
+            "elsewhere": dict(key.elsewhere),
+        }
+        for key in recipe_table().every_key()
+    ]
+
+
+def _size(taken: int | None) -> str:
+    return "" if taken is None else bytes_text(taken)
+
+
+def _short(weights: int | None) -> str:
+    """Return a number of weights as models are named: 135M, 32.8B."""
+    if weights is None:
+        return ""
+    for unit, size in (("B", 10**9), ("M", 10**6), ("K", 10**3)):
+        if weights >= size:
+            return f"{weights / size:.3g}{unit}"
+    return str(weights)

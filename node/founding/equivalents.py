@@ -1,0 +1,135 @@
+"""Names of recipe keys in other trainers, for people who come from one.
+
+They were read in the sources of prime-rl 0.8.0 (559b447, 2026-08-21; ``rl.toml``), TRL 1.10.0.dev0
+(f2cd577, 2026-07-24; ``GRPOConfig`` with what it inherits from transformers' ``TrainingArguments``)
+and verl 0.8.0.dev (b178a3c, 2026-01-29; ``ppo_trainer.yaml``). Words in brackets say where the
+meaning differs. A trainer without a counterpart is left out.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+PRIME_RL, TRL, VERL = "prime-rl", "TRL", "verl"
+
+EQUIVALENTS: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        "name": {
+            PRIME_RL: "run.name",
+            TRL: "run_name",
+            VERL: "trainer.experiment_name",
+        },
+        "model.name": {
+            PRIME_RL: "model.name",
+            TRL: "model_name_or_path",
+            VERL: "actor_rollout_ref.model.path",
+        },
+        "model.dtype": {
+            PRIME_RL: "inference.vllm.dtype",
+            TRL: "model_init_kwargs (its dtype)",
+            VERL: "actor_rollout_ref.rollout.dtype",
+        },
+        "model.head": {
+            PRIME_RL: "inference.enable_fp32_lm_head",
+            TRL: "cast_lm_head_to_fp32",
+        },
+        "environment.name": {
+            PRIME_RL: "orchestrator.train.source.env.taskset.id",
+            TRL: "dataset_name, and the reward functions",
+            VERL: "data.train_files, and the reward function",
+        },
+        "sampling.temperature": {
+            PRIME_RL: "orchestrator.train.sampling.temperature",
+            TRL: "temperature",
+            VERL: "actor_rollout_ref.rollout.temperature",
+        },
+        "sampling.group_size": {
+            PRIME_RL: "orchestrator.group_size",
+            TRL: "num_generations",
+            VERL: "actor_rollout_ref.rollout.n",
+        },
+        "sampling.tokens_max": {
+            PRIME_RL: "orchestrator.train.sampling.max_completion_tokens",
+            TRL: "max_completion_length",
+            VERL: "data.max_response_length",
+        },
+        "sampling.length_penalty": {
+            PRIME_RL: "orchestrator.algo.length_penalty (relative to the longest of the group)",
+        },
+        "grpo.learning_rate": {
+            PRIME_RL: "trainer.optim.lr",
+            TRL: "learning_rate",
+            VERL: "actor_rollout_ref.actor.optim.lr",
+        },
+        "grpo.epsilon": {
+            TRL: "epsilon, epsilon_high",
+            VERL: "actor_rollout_ref.actor.clip_ratio",
+        },
+        "grpo.delta": {
+            TRL: "delta",
+            VERL: "actor_rollout_ref.actor.clip_ratio_c",
+        },
+        "grpo.gradient_clip": {
+            PRIME_RL: "trainer.optim.max_norm",
+            TRL: "max_grad_norm",
+            VERL: "actor_rollout_ref.actor.grad_clip",
+        },
+        "grpo.weight_decay": {
+            PRIME_RL: "trainer.optim.weight_decay",
+            TRL: "weight_decay",
+            VERL: "actor_rollout_ref.actor.optim.weight_decay",
+        },
+        "grpo.adam_betas": {
+            PRIME_RL: "trainer.optim.betas1, trainer.optim.betas2",
+            TRL: "adam_beta1, adam_beta2",
+            VERL: "actor_rollout_ref.actor.optim.betas",
+        },
+        "grpo.entropy_coefficient": {
+            TRL: "entropy_coef",
+            VERL: "actor_rollout_ref.actor.entropy_coeff",
+        },
+        "grpo.warmup_steps": {
+            PRIME_RL: "trainer.scheduler.warmup_steps",
+            TRL: "warmup_steps",
+            VERL: "actor_rollout_ref.actor.optim.lr_warmup_steps",
+        },
+        "grpo.updates_per_version": {
+            TRL: "steps_per_generation / gradient_accumulation_steps",
+            VERL: "data.train_batch_size / actor_rollout_ref.actor.ppo_mini_batch_size",
+        },
+        "grpo.rollouts_per_step": {
+            PRIME_RL: "orchestrator.batch_size (in answers)",
+            TRL: "generation_batch_size (in answers)",
+            VERL: "data.train_batch_size (in prompts)",
+        },
+        "grpo.refill_max": {
+            VERL: "algorithm.filter_groups.max_num_gen_batches (in batches)",
+        },
+        "grpo.rollouts_ahead": {
+            TRL: "queue_maxsize (of AsyncGRPOConfig, in answers)",
+        },
+        "grpo.async_level": {
+            PRIME_RL: "orchestrator.max_off_policy_steps",
+            TRL: "max_staleness (of AsyncGRPOConfig)",
+        },
+        "grpo.steps": {
+            PRIME_RL: "max_steps",
+            TRL: "max_steps",
+            VERL: "trainer.total_training_steps",
+        },
+        "shardcast.versions_kept": {
+            PRIME_RL: "ckpt.keep_last",
+            TRL: "save_total_limit",
+            VERL: "trainer.max_actor_ckpt_to_keep",
+        },
+        "shardcast.state_every": {
+            PRIME_RL: "ckpt.interval",
+            TRL: "save_steps",
+            VERL: "trainer.save_freq",
+        },
+        "evaluation.every_versions": {
+            PRIME_RL: "orchestrator.eval.interval",
+            TRL: "eval_steps",
+            VERL: "trainer.test_freq",
+        },
+    }
+)

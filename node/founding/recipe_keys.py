@@ -1,0 +1,186 @@
+"""Keys of a recipe: meaning, type, limits and default of each.
+
+Meanings are the docstrings of sections and of their fields, read from the source when a command
+asks for them: ``use_attribute_docstrings`` of pydantic would read them in every process, which
+takes 35 ms. Types and limits are those of the sections' JSON schema.
+"""
+
+import ast
+import inspect
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
+
+from pydantic.fields import FieldInfo
+
+from node.founding.equivalents import EQUIVALENTS
+from protocol.checks import HonestValue
+from protocol.recipe import Recipe
+from protocol.section import Section
+
+LARGE = 2**20
+"""Limits from here on are written as powers of two."""
+
+_TYPES = {
+    "array": "list",
+    "boolean": "true or false",
+    "integer": "integer",
+    "number": "number",
+    "object": "table",
+    "string": "text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeKey:
+    """Key of a recipe. ``default`` and ``example`` are TOML values, None where there is none."""
+
+    path: tuple[str, ...]
+    meaning: str
+    type: str
+    constraints: str
+    required: bool
+    default: Any
+    example: Any
+    """A value for a key without a default that a recipe may leave out."""
+
+    @property
+    def name(self) -> str:
+        """Return the path with dots."""
+        return ".".join(self.path)
+
+    def value_in(self, values: Mapping[str, Any]) -> Any:
+        """Return the key's value in those of a recipe, None where it is left out."""
+        found: Any = values
+        for name in self.path:
+            found = found.get(name) if isinstance(found, Mapping) else None
+        return found
+
+    @property
+    def elsewhere(self) -> Mapping[str, str]:
+        """Return the key's names in other trainers."""
+        return EQUIVALENTS.get(self.name, {})
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeTable:
+    """Table of a recipe, with its keys and the tables in it."""
+
+    path: tuple[str, ...]
+    meaning: str
+    keys: tuple[RecipeKey, ...]
+    tables: tuple["RecipeTable", ...]
+
+    def every_key(self) -> Iterator[RecipeKey]:
+        """Yield its keys and those of the tables in it."""
+        yield from self.keys
+        for table in self.tables:
+            yield from table.every_key()
+
+
+def recipe_table() -> RecipeTable:
+    """Return the root table of recipes."""
+    return _table(Recipe, Recipe.model_json_schema()["$defs"], ())
+
+
+def attribute_docstrings(section: type[Section]) -> dict[str, str]:
+    """Return the docstrings below the fields of a section."""
+    (definition,) = ast.parse(inspect.getsource(section)).body
+    found = {}
+    for pair in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+        match pair:
+            case (
+                ast.AnnAssign(target=ast.Name(id=name)),
+                ast.Expr(value=ast.Constant(value=str(text))),
+            ):
+                found[name] = _prose(text)
+    return found
+
+
+def _table(
+    section: type[Section], schemas: Mapping[str, Mapping[str, Any]], path: tuple[str, ...]
+) -> RecipeTable:
+    schema = section.model_json_schema() if section is Recipe else schemas[section.__name__]
+    meanings = attribute_docstrings(section)
+    keys, tables = [], []
+    for name, field in section.model_fields.items():
+        inner = _section_of(field)
+        if inner is not None and inner is not HonestValue:
+            tables.append(_table(inner, schemas, (*path, name)))
+            continue
+        found = _plain(schema["properties"][name])
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        options = [*found.get("examples", ()), *found.get("enum", ())]
+        keys.append(
+            RecipeKey(
+                path=(*path, name),
+                meaning=meanings.get(name, ""),
+                type=_type(found),
+                constraints=_constraints(found, schemas),
+                required=field.is_required(),
+                default=list(default) if isinstance(default, tuple) else default,
+                example=options[0] if options else None,
+            )
+        )
+    return RecipeTable(path, _prose(section.__doc__ or ""), tuple(keys), tuple(tables))
+
+
+def _section_of(field: FieldInfo) -> type[Section] | None:
+    """Return the section that a field holds, if it does."""
+    kind = field.annotation
+    kinds = (kind, *(get_args(kind) if get_origin(kind) in {Union, UnionType} else ()))
+    found = (kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Section))
+    return next(found, None)
+
+
+def _prose(docstring: str) -> str:
+    return " ".join(docstring.replace("``", "`").split())
+
+
+def _plain(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what is left of a schema when null, which TOML lacks, is no option."""
+    options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
+    return {**schema, **options[0]} if options else schema
+
+
+def _type(schema: Mapping[str, Any]) -> str:
+    return _TYPES[schema.get("type", "object")]
+
+
+def _constraints(schema: Mapping[str, Any], schemas: Mapping[str, Mapping[str, Any]]) -> str:
+    """Return the limits of a value in words; empty where it has none."""
+    if "$ref" in schema:
+        properties = schemas[schema["$ref"].rpartition("/")[2]]["properties"]
+        return f"with {', '.join(properties)}"
+    if "enum" in schema:
+        return " or ".join(f'"{option}"' for option in schema["enum"])
+    items = schema.get("items") or (schema.get("prefixItems") or [{}])[0]
+    each = _constraints(items, schemas) if items else ""
+    limits = (
+        _range(schema, "minimum", "maximum", ""),
+        _range(schema, "minLength", "maxLength", " characters"),
+        _range(schema, "minItems", "maxItems", " items"),
+        _range(schema, "minProperties", "maxProperties", " entries"),
+        f"matching {schema['pattern']}" if "pattern" in schema else "",
+        f"each {each}" if each else "",
+    )
+    return ", ".join(limit for limit in limits if limit)
+
+
+def _range(schema: Mapping[str, Any], least: str, most: str, unit: str) -> str:
+    low, above, high = schema.get(least), schema.get("exclusiveMinimum"), schema.get(most)
+    if high is None:
+        return ""
+    if least == "minimum" and above is not None:
+        return f"above {above}, at most {_number(high)}"
+    if low == high:
+        return f"{high}{unit}"
+    return f"up to {high}{unit}" if low is None else f"{low} to {_number(high)}{unit}"
+
+
+def _number(value: float) -> str:
+    """Return a limit; a large power of two as such."""
+    bits = int(value).bit_length() - 1
+    return f"2^{bits}" if value >= LARGE and value == 2**bits else f"{value}"

@@ -1,0 +1,59 @@
+"""The recipes that come with the package, each with its model, its task and the memory it takes."""
+
+import re
+from dataclasses import dataclass
+
+from node.founding.explained_recipe import leading_comment
+from node.founding.found import draft
+from node.founding.needs import estimate
+from node.founding.recipes import read_recipe, recipe_names, recipe_text
+from protocol.recipe import EnvironmentSection, Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class ListedRecipe:
+    """A recipe. Memory is an estimate in bytes for one node of a role; None: not known."""
+
+    recipe: str
+    model: str
+    weights: int | None
+    dtype: str
+    task: str
+    purpose: str
+    trainer_bytes: int | None
+    validator_bytes: int | None
+    worker_bytes: int | None
+
+
+def listed_recipes() -> list[ListedRecipe]:
+    """Return the recipes of the package by name."""
+    return [_listed(name) for name in recipe_names()]
+
+
+def first_sentence(comment: str) -> str:
+    """Return the first sentence of a comment, without what stands in brackets."""
+    text = " ".join(line.removeprefix("#").strip() for line in comment.splitlines())
+    text = re.sub(r"\s*\([^()]*\)", "", text)
+    return re.split(r"(?<=\.)\s", text, maxsplit=1)[0]
+
+
+def _listed(name: str) -> ListedRecipe:
+    recipe = read_recipe(name)
+    needs = estimate(draft(_over_characters(recipe), "00" * 32, {}, 0))
+    return ListedRecipe(
+        recipe=name,
+        model=recipe.model.name,
+        weights=None if needs is None else needs.weights,
+        dtype=recipe.model.dtype,
+        task=recipe.environment.name,
+        purpose=first_sentence(leading_comment(recipe_text(name))),
+        trainer_bytes=None if needs is None else needs.trainer_bytes,
+        validator_bytes=None if needs is None else needs.validator_bytes,
+        worker_bytes=None if needs is None else needs.worker_bytes,
+    )
+
+
+def _over_characters(recipe: Recipe) -> Recipe:
+    """Return a recipe with a task that needs no scoring runtime; memory does not depend on it."""
+    task = EnvironmentSection(name="arithmetic")
+    return recipe.model_copy(update={"environment": task})
