@@ -67,8 +67,9 @@ def evaluate(
 
     Printed are pass@1, the share of answers with a score of 1, with its 95 % interval, and the
     difference to the first model on the same problems. Problems come from seeds that no run draws,
-    or from the rows of a file; those of a run over rows are its own and not held out. Versions are
-    read from a node's data directory, also while the node runs.
+    from the rows of a file, or from the run's own rows: the held-out ones of a run with
+    [evaluation], else those that it learns from. Versions are read from a node's data directory,
+    also while the node runs.
     """
     if not (greedy or samples):
         raise NodeError("--no-greedy needs --samples", ExitCode.USAGE)

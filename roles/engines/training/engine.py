@@ -28,6 +28,7 @@ from roles.engines.builtin.engine import (
     BuiltinEngine,
     computed,
     computed_telling,
+    give_back_memory,
     guarded,
     prepare_thread,
 )
@@ -197,6 +198,8 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
             for sample in packed:
                 known = tuple(islice(own, len(sample.tokens)))
                 found[sample.place] = replace(sequences[sample.place], logprobs=known)
+        del model
+        give_back_memory()
         return found
 
     @override
@@ -221,6 +224,7 @@ class TorchTrainingEngine(BuiltinEngine, TrainingEngine):
                 sums = self._gradient(part)
                 self._update(sums)
                 done.append(sums)
+        give_back_memory()
         tokens = max(1, sum(sums.tokens for sums in done))
         return StepMetrics(
             updates=sum(sums.updated for sums in done),
