@@ -200,12 +200,22 @@ class Terminal:
     def type(self, text):
         os.write(self._ours, text.encode())
 
-    def until(self, pattern):
+    def interrupt(self, pattern):
+        """Press Ctrl-C until a pattern is shown.
+
+        A signal that comes before ``input`` waits for a key is noticed at the next key.
+        """
+        self.type("\x03")
+        self.until(pattern, again="\x03")
+
+    def until(self, pattern, again=""):
         """Wait until a pattern is shown; return what was shown since the last one."""
         ends_at = time.monotonic() + PATIENCE_SECONDS
         while not (found := re.search(pattern, self.shown)):
             assert time.monotonic() < ends_at, self.shown
-            if select.select([self._ours], [], [], 1)[0]:
+            if not select.select([self._ours], [], [], 5)[0]:
+                self.type(again)
+            else:
                 try:
                     self.shown += os.read(self._ours, 4096).decode("utf-8", "replace")
                 except OSError:  # it has ended
@@ -213,17 +223,27 @@ class Terminal:
         before, self.shown = self.shown[: found.end()], self.shown[found.end() :]
         return before
 
-    def end(self):
-        """Return the exit code."""
-        try:
-            return self.process.wait(PATIENCE_SECONDS)
-        finally:
-            self.process.kill()
-            self.process.wait()
-            os.close(self._ours)
+    def close(self):
+        """End it."""
+        self.process.kill()
+        self.process.wait()
+        os.close(self._ours)
 
 
-def test_a_terminal_streams_an_answer_that_ctrl_c_stops(held, tmp_path, interruptible):
+@pytest.fixture
+def on_terminal(interruptible):
+    started = []
+
+    def start(*options):
+        started.append(Terminal(*options))
+        return started[-1]
+
+    yield start
+    for terminal in started:
+        terminal.close()
+
+
+def test_a_terminal_streams_an_answer_that_ctrl_c_stops(held, tmp_path, on_terminal):
     """The model never ends, and has positions for minutes of an answer."""
     base = tmp_path / "base"
     base.mkdir()
@@ -232,16 +252,14 @@ def test_a_terminal_streams_an_answer_that_ctrl_c_stops(held, tmp_path, interrup
     values = json.loads((base / "config.json").read_text())
     values |= {"max_position_embeddings": 1 << 20, "eos_token_id": 299}
     (base / "config.json").write_text(json.dumps(values))
-    terminal = Terminal("--model", base, "--tokens", str(1 << 20), "--temperature", "2")
+    terminal = on_terminal("--model", base, "--tokens", str(1 << 20), "--temperature", "2")
     terminal.until(r"/reset forgets .*\r\n> ")
-    terminal.type("\x03")
-    terminal.until(r"Ctrl-C stops an answer\r\n> ")
+    terminal.interrupt(r"Ctrl-C stops an answer\r\n> ")
     terminal.type("Go\n")
     terminal.until(r"Go\r\n(?s:.){20}")
-    terminal.type("\x03")
-    terminal.until(r"stopped\r\n> ")
+    terminal.interrupt(r"stopped\r\n> ")
     terminal.type("\x04")
-    assert terminal.end() == 0
+    assert terminal.process.wait(PATIENCE_SECONDS) == 0
 
 
 def test_lines_of_a_pipe_are_questions(sums):

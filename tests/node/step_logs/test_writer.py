@@ -5,6 +5,7 @@ import os
 import threading
 
 import pytest
+from structlog.testing import capture_logs
 
 from node.local.errors import NodeError
 from node.step_logs import base, writer
@@ -104,7 +105,7 @@ async def test_a_log_that_fails_is_opened_again_and_nothing_is_doubled(swarm, qu
     assert lines(tmp_path / "failing.jsonl") == lines(tmp_path / "other.jsonl")
 
 
-async def test_a_log_that_hangs_does_not_keep_the_node(swarm, quick, monkeypatch, capsys):
+async def test_a_log_that_hangs_does_not_keep_the_node(swarm, quick, monkeypatch):
     _, trainer, _ = swarm
     monkeypatch.setattr(writer, "CLOSE_SECONDS", 0.05)
     released = threading.Event()
@@ -117,9 +118,10 @@ async def test_a_log_that_hangs_does_not_keep_the_node(swarm, quick, monkeypatch
     keeping = StepLogWriter(trainer, {"hanging": Hanging()})
     keeping.start()
     await asyncio.sleep(0.02)
-    await keeping.close()
+    with capture_logs() as logs:
+        await keeping.close()
     released.set()
-    assert "step logs not closed in time" in capsys.readouterr().out
+    assert "step logs not closed in time" in [one["event"] for one in logs]
 
 
 def test_a_library_that_is_missing_is_named_with_the_command_that_installs_it(monkeypatch):
