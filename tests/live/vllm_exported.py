@@ -54,17 +54,18 @@ def is_same(model, name, parameter, tensors):
 
 
 def read(directory):
+    files = directory.glob("*.safetensors")
+    tensors = {name: one for path in files for name, one in load_file(path).items()}
+    (dtype,) = {one.dtype for one in tensors.values()}
     llm = LLM(
         model=str(directory),
-        dtype="auto",
+        dtype="float32" if dtype == torch.float32 else "auto",  # auto makes float16 of float32
         skip_tokenizer_init=not (directory / "tokenizer.json").exists(),
         enforce_eager=True,
         kv_cache_memory_bytes=1 << 28,
         max_num_seqs=4,
     )
     model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
-    files = directory.glob("*.safetensors")
-    tensors = {name: one for path in files for name, one in load_file(path).items()}
     parameters = dict(model.named_parameters())
     differing = [name for name, one in parameters.items() if not is_same(model, name, one, tensors)]
     sampling = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
