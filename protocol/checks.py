@@ -79,7 +79,7 @@ class CreditSection(Section):
     """Consequences of a rejected rollout for its worker."""
 
     slash: bool
-    """Whether a worker is excluded from the run for a lie that no accident explains."""
+    """True excludes a worker from the run for a lie that no accident explains."""
     reward_disagreement_rate: Annotated[
         Share, Field(exclude_if=lambda rate: rate == REWARD_DISAGREEMENT_RATE)
     ] = REWARD_DISAGREEMENT_RATE

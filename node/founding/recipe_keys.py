@@ -82,7 +82,8 @@ class RecipeTable:
 
 def recipe_table() -> RecipeTable:
     """Return the root table of recipes."""
-    return _table(Recipe, Recipe.model_json_schema()["$defs"], ())
+    schema = Recipe.model_json_schema()
+    return _table(Recipe, {**schema["$defs"], Recipe.__name__: schema}, ())
 
 
 def attribute_docstrings(section: type[Section]) -> dict[str, str]:
@@ -102,7 +103,7 @@ def attribute_docstrings(section: type[Section]) -> dict[str, str]:
 def _table(
     section: type[Section], schemas: Mapping[str, Mapping[str, Any]], path: tuple[str, ...]
 ) -> RecipeTable:
-    schema = section.model_json_schema() if section is Recipe else schemas[section.__name__]
+    properties = schemas[section.__name__]["properties"]
     meanings = attribute_docstrings(section)
     keys, tables = [], []
     for name, field in section.model_fields.items():
@@ -110,7 +111,7 @@ def _table(
         if inner is not None and inner is not HonestValue:
             tables.append(_table(inner, schemas, (*path, name)))
             continue
-        found = _plain(schema["properties"][name])
+        found = _plain(properties[name])
         default = None if field.is_required() else field.get_default(call_default_factory=True)
         options = [*found.get("examples", ()), *found.get("enum", ())]
         keys.append(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from node.founding.explained_recipe import leading_comment
 from node.founding.found import draft
 from node.founding.needs import estimate
-from node.founding.recipes import read_recipe, recipe_names, recipe_text
+from node.founding.recipes import read_recipe_text, recipe_names
 from protocol.recipe import EnvironmentSection, Recipe
 
 
@@ -38,7 +38,7 @@ def first_sentence(comment: str) -> str:
 
 
 def _listed(name: str) -> ListedRecipe:
-    recipe = read_recipe(name)
+    recipe, text = read_recipe_text(name)
     needs = estimate(draft(_over_characters(recipe), "00" * 32, {}, 0))
     return ListedRecipe(
         recipe=name,
@@ -46,7 +46,7 @@ def _listed(name: str) -> ListedRecipe:
         weights=None if needs is None else needs.weights,
         dtype=recipe.model.dtype,
         task=recipe.environment.name,
-        purpose=first_sentence(leading_comment(recipe_text(name))),
+        purpose=first_sentence(leading_comment(text)),
         trainer_bytes=None if needs is None else needs.trainer_bytes,
         validator_bytes=None if needs is None else needs.validator_bytes,
         worker_bytes=None if needs is None else needs.worker_bytes,

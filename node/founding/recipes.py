@@ -12,17 +12,15 @@ DIRECTORY = "configs/runs"
 
 def read_recipe(recipe: str) -> Recipe:
     """Return a recipe by its name, or from its file; raises ``NodeError`` naming what is wrong."""
-    try:
-        return load_recipe(recipe_text(recipe))
-    except ManifestError as error:
-        raise NodeError(f"{recipe_path(recipe)}: {error}", ExitCode.CONFIG) from None
+    return read_recipe_text(recipe)[0]
 
 
-def recipe_text(recipe: str) -> str:
-    """Return the TOML of a recipe by its name, or from its file; raises as ``read_recipe``."""
+def read_recipe_text(recipe: str) -> tuple[Recipe, str]:
+    """Return a recipe and its TOML; takes and raises what ``read_recipe`` does."""
     path = recipe_path(recipe)
     try:
-        return path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
+        return load_recipe(text), text
     except OSError as error:
         if path.parent == _directory():
             raise NodeError(
@@ -31,7 +29,7 @@ def recipe_text(recipe: str) -> str:
                 ExitCode.CONFIG,
             ) from None
         raise NodeError(f"{path}: {error.strerror}", ExitCode.CONFIG) from None
-    except UnicodeDecodeError as error:
+    except (ManifestError, UnicodeDecodeError) as error:
         raise NodeError(f"{path}: {error}", ExitCode.CONFIG) from None
 
 

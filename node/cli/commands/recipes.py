@@ -8,7 +8,7 @@ import typer
 from node import completion
 from node.cli.commands.context import print_json, print_rich
 from node.cli.options import Json
-from node.founding.recipes import read_recipe, recipe_text
+from node.founding.recipes import read_recipe_text
 from node.local.units import bytes_text
 from protocol.recipe import Recipe
 
@@ -55,7 +55,7 @@ def recipe(*, name: Named, explain: Explain = False, as_json: Json = False) -> N
     With --explain each key has its meaning, limits, default and names in other trainers, and keys
     that are left out are there as comments. With --json the same is a list of keys.
     """
-    rules, text = read_recipe(name), recipe_text(name)
+    rules, text = read_recipe_text(name)
     if as_json:
         print_json(_keys(rules))
     elif explain:

@@ -5,7 +5,7 @@ import pytest
 from node.cli.commands.recipes import _short
 from node.cli.main import main
 from node.founding.recipe_list import first_sentence
-from node.founding.recipes import read_recipe, recipe_names, recipe_text
+from node.founding.recipes import read_recipe, read_recipe_text, recipe_names
 from protocol.recipe import load_recipe
 
 
@@ -58,7 +58,7 @@ def test_sizes_are_short():
 
 @pytest.mark.parametrize("name", recipe_names())
 def test_a_recipe_is_printed_as_it_is(name, capsys):
-    assert run(capsys, "recipe", name) == recipe_text(name)
+    assert run(capsys, "recipe", name) == read_recipe_text(name)[1]
 
 
 def test_an_explained_recipe_founds_what_the_recipe_does(tmp_path, capsys):
@@ -106,7 +106,7 @@ def test_an_unknown_name_is_one_line_with_those_that_there_are(options, capsys):
 
 def test_a_recipe_that_does_not_load_is_not_explained(tmp_path, capsys):
     wrong = tmp_path / "wrong.toml"
-    wrong.write_text(recipe_text("testnet").replace("group_size", "group_sizes"))
+    wrong.write_text(read_recipe_text("testnet")[1].replace("group_size", "group_sizes"))
     assert main(["run", "recipe", str(wrong), "--explain"]) == 78
     said = capsys.readouterr()
     assert (said.out, len(said.err.splitlines())) == ("", 1)

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 from node.founding.equivalents import EQUIVALENTS, PRIME_RL, TRL, VERL
 from node.founding.explained_recipe import NOTE, WIDTH, explained_toml
 from node.founding.recipe_keys import attribute_docstrings, recipe_table
-from node.founding.recipes import read_recipe, recipe_names, recipe_text
+from node.founding.recipes import read_recipe, read_recipe_text, recipe_names
 from protocol.checks import HonestValue
 from protocol.recipe import ExampleSection, Recipe, load_recipe
 from protocol.section import Section
@@ -109,7 +109,7 @@ def test_equivalents_name_keys_that_exist():
 
 @every_recipe
 def test_an_explained_recipe_is_the_recipe(name):
-    text = recipe_text(name)
+    text = read_recipe_text(name)[1]
     explained = explained_toml(text)
     assert load_recipe(explained) == read_recipe(name)
     for key in KEYS.values():
@@ -129,7 +129,7 @@ def uncommented(explained: str, line: str) -> str:
 
 @pytest.mark.parametrize("name", ["intellect2", "qwen3-0.6b-math"])
 def test_a_key_that_is_left_out_can_be_set_at_its_line(name):
-    recipe, explained = read_recipe(name), explained_toml(recipe_text(name))
+    recipe, explained = read_recipe(name), explained_toml(read_recipe_text(name)[1])
     lines = re.findall(r"^#\w+ = .*$", explained.partition("#[evaluation]")[0], re.MULTILINE)
     own = {"rounding": ("model", "dither")}
     assert len(lines) > 5
@@ -153,7 +153,9 @@ def test_a_key_that_is_left_out_can_be_set_at_its_line(name):
     ],
 )
 def test_a_table_that_is_left_out_can_be_set_at_its_lines(header, read):
-    before, _, rest = explained_toml(recipe_text("qwen3-0.6b-math")).partition(f"\n{header}\n")
+    before, _, rest = explained_toml(read_recipe_text("qwen3-0.6b-math")[1]).partition(
+        f"\n{header}\n"
+    )
     table, gap, after = rest.partition("\n\n[")
     table = re.sub(r"^#(\w+ = )", r"\1", table, flags=re.MULTILINE)
     assert read(load_recipe(f"{before}\n{header.removeprefix('#')}\n{table}{gap}{after}"))
@@ -177,7 +179,7 @@ STYLES = {
 
 
 def test_a_recipe_may_be_written_in_any_style():
-    text = recipe_text("testnet")
+    text = read_recipe_text("testnet")[1]
     for old, new in STYLES.items():
         assert text.count(old) == 1, old
         text = text.replace(old, new)
@@ -194,7 +196,7 @@ def test_dotted_keys_and_inline_tables_are_read():
     text = re.sub(
         r"\[epochs\]\nseconds = 1.0\nrecord_epochs = 20\nrefresh_epochs = 5\n",
         "",
-        recipe_text("testnet"),
+        read_recipe_text("testnet")[1],
     )
     inline = "epochs = { seconds = 1.0, record_epochs = 20, refresh_epochs = 5 }\n"
     dotted = "epochs.seconds = 1.0\nepochs.record_epochs = 20\nepochs.refresh_epochs = 5\n"
@@ -204,7 +206,7 @@ def test_dotted_keys_and_inline_tables_are_read():
 
 
 def test_a_recipe_without_comments_gets_the_note_once():
-    bare = re.sub(r"^#.*\n", "", recipe_text("testnet"), flags=re.MULTILINE).lstrip()
+    bare = re.sub(r"^#.*\n", "", read_recipe_text("testnet")[1], flags=re.MULTILINE).lstrip()
     explained = explained_toml(bare)
     again = explained_toml(explained)
     diff = "\n".join(difflib.unified_diff(explained.splitlines(), again.splitlines(), n=0))
